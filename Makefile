@@ -1,0 +1,65 @@
+# make demo    the quickstart notebook in JupyterLab    (PORT=8899 BROWSER=none on a remote machine)
+# make test    everything: ruff, mypy, pytest, the notebooks, the browser tests
+# make lint    only ruff and mypy
+# make clean   take away .venv and what tools have left
+#
+# All of them work in .venv, which is made with PYTHON (3.10 or newer) when it is not there.
+
+PYTHON  ?= python3
+HOST    ?= 127.0.0.1
+PORT    ?= 8888
+BROWSER ?=
+
+VENV := .venv
+PY   := $(VENV)/bin/python
+PIP  := $(PY) -m pip --disable-pip-version-check --no-input
+MADE := $(VENV)/.made
+
+.DELETE_ON_ERROR:
+.PHONY: demo test lint clean
+
+demo: $(MADE)-demo
+	@if [ "$(BROWSER)" = none ]; then \
+	    echo "From another machine: ssh -L $(PORT):localhost:$(PORT) <this machine>, then open the URL below there."; \
+	fi
+	$(PY) -m jupyterlab --log-level=WARN --ServerApp.ip=$(HOST) --ServerApp.port=$(PORT) \
+	    --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/01_quickstart.ipynb \
+	    --LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
+	    $(if $(filter none,$(BROWSER)),--no-browser) $$([ "$$(id -u)" -ne 0 ] || echo --allow-root)
+
+test: lint $(VENV)/kernels/ipykernel-6.30/.made $(VENV)/kernels/ipykernel-7.3/.made
+	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=60 tests notebooks
+
+lint: $(MADE)-test
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find nbloader tests notebooks -depth \( -name __pycache__ -o -name .ipynb_checkpoints \) -exec rm -rf {} +
+
+# A file marks each step that was carried through; one that was interrupted is done again.
+
+$(MADE):
+	@command -v $(PYTHON) >/dev/null || { \
+	    echo "There is no $(PYTHON) here. Install Python 3.10 or newer, or name one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "nbloader needs Python 3.10 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+	         "Name another one: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(MADE)-demo: $(MADE) pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[demo]'
+	touch $@
+
+$(MADE)-test: $(MADE) pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@ $(MADE)-demo
+
+# Two more kernels for the browser tests: ipykernel handles a click during a busy cell in three different ways.
+$(VENV)/kernels/ipykernel-%/.made: $(MADE)-test
+	rm -rf $(@D)
+	$(PIP) install --quiet --no-deps --target $(@D) 'ipykernel==$*.*'
+	touch $@

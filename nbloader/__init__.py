@@ -1,0 +1,58 @@
+"""nbloader: a data loader for notebooks: fast, open to the eye while it runs, steerable without restarting the kernel.
+
+`import nbloader` imports neither torch nor ipywidgets nor bokeh; making a loader imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nbloader.errors import (
+        DatasetTransferError,
+        LoaderClosedError,
+        LoaderTimeoutError,
+        NbloaderError,
+        WorkerDiedError,
+        WorkerStartError,
+    )
+    from nbloader.loader import DataLoader
+    from nbloader.worker import get_worker_info
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "DataLoader": "nbloader.loader",
+    "DatasetTransferError": "nbloader.errors",
+    "LoaderClosedError": "nbloader.errors",
+    "LoaderTimeoutError": "nbloader.errors",
+    "NbloaderError": "nbloader.errors",
+    "WorkerDiedError": "nbloader.errors",
+    "WorkerStartError": "nbloader.errors",
+    "get_worker_info": "nbloader.worker",
+}
+
+__all__ = [
+    "DataLoader",
+    "DatasetTransferError",
+    "LoaderClosedError",
+    "LoaderTimeoutError",
+    "NbloaderError",
+    "WorkerDiedError",
+    "WorkerStartError",
+    "get_worker_info",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'nbloader' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

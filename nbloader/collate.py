@@ -1,0 +1,316 @@
+"""Samples into a batch, straight into the memory in which the batch will travel.
+
+    samples -> plan(): what goes where -> Plan.fill(memory) in the worker -> Builder(memory) in the notebook
+
+The rules are those of torch's `default_collate`: numbers, arrays and tensors are stacked to tensors, strings and bytes
+stay lists, mappings and named tuples keep their type, other tuples become lists. Dataclasses keep theirs too. torch
+itself is not needed where no sample holds a tensor, so that a worker need not import it.
+
+What the plan does not know (sparse and nested tensors, registered or exotic types, the result of a custom
+`collate_fn`) is collated to an object and pickled with its arrays out of band: one copy more, any type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import cloudpickle
+import numpy as np
+
+from nbloader.shm import aligned
+
+Tree: TypeAlias = "tuple[Any, ...]"
+Memory: TypeAlias = Any  # anything with a writable buffer that numpy can keep as base: mmap, bytearray, ctypes array
+
+NOT_COLLATED = "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found {}"
+
+_shape_of = operator.attrgetter("shape")
+_dtype_of = operator.attrgetter("dtype")
+_SCALARS: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}
+
+
+class NotPlannedError(Exception):
+    """The plan does not know this type: collate to an object and pickle it. Never leaves nbloader."""
+
+
+class Plan:
+    """Where each leaf of a collated batch goes.
+
+    Attributes:
+        tree: The structure, hashable: equal for batches that are laid out alike.
+        extras: Leaves that are not arrays (lists of strings), sent beside the memory.
+        nbytes: Size of the memory that the batch needs.
+    """
+
+    __slots__ = ("_leaves", "extras", "nbytes", "tree")
+
+    def __init__(self, samples: Sequence[Any]) -> None:
+        self._leaves: list[tuple[Sequence[Any], tuple[int, ...], Any, int, str | None]] = []
+        self.extras: list[Any] = []
+        self.nbytes = 0
+        self.tree = self._walk(samples)
+
+    def fill(self, memory: Memory) -> None:
+        """Write the arrays into `memory`, which has room for `nbytes`."""
+        for values, shape, dtype, offset, tensor in self._leaves:
+            out: Any = np.ndarray(shape, dtype, memory, offset)
+            if tensor is not None:
+                torch = sys.modules["torch"]
+                torch.stack(values, out=torch.from_numpy(out).view(getattr(torch, tensor)))
+            elif type(values) is np.ndarray:
+                out[...] = values
+            elif len(shape) > 1:
+                np.concatenate(values, 0, out.reshape(shape[0] * shape[1], *shape[2:]))
+            else:
+                out[...] = np.array(values)
+
+    def _leaf(self, values: Sequence[Any], shape: tuple[int, ...], dtype: Any, tensor: str | None = None) -> Tree:
+        offset = self.nbytes
+        nbytes = dtype.itemsize
+        for n in shape:
+            nbytes *= n
+        self.nbytes = offset + aligned(nbytes)
+        self._leaves.append((values, shape, dtype, offset, tensor))
+        return "array", offset, shape, dtype.str, tensor
+
+    def _walk(self, values: Sequence[Any]) -> Tree:
+        first = values[0]
+        kind = type(first)
+        if kind is np.ndarray or kind is np.memmap:
+            return self._arrays(values, first)
+        scalar = _SCALARS.get(kind)
+        if scalar is not None:
+            if len(set(map(type, values))) > 1:
+                raise NotPlannedError
+            array = np.array(values, scalar)
+            return self._leaf(array, array.shape, array.dtype)
+        if kind is dict:
+            return "dict", tuple(first), tuple([self._walk([v[key] for v in values]) for key in first])
+        if kind is tuple or kind is list:
+            return "list", tuple([self._walk(column) for column in _columns(values, len(first))])
+        if isinstance(first, (str, bytes)):
+            self.extras.append(list(values))
+            return "extra", len(self.extras) - 1
+        return self._rarer(values, first, kind)
+
+    def _rarer(self, values: Sequence[Any], first: Any, kind: type) -> Tree:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(first, torch.Tensor):
+            return self._tensors(torch, values, first)
+        if isinstance(first, np.generic) and first.dtype.kind in "biufc":
+            array = np.array(values)
+            if len(set(map(type, values))) > 1:
+                raise NotPlannedError
+            return self._leaf(array, array.shape, array.dtype)
+        if isinstance(first, tuple) and hasattr(first, "_fields"):
+            children = tuple([self._walk(column) for column in _columns(values, len(first))])
+            return "namedtuple", kind, children
+        if dataclasses.is_dataclass(first):
+            names = tuple(f.name for f in dataclasses.fields(first) if f.init)
+            return "dataclass", kind, names, tuple([self._walk([getattr(v, n) for v in values]) for n in names])
+        if isinstance(first, (Mapping, Sequence)) or _registered(kind):
+            raise NotPlannedError
+        raise TypeError(NOT_COLLATED.format(kind))
+
+    def _arrays(self, values: Sequence[Any], first: Any) -> Tree:
+        shape, dtype = first.shape, first.dtype
+        if dtype.kind not in "biufc":
+            raise TypeError(NOT_COLLATED.format(dtype))
+        if len(set(map(type, values))) > 1:
+            raise NotPlannedError
+        if len(set(map(_shape_of, values))) > 1:
+            raise unequal_sizes(values)
+        if len(set(map(_dtype_of, values))) > 1 or not dtype.isnative or dtype.itemsize > (16 if dtype.kind == "c" else 8):
+            raise NotPlannedError
+        return self._leaf(values, (len(values), *shape), dtype)
+
+    def _tensors(self, torch: Any, values: Sequence[Any], first: Any) -> Tree:
+        plain = type(first) is torch.Tensor and first.layout is torch.strided and first.device.type == "cpu"
+        if not plain or first.is_quantized or first.is_nested or len(set(map(type, values))) > 1:
+            raise NotPlannedError
+        if len(set(map(_shape_of, values))) > 1:
+            raise unequal_sizes(values)
+        dtype = first.dtype
+        if len(set(map(_dtype_of, values))) > 1 or any(v.requires_grad for v in values):
+            raise NotPlannedError
+        name = str(dtype).removeprefix("torch.")
+        try:
+            numpy_dtype = np.dtype(name)
+        except TypeError:  # bfloat16, float8_...: carried as unsigned integers of that size
+            if dtype.itemsize not in (1, 2, 4) or dtype.is_complex:
+                raise NotPlannedError from None
+            numpy_dtype = np.dtype(f"u{dtype.itemsize}")
+        return self._leaf(values, (len(values), *first.shape), numpy_dtype, name)
+
+
+def _columns(values: Sequence[Any], length: int) -> list[tuple[Any, ...]]:
+    if any(len(v) != length for v in values):
+        raise RuntimeError("each element in list of batch should be of equal size")
+    return list(zip(*values, strict=True))
+
+
+def unequal_sizes(values: Sequence[Any]) -> RuntimeError:
+    """The error that torch raises when samples cannot be stacked, with what to do added."""
+    first = list(values[0].shape)
+    entry, shape = next((i, list(v.shape)) for i, v in enumerate(values) if list(v.shape) != first)
+    return RuntimeError(
+        f"stack expects each tensor to be equal size, but got {first} at entry 0 and {shape} at entry {entry}. "
+        "Resize or pad the samples in the dataset, or give a collate_fn that does."
+    )
+
+
+def _registered(kind: type) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and any(issubclass(kind, k) for k in torch.utils.data._utils.collate.default_collate_fn_map)
+
+
+def collate_object(samples: list[Any]) -> Any:
+    """Collate what `Plan` does not know, by torch's own rules (imports torch)."""
+    from torch.utils.data import default_collate
+
+    return default_collate(samples)
+
+
+def convert(sample: Any, as_tensor: Callable[[Any], Any]) -> Any:
+    """torch's `default_convert`, for samples that pass unbatched: arrays become tensors, the rest stays.
+
+    Args:
+        sample: One sample.
+        as_tensor: Makes the tensor of an array (or marks it, where torch is not to be imported).
+    """
+    kind = type(sample)
+    if kind is np.ndarray or kind is np.memmap or (isinstance(sample, np.generic) and not isinstance(sample, (str, bytes))):
+        return as_tensor(sample) if sample.dtype.kind in "biufc" else sample
+    if kind is dict:
+        return {key: convert(value, as_tensor) for key, value in sample.items()}
+    if isinstance(sample, tuple):
+        parts = [convert(value, as_tensor) for value in sample]
+        return kind(*parts) if hasattr(sample, "_fields") else parts
+    if kind is list:
+        return [convert(value, as_tensor) for value in sample]
+    if isinstance(sample, (Mapping, Sequence)) and not isinstance(sample, (str, bytes)):
+        from torch.utils.data import default_convert
+
+        return default_convert(sample)
+    return sample
+
+
+# ---- objects, pickled with their arrays out of band -------------------------------------------------------------
+
+
+class ArrayToBeTensor:
+    """In a worker: an array that becomes a tensor when it is unpickled."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any) -> None:
+        self.array = np.asarray(array)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Unpickle as the tensor."""
+        return tensor_of, (self.array,)
+
+
+def tensor_of(array: Any, dtype: str | None = None) -> Any:
+    """A tensor on the memory of an array (a copy of it where torch cannot share it)."""
+    import torch
+
+    if not array.flags.writeable:
+        array = array.copy()
+    tensor = torch.from_numpy(array)
+    return tensor if dtype is None else tensor.view(getattr(torch, dtype))
+
+
+class _ObjectPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles batches: dense tensors as arrays (torch's own way would copy them into the pickle)."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if (
+            torch is not None
+            and type(obj) is torch.Tensor
+            and obj.layout is torch.strided
+            and obj.device.type == "cpu"
+            and not (obj.requires_grad or obj.is_quantized or obj.is_nested or obj.is_conj() or obj.is_neg())
+        ):
+            name = str(obj.dtype).removeprefix("torch.")
+            try:
+                np.dtype(name)
+            except TypeError:
+                if obj.dtype.itemsize in (1, 2, 4) and not obj.dtype.is_complex and obj.dim():
+                    carrier = getattr(torch, ("uint8", "int16", "", "int32")[obj.dtype.itemsize - 1])
+                    return tensor_of, (obj.contiguous().view(carrier).numpy(), name)
+            else:
+                return tensor_of, (obj.numpy(),)
+        return super().reducer_override(obj)
+
+
+def dump_object(obj: Any, *, out_of_band: bool = True) -> tuple[bytes, list[memoryview]]:
+    """Pickle an object with its arrays beside it.
+
+    Returns:
+        The pickle, and the memory of the arrays (empty when `out_of_band` is False).
+    """
+    import io
+
+    buffers: list[memoryview] = []
+    keep = (lambda buffer: buffers.append(buffer.raw())) if out_of_band else None
+    with io.BytesIO() as file:
+        _ObjectPickler(file, protocol=5, buffer_callback=keep).dump(obj)
+        return file.getvalue(), buffers
+
+
+def load_object(data: Any, memory: Memory, spans: list[tuple[int, int]]) -> Any:
+    """Rebuild what `dump_object` gave, on `memory`, where its arrays lie at `spans` (offset, bytes)."""
+    view = memoryview(memory).cast("B") if spans else None
+    return pickle.loads(data, buffers=[view[start : start + n] for start, n in spans] if view is not None else None)
+
+
+# ---- the notebook's side ----------------------------------------------------------------------------------------
+
+Build: TypeAlias = "Callable[[Memory, list[Any]], Any]"
+
+
+def builder(tree: Tree, output: str) -> Build:
+    """A function that makes the batch of this layout from its memory and extras.
+
+    Args:
+        tree: `Plan.tree`.
+        output: "torch" or "numpy".
+    """
+    kind = tree[0]
+    if kind == "array":
+        return _array_builder(tree, output)
+    if kind == "extra":
+        return lambda _memory, extras: extras[tree[1]]
+    children = [builder(child, output) for child in tree[-1]]
+    if kind == "list":
+        return lambda memory, extras: [child(memory, extras) for child in children]
+    if kind == "dict":
+        items = list(zip(tree[1], children, strict=True))
+        return lambda memory, extras: {key: child(memory, extras) for key, child in items}
+    cls = tree[1]
+    if kind == "namedtuple":
+        return lambda memory, extras: cls(*[child(memory, extras) for child in children])
+    fields = list(zip(tree[2], children, strict=True))
+    return lambda memory, extras: cls(**{name: child(memory, extras) for name, child in fields})
+
+
+def _array_builder(tree: Tree, output: str) -> Build:
+    _kind, offset, shape, dtype_str, tensor = tree
+    dtype = np.dtype(dtype_str)
+    array = np.ndarray
+    if output == "numpy":
+        return lambda memory, _extras: array(shape, dtype, memory, offset)
+    import torch
+
+    from_numpy = torch.from_numpy
+    if tensor is not None and str(dtype) != tensor:
+        torch_dtype = getattr(torch, tensor)
+        return lambda memory, _extras: from_numpy(array(shape, dtype, memory, offset)).view(torch_dtype)
+    return lambda memory, _extras: from_numpy(array(shape, dtype, memory, offset))

@@ -1,0 +1,54 @@
+"""The small protocol by which a dashboard, or any other program, watches and steers a loader.
+
+The dashboard knows a loader only through this: it never touches the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from nbloader.events import EventBus
+    from nbloader.stats import Point, Snapshot
+
+
+class LoaderControl(Protocol):
+    """What can be asked of a running loader. Every method may be called from any thread at any time.
+
+    None of them waits for the work to be done: they hand a command to the supervisor and return.
+    """
+
+    events: EventBus
+
+    def stats(self) -> Snapshot:
+        """A frozen picture of the loader now. Cheap enough for four times a second."""
+        ...
+
+    def points(self) -> list[Point]:
+        """The plots over time so far, oldest first. Points are added at the end; one that was given stays as it was."""
+        ...
+
+    def restart_workers(self, ids: Iterable[int] | None = None) -> None:
+        """Replace these workers (all when None); what they held is made again by others."""
+        ...
+
+    def pause(self) -> None:
+        """Deliver and dispatch nothing until `resume()`."""
+        ...
+
+    def resume(self) -> None:
+        """Go on after `pause()`."""
+        ...
+
+    def on_wait(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call `callback` from inside `__next__`, on the consumer's thread, at most every 100 ms.
+
+        It is called while the consumer waits and also when batches are ready at once, so that a front end can
+        handle its messages while a cell is busy. It must be quick and must not iterate the loader. One that raises
+        is removed and logged.
+
+        Returns:
+            A function that unregisters it.
+        """
+        ...

@@ -1,0 +1,39 @@
+"""The live dashboard of a loader, for JupyterLab, Notebook 7 and other front ends with widgets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nbloader.control import LoaderControl
+    from nbloader.dashboard.widget import Dashboard
+
+__all__ = ["show"]
+
+
+def show(loader: LoaderControl) -> Dashboard:
+    """Show the dashboard of a loader below the running cell.
+
+    A loader has one dashboard; showing it again gives it another view.
+
+    Args:
+        loader: The loader to watch. It is held weakly.
+
+    Returns:
+        The dashboard.
+
+    Raises:
+        RuntimeError: There is no Jupyter kernel, as in a script or a terminal.
+    """
+    from IPython import get_ipython
+
+    if getattr(get_ipython(), "kernel", None) is None:  # type: ignore[no-untyped-call]
+        raise RuntimeError(
+            "the dashboard needs a Jupyter notebook, and this is a script or a terminal; "
+            "use print(loader.stats()) here, or loader.events.subscribe(...)"
+        )
+    from nbloader.dashboard.widget import dashboard_of
+
+    dashboard = dashboard_of(loader)
+    dashboard.show()
+    return dashboard

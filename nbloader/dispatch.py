@@ -1,0 +1,233 @@
+"""Who makes which batch: dispatch, credit, retry. A state machine without I/O, clock or thread.
+
+    add(indices) ->  waiting  -> assignments() ->  assigned to a worker  -> result() ->  reorder buffer  -> take()
+                        ^                                   |
+                        +---- worker_gone(), park() --------+
+
+Every batch is in exactly one of these places. A batch is known by (run, number): a run is one iterator over the
+loader. What a worker sends for a batch that has come already, or for a run that is closed, is refused (`result()`
+returns False), so that a late message can never double a batch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from nbloader.reorder import ReorderBuffer
+
+R = TypeVar("R")
+
+MAX_DEATHS = 3
+"""Workers that a batch may kill before it is given up."""
+
+
+@dataclass(slots=True)
+class Task:
+    """One batch to make."""
+
+    run: int
+    number: int
+    """Batch number within the run, from 0."""
+    indices: Any
+    """What the batch sampler gave: a list of dataset indices, or a single index where batching is off."""
+    seed: int
+    dispatched: int = 0
+    """When it was last sent to a worker, perf_counter ns; set by the sender."""
+    in_order: int = 0
+    """When it and all earlier ones had come, perf_counter ns; set by the receiver."""
+    attempt: int = 0
+    """How often it was sent."""
+    deaths: int = 0
+    """Workers that died, unasked, while they made it."""
+
+
+@dataclass(slots=True)
+class Run(Generic[R]):
+    """One iterator's batches."""
+
+    window: int
+    """Credit: batches that may be outside, sent or ready, beyond the one that the consumer holds."""
+    reorder: ReorderBuffer[tuple[Task, R]]
+    waiting: list[tuple[int, Task]] = field(default_factory=list)
+    """Heap of batches not assigned to a worker: new ones, and those that came back from a dead worker."""
+    added: int = 0
+    taken: int = 0
+    assigned: int = 0
+    parked: bool = False
+    """A parked run is given to no worker: nobody has asked it since another run began."""
+
+
+class Dispatcher(Generic[R]):
+    """Hands batches to workers and puts the results in order.
+
+    Args:
+        depth: Batches that one worker may hold, the one it works on included.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.paused = False
+        self.runs: dict[int, Run[R]] = {}
+        self._held: dict[int, dict[tuple[int, int], Task]] = {}  # worker -> its batches, in the order it got them
+
+    # ---- workers ----------------------------------------------------------------------------------------------
+
+    def worker_ready(self, worker: int) -> None:
+        """A worker (by the unique number of its process) can be given batches."""
+        self._held.setdefault(worker, {})
+
+    def worker_gone(self, worker: int, *, blame: bool) -> tuple[list[Task], Task | None]:
+        """A worker is no more: what it held is made again by others.
+
+        Args:
+            worker: The unique number of its process.
+            blame: True when it died unasked: the batch it was at is counted as a suspect.
+
+        Returns:
+            The batches it held; and the one of them that has now killed `MAX_DEATHS` workers and is not made
+            again (the caller must put an error in its place by `fail`), or None.
+        """
+        held = list(self._held.pop(worker, {}).values())
+        fatal = None
+        for position, task in enumerate(held):
+            if blame and position == 0:
+                task.deaths += 1
+                if task.deaths >= MAX_DEATHS:
+                    fatal = task
+            run = self.runs.get(task.run)
+            if run is None:
+                continue
+            run.assigned -= 1
+            if task is not fatal:
+                heapq.heappush(run.waiting, (task.number, task))
+        return held, fatal
+
+    def held_by(self, worker: int) -> list[Task]:
+        """The batches that a worker holds, the one it works on first."""
+        return list(self._held.get(worker, {}).values())
+
+    # ---- runs -------------------------------------------------------------------------------------------------
+
+    def open_run(self, run: int, *, window: int, in_order: bool = True) -> None:
+        """Begin a run; the other runs are parked until they are asked again."""
+        for other in list(self.runs):
+            self.park(other)
+        self.runs[run] = Run(window, ReorderBuffer(in_order=in_order))
+
+    def close_run(self, run: int) -> list[R]:
+        """Forget a run. Returns the results that nobody took, so that their memory can be given back."""
+        state = self.runs.pop(run, None)
+        if state is None:
+            return []
+        self._forget_unbegun(run)
+        return [result for _task, result in state.reorder.drain()]
+
+    def park(self, run: int) -> None:
+        """Take a run's window away: its batches that no worker has begun wait, so that another run goes first."""
+        state = self.runs[run]
+        state.parked = True
+        for task in self._forget_unbegun(run):
+            state.assigned -= 1
+            heapq.heappush(state.waiting, (task.number, task))
+
+    def unpark(self, run: int) -> None:
+        """The run is asked again."""
+        self.runs[run].parked = False
+
+    def _forget_unbegun(self, run: int) -> list[Task]:
+        """Take back this run's batches from the workers, but for the one that each may be at."""
+        forgotten = []
+        for held in self._held.values():
+            for key in [key for position, key in enumerate(held) if position and key[0] == run]:
+                forgotten.append(held.pop(key))
+        return forgotten
+
+    # ---- batches ----------------------------------------------------------------------------------------------
+
+    def room(self, run: int) -> int:
+        """How many more batches the credit allows to add. At least one while nothing is outside."""
+        state = self.runs[run]
+        return max(state.window, 1) - (state.added - state.taken)
+
+    def add(self, run: int, indices: Any, seed: int) -> Task:
+        """A batch from the sampler."""
+        state = self.runs[run]
+        task = Task(run, state.added, indices, seed)
+        state.added += 1
+        heapq.heappush(state.waiting, (task.number, task))
+        return task
+
+    def assignments(self) -> list[tuple[int, Task]]:
+        """Give waiting batches to the least loaded workers. Returns (worker, task) pairs to send, in order."""
+        if self.paused or not self._held:
+            return []
+        out: list[tuple[int, Task]] = []
+        for run in self.runs.values():
+            if run.parked:
+                continue
+            while run.waiting:
+                worker, held = min(self._held.items(), key=_load)
+                if len(held) >= self.depth:
+                    return out
+                _number, task = heapq.heappop(run.waiting)
+                if run.reorder.has(task.number):  # it came, late, from a worker that was thought lost
+                    continue
+                task.attempt += 1
+                run.assigned += 1
+                held[task.run, task.number] = task
+                out.append((worker, task))
+        return out
+
+    def result(self, worker: int, run: int, number: int, result: R) -> list[tuple[Task, R]] | None:
+        """A worker has made a batch, or failed to.
+
+        Returns:
+            The batches that are now in order (maybe none); None when the result is refused because its run is
+            closed or the batch has come before: then the caller gives its memory back.
+        """
+        task = self._held.get(worker, {}).pop((run, number), None)
+        state = self.runs.get(run)
+        if state is None:
+            return None
+        if task is None:
+            task = self._reclaim(state, number)
+        else:
+            state.assigned -= 1
+        if task is None or state.reorder.has(number):
+            return None
+        return state.reorder.put(number, (task, result))
+
+    def fail(self, task: Task, result: R) -> list[tuple[Task, R]]:
+        """Put an error in the place of a batch that no worker holds."""
+        run = self.runs.get(task.run)
+        return run.reorder.put(task.number, (task, result)) if run is not None else []
+
+    def take(self, run: int) -> tuple[Task, R] | None:
+        """The next batch for the consumer, or None when it has not come or the loader is paused."""
+        state = self.runs[run]
+        if self.paused:
+            return None
+        item = state.reorder.take()
+        if item is not None:
+            state.taken += 1
+        return item
+
+    def outstanding(self, run: int) -> int:
+        """Batches added and not yet taken."""
+        state = self.runs[run]
+        return state.added - state.taken
+
+    def _reclaim(self, state: Run[R], number: int) -> Task | None:
+        """A result came for a batch that was taken back from its worker: it need not be made again."""
+        for position, (waiting, task) in enumerate(state.waiting):
+            if waiting == number:
+                del state.waiting[position]
+                heapq.heapify(state.waiting)
+                return task
+        return None  # another worker is at it by now, and that one's result will be taken
+
+
+def _load(item: tuple[int, dict[tuple[int, int], Task]]) -> int:
+    return len(item[1])

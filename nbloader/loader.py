@@ -1,0 +1,471 @@
+"""The loader. A reader starts here.
+
+    sampler -> dispatch -> worker: fetch, collate into shared memory -> receive -> reorder -> [pin] -> [upload] -> consumer
+                  ^                                                                                                |
+                  +------------------------- credit (prefetch window) ---------------------------------------------+
+
+    sampler   indices of each batch (sampler.py), asked for on the consumer's thread
+    dispatch  who makes which batch; retry, credit, order: a state machine without I/O (dispatch.py, reorder.py)
+    worker    a process (worker.py) that fetches (fetch.py) and collates (collate.py) into a segment (shm.py)
+    receive   connections, deaths, output: one selector (pool.py, wire.py, forkserver.py)
+    engine    the lock, the supervisor thread, commands (engine.py)
+
+Every stage stamps its time; when the consumer comes back for the next batch the record goes to the event bus
+(events.py), from which statistics (stats.py) and the dashboard are made.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+from nbloader import device as dev
+from nbloader import events as ev
+from nbloader import options, sampler
+from nbloader.dispatch import Task
+from nbloader.engine import IDLE, Engine, Given, Waker
+from nbloader.errors import LoaderClosedError
+from nbloader.faults import raise_described
+from nbloader.fetch import mix
+from nbloader.local import LocalEngine, LocalParcel
+from nbloader.pool import Failure, Parcel
+from nbloader.probe import ProcessProbe
+from nbloader.stats import Point, Snapshot, StatsFold
+
+if TYPE_CHECKING:
+    from nbloader.dashboard import Dashboard
+
+T_co = TypeVar("T_co", covariant=True)
+_clock = time.perf_counter_ns
+
+_made_at: weakref.WeakValueDictionary[tuple[str, int], DataLoader[Any]] = weakref.WeakValueDictionary()
+"""Loaders by the line that made them: when a cell is run again, the loader it made before gives up its workers."""
+
+
+class DataLoader(Generic[T_co]):
+    """Loads batches of samples; a drop-in for `torch.utils.data.DataLoader` that can be watched and steered.
+
+    Args:
+        dataset: Anything with `__len__` and `__getitem__`: torch datasets, lists, NumPy arrays, tensors. Classes and
+            functions of the notebook work with workers too.
+        batch_size: Samples a batch; None passes samples unbatched, as torch does.
+        shuffle: Draw samples in a new random order each epoch.
+        sampler: Gives the indices, one by one. Excludes `shuffle`.
+        batch_sampler: Gives lists of indices. Excludes `batch_size`, `shuffle`, `sampler` and `drop_last`.
+        num_workers: Worker processes; 0 makes batches in this process when they are asked for.
+        collate_fn: Makes a batch of a list of samples. The default follows torch's `default_collate` and writes
+            straight into shared memory.
+        pin_memory: Copy batches to pinned memory; without an accelerator a warning.
+        drop_last: Leave out the last batch of an epoch if it is incomplete.
+        timeout: Seconds to wait for one batch; 0 waits for ever. Needs workers.
+        worker_init_fn: Called with the worker id in each worker before it begins.
+        multiprocessing_context: "forkserver" or "spawn", or a context of `multiprocessing` with that start method.
+        generator: A `torch.Generator` for the order and the seeds, as torch's.
+        prefetch_factor: Batches asked for ahead, per worker; 2 by default.
+        persistent_workers: Workers always stay between epochs here. False (as in torch, the default) still makes
+            changes of the dataset object between epochs reach them: they are replaced when its pickle differs.
+        pin_memory_device: Deprecated in torch; accepted.
+        in_order: False delivers batches as they are made.
+        prefetch: Batches asked for ahead in total; wins over `prefetch_factor`. 0 asks for a batch when it is wanted.
+        output: "torch" for tensors or "numpy" for arrays.
+        transport: "shared_memory", or "pickle" for plain pickling through the connection, to compare.
+        device: Where batches shall be: None or "cpu", or an accelerator such as "cuda".
+        max_restarts: Workers that may die unasked before the loader gives up.
+
+    Raises:
+        ValueError: A wrong value; the message names the argument, the value and what is allowed.
+        TypeError: A wrong type.
+        RuntimeError: `device` is not on this machine.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        prefetch: int | None = None,
+        output: str = "torch",
+        transport: str = "shared_memory",
+        device: Any = None,
+        max_restarts: int = 100,
+    ) -> None:
+        chosen = options.check(
+            dataset=dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
+            num_workers=num_workers, collate_fn=collate_fn, drop_last=drop_last, timeout=timeout,
+            worker_init_fn=worker_init_fn, multiprocessing_context=multiprocessing_context, generator=generator,
+            prefetch_factor=prefetch_factor, persistent_workers=persistent_workers, prefetch=prefetch, output=output,
+            transport=transport, max_restarts=max_restarts,
+        )  # fmt: skip
+        self._dataset = dataset
+        self.num_workers = num_workers
+        self.prefetch_factor = chosen.prefetch_factor
+        self.pin_memory = pin_memory
+        self.pin_memory_device = pin_memory_device
+        self.timeout = timeout
+        self.worker_init_fn = worker_init_fn
+        self.multiprocessing_context = multiprocessing_context
+        self.generator = generator
+        self.persistent_workers = persistent_workers
+        self.in_order = in_order
+        self.drop_last = drop_last
+        self.batch_size = chosen.batch_size
+        self.sampler, self.batch_sampler = chosen.samplers(generator)
+        self._collate_fn = collate_fn
+        self._output = output
+        self._device = dev.check_device(device)
+        self._pin = dev.check_pin(pin_memory)
+        self.events = ev.EventBus()
+        """The event bus: `loader.events.subscribe(...)`, `loader.events.batches()`."""
+        self._fold = StatsFold()
+        self.events.subscribe(self._fold.update)
+        self._probe = ProcessProbe()
+        self._iterations = 0
+        self._engine: Engine | LocalEngine
+        if num_workers == 0:
+            self._engine = LocalEngine(self.events, batched=self.batch_sampler is not None, output=output)
+        else:
+            self._engine = Engine(
+                self.events, num_workers=num_workers, window=chosen.window, start_method=chosen.start_method,
+                in_order=in_order, timeout=timeout, max_restarts=max_restarts,
+                idle=None if persistent_workers else IDLE,
+                options={
+                    "batched": self.batch_sampler is not None, "output": output, "transport": transport, "seed": 0,
+                },
+            )  # fmt: skip
+        self._finalizer = weakref.finalize(self, self._engine.close)
+        self._supersede_older()
+
+    # ---- iteration ------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[T_co]:
+        """Begin an epoch: workers start and the first batches are asked for at once.
+
+        Raises:
+            LoaderClosedError: After `close()`.
+            DatasetTransferError: The dataset cannot be sent to workers.
+            ValueError: The dataset is empty.
+        """
+        if self._engine.closed:
+            raise LoaderClosedError("this loader is closed: make a new one")
+        options.check_not_empty(self._dataset, self.sampler)
+        run, self._iterations = self._iterations, self._iterations + 1
+        return _Epoch(self, run)
+
+    def __len__(self) -> int:
+        """Batches an epoch, as torch counts them."""
+        return len(self._index_sampler)
+
+    @property
+    def _index_sampler(self) -> Any:
+        return self.sampler if self.batch_sampler is None else self.batch_sampler
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset. To exchange it use `reload(dataset)`."""
+        return self._dataset
+
+    @dataset.setter
+    def dataset(self, _value: Any) -> None:
+        raise ValueError("dataset attribute should not be set after DataLoader is initialized: use loader.reload(dataset)")
+
+    @property
+    def collate_fn(self) -> Callable[[Any], Any]:
+        """What makes a batch of samples: the function given, or torch's default, whose rules are followed."""
+        if self._collate_fn is not None:
+            return self._collate_fn
+        from torch.utils.data import default_collate
+        from torch.utils.data._utils.collate import default_convert
+
+        return default_convert if self.batch_sampler is None else default_collate
+
+    # ---- watching ---------------------------------------------------------------------------------------------------
+
+    def stats(self) -> Snapshot:
+        """A frozen picture of the loader now; `print` it, or leave it as the last line of a cell."""
+        state = "new" if self._iterations == 0 else "idle"
+        return self._fold.snapshot(self._probe.fill(self._engine.gauges(state)))
+
+    def points(self) -> list[Point]:
+        """The history that the dashboard plots: one point for each `stats()` that was asked for, 0.2 s apart at least."""
+        return self._fold.points()
+
+    def dashboard(self) -> Dashboard:
+        """Show the live dashboard in this cell's output. A loader as the last line of a cell does the same.
+
+        Raises:
+            RuntimeError: There is no notebook here.
+        """
+        from nbloader.dashboard import show
+
+        return show(self)
+
+    def _ipython_display_(self) -> None:
+        self.dashboard()
+
+    def __repr__(self) -> str:
+        """One line."""
+        return f"<nbloader.DataLoader of {type(self._dataset).__name__}, num_workers={self.num_workers}>"
+
+    def on_wait(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """See `nbloader.control.LoaderControl.on_wait`."""
+        return self._engine.callbacks.add(callback)
+
+    # ---- steering ---------------------------------------------------------------------------------------------------
+
+    def restart_workers(self, ids: Iterable[int] | None = None) -> None:
+        """Replace workers by fresh ones, at any time and from any thread; returns at once.
+
+        What they held is made again by others; the consumer sees every batch once and in order. Modules that were
+        edited are loaded anew.
+
+        Args:
+            ids: Worker ids; all when None.
+
+        Raises:
+            ValueError: There is no such worker.
+        """
+        chosen = list(range(self.num_workers)) if ids is None else [operator.index(i) for i in ids]
+        wrong = [i for i in chosen if not 0 <= i < self.num_workers]
+        if wrong:
+            raise ValueError(f"no worker {wrong[0]}: this loader has num_workers={self.num_workers}")
+        self._engine.restart_workers(chosen)
+
+    def pause(self) -> None:
+        """Deliver and dispatch nothing until `resume()`; what workers are at is finished. From any thread."""
+        self._engine.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause()`. From any thread."""
+        self._engine.resume()
+
+    def reload(self, dataset: Any = None) -> None:
+        """Give fresh workers a new dataset, or the old one under its class as it is now defined.
+
+        Batches that are made or asked for already are kept, so within an epoch the change shows after at most the
+        prefetch window.
+
+        Args:
+            dataset: The new dataset; of the same length when an epoch is under way. None keeps the old object and
+                gives it its class's present definition (a notebook cell or a reloaded module).
+
+        Raises:
+            DatasetTransferError: It cannot be sent to workers; the old one stays.
+        """
+        if dataset is None:
+            dataset = options.with_current_class(self._dataset)
+        old, self._dataset = self._dataset, dataset
+        try:
+            self._load()
+        except Exception:
+            self._dataset = old
+            raise
+        self._engine.replace_all()
+        if dataset is not old:
+            options.point_samplers_at(dataset, old, self.sampler)
+        self.events.publish(ev.DatasetReloaded(_clock()))
+
+    def _load(self) -> bool:
+        return self._engine.load(self._dataset, self._collate_fn, self.worker_init_fn)
+
+    def close(self) -> None:
+        """End the workers, now. The loader cannot be used any more; closing twice is harmless."""
+        if not self._engine.closed:
+            self._engine.close()
+            self.events.publish(ev.LoaderClosed(_clock()))
+        self._finalizer.detach()
+
+    def __enter__(self) -> DataLoader[T_co]:
+        """Give the loader itself."""
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """Close it."""
+        self.close()
+
+    def _supersede_older(self) -> None:
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("nbloader."):
+            frame = frame.f_back
+        site = frame.f_code.co_filename, frame.f_lineno
+        older = _made_at.get(site)
+        if older is not None:
+            older._engine.supersede()
+        _made_at[site] = self
+
+
+class _Epoch(Iterator[T_co]):
+    """One pass over the sampler."""
+
+    def __init__(self, loader: DataLoader[T_co], run: int) -> None:
+        self._loader: DataLoader[T_co] | None = loader
+        self._bus = loader.events
+        self._engine = engine = loader._engine
+        self._run = run
+        self._batched = loader.batch_sampler is not None
+        self._indices = iter(loader._index_sampler)
+        self._seed = _draw_seed(loader.generator)
+        self._pin, self._device = loader._pin, loader._device
+        self._pass = _Pass(run)
+        self._numbered = 0
+        self._dry = False
+        self._record: tuple[Any, ...] | None = None  # of the batch that the consumer is at
+        self._sampler_error: Exception | None = None
+        total = sampler.length(loader._index_sampler)
+        if (loader._iterations == 1 or not loader.persistent_workers) and loader._load():
+            engine.replace_all()
+        engine.open_run(run, self._seed)
+        self._closer = weakref.finalize(self, _abandon, engine, self._pass)
+        self._bus.publish(ev.EpochStarted(_clock(), run, run, total, loader.num_workers))
+        if engine.ahead:
+            self._refill()
+
+    def __iter__(self) -> Iterator[T_co]:
+        """Give the iterator itself."""
+        return self
+
+    def __len__(self) -> int:
+        """Batches of the whole epoch."""
+        if self._loader is None:
+            raise TypeError("the epoch has ended")
+        return len(self._loader)
+
+    def __next__(self) -> T_co:
+        """The next batch; waits for it.
+
+        Raises:
+            StopIteration: The epoch is over.
+            Exception: Whatever the dataset or the collate function raised, with the worker's traceback as its cause
+                and the sample's index in a note. The iteration can go on with the next batch.
+        """
+        if self._loader is None:
+            raise StopIteration
+        requested = _clock()
+        self._publish(requested)
+        if not self._engine.ahead:
+            self._refill()
+        try:
+            got = self._engine.next_batch(self._run, self._pass.waker)
+        except LoaderClosedError:
+            self._end("closed")
+            raise
+        if got is None:
+            self._finish()
+        task, payload, depths = got
+        if self._engine.ahead:
+            self._refill()
+        if isinstance(payload, (Failure, Given)):
+            _raise_failure(task, payload, self._batched)
+        batch = payload.open()
+        if self._pin or self._device is not None:
+            batch = dev.place(batch, pin=self._pin, device=self._device)
+        self._remember(task, payload, requested, depths)
+        self._pass.delivered += 1
+        return batch  # type: ignore[no-any-return]
+
+    def _refill(self) -> None:
+        """Ask the sampler for as many batches as there is credit, and dispatch them."""
+        if self._dry:
+            return
+        batches = []
+        try:
+            for _ in range(self._engine.room(self._run)):
+                number = self._numbered
+                batches.append((next(self._indices), mix(self._seed, number)))
+                self._numbered = number + 1
+        except StopIteration:
+            self._dry = True
+        except Exception as error:  # the user's sampler: raised once what it gave before is delivered
+            self._dry = True
+            self._sampler_error = error
+        if batches:
+            self._engine.add(self._run, batches)
+
+    def _remember(self, task: Task, parcel: Parcel | LocalParcel, requested: int, depths: tuple[int, int, int]) -> None:
+        (_run, _number, _layout, _segment, nbytes, _extras, samples, begin, fetched, collated, fetch_cpu, collate_cpu,
+         slowest, slowest_ns) = parcel.header  # fmt: skip
+        index = None
+        if slowest >= 0:
+            index = task.indices[slowest] if self._batched else task.indices
+        self._record = (
+            self._run, self._run, task.number, parcel.worker, parcel.pid, task.attempt, samples, nbytes,
+            parcel.transport, requested, task.dispatched, begin, fetched, collated, parcel.received, task.in_order,
+            _clock(),
+        ), (fetch_cpu, collate_cpu, *depths, index, slowest_ns)  # fmt: skip
+
+    def _publish(self, returned: int) -> None:
+        if self._record is not None:
+            before, after = self._record
+            self._record = None
+            self._bus.publish(ev.BatchRecord._make((*before, returned, *after)))
+
+    def _finish(self) -> None:
+        if self._sampler_error is not None:
+            error, self._sampler_error = self._sampler_error, None
+            self._end("error")
+            raise error
+        self._engine.drain_output()
+        self._end("exhausted")
+        raise StopIteration
+
+    def _end(self, reason: str) -> None:
+        if self._closer.detach():
+            self._pass.end(self._engine, reason)
+        self._loader = None
+
+
+class _Pass:
+    """What must be cleared away when an iterator ends, be it by its end or because it was dropped."""
+
+    def __init__(self, run: int) -> None:
+        self.run = run
+        self.waker = Waker()
+        self.delivered = 0
+
+    def end(self, engine: Engine | LocalEngine, reason: str) -> None:
+        """End the run and tell."""
+        engine.close_run(self.run)
+        self.waker.close()
+        engine.bus.publish(ev.EpochEnded(_clock(), self.run, self.run, self.delivered, reason))
+
+
+def _abandon(engine: Engine | LocalEngine, ended: _Pass) -> None:
+    ended.end(engine, "abandoned")
+
+
+def _raise_failure(task: Task, payload: Failure | Given, batched: bool) -> NoReturn:
+    if isinstance(payload, Given):
+        raise payload.error
+    where = f"worker {payload.worker} (pid {payload.pid})" if payload.worker >= 0 else "this process"
+    if payload.stage == "fetch" and batched and payload.position >= 0:
+        what = f"fetching sample {task.indices[payload.position]!r} of batch {task.number}"
+    elif payload.stage == "fetch":
+        what = f"fetching {task.indices!r}"
+    else:
+        what = f"collating batch {task.number}"
+    raise_described(payload.error, f"raised in {where} while {what}")
+
+
+def _draw_seed(generator: Any) -> int:
+    """The epoch's base seed, drawn as torch draws it, so that `torch.manual_seed` makes epochs repeatable."""
+    import torch
+
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())

@@ -1,0 +1,203 @@
+"""The engine of a loader without workers: the same stages, in the notebook's process, when a batch is asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from nbloader import events as ev
+from nbloader import fetch as f
+from nbloader.callbacks import WaitCallbacks
+from nbloader.collate import NotPlannedError, Plan, builder, collate_object, convert, tensor_of
+from nbloader.dispatch import Task
+from nbloader.faults import add_note
+from nbloader.stats import Gauges
+
+log = logging.getLogger(__name__)
+_clock = time.perf_counter_ns
+
+
+class LocalParcel:
+    """A batch made here, with what it cost, in the shape of `pool.Parcel`."""
+
+    __slots__ = ("_batch", "header", "pid", "received", "transport", "worker")
+
+    def __init__(self, batch: Any, header: tuple[int, ...], received: int) -> None:
+        self._batch = batch
+        self.header = header
+        self.pid = os.getpid()
+        self.received = received
+        self.transport = "local"
+        self.worker = -1
+
+    def open(self) -> Any:
+        """The batch."""
+        return self._batch
+
+
+class LocalEngine:
+    """Makes batches in this process.
+
+    Args:
+        bus: Where events go.
+        batched: Whether samples make batches.
+        output: "torch" or "numpy".
+    """
+
+    ahead = False
+    """Nothing is asked for before it is wanted."""
+
+    def __init__(self, bus: ev.EventBus, *, batched: bool, output: str) -> None:
+        self.bus = bus
+        self.callbacks = WaitCallbacks()
+        self._batched = batched
+        self._output = output
+        self._dataset: Any = None
+        self._collate_fn: Callable[[Any], Any] | None = None
+        self._runs: dict[int, deque[Task]] = {}
+        self._made: dict[int, int] = {}
+        self._status = [f.IDLE, 0, -1, 0, 0]
+        self._going = threading.Event()
+        self._going.set()
+        self.closed = False
+
+    def load(self, dataset: Any, collate_fn: Any, _worker_init_fn: Any) -> bool:
+        """Take the dataset; always False, since there is no worker to replace."""
+        self._dataset, self._collate_fn = dataset, collate_fn
+        return False
+
+    def open_run(self, run: int, _seed: int) -> None:
+        """Begin an iterator."""
+        self._runs[run] = deque()
+        self._made[run] = 0
+
+    def close_run(self, run: int) -> None:
+        """End an iterator."""
+        self._runs.pop(run, None)
+        self._made.pop(run, None)
+
+    def room(self, run: int) -> int:
+        """One batch at a time."""
+        return 1 if run in self._runs and not self._runs[run] else 0
+
+    def add(self, run: int, batches: Iterable[tuple[Any, int]]) -> None:
+        """Take batches to make, as (indices, seed)."""
+        for indices, seed in batches:
+            now = _clock()
+            self._runs[run].append(Task(run, self._made[run], indices, seed, dispatched=now, attempt=1))
+            self._made[run] += 1
+
+    def next_batch(self, run: int, _waker: object) -> tuple[Task, LocalParcel, tuple[int, int, int]] | None:
+        """Make the next batch; None when none was added."""
+        self.callbacks.call()
+        while not self._going.wait(self.callbacks.interval):
+            self.callbacks.call()
+        queue = self._runs.get(run)
+        if not queue:
+            return None
+        task = queue.popleft()
+        self._status[f.RUN], self._status[f.NUMBER] = run, task.number
+        try:
+            with f.KeptRandomState():
+                f.seed_everything(task.seed)
+                parcel = self._make(task)
+        except Exception as error:
+            self._explain(task, error)
+            raise
+        finally:
+            self._status[f.STATE], self._status[f.NUMBER] = f.IDLE, -1
+        task.in_order = parcel.received
+        return task, parcel, (0, 0, 0)
+
+    def _make(self, task: Task) -> LocalParcel:
+        cpu_0 = time.thread_time_ns()
+        got = f.fetch(self._dataset, task.indices, batched=self._batched, status=self._status)
+        cpu_1 = time.thread_time_ns()
+        self._status[f.STATE], self._status[f.SINCE] = f.COLLATING, got.end
+        batch, nbytes = self._collate(got.samples)
+        cpu_2, end = time.thread_time_ns(), _clock()
+        size = len(got.samples) if self._batched else 1
+        header = (
+            task.run, task.number, 0, -1, nbytes, 0, size, got.begin, got.end, end, cpu_1 - cpu_0, cpu_2 - cpu_1,
+            got.slowest, got.slowest_ns,
+        )  # fmt: skip
+        return LocalParcel(batch, header, end)
+
+    def _collate(self, samples: Any) -> tuple[Any, int]:
+        if self._collate_fn is not None:
+            return self._collate_fn(samples), 0
+        if not self._batched:
+            import numpy as np
+
+            return convert(samples, _as_tensor if self._output == "torch" else np.asarray), 0
+        samples = samples if isinstance(samples, list) else list(samples)
+        try:
+            plan = Plan(samples)
+        except NotPlannedError:
+            return collate_object(samples), 0
+        memory = bytearray(plan.nbytes)
+        plan.fill(memory)
+        return builder(plan.tree, self._output)(memory, plan.extras), plan.nbytes
+
+    def _explain(self, task: Task, error: Exception) -> None:
+        fetching = self._status[f.STATE] == f.FETCHING
+        position = self._status[f.POSITION]
+        sample = None
+        if fetching and self._batched and position >= 0:
+            sample = task.indices[position]
+            add_note(error, f"raised in this process while fetching sample {sample!r} of batch {task.number}")
+        elif not fetching:
+            add_note(error, f"raised in this process while collating batch {task.number}")
+        message = f"{type(error).__name__}: {error}"
+        self.bus.publish(ev.BatchFailed(_clock(), task.run, task.number, -1, sample, message))
+
+    def pause(self) -> None:
+        """Make nothing until `resume`."""
+        if self._going.is_set():
+            self._going.clear()
+            self.bus.publish(ev.LoaderPaused(_clock()))
+
+    def resume(self) -> None:
+        """Go on."""
+        if not self._going.is_set():
+            self._going.set()
+            self.bus.publish(ev.LoaderResumed(_clock()))
+
+    def restart_workers(self, _ids: list[int]) -> None:
+        """There is none."""
+
+    def replace_all(self) -> None:
+        """There is none."""
+
+    def supersede(self) -> None:
+        """There is nothing to give up."""
+
+    def drain_output(self) -> None:
+        """What the dataset prints is in the cell already."""
+
+    def gauges(self, state: str) -> Gauges:
+        """The state now."""
+        if self.closed:
+            state = "closed"
+        elif not self._going.is_set():
+            state = "paused"
+        elif self._runs:
+            state = "running"
+        return Gauges(_clock(), state, 0, 0, 0, 0, None, None, ())
+
+    def close(self) -> None:
+        """End every iterator."""
+        self.closed = True
+        self._runs.clear()
+        self._going.set()
+
+
+def _as_tensor(array: Any) -> Any:
+    import numpy as np
+
+    return tensor_of(np.asarray(array))

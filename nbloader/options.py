@@ -1,0 +1,224 @@
+"""The loader's arguments: checked when it is made, with the value in the message. Messages begin as torch's do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from nbloader import sampler as samplers
+
+START_METHODS = ("forkserver", "spawn")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What follows from the arguments."""
+
+    dataset: Any
+    batch_size: int | None
+    shuffle: bool
+    sampler: Any
+    batch_sampler: Any
+    drop_last: bool
+    prefetch_factor: int | None
+    window: int
+    """Batches asked for ahead."""
+    start_method: str
+
+    def samplers(self, generator: Any) -> tuple[Any, Any]:
+        """The sampler and the batch sampler (None where batching is off)."""
+        return samplers.make_samplers(
+            self.dataset, batch_size=self.batch_size, shuffle=self.shuffle, sampler=self.sampler,
+            batch_sampler=self.batch_sampler, drop_last=self.drop_last, generator=generator,
+        )  # fmt: skip
+
+
+def check(
+    *,
+    dataset: Any,
+    batch_size: int | None,
+    shuffle: bool | None,
+    sampler: Iterable[Any] | None,
+    batch_sampler: Iterable[Any] | None,
+    num_workers: int,
+    collate_fn: Any,
+    drop_last: bool,
+    timeout: float,
+    worker_init_fn: Any,
+    multiprocessing_context: Any,
+    generator: Any,
+    prefetch_factor: int | None,
+    persistent_workers: bool,
+    prefetch: int | None,
+    output: str,
+    transport: str,
+    max_restarts: int,
+) -> Chosen:
+    """Check the arguments of `DataLoader`.
+
+    Raises:
+        ValueError: A wrong value.
+        TypeError: A wrong type.
+    """
+    _check_dataset(dataset, needs_length=sampler is None and batch_sampler is None)
+    _natural("num_workers", num_workers, "use num_workers=0 to make batches in this process")
+    if not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
+    if timeout < 0:
+        raise ValueError(f"timeout option should be non-negative, not {timeout!r}; 0 waits for ever")
+    for name, value in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
+        if value is not None and not callable(value):
+            raise TypeError(f"{name} must be callable or None, not {type(value).__name__}: {value!r}")
+    _check_choice("output", output, ("torch", "numpy"))
+    _check_choice("transport", transport, ("shared_memory", "pickle"))
+    _natural("max_restarts", max_restarts, "0 raises at the first worker that dies")
+    _check_workers_needed(num_workers, prefetch_factor, prefetch, persistent_workers, multiprocessing_context)
+    _check_generator(generator)
+    batch_size, drop_last = _check_batching(batch_size, shuffle, sampler, batch_sampler, drop_last)
+    if prefetch_factor is None and num_workers:
+        prefetch_factor = 2
+    if prefetch is not None:
+        _natural("prefetch", prefetch, "0 asks for a batch when it is wanted")
+    window = prefetch if prefetch is not None else (prefetch_factor or 0) * num_workers
+    return Chosen(
+        dataset, batch_size, bool(shuffle), sampler, batch_sampler, drop_last, prefetch_factor, window,
+        _start_method(multiprocessing_context),
+    )  # fmt: skip
+
+
+def _natural(name: str, value: Any, hint: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}: {value!r}")
+    if value < 0:
+        raise ValueError(f"{name} option should be non-negative, not {value}; {hint}")
+
+
+def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+
+
+def _check_dataset(dataset: Any, *, needs_length: bool) -> None:
+    if isinstance(dataset, type):
+        raise TypeError(f"dataset is the class {dataset.__name__} itself: make an object of it, {dataset.__name__}(...)")
+    iterable_only = "torch.utils.data" in sys.modules and isinstance(
+        dataset, sys.modules["torch.utils.data"].IterableDataset
+    )
+    if iterable_only or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
+        raise TypeError(
+            f"dataset must have __getitem__ and __len__; {type(dataset).__name__} has not. "
+            "Iterable datasets are not supported yet."
+        )
+    if needs_length and not hasattr(dataset, "__len__"):
+        raise TypeError(f"dataset {type(dataset).__name__} has no __len__: add one, or give a sampler")
+
+
+def _check_workers_needed(
+    num_workers: int, prefetch_factor: Any, prefetch: Any, persistent_workers: bool, multiprocessing_context: Any
+) -> None:
+    if num_workers == 0:
+        if prefetch_factor is not None:
+            raise ValueError(
+                "prefetch_factor option could only be specified in multiprocessing: let num_workers > 0, or leave "
+                f"prefetch_factor={prefetch_factor!r} out"
+            )
+        if prefetch:
+            raise ValueError(f"prefetch={prefetch!r} needs num_workers > 0")
+        if persistent_workers:
+            raise ValueError("persistent_workers option needs num_workers > 0")
+        if multiprocessing_context is not None:
+            raise ValueError(
+                "multiprocessing_context can only be used with multi-process loading (num_workers > 0), but got "
+                f"num_workers={num_workers}"
+            )
+    elif prefetch_factor is not None:
+        _natural("prefetch_factor", prefetch_factor, "it is the number of batches asked for ahead, per worker")
+
+
+def _check_batching(
+    batch_size: Any, shuffle: Any, sampler: Any, batch_sampler: Any, drop_last: bool
+) -> tuple[int | None, bool]:
+    if sampler is not None and shuffle:
+        raise ValueError("sampler option is mutually exclusive with shuffle: leave one out")
+    if batch_sampler is not None:
+        if batch_size != 1 or shuffle or sampler is not None or drop_last:
+            raise ValueError(
+                "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last: got "
+                f"batch_size={batch_size!r}, shuffle={shuffle!r}, sampler={'given' if sampler is not None else None}, "
+                f"drop_last={drop_last!r} beside it"
+            )
+        return None, False
+    if batch_size is None:
+        if drop_last:
+            raise ValueError("batch_size=None option disables auto-batching and is mutually exclusive with drop_last")
+        return None, False
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int):
+        raise ValueError(f"batch_size should be a positive integer value, but got batch_size={batch_size!r}")
+    if batch_size <= 0:
+        raise ValueError(f"batch_size should be a positive integer value, but got batch_size={batch_size}")
+    return batch_size, drop_last
+
+
+def _check_generator(generator: Any) -> None:
+    if generator is None:
+        return
+    import torch
+
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator or None, not {type(generator).__name__}: {generator!r}")
+
+
+def _start_method(context: Any) -> str:
+    if context is None:
+        return "forkserver" if sys.platform != "win32" else "spawn"
+    name = context if isinstance(context, str) else getattr(context, "get_start_method", lambda: None)()
+    if name not in START_METHODS:
+        raise ValueError(
+            f"multiprocessing_context must be one of {', '.join(map(repr, START_METHODS))} or a context with that start "
+            f"method, not {context!r}. A kernel with threads cannot be forked safely."
+        )
+    return str(name)
+
+
+def check_not_empty(dataset: Any, sampler: Any) -> None:
+    """Raise before an epoch that would have no sample, because the dataset has none.
+
+    Raises:
+        ValueError: `len(dataset)` is 0.
+    """
+    if samplers.length(dataset) == 0 and not samplers.length(sampler):
+        raise ValueError(
+            f"the dataset ({type(dataset).__name__}) is empty: its len() is 0. Check the path or the filter that it is "
+            "made from."
+        )
+
+
+def with_current_class(dataset: Any) -> Any:
+    """Give an object the present definition of its class, in place.
+
+    Raises:
+        TypeError: Python does not allow it (the new class has another layout, such as other `__slots__`).
+    """
+    cls = type(dataset)
+    current: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        current = getattr(current, name, None)
+    if isinstance(current, type) and current is not cls:
+        try:
+            dataset.__class__ = current
+        except TypeError as error:
+            raise TypeError(
+                f"the dataset cannot take the new definition of {cls.__name__}: {error}. "
+                "Make a new object and give it to reload(dataset)."
+            ) from error
+    return dataset
+
+
+def point_samplers_at(dataset: Any, old: Any, sampler: Any) -> None:
+    """Let torch's samplers count the new dataset."""
+    if getattr(sampler, "data_source", None) is old:
+        sampler.data_source = dataset
+
+

@@ -1,0 +1,493 @@
+"""Worker processes: start, watch, talk to, end. Thin: it decides nothing, it reports what happened.
+
+Everything that a worker can do to the notebook's process is a descriptor that becomes readable: its connection, its
+lifeline (pid, then wait status), its standard output and error. All are in one selector together with a wake-up, so
+that one blocking call waits for all of them and a death is seen at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pickle
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from nbloader import fetch as f
+from nbloader import forkserver
+from nbloader.collate import Build, builder, load_object
+from nbloader.shm import SegmentMaps, SharedPickle, anonymous_file
+from nbloader.stats import WorkerGauge
+from nbloader.wire import Bytes, Channel, Kind
+from nbloader.worker import NO_SEGMENT, PICKLED, RESULT, Start, Surroundings
+
+_clock = time.perf_counter_ns
+
+TAIL = 4096
+"""Characters of a worker's standard error that are kept."""
+STATUS_WAIT = 1.0
+"""Seconds to wait for the wait status of a worker whose connection has closed."""
+PRELOADABLE = ("torch", "torchvision", "PIL.Image", "pandas", "scipy", "cv2", "numpy.random")
+"""Modules that the fork server imports for a dataset that mentions them: slow to import, never edited by the user."""
+
+
+class Parcel:
+    """A batch as it came from a worker: where it lies, what it cost. Nothing is built until `open()`."""
+
+    __slots__ = ("_build", "_extras", "_maps", "_memory", "_segment", "header", "pid", "received", "transport", "worker")
+
+    def __init__(self, handle: Handle, body: Bytes, received: int) -> None:
+        self.header = header = RESULT.unpack_from(body)
+        self.received = received
+        self.worker = handle.worker
+        self.pid = handle.pid
+        layout, self._segment, extras = header[2], header[3], header[5]
+        start = RESULT.size
+        self._extras = body[start : start + extras]
+        self._maps = handle.maps
+        self._memory = bytearray(memoryview(body)[start + extras :]) if self._segment == NO_SEGMENT else None
+        self._build: Build | None = None if layout == PICKLED else handle.layouts[layout]
+        self.transport = "segment" if self._memory is None else "inline" if header[4] or not extras else "pickle"
+
+    def open(self) -> Any:
+        """Build the batch, on the memory in which it came."""
+        memory = self._memory if self._memory is not None else self._maps.lend(self._segment, self.header[4])
+        if self._build is None:
+            data, spans = pickle.loads(self._extras)
+            return load_object(data, memory, spans)
+        return self._build(memory, pickle.loads(self._extras) if self._extras else ())  # type: ignore[arg-type]
+
+    def discard(self) -> None:
+        """Nobody wants the batch: its segment goes back."""
+        if self._memory is None:
+            self._maps.discard(self._segment)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A batch that could not be made: the error as the worker described it."""
+
+    worker: int
+    pid: int
+    stage: str
+    """ "fetch" or "collate"."""
+    position: int
+    """Position of the sample in the batch; -1 where it is not known."""
+    error: tuple[bytes | None, str, str, str]
+    """As `worker.describe`."""
+
+    def discard(self) -> None:
+        """Nothing to give back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The worker's process exists."""
+
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker has its dataset."""
+
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The worker made a batch, or failed to."""
+
+    handle: Handle
+    run: int
+    number: int
+    result: Parcel | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class InitFailed:
+    """The worker could not rebuild the dataset; it ends."""
+
+    handle: Handle
+    error: tuple[bytes | None, str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The worker has ended."""
+
+    handle: Handle
+    exitcode: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The worker wrote whole lines to its standard output or error."""
+
+    handle: Handle
+    stream: str
+    """ "stdout" or "stderr"."""
+    text: str
+
+
+Report: TypeAlias = "Started | Ready | Result | InitFailed | Gone | Output"
+
+
+class Handle:
+    """One worker process, from its start to its end. A replacement gets a handle of its own."""
+
+    def __init__(self, uid: int, worker: int) -> None:
+        self.uid = uid
+        """Unique number of this process."""
+        self.worker = worker
+        """Worker id; a replacement has the same."""
+        self.pid = 0
+        """0 until the process exists."""
+        self.ready = False
+        self.gone = False
+        self.killed = False
+        self.expected = False
+        """True when its end was asked for."""
+        self.held: tuple[int, ...] = ()
+        """Batch numbers that were taken from it when its end was asked for."""
+        self.requested = _clock()
+        self.maps = SegmentMaps()
+        self.layouts: dict[int, Build] = {}
+        self.tail: deque[str] = deque(maxlen=100)
+        self.lifeline = -1
+        self.popen: subprocess.Popen[bytes] | None = None
+        self.outputs: dict[int, tuple[str, bytearray]] = {}
+        fd = anonymous_file(8 * f.STATUS_SIZE)
+        self.status_fd = fd
+        self.status = memoryview(mmap.mmap(fd, 8 * f.STATUS_SIZE)).cast("q")
+        self.channel: Channel
+
+    @property
+    def stderr_tail(self) -> str:
+        """The last lines that it wrote to its standard error."""
+        return "".join(self.tail)[-TAIL:]
+
+    def kill(self) -> None:
+        """End the process at once, whatever it does."""
+        self.killed = True
+        if self.pid and not self.gone:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+class Pool:
+    """The worker processes of one loader.
+
+    Args:
+        start_method: "forkserver" or "spawn".
+        output: "torch" or "numpy": what the arrays of a batch become.
+    """
+
+    def __init__(self, start_method: str, output: str) -> None:
+        self._start_method = start_method
+        self._output = output
+        self._selector = selectors.DefaultSelector()
+        self._uids = 0
+        self._early: list[Report] = []
+        self.handles: dict[int, Handle] = {}
+        """Processes that have not ended, by their unique number."""
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `poll` has something to report (epoll and kqueue can be nested)."""
+        return self._selector.fileno()  # type: ignore[attr-defined,no-any-return]
+
+    def wake(self) -> None:
+        """Make a blocking `poll` return. May be called from any thread, and from a finalizer."""
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._wake_write, b"w")
+
+    # ---- processes --------------------------------------------------------------------------------------------
+
+    def start(self, worker: int, options: dict[str, Any], payload: SharedPickle, preload: list[str]) -> Handle:
+        """Start a worker process.
+
+        Args:
+            worker: Its id.
+            options: The fields of `worker.Start` that do not come from here.
+            payload: The dataset and functions.
+            preload: What the fork server imports first.
+
+        Raises:
+            OSError: No process, pipe or memory could be had.
+        """
+        self._uids += 1
+        handle = Handle(self._uids, worker)
+        ours, theirs = socket.socketpair()
+        out, out_theirs = os.pipe()
+        err, err_theirs = os.pipe()
+        try:
+            if self._start_method == "forkserver":
+                handle.lifeline = forkserver.fork(theirs.fileno(), out_theirs, err_theirs, preload)
+            else:
+                self._spawn(handle, theirs.fileno(), out_theirs, err_theirs)
+        except BaseException:
+            ours.close()
+            os.close(out)
+            os.close(err)
+            os.close(handle.status_fd)
+            raise
+        finally:
+            theirs.close()
+            os.close(out_theirs)
+            os.close(err_theirs)
+        for fd, stream in ((out, "stdout"), (err, "stderr")):
+            os.set_blocking(fd, False)
+            handle.outputs[fd] = stream, bytearray()
+            self._selector.register(fd, selectors.EVENT_READ, (handle, self._read_output))
+        if handle.lifeline >= 0:
+            self._selector.register(handle.lifeline, selectors.EVENT_READ, (handle, self._read_lifeline))
+        handle.channel = Channel(ours, blocking=False)
+        self._selector.register(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
+        self.handles[handle.uid] = handle
+        shared = payload.fd()
+        start = Start(
+            surroundings=Surroundings.here(), worker=worker, spans=payload.spans, shared=shared is not None,
+            payload=payload.data, **options,
+        )  # fmt: skip
+        fds = (handle.status_fd,) if shared is None else (handle.status_fd, shared)
+        self.send(handle, Kind.INIT, pickle.dumps(start, 5), fds=fds)
+        os.close(handle.status_fd)
+        return handle
+
+    def _spawn(self, handle: Handle, sock: int, stdout: int, stderr: int) -> None:
+        command = forkserver.python_command(f"from nbloader.worker import main; main({sock})")
+        handle.popen = subprocess.Popen(
+            command, pass_fds=(sock,), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+            env=forkserver.worker_environment(),
+        )  # fmt: skip
+        handle.pid = handle.popen.pid
+        if hasattr(os, "pidfd_open"):
+            handle.lifeline = os.pidfd_open(handle.pid)
+        self._early.append(Started(handle))
+
+    def send(self, handle: Handle, kind: Kind, *parts: Bytes, fds: tuple[int, ...] = ()) -> None:
+        """Send a frame to a worker. One that has died meanwhile will be reported by `poll`."""
+        channel = handle.channel
+        was_backlogged = channel.backlogged
+        try:
+            channel.send(kind, *parts, fds=fds)
+        except OSError:
+            return
+        if channel.backlogged and not was_backlogged:
+            both = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(channel, both, (handle, self._read_channel))
+
+    # ---- reports ----------------------------------------------------------------------------------------------
+
+    def poll(self, timeout: float | None) -> list[Report]:
+        """Wait until something happens, and tell what.
+
+        Args:
+            timeout: Seconds; 0 does not wait, None waits for ever (or for `wake()`).
+        """
+        reports, self._early = self._early, []
+        for key, events in self._selector.select(0 if reports else timeout):
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+                continue
+            handle, read = key.data
+            if handle.gone:
+                continue
+            if events & selectors.EVENT_WRITE:
+                self._flush(handle)
+            if events & selectors.EVENT_READ:
+                read(handle, key.fd, reports)
+        return reports
+
+    def _flush(self, handle: Handle) -> None:
+        with contextlib.suppress(OSError):
+            handle.channel.flush()
+            if not handle.channel.backlogged:
+                self._selector.modify(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
+
+    def _read_channel(self, handle: Handle, _fd: int, reports: list[Report]) -> None:
+        try:
+            frames = handle.channel.receive()
+        except (EOFError, OSError):
+            self._end(handle, self._wait_status(handle), reports)
+            return
+        received = _clock()
+        for kind, body in frames:
+            if kind == Kind.BATCH:
+                parcel = Parcel(handle, body, received)
+                reports.append(Result(handle, parcel.header[0], parcel.header[1], parcel))
+            elif kind == Kind.SEGMENT:
+                handle.maps.add(int.from_bytes(body, "little"), handle.channel.take_fd())
+            elif kind == Kind.LAYOUT:
+                handle.layouts[int.from_bytes(body[:8], "little")] = builder(pickle.loads(body[8:]), self._output)
+            elif kind == Kind.ERROR:
+                run, number, stage, position, error = pickle.loads(body)
+                failure = Failure(handle.worker, handle.pid, stage, position, error)
+                reports.append(Result(handle, run, number, failure))
+            elif kind == Kind.READY:
+                handle.ready = True
+                reports.append(Ready(handle))
+            elif kind == Kind.INIT_ERROR:
+                reports.append(InitFailed(handle, pickle.loads(body)))
+
+    def _read_lifeline(self, handle: Handle, fd: int, reports: list[Report]) -> None:
+        if handle.popen is not None:
+            self._end(handle, handle.popen.wait(), reports)
+            return
+        data = os.read(fd, forkserver.LIFELINE.size)
+        if not handle.pid and len(data) == forkserver.LIFELINE.size:
+            (handle.pid,) = forkserver.LIFELINE.unpack(data)
+            reports.append(Started(handle))
+            if handle.killed:
+                handle.kill()
+            return
+        self._read_channel_to_the_end(handle, reports)
+        exitcode = os.waitstatus_to_exitcode(forkserver.LIFELINE.unpack(data)[0]) if data else None
+        self._end(handle, exitcode, reports)
+
+    def _read_channel_to_the_end(self, handle: Handle, reports: list[Report]) -> None:
+        """What a worker sent before it died still counts."""
+        while not handle.gone and not handle.killed:
+            before = len(reports)
+            self._read_channel(handle, -1, reports)
+            if len(reports) == before:
+                return
+
+    def _wait_status(self, handle: Handle) -> int | None:
+        """The exit code of a worker whose connection has closed; one that lives on is killed."""
+        if handle.popen is not None:
+            try:
+                return handle.popen.wait(STATUS_WAIT)
+            except subprocess.TimeoutExpired:
+                handle.kill()
+                return handle.popen.wait()
+        with selectors.DefaultSelector() as selector:
+            selector.register(handle.lifeline, selectors.EVENT_READ)
+            while True:
+                if not selector.select(STATUS_WAIT):
+                    if handle.killed:
+                        return None
+                    handle.kill()
+                    continue
+                data = os.read(handle.lifeline, forkserver.LIFELINE.size)
+                if not data:
+                    return None  # the fork server was killed, and its workers with it
+                (value,) = forkserver.LIFELINE.unpack(data)
+                if handle.pid:
+                    return os.waitstatus_to_exitcode(value)
+                handle.pid = value
+
+    def _read_output(self, handle: Handle, fd: int, reports: list[Report]) -> None:
+        stream, partial = handle.outputs[fd]
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            self._selector.unregister(fd)
+        partial += data
+        end = len(partial) if not data else partial.rfind(b"\n") + 1
+        if end:
+            text = partial[:end].decode("utf-8", "backslashreplace")
+            del partial[:end]
+            if stream == "stderr":
+                handle.tail.extend(text.splitlines(keepends=True))
+            reports.append(Output(handle, stream, text))
+
+    def _end(self, handle: Handle, exitcode: int | None, reports: list[Report]) -> None:
+        """Forget a process that has ended; what it wrote last is read first."""
+        if handle.gone:
+            return
+        handle.gone = True
+        for fd in handle.outputs:
+            if fd in self._selector.get_map():
+                before = -1
+                while before != len(reports):
+                    before = len(reports)
+                    self._read_output(handle, fd, reports)
+        self._release(handle)
+        self.handles.pop(handle.uid, None)
+        reports.append(Gone(handle, exitcode))
+
+    def _release(self, handle: Handle) -> None:
+        registered = self._selector.get_map()
+        for fd in (*handle.outputs, handle.lifeline, handle.channel.fileno()):
+            if fd in registered:
+                self._selector.unregister(fd)
+        handle.channel.close()
+        for fd in (*handle.outputs, handle.lifeline):
+            if fd >= 0:
+                os.close(fd)
+
+    def partial_output(self, handle: Handle) -> list[tuple[str, str]]:
+        """What a worker wrote after its last line end, as (stream, text); taken out."""
+        taken = []
+        for stream, partial in handle.outputs.values():
+            if partial:
+                taken.append((stream, partial.decode("utf-8", "backslashreplace")))
+                partial.clear()
+        return taken
+
+    # ---- the end ----------------------------------------------------------------------------------------------
+
+    def close(self, grace: float) -> list[Report]:
+        """End all workers: those that do not leave within `grace` seconds of the end of their connection are killed.
+
+        Returns:
+            What there was to report meanwhile (last output, ends).
+        """
+        reports: list[Report] = []
+        for handle in self.handles.values():
+            handle.channel.shut_down()
+        deadline = time.monotonic() + grace
+        while self.handles:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                for handle in self.handles.values():
+                    handle.kill()
+                left = STATUS_WAIT
+            reports += self.poll(left)
+        return reports
+
+    def dispose(self) -> None:
+        """Close what is left when no worker is: the selector and the wake-up."""
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def gauge(self, handle: Handle, *, queued: int, exit_reason: str, indices: Any) -> WorkerGauge:
+        """What is known of a worker now, read from its status page without asking it."""
+        state, _run, number, since, position = handle.status
+        busy = number >= 0
+        sample = None
+        if busy and state == f.FETCHING and isinstance(indices, (list, tuple)) and 0 <= position < len(indices):
+            sample = indices[position]
+        return WorkerGauge(
+            worker=handle.worker, pid=handle.pid, state="dead" if handle.gone else f.STATES[state],
+            batch=number if busy else None, since=since or handle.requested, sample=sample, queued=queued,
+            exit_reason=exit_reason, stderr_tail=handle.stderr_tail, cpu_percent=None, rss=None,
+        )  # fmt: skip
+
+
+def modules_to_preload(payload: bytes, dataset: Any) -> list[str]:
+    """What a dataset will import that is slow to import: the fork server imports it once for all workers."""
+    module = sys.modules.get(type(dataset).__module__)
+    used = {value.__name__ for value in vars(module).values() if isinstance(value, type(sys))} if module else set()
+    tops = {name.split(".")[0] for name in used}
+    return [
+        name for name in PRELOADABLE
+        if name in sys.modules and (name.split(".")[0].encode() in payload or name.split(".")[0] in tops)
+    ]  # fmt: skip

@@ -1,0 +1,85 @@
+"""The reorder buffer: batches come in as workers finish them, and go out in the sampler's order."""
+
+from __future__ import annotations
+
+import collections
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class ReorderBuffer(Generic[T]):
+    """Holds numbered items until every earlier one has come.
+
+    Args:
+        in_order: False lets items out as they come (torch's `in_order=False`).
+        first: Number of the first item.
+    """
+
+    __slots__ = ("_early", "_in_order", "_next", "_ready", "_seen_early")
+
+    def __init__(self, *, in_order: bool = True, first: int = 0) -> None:
+        self._in_order = in_order
+        self._next = first
+        self._early: dict[int, T] = {}
+        self._seen_early: set[int] = set()  # only without order: numbers at or above `_next` that have come
+        self._ready: collections.deque[T] = collections.deque()
+
+    @property
+    def missing(self) -> int:
+        """The lowest number that has not come."""
+        return self._next
+
+    @property
+    def reordering(self) -> int:
+        """Items that have come and wait for an earlier one."""
+        return len(self._early)
+
+    @property
+    def ready(self) -> int:
+        """Items that can be taken now."""
+        return len(self._ready)
+
+    def has(self, number: int) -> bool:
+        """Whether this number has come, be it taken or not."""
+        return number < self._next or number in self._early or number in self._seen_early
+
+    def put(self, number: int, item: T) -> list[T]:
+        """Accept an item.
+
+        Returns:
+            The items that became ready to be taken with it, in order; empty when an earlier one is missing.
+
+        Raises:
+            ValueError: This number has come before.
+        """
+        if self.has(number):
+            raise ValueError(f"item {number} has come before; the first missing one is {self._next}")
+        if not self._in_order:
+            self._seen_early.add(number)
+            while self._next in self._seen_early:
+                self._seen_early.remove(self._next)
+                self._next += 1
+            self._ready.append(item)
+            return [item]
+        if number != self._next:
+            self._early[number] = item
+            return []
+        freed = [item]
+        self._next += 1
+        while self._early and self._next in self._early:
+            freed.append(self._early.pop(self._next))
+            self._next += 1
+        self._ready.extend(freed)
+        return freed
+
+    def take(self) -> T | None:
+        """The next item in order, or None when it has not come."""
+        return self._ready.popleft() if self._ready else None
+
+    def drain(self) -> list[T]:
+        """Take out everything, ready or not (to give its memory back)."""
+        out = [*self._ready, *self._early.values()]
+        self._ready.clear()
+        self._early.clear()
+        return out

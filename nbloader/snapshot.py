@@ -1,0 +1,207 @@
+"""What a picture of a loader is made of: the gauges that go in, the frozen snapshot that comes out. Pure.
+
+Users find these in `nbloader.stats`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nbloader import report
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGauge:
+    """What the pool knows of one worker at this moment; the input of `WorkerStats`."""
+
+    worker: int
+    """Worker id, from 0. A replaced worker keeps the id of the one before."""
+    pid: int
+    state: str
+    """"starting", "idle", "fetching", "collating", "sending", or "dead"."""
+    batch: int | None
+    """Number of the batch it is at, None when idle."""
+    since: int
+    """When it entered this state (for a batch: when it began with it), perf_counter ns."""
+    sample: Any
+    """Dataset index of the sample that it is fetching; None when idle or unknown."""
+    queued: int
+    """Batches waiting in its queue behind the current one."""
+    exit_reason: str
+    """Why the process before this one ended; "" when none has."""
+    stderr_tail: str
+    """Last lines written to its standard error (up to 4 kB)."""
+    cpu_percent: float | None
+    """CPU use since the last picture, 100 = one core. None where unknown."""
+    rss: int | None
+    """Resident memory, bytes. None where unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What the loader knows of itself at this moment, beside the events."""
+
+    now: int
+    """perf_counter ns."""
+    state: str
+    """"new" (never iterated), "starting" (workers not ready), "running", "paused", "idle" (between epochs) or
+    "closed"."""
+    window: int
+    """Credit: batches that may be asked for ahead."""
+    in_flight: int
+    """Batches sent to workers, not yet received."""
+    reordering: int
+    """Batches received that wait for an earlier one."""
+    ready: int
+    """Batches in order that wait for the consumer."""
+    waiting_since: int | None
+    """When the consumer began to wait in `__next__`; None while it works on a batch. perf_counter ns."""
+    waiting_for: int | None
+    """Number of the batch that the consumer waits for; None while it works."""
+    workers: tuple[WorkerGauge, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageStats:
+    """How long one stage of the path took, over the batches in the window. All in milliseconds."""
+
+    name: str
+    """"queue" (sent -> fetch begun), "fetch", "collate", "transport" (collated -> received), "reorder" (received -> in
+    order), "ready" (in order -> delivered), "step" (delivered -> the consumer came back)."""
+    mean: float
+    p50: float
+    p95: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """One row of the table of workers."""
+
+    worker: int
+    pid: int
+    state: str
+    """As `WorkerGauge.state`."""
+    batch: int | None
+    """Batch it is at now."""
+    batch_age: float | None
+    """For how long, seconds."""
+    sample: Any
+    """Dataset index of the sample it is at."""
+    queued: int
+    batches: int
+    """Batches made by this worker id since the loader was made."""
+    batches_per_second: float
+    """Over the last five seconds."""
+    restarts: int
+    """How often the process behind this id was replaced."""
+    errors: int
+    """Batches that failed in it."""
+    cpu_percent: float | None
+    rss: int | None
+    """Bytes."""
+    exit_reason: str
+    """Why the process before this one ended."""
+    stderr_tail: str
+    stuck: bool
+    """True when its current batch has lasted longer than 2 s and longer than ten times the median batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSample:
+    """One of the slowest samples seen."""
+
+    index: Any
+    """Dataset index."""
+    seconds: float
+    batch: int
+    epoch: int
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of the plots over time."""
+
+    time: float
+    """Seconds since the loader's first event."""
+    in_flight: float
+    reordering: float
+    ready: float
+    batches_per_second: float
+    wait_share: float
+    """Share of the interval in which the consumer waited, 0 to 1."""
+    stages: tuple[float, ...]
+    """Mean milliseconds by stage, in the order of `STAGES`."""
+
+
+STAGES = ("queue", "fetch", "collate", "transport", "reorder", "ready", "step")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A frozen picture of a loader: what `loader.stats()` gives and what the dashboard draws."""
+
+    state: str
+    """As `Gauges.state`."""
+    epoch: int
+    """Epoch of the newest iterator, from 0; -1 before the first."""
+    batches_done: int
+    """Delivered in that epoch."""
+    batches_total: int | None
+    """In that epoch; None where not known."""
+    samples_done: int
+    """Samples delivered in that epoch."""
+    elapsed: float
+    """Seconds since that epoch began; until its end once it has ended."""
+    eta: float | None
+    """Seconds left at the present rate; None where not known."""
+    batches_per_second: float
+    """Over the last five seconds of activity (2,000 batches at most, four at least), after the epoch's first batch."""
+    samples_per_second: float
+    mb_per_second: float
+    """Megabytes (1e6 bytes) a second."""
+    wait_share: float
+    """Share of the same time in which the consumer waited for the loader, 0 to 1. Time paused counts as neither."""
+    wait_share_epoch: float
+    """The same over the epoch, the wait for its first batch included."""
+    waiting: float | None
+    """For how long the consumer has been waiting now, seconds; None while it works."""
+    waiting_for: int | None
+    """The batch that it waits for."""
+    window: int
+    in_flight: int
+    reordering: int
+    ready: int
+    stages: tuple[StageStats, ...]
+    """Over the last 200 batches, in the order of `STAGES`; empty before the first batch."""
+    cpu_share: float | None
+    """CPU time over wall time of fetch, last 200 batches: near 1 computes, near 0 waits. None before the first."""
+    workers: tuple[WorkerStats, ...]
+    slowest: tuple[SlowSample, ...]
+    """The ten slowest samples, slowest first."""
+    errors: int
+    """Batches that failed, since the loader was made."""
+    deaths: int
+    """Workers that died unasked, since the loader was made."""
+    restarts: int
+    """Workers replaced, since the loader was made."""
+    verdict: str
+    """What limits the loop now, with the numbers it rests on."""
+    cause: str = ""
+    """The verdict as a word: "closed", "new", "paused", "starting", "idle", "consumer" (the loop is the limit),
+    "in_process" (no workers), "worker" (one of them is stuck or slow), "workers", "workers_compute", "workers_wait" or
+    "transport"."""
+
+    def __repr__(self) -> str:
+        """Give one line; `print` the snapshot for all of it."""
+        return report.one_line(self)
+
+    def __str__(self) -> str:
+        """Give the whole picture as text of about 80 columns."""
+        return report.to_text(self)
+
+    def _repr_html_(self) -> str:
+        """Give the whole picture as HTML that needs nothing else, for a notebook."""
+        return report.to_html(self)

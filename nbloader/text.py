@@ -1,0 +1,83 @@
+"""Numbers and foreign text for people: short figures, and strings that cannot harm a page or a terminal. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CLIP = 200
+"""Characters that are kept of a text that comes from a sample, a worker or an error."""
+
+
+# From which size on a number is written how: about three digits that say something.
+_NUMBERS = (
+    (1e15, "{:.2e}"),
+    (99.95, "{:,.0f}"),
+    (9.995, "{:.1f}"),
+    (0.0995, "{:.2f}"),
+    (0.0005, "{:.3f}"),
+    (0.0, "0"),
+)
+# Unit of time: up to which number of seconds it is used, and how many of it make a second.
+_SHORT = ((0.9995e-3, 1e6, "us"), (0.9995, 1e3, "ms"))
+_LONG = 99.95
+_MINUTE = _HOUR = 60
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (0, "kB"))
+_ALMOST_NOTHING = 0.005
+
+
+def number(value: float) -> str:
+    """Give about three significant digits: 1234 -> "1,234", 18.34 -> "18.3", 0.0512 -> "0.051"."""
+    return next((pattern for least, pattern in _NUMBERS if abs(value) >= least), "{}").format(value)
+
+
+def percent(share: float) -> str:
+    """Give a share of 0 to 1 as "62 %"; a share too small to round to 1 is "< 1 %"."""
+    return "< 1 %" if 0 < share < _ALMOST_NOTHING else f"{100 * share:.0f} %"
+
+
+def duration(seconds: float) -> str:
+    """Give a time in the unit that suits it: "350 us", "20.7 ms", "3.2 s", "3 min 20 s", "2 h 05 min"."""
+    for limit, scale, unit in _SHORT:
+        if seconds < limit:
+            return f"{number(round(seconds * scale, 3))} {unit}"
+    if seconds < _LONG:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), _MINUTE)
+    if minutes < _HOUR:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // _HOUR:,} h {minutes % _HOUR:02d} min"
+
+
+def megabytes(count: float) -> str:
+    """Give a number of bytes in decimal units: "812 kB", "38.2 MB", "1.24 GB"."""
+    scale, unit = next((scale, unit) for scale, unit in _UNITS if count >= scale or not scale)
+    return f"{number(count / (scale or 1e3))} {unit}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Give "1 worker", "2 workers", "3 batches"."""
+    if count == 1:
+        return f"{count:,} {noun}"
+    return f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def clean(value: Any, limit: int = CLIP) -> str:
+    """Make any object a single line of at most `limit` printable characters.
+
+    Control characters (NUL, terminal escapes, line ends) and lone surrogates, which no encoding takes, become the
+    replacement character. Not escaped for HTML: the page does that.
+    """
+    try:
+        text = value if isinstance(value, str) else str(value)
+    except Exception:  # noqa: BLE001 - the object is the user's, and so is its __str__: a report must not fail because of it
+        text = f"<{type(value).__name__}>"
+    cut = len(text) > limit
+    text = text[: limit - 1] if cut else text
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return text + "\N{HORIZONTAL ELLIPSIS}" if cut else text
+
+
+def tail(text: str, limit: int = CLIP) -> list[str]:
+    """Give the last lines of a text, cleaned, at most `limit` characters of it: of a traceback the end says most."""
+    return [clean(line, limit) for line in text[-limit:].splitlines() if line.strip()]

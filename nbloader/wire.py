@@ -1,0 +1,198 @@
+"""Frames between the notebook's process and one worker, over one duplex Unix socket, with file descriptors.
+
+A frame is 8 bytes of header (length, kind) and its body. Many small frames arrive with one system call. The
+notebook's end never blocks: what the socket does not take is kept, and sent when it can be written to again.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import os
+import socket
+import struct
+from enum import IntEnum
+from typing import TypeAlias
+
+Bytes: TypeAlias = "bytes | bytearray | memoryview"
+
+HEADER = struct.Struct("<II")
+READ_SIZE = 1 << 16  # below malloc's mmap threshold: a larger buffer costs page faults at every call
+MAX_FDS = 4  # with one frame
+ANCILLARY_SIZE = socket.CMSG_SPACE(4 * MAX_FDS)
+
+
+class Kind(IntEnum):
+    """What a frame holds."""
+
+    INIT = 1
+    """To the worker: surroundings and dataset."""
+    TASK = 2
+    """To the worker: make this batch."""
+    CANCEL = 3
+    """To the worker: forget the batches of this run that have not begun."""
+    READY = 4
+    """From the worker: the dataset is there."""
+    SEGMENT = 5
+    """From the worker, with a descriptor: a new segment."""
+    LAYOUT = 6
+    """From the worker: the structure that later batches refer to."""
+    BATCH = 7
+    """From the worker: a batch."""
+    ERROR = 8
+    """From the worker: a batch that could not be made."""
+    INIT_ERROR = 9
+    """From the worker: the dataset could not be rebuilt, or `worker_init_fn` raised."""
+    FORK = 10
+    """To the fork server, with four descriptors: start a worker."""
+
+
+class Channel:
+    """One end of the connection between the notebook's process and a worker.
+
+    Args:
+        sock: A connected Unix stream socket; the channel owns it.
+        blocking: True in the worker, False in the notebook's process.
+    """
+
+    def __init__(self, sock: socket.socket, *, blocking: bool) -> None:
+        sock.setblocking(blocking)
+        self._sock = sock
+        self._fileno = sock.fileno()
+        self._tail = b""
+        self._large: bytearray | None = None  # body of a frame that is larger than one read
+        self._large_kind = 0
+        self._large_got = 0
+        self._fds: collections.deque[int] = collections.deque()
+        self._backlog: collections.deque[memoryview] = collections.deque()
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for a selector."""
+        return self._fileno
+
+    @property
+    def backlogged(self) -> bool:
+        """Whether some bytes wait until the socket can be written to."""
+        return bool(self._backlog)
+
+    def send(self, kind: Kind, *parts: Bytes, fds: tuple[int, ...] = ()) -> None:
+        """Send one frame.
+
+        Args:
+            kind: What it holds.
+            parts: Its body, in pieces that are not joined before they are sent.
+            fds: Descriptors that go with it; the caller still owns (and closes) its own.
+
+        Raises:
+            OSError: The other end is gone.
+        """
+        pieces: list[Bytes] = [HEADER.pack(sum(len(p) for p in parts), kind), *parts]
+        if self._backlog:  # only the notebook's end has one, and it sends no descriptors once a worker runs
+            self._backlog.extend(memoryview(bytes(p)) for p in pieces)
+            self.flush()
+            return
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            sent = self._sock.sendmsg(pieces, ancillary)
+        except BlockingIOError:
+            sent = 0
+        for piece in pieces:
+            if sent >= len(piece):
+                sent -= len(piece)
+            else:
+                self._backlog.append(memoryview(bytes(memoryview(piece)[sent:])))
+                sent = 0
+        if self._backlog:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it (all of it on a blocking one)."""
+        while self._backlog:
+            head = self._backlog[0]
+            try:
+                sent = self._sock.send(head)
+            except BlockingIOError:
+                return
+            if sent == len(head):
+                self._backlog.popleft()
+            else:
+                self._backlog[0] = head[sent:]
+
+    def receive(self, *, wait: bool = True) -> list[tuple[int, Bytes]]:
+        """Read what is there: the frames that are complete now, as (kind, body). May be empty.
+
+        Args:
+            wait: False makes a blocking channel return at once when nothing is there.
+
+        Raises:
+            EOFError: The other end is closed and everything it sent has been read.
+        """
+        frames: list[tuple[int, Bytes]] = []
+        if self._large is not None:
+            self._fill_large(frames)
+            return frames
+        try:
+            data, ancillary, _flags, _address = self._sock.recvmsg(READ_SIZE, ANCILLARY_SIZE, 0 if wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return frames
+        except ConnectionResetError as error:
+            raise EOFError from error
+        if ancillary:
+            self._keep_fds(ancillary)
+        if not data:
+            raise EOFError
+        if self._tail:
+            data = self._tail + data
+        position, end = 0, len(data)
+        while end - position >= 8:
+            size, kind = HEADER.unpack_from(data, position)
+            start = position + 8
+            if size > end - start:
+                if size > READ_SIZE:
+                    self._large, self._large_kind, self._large_got = bytearray(size), kind, end - start
+                    self._large[: end - start] = data[start:]
+                    position = end
+                break
+            position = start + size
+            frames.append((kind, data[start:position]))
+        self._tail = data[position:]
+        return frames
+
+    def take_fd(self) -> int:
+        """The oldest descriptor that has arrived and was not taken yet; the caller owns it from now on."""
+        return self._fds.popleft()
+
+    def shut_down(self) -> None:
+        """Tell the other end that nothing more will come; what it sends can still be read."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close the socket and every descriptor that nobody took."""
+        while self._fds:
+            os.close(self._fds.popleft())
+        self._backlog.clear()
+        self._sock.close()
+
+    def _fill_large(self, frames: list[tuple[int, Bytes]]) -> None:
+        assert self._large is not None  # noqa: S101 - for the type checker
+        try:
+            got = self._sock.recv_into(memoryview(self._large)[self._large_got :])
+        except BlockingIOError:
+            return
+        except ConnectionResetError as error:
+            raise EOFError from error
+        if not got:
+            raise EOFError
+        self._large_got += got
+        if self._large_got == len(self._large):
+            frames.append((self._large_kind, self._large))
+            self._large = None
+
+    def _keep_fds(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        for level, what, raw in ancillary:
+            if level == socket.SOL_SOCKET and what == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
+                self._fds.extend(fds)

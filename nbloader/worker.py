@@ -1,0 +1,362 @@
+"""The worker's side: receive indices, fetch, collate into a segment, tell where it lies.
+
+    main() -> _settle(): surroundings, dataset -> loop: next task -> fetch -> encode -> send
+
+A worker leaves when its connection closes. It ignores SIGINT, which a kernel's children would otherwise get with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import mmap
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TextIO
+
+import cloudpickle
+import numpy as np
+
+from nbloader import fetch as f
+from nbloader.collate import ArrayToBeTensor, NotPlannedError, Plan, collate_object, convert, dump_object
+from nbloader.shm import INLINE_LIMIT, SegmentPool, aligned, load_shared
+from nbloader.wire import Bytes, Channel, Kind
+
+_clock = time.perf_counter_ns
+
+RESULT = struct.Struct("<qqiiqIIqqqqqiq")
+"""run, number, layout, segment, bytes, length of the extras, samples, fetch begin, fetch end, collate end, CPU of
+fetch, CPU of collate, position and time of the slowest sample."""
+
+NO_SEGMENT = -1
+PICKLED = -1
+"""In place of a layout: the extras hold (pickle, spans) of an object."""
+MAX_LAYOUTS = 256
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """What `get_worker_info()` gives inside a worker, as torch's."""
+
+    id: int
+    """Worker id, from 0."""
+    num_workers: int
+    seed: int
+    """Seed of this worker: the loader's base seed plus `id`, as in torch."""
+    dataset: Any
+    """This worker's copy of the dataset."""
+
+
+_info: WorkerInfo | None = None
+
+
+def get_worker_info() -> WorkerInfo | None:
+    """Inside a worker, what it is; None in the notebook's process. As `torch.utils.data.get_worker_info`."""
+    return _info
+
+
+class Surroundings(NamedTuple):
+    """What of the notebook's process a worker takes over."""
+
+    sys_path: list[str]
+    cwd: str
+    environ: dict[str, str]
+    argv: list[str]
+
+    @classmethod
+    def here(cls) -> Surroundings:
+        """Those of this process, now."""
+        try:
+            cwd = os.getcwd()
+        except FileNotFoundError:  # the folder was deleted under the notebook
+            cwd = ""
+        return cls(list(sys.path), cwd, dict(os.environ), list(sys.argv))
+
+    def take_over(self) -> None:
+        """Make them this process's."""
+        sys.path[:] = self.sys_path
+        sys.argv[:] = self.argv
+        for name in set(os.environ) - set(self.environ):
+            if not name.endswith("_NUM_THREADS"):
+                del os.environ[name]
+        os.environ.update(self.environ)
+        with contextlib.suppress(OSError):
+            os.chdir(self.cwd)
+
+
+class Start(NamedTuple):
+    """What a worker is sent first."""
+
+    surroundings: Surroundings
+    worker: int
+    num_workers: int
+    seed: int
+    batched: bool
+    output: str
+    transport: str
+    spans: list[tuple[int, int]]
+    shared: bool
+    """Whether a descriptor with the dataset's large arrays came along."""
+    payload: bytes
+    """Pickle of (dataset, collate_fn, worker_init_fn)."""
+
+
+def main(fd: int) -> None:
+    """Run a worker on its connection until that closes.
+
+    Args:
+        fd: Descriptor of the connected socket.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stdout = _line_writer(1)
+    sys.stderr = _line_writer(2)
+    faulthandler.enable(sys.stderr)
+    channel = Channel(socket.socket(fileno=fd), blocking=True)
+    with contextlib.suppress(EOFError, ConnectionError):
+        worker = _settle(channel)
+        if worker is not None:
+            worker.run()
+
+
+def _line_writer(fd: int) -> TextIO:
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def _settle(channel: Channel) -> Worker | None:
+    """Take over the surroundings and rebuild the dataset. None when that failed, which has been reported."""
+    frames = []
+    while not frames:
+        frames = channel.receive()
+    start: Start = pickle.loads(frames[0][1])
+    status_fd = channel.take_fd()
+    status = memoryview(mmap.mmap(status_fd, 8 * f.STATUS_SIZE)).cast("q")
+    os.close(status_fd)
+    status[f.SINCE] = _clock()
+    start.surroundings.take_over()
+    try:
+        dataset, collate_fn, worker_init_fn = load_shared(
+            start.payload, start.spans, channel.take_fd() if start.shared else None
+        )
+        _introduce(start, dataset)
+        if worker_init_fn is not None:
+            worker_init_fn(start.worker)
+    except Exception as error:  # whatever the user's code raises goes to the notebook
+        channel.send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
+        return None
+    channel.send(Kind.READY)
+    return Worker(channel, start, dataset, collate_fn, status, frames[1:])
+
+
+def _introduce(start: Start, dataset: Any) -> None:
+    """Make `get_worker_info()`, ours and torch's, answer; seed; hold numeric libraries to one thread."""
+    global _info
+    seed = start.seed + start.worker
+    _info = WorkerInfo(start.worker, start.num_workers, seed, dataset)
+    f.seed_everything(seed)
+    introduce_to_torch()
+
+
+def introduce_to_torch() -> None:
+    """Tell torch, if it has been imported meanwhile, that this process is a worker."""
+    data = sys.modules.get("torch.utils.data")
+    if data is None or _info is None or not hasattr(data, "_utils"):
+        return
+    theirs = data._utils.worker
+    if theirs._worker_info is None:
+        info = theirs.WorkerInfo(
+            id=_info.id, num_workers=_info.num_workers, seed=_info.seed, dataset=_info.dataset, worker_id=_info.id
+        )
+        theirs._worker_info = info
+        if "OMP_NUM_THREADS" not in os.environ:
+            sys.modules["torch"].set_num_threads(1)
+
+
+class Worker:
+    """The loop of a worker process.
+
+    Args:
+        channel: The connection to the notebook's process.
+        start: What it was sent first.
+        dataset: The rebuilt dataset.
+        collate_fn: The user's, or None for the default.
+        status: Where it tells what it is at.
+        frames: Frames that have come already.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        start: Start,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any] | None,
+        status: Any,
+        frames: list[tuple[int, Bytes]],
+    ) -> None:
+        self._channel = channel
+        self._batched = start.batched
+        self._as_tensor = ArrayToBeTensor if start.output == "torch" else np.asarray
+        self._shared_memory = start.transport == "shared_memory"
+        self._dataset = dataset
+        self._collate_fn = collate_fn
+        self._status = status
+        self._segments = SegmentPool()
+        self._layouts: dict[Any, int] = {}
+        self._torch_knows = False
+        self._pending = deque(frames)  # frames that have come and were not looked at
+
+    def run(self) -> None:
+        """Make batches until the connection closes (EOFError)."""
+        while True:
+            run, number, indices, seed = self._next_task()
+            f.seed_everything(seed)
+            try:
+                self._make(run, number, indices)
+            except (EOFError, BrokenPipeError, ConnectionResetError):
+                raise EOFError from None
+            except Exception as error:  # whatever the user's dataset or collate raises goes to the notebook
+                self._report(run, number, error)
+            if not self._torch_knows and "torch.utils.data" in sys.modules:
+                introduce_to_torch()
+                self._torch_knows = True
+
+    def _next_task(self) -> tuple[int, int, Any, int]:
+        status = self._status
+        status[f.STATE], status[f.NUMBER], status[f.SINCE] = f.IDLE, -1, _clock()
+        self._pending.extend(self._channel.receive(wait=False))  # a waiting CANCEL counts before the next task
+        while True:
+            cancelled = [pickle.loads(body) for kind, body in self._pending if kind == Kind.CANCEL]
+            if cancelled:
+                self._forget(set(cancelled))
+            if self._pending:
+                break
+            self._pending.extend(self._channel.receive())
+        _kind, body = self._pending.popleft()
+        run, number, indices, seed, returned = pickle.loads(body)
+        self._segments.give_back(returned)
+        status[f.RUN], status[f.NUMBER] = run, number
+        return run, number, indices, seed
+
+    def _forget(self, runs: set[int]) -> None:
+        kept = []
+        for kind, body in self._pending:
+            if kind == Kind.TASK:
+                run, _number, _indices, _seed, returned = pickle.loads(body)
+                if run in runs:
+                    self._segments.give_back(returned)
+                else:
+                    kept.append((kind, body))
+        self._pending = deque(kept)
+
+    def _make(self, run: int, number: int, indices: Any) -> None:
+        status = self._status
+        cpu_0 = time.process_time_ns()
+        got = f.fetch(self._dataset, indices, batched=self._batched, status=status)
+        cpu_1 = time.process_time_ns()
+        status[f.STATE], status[f.SINCE] = f.COLLATING, got.end
+        samples = got.samples
+        size = len(samples) if self._batched else 1
+        layout, extras, nbytes, memory, segment = self._encode(samples)
+        cpu_2, end = time.process_time_ns(), _clock()
+        status[f.STATE], status[f.SINCE] = f.SENDING, end
+        sys.stdout.flush()
+        header = RESULT.pack(
+            run, number, layout, segment, nbytes, len(extras), size,
+            got.begin, got.end, end, cpu_1 - cpu_0, cpu_2 - cpu_1, got.slowest, got.slowest_ns,
+        )  # fmt: skip
+        if segment == NO_SEGMENT:
+            self._channel.send(Kind.BATCH, header, extras, memory)
+        else:
+            self._channel.send(Kind.BATCH, header, extras)
+
+    def _encode(self, samples: Any) -> tuple[int, bytes, int, Any, int]:
+        """Collate and write. Returns (layout, extras, bytes, memory, segment)."""
+        if self._collate_fn is not None:
+            return self._encode_object(self._collate_fn(samples))
+        if not self._batched:
+            return self._encode_object(convert(samples, self._as_tensor))
+        if not self._shared_memory:
+            return self._encode_object(collate_object(samples))
+        if not isinstance(samples, list):
+            samples = list(samples)
+        try:
+            plan = Plan(samples)
+        except NotPlannedError:
+            return self._encode_object(collate_object(samples))
+        layout = self._layout(plan.tree)
+        memory, segment = self._take(plan.nbytes)
+        try:
+            plan.fill(memory)
+        except BaseException:
+            if segment != NO_SEGMENT:
+                self._segments.give_back([segment])
+            raise
+        extras = dump_object(plan.extras, out_of_band=False)[0] if plan.extras else b""
+        return layout, extras, plan.nbytes, memory, segment
+
+    def _encode_object(self, batch: Any) -> tuple[int, bytes, int, Any, int]:
+        data, buffers = dump_object(batch, out_of_band=self._shared_memory)
+        spans, nbytes = [], 0
+        for raw in buffers:
+            spans.append((nbytes, raw.nbytes))
+            nbytes += aligned(raw.nbytes)
+        memory, segment = self._take(nbytes)
+        view = memoryview(memory)
+        for raw, (start, size) in zip(buffers, spans, strict=True):
+            view[start : start + size] = raw
+        return PICKLED, pickle.dumps((data, spans), 5), nbytes, memory, segment
+
+    def _take(self, nbytes: int) -> tuple[Any, int]:
+        """Memory for a batch: a segment, or for a small one a buffer that goes with the message."""
+        if nbytes < INLINE_LIMIT:
+            return bytearray(nbytes), NO_SEGMENT
+        segment, memory, fd = self._segments.take(nbytes)
+        if fd is not None:
+            try:
+                self._channel.send(Kind.SEGMENT, segment.to_bytes(8, "little"), fds=(fd,))
+            finally:
+                os.close(fd)
+        return memory, segment
+
+    def _layout(self, tree: Any) -> int:
+        layout = self._layouts.get(tree)
+        if layout is None:
+            if len(self._layouts) >= MAX_LAYOUTS:
+                self._layouts.clear()
+            layout = self._layouts[tree] = len(self._layouts)
+            self._channel.send(Kind.LAYOUT, layout.to_bytes(8, "little"), cloudpickle.dumps(tree))
+        return layout
+
+    def _report(self, run: int, number: int, error: Exception) -> None:
+        fetching = self._status[f.STATE] == f.FETCHING
+        position = int(self._status[f.POSITION]) if fetching and self._batched else -1
+        sys.stdout.flush()
+        stage = "fetch" if fetching else "collate"
+        self._channel.send(Kind.ERROR, pickle.dumps((run, number, stage, position, describe(error))))
+
+
+def describe(error: BaseException) -> tuple[bytes | None, str, str, str]:
+    """An error for another process: (pickle or None, type name, message, traceback)."""
+    own = "nbloader"
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(own):
+        trace = trace.tb_next  # begin at the user's code
+    text = "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
+    try:
+        data = cloudpickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # an exception's own pickling may raise anything
+        data = None
+    try:
+        message = str(error)
+    except Exception:  # so may its __str__
+        message = "<no message: its __str__ raises>"
+    return data, type(error).__name__, message, text

@@ -1,0 +1,235 @@
+"""A Jupyter server and a browser, started once for all browser tests, with a kernel for each ipykernel to test on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+KERNELS = Path(sys.prefix) / "kernels"
+"""Where `make` puts other versions of ipykernel, one folder each."""
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+BROWSER_ARGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+TIMEOUT = 60_000
+"""Milliseconds that the browser waits for anything; a failure, not a pause."""
+
+
+def missing(what: str) -> None:
+    """Skip a browser test, or fail it where browser tests are required."""
+    if os.environ.get("NBLOADER_REQUIRE_BROWSER") == "1":
+        pytest.fail(what)
+    pytest.skip(what)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """An installed Chromium or Chrome."""
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        missing("no Chromium or Chrome found; install one, for example: apt-get install chromium")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=list(BROWSER_ARGS))
+        yield chromium
+        chromium.close()
+
+
+class Server:
+    """A running Jupyter server, which serves JupyterLab and Notebook 7."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        folders = {
+            "JUPYTER_CONFIG_DIR": "config",
+            "JUPYTER_DATA_DIR": "data",
+            "JUPYTER_RUNTIME_DIR": "runtime",
+            "JUPYTERLAB_SETTINGS_DIR": "settings",
+            "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+            "IPYTHONDIR": "ipython",
+        }
+        env = os.environ | {name: str(root / ".jupyter" / folder) for name, folder in folders.items()}
+        for kernel in kernels():
+            self._write_kernelspec(kernel)
+        self._write_setting("notification", {"fetchNews": "false", "checkForUpdates": False})
+        self._log = (root / "server.log").open("w")
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser"),
+                *("--ServerApp.ip=127.0.0.1", f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0"),
+                *("--IdentityProvider.token=", "--ServerApp.disable_check_xsrf=True", f"--ServerApp.root_dir={root}", "--LabApp.news_url=None"),
+                "--JupyterNotebookApp.expose_app_in_browser=True",
+                "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+            ],
+            env=env,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def wait_until_ready(self) -> None:
+        """Wait for the first answer."""
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                self.get("/api")
+                return
+            except OSError as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError((self.root / "server.log").read_text()) from error
+                time.sleep(0.1)  # there is nothing to wait on before the server listens
+
+    def get(self, path: str) -> Any:
+        """Ask the server's REST interface."""
+        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+            return json.load(answer)
+
+    def close(self) -> None:
+        """Stop the kernels, then the server."""
+        for kernel in self.get("/api/kernels"):
+            self.delete_kernel(kernel["id"])
+        self._process.terminate()
+        self._process.wait(20)
+        self._log.close()
+
+    def delete_kernel(self, kernel_id: str) -> None:
+        """Shut a kernel down."""
+        request = urllib.request.Request(f"{self.url}/api/kernels/{kernel_id}", method="DELETE")
+        try:
+            urllib.request.urlopen(request, timeout=20).close()
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+
+    def _write_setting(self, name: str, values: dict[str, Any]) -> None:
+        folder = self.root / ".jupyter" / "settings" / "@jupyterlab" / "apputils-extension"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.jupyterlab-settings").write_text(json.dumps(values))
+
+    def _write_kernelspec(self, kernel: str) -> None:
+        folder = self.root / ".jupyter" / "data" / "kernels" / kernel
+        folder.mkdir(parents=True)
+        path = [str(ROOT), str(HERE)]
+        if kernel != "current":
+            path.insert(0, str(KERNELS / kernel))
+        spec = {
+            "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            "display_name": kernel,
+            "language": "python",
+            "env": {"PYTHONPATH": os.pathsep.join(path)},
+        }
+        (folder / "kernel.json").write_text(json.dumps(spec))
+
+
+def kernels() -> list[str]:
+    """Names of the kernels to test on: this environment's own, and what `make` installed beside it."""
+    others = sorted(path.name for path in KERNELS.glob("ipykernel-*")) if KERNELS.is_dir() else []
+    return ["current", *others]
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[Server]:
+    """The server; it asks for the browser so that nothing is started where there is none."""
+    server = Server(tmp_path_factory.mktemp("jupyter"))
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.close()
+
+
+class Notebook:
+    """A notebook open in a page of its own."""
+
+    _PANEL = "[...jupyterapp.shell.widgets('main')].find(w => w.context?.sessionContext && w.content?.model)"
+
+    def __init__(self, server: Server, page: Any, app: str, path: Path) -> None:
+        self.server, self.page, self.path = server, page, path
+        # A workspace of its own, or JupyterLab would also open what the test before had open.
+        prefix = {"lab": f"/lab/workspaces/{path.stem}/tree", "notebook": "/notebooks"}[app]
+        self.url = f"{server.url}{prefix}/{path.name}"
+        self.open()
+
+    def open(self) -> None:
+        """Load the page, or load it again; the kernel goes on."""
+        self.page.goto(self.url)
+        self.page.wait_for_selector(".jp-Notebook .jp-CodeCell")
+        self.page.wait_for_function(f"() => {self._PANEL}?.context.sessionContext.session?.kernel?.status")
+
+    def run_all(self) -> None:
+        """Start all cells; does not wait for them."""
+        self.page.wait_for_function(f"() => {self._PANEL}.context.sessionContext.session?.kernel?.status === 'idle'")
+        self.page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells').catch(() => {}); }")
+
+    def wait_until_run(self, cell: int) -> str:
+        """Wait until a cell has ended, and give its outputs as JSON text.
+
+        The kernel's own status says nothing: with subshells it reads idle while a cell runs.
+        """
+        self.page.wait_for_function(
+            f"() => {self._PANEL}?.content.widgets[{cell}]?.model.executionCount != null"
+            f" && {self._PANEL}.content.widgets[{cell}].model.executionState !== 'running'"
+        )
+        return self.outputs(cell)
+
+    def outputs(self, cell: int) -> str:
+        """A cell's outputs as JSON text."""
+        outputs: str = self.page.evaluate(f"() => JSON.stringify({self._PANEL}.content.widgets[{cell}].model.outputs.toJSON())")
+        return outputs
+
+    def save(self) -> Any:
+        """Save the notebook and read it from the disk."""
+        self.page.evaluate(f"() => {self._PANEL}.context.save()")
+        return nbformat.read(self.path, as_version=4)
+
+    def shut_down_kernel(self) -> None:
+        """As by the menu."""
+        self.page.evaluate(f"() => {self._PANEL}.context.sessionContext.shutdown()")
+
+
+@pytest.fixture
+def open_notebook(server: Server, browser: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Notebook]]:
+    """A function that makes a notebook of some cells and opens it."""
+    opened: list[Notebook] = []
+
+    def open_one(*cells: str, app: str = "lab", kernel: str = "current", **page_options: Any) -> Notebook:
+        if kernel not in kernels():
+            missing(f"{kernel} is not installed beside {sys.prefix}; make test installs it")
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        notebook.metadata.kernelspec = {"name": kernel, "display_name": kernel, "language": "python"}
+        path = server.root / f"{request.node.name.replace('[', '-').rstrip(']')}-{len(opened)}.ipynb"
+        nbformat.write(notebook, path)
+        page = browser.new_page(viewport={"width": 1300, "height": 1400}, **page_options)
+        page.set_default_timeout(TIMEOUT)
+        opened.append(Notebook(server, page, app, path))
+        return opened[-1]
+
+    yield open_one
+    for notebook in opened:
+        notebook.page.close()
+    for kernel in server.get("/api/kernels"):
+        server.delete_kernel(kernel["id"])

@@ -1,0 +1,172 @@
+"""A loader that follows a script, for looking at the dashboard without workers, data or chance.
+
+It has the part of a loader that the dashboard knows (`LoaderControl`), and can be iterated. Two of its workers make
+batches at a steady pace; worker 1 hangs in the batch `hang_at` until it is restarted.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from nbloader.events import EpochEnded, EpochStarted, EventBus, LoaderClosed, LoaderPaused, LoaderResumed, WorkerRestarted
+from nbloader.stats import STAGES, Point, SlowSample, Snapshot, StageStats, WorkerStats
+
+
+class FakeLoader:
+    """Scripted loader.
+
+    Args:
+        batches: Batches in an epoch.
+        workers: Workers shown.
+        pace: Seconds for which the consumer waits for each batch.
+        hang_at: Batch at which worker 1 hangs; None for never.
+    """
+
+    def __init__(self, batches: int = 40, workers: int = 3, pace: float = 0.05, hang_at: int | None = None) -> None:
+        self.events = EventBus()
+        self.batches, self.pace, self.hang_at = batches, pace, hang_at
+        self.done = 0
+        self.state = "new"
+        self.epoch = -1
+        self.commands: list[str] = []
+        self.restarts = [0] * workers
+        self._hung_since: float | None = None
+        self._callbacks: list[Callable[[], object]] = []
+        self._change = threading.Condition()
+        self._zero = time.perf_counter()
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        self.done = 0
+        self.state = "running"
+        self.events.publish(EpochStarted(time.perf_counter_ns(), self.epoch, self.epoch, self.batches, len(self.restarts)))
+        reason = "abandoned"
+        try:
+            for batch in range(self.batches):
+                self._wait_for(batch)
+                yield batch
+                self.done += 1
+            reason = "exhausted"
+        finally:
+            self.state = "idle"
+            self.events.publish(EpochEnded(time.perf_counter_ns(), self.epoch, self.epoch, self.done, reason))
+
+    def _wait_for(self, batch: int) -> None:
+        ready = time.perf_counter() + self.pace
+        with self._change:
+            if batch == self.hang_at and self.restarts[1] == 0:
+                self._hung_since = time.perf_counter()
+            while self._hung_since or self.state == "paused" or time.perf_counter() < ready:
+                for callback in self._callbacks:
+                    callback()
+                self._change.wait(min(0.1, self.pace))
+
+    def stats(self) -> Snapshot:
+        now = time.perf_counter() - self._zero
+        hung = self._hung_since and time.perf_counter() - self._hung_since
+        rate = 0.0 if hung else 1 / self.pace
+        workers = tuple(
+            WorkerStats(
+                worker=i,
+                pid=4000 + i + 100 * n,
+                state="fetching" if self.state == "running" else "idle",
+                batch=self.done + i if self.state == "running" else None,
+                batch_age=(hung if hung and i == 1 else 0.04) if self.state == "running" else None,
+                sample=32 * (self.done + i) if self.state == "running" else None,
+                queued=2 if self.state == "running" else 0,
+                batches=self.done // len(self.restarts),
+                batches_per_second=rate / len(self.restarts),
+                restarts=n,
+                errors=0,
+                cpu_percent=3.0 if hung else 87.0 - i,
+                rss=212_000_000 + i * 1_000_000,
+                exit_reason="restarted by request" if n else "",
+                stderr_tail="",
+                stuck=bool(hung and hung > 0.5 and i == 1),
+            )
+            for i, n in enumerate(self.restarts)
+        )
+        return Snapshot(
+            state=self.state,
+            epoch=self.epoch,
+            batches_done=self.done,
+            batches_total=self.batches,
+            samples_done=32 * self.done,
+            elapsed=now if self.state == "running" else 12.0,
+            eta=(self.batches - self.done) * self.pace,
+            batches_per_second=rate,
+            samples_per_second=32 * rate,
+            mb_per_second=19.3 * rate,
+            wait_share=1.0 if hung else 0.42,
+            wait_share_epoch=0.45,
+            waiting=hung or None,
+            waiting_for=self.done if hung else None,
+            window=2 * len(self.restarts),
+            in_flight=4,
+            reordering=2 if hung else 1,
+            ready=0 if hung else 1,
+            stages=tuple(StageStats(name, 5.0 + i, 4.2 * (i + 1), 9.0, 20.0) for i, name in enumerate(STAGES)),
+            cpu_share=0.91,
+            workers=workers,
+            slowest=(SlowSample("<script>alert(1)</script>", 1.3, 3, 0, 1),),
+            errors=0,
+            deaths=0,
+            restarts=sum(self.restarts),
+            verdict=(
+                f"Worker 1 has been at batch {self.done} for {hung:.0f} s, and the loop waits for it."
+                if hung
+                else "Your loop waits 42 % of its time: the workers compute (91 % of fetch), so more of them would help."
+            ),
+        )
+
+    def points(self) -> list[Point]:
+        n = int((time.perf_counter() - self._zero) / 0.25)
+        return [
+            Point(
+                time=i / 4,
+                in_flight=4 + math.sin(i / 3),
+                reordering=1 + math.cos(i / 5),
+                ready=1.0 + (i % 7 == 0),
+                batches_per_second=18 + 3 * math.sin(i / 9),
+                wait_share=0.42 + 0.2 * math.sin(i / 6),
+                stages=tuple(2.0 + k + math.sin(i / 4 + k) for k in range(len(STAGES))),
+            )
+            for i in range(n)
+        ]
+
+    def restart_workers(self, ids: Iterable[int] | None = None) -> None:
+        with self._change:
+            for i in range(len(self.restarts)) if ids is None else ids:
+                self.commands.append(f"restart {i}")
+                self.restarts[i] += 1
+                if i == 1:
+                    self._hung_since = None
+                self.events.publish(WorkerRestarted(time.perf_counter_ns(), i, "request"))
+            self._change.notify_all()
+
+    def pause(self) -> None:
+        with self._change:
+            self.commands.append("pause")
+            self.state = "paused"
+        self.events.publish(LoaderPaused(time.perf_counter_ns()))
+
+    def resume(self) -> None:
+        with self._change:
+            self.commands.append("resume")
+            self.state = "running"
+            self._change.notify_all()
+        self.events.publish(LoaderResumed(time.perf_counter_ns()))
+
+    def close(self) -> None:
+        self.state = "closed"
+        self.events.publish(LoaderClosed(time.perf_counter_ns()))
+
+    def on_wait(self, callback: Callable[[], object]) -> Callable[[], None]:
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)

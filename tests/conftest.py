@@ -1,0 +1,34 @@
+"""What all tests share: none leaves a process, a thread, a file descriptor or a shared-memory file behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import leaks
+import pytest
+
+# A busy machine makes an example slow, not wrong; and what failed once in CI must fail again here.
+hypothesis.settings.register_profile("nbloader", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
+hypothesis.settings.load_profile("nbloader")
+
+GRACE = 10.0
+"""Seconds in which what a test has just closed may finish ending."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves something behind.
+
+    Fixtures of wider scope are set up before and live on, with whatever they start meanwhile: a browser, a Jupyter
+    server. A test that must leave something says so with the marker `leaves_behind("reason")`.
+    """
+    if request.node.get_closest_marker("leaves_behind"):
+        yield
+        return
+    before = leaks.Belongings.now()
+    yield
+    left = leaks.left_behind(before, GRACE)
+    if left:
+        pytest.fail(f"the test left behind:\n{left}", pytrace=False)

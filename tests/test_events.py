@@ -1,0 +1,172 @@
+"""Claims about events and the bus that carries them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from typing import get_args
+
+import pytest
+
+from nbloader import events
+from nbloader.events import BatchRecord, EventBus, LoaderPaused, WorkerStarted
+
+RECORD = BatchRecord(
+    **dict.fromkeys(BatchRecord._fields, 0) | {"transport": "segment", "requested": 10, "delivered": 35}  # type: ignore[arg-type]
+)
+
+
+def test_events_come_in_order_to_every_kind_of_subscriber():
+    bus = EventBus()
+    seen: list[events.Event] = []
+    sent = [LoaderPaused(1), RECORD, LoaderPaused(3)]
+    with bus.subscribe() as buffered, bus.subscribe(seen.append):
+        for event in sent:
+            bus.publish(event)
+        assert seen == sent
+        assert buffered.drain() == sent
+        assert buffered.drain() == []
+        bus.publish(sent[0])
+        assert list(buffered) == [sent[0]]
+    assert list(bus.history) == [*sent, sent[0]]
+
+
+def test_only_events_after_the_subscription_are_buffered():
+    bus = EventBus()
+    bus.publish(LoaderPaused(1))
+    with bus.subscribe() as subscription:
+        bus.publish(LoaderPaused(2))
+        assert subscription.drain() == [LoaderPaused(2)]
+
+
+def test_a_callback_that_raises_is_removed_and_logged(caplog: pytest.LogCaptureFixture):
+    bus = EventBus()
+    calls: list[events.Event] = []
+
+    def broken(event: events.Event) -> None:
+        calls.append(event)
+        raise RuntimeError("this callback is broken")
+
+    bus.subscribe(broken)
+    with bus.subscribe() as healthy, caplog.at_level(logging.ERROR, logger="nbloader.events"):
+        bus.publish(LoaderPaused(1))
+        bus.publish(LoaderPaused(2))
+        assert healthy.drain() == [LoaderPaused(1), LoaderPaused(2)], "the others go on"
+    assert calls == [LoaderPaused(1)]
+    assert len(caplog.records) == 1
+    assert "this callback is broken" in caplog.text
+
+
+def test_a_full_buffer_drops_the_oldest_and_counts():
+    bus = EventBus()
+    with bus.subscribe(maxlen=3) as subscription:
+        for time in range(10):
+            bus.publish(LoaderPaused(time))
+        assert subscription.dropped == 7
+        assert subscription.drain() == [LoaderPaused(7), LoaderPaused(8), LoaderPaused(9)]
+        bus.publish(LoaderPaused(10))
+        assert subscription.dropped == 7, "drained in time"
+
+
+def test_the_history_is_bounded():
+    bus = EventBus(history=5)
+    for time in range(20):
+        bus.publish(LoaderPaused(time))
+    assert [event.time for event in bus.history] == [15, 16, 17, 18, 19]  # type: ignore[union-attr]
+
+
+def test_batches_gives_only_the_records():
+    bus = EventBus()
+    for event in (LoaderPaused(1), RECORD, LoaderPaused(2), RECORD._replace(index=1)):
+        bus.publish(event)
+    assert bus.batches() == [RECORD, RECORD._replace(index=1)]
+
+
+@pytest.mark.parametrize("maxlen", [0, -1])
+def test_a_buffer_of_no_size_is_refused(maxlen: int):
+    with pytest.raises(ValueError, match=rf"maxlen must be at least 1, not {maxlen}"):
+        EventBus().subscribe(maxlen=maxlen)
+
+
+def test_a_callback_that_cannot_be_called_is_refused():
+    with pytest.raises(TypeError, match=r"callback must be callable or None, not int: 3"):
+        EventBus().subscribe(3)  # type: ignore[arg-type]
+
+
+def test_a_closed_subscription_gets_nothing_more_and_closes_twice():
+    bus = EventBus()
+    subscription = bus.subscribe()
+    bus.publish(LoaderPaused(1))
+    subscription.close()
+    subscription.close()
+    bus.publish(LoaderPaused(2))
+    assert subscription.drain() == [LoaderPaused(1)]
+
+
+def test_a_callback_may_close_its_own_subscription():
+    bus = EventBus()
+    seen: list[events.Event] = []
+
+    def once(event: events.Event) -> None:
+        seen.append(event)
+        subscription.close()
+
+    subscription = bus.subscribe(once)
+    bus.publish(LoaderPaused(1))
+    bus.publish(LoaderPaused(2))
+    assert seen == [LoaderPaused(1)]
+
+
+def test_subscribing_closing_and_reading_while_others_publish():
+    bus = EventBus(history=100)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def publish() -> None:
+        try:
+            while not stop.is_set():
+                bus.publish(RECORD)
+        except BaseException as error:
+            failures.append(error)
+
+    def come_and_go() -> None:
+        try:
+            for _ in range(300):
+                with bus.subscribe(maxlen=10) as subscription:
+                    subscription.drain()
+                    bus.batches()
+        except BaseException as error:
+            failures.append(error)
+
+    publishers = [threading.Thread(target=publish) for _ in range(2)]
+    visitors = [threading.Thread(target=come_and_go) for _ in range(4)]
+    for thread in publishers + visitors:
+        thread.start()
+    for thread in visitors:
+        thread.join()
+    stop.set()
+    for thread in publishers:
+        thread.join()
+    assert failures == []
+    assert bus._subscribers == (), "every subscription that was closed is gone"
+
+
+def test_no_event_can_be_changed():
+    kinds = [kind for kind in get_args(events.Event) if kind is not BatchRecord]
+    assert len(kinds) == 11
+    for kind in kinds:
+        event = kind(*[0] * len(dataclasses.fields(kind)))
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            event.time = 1
+        assert not hasattr(event, "__dict__"), "slotted"
+    with pytest.raises(AttributeError):
+        RECORD.index = 1  # type: ignore[misc]
+
+
+def test_events_compare_by_value():
+    assert WorkerStarted(1, 2, 3) == WorkerStarted(1, 2, 3) != WorkerStarted(1, 2, 4)
+
+
+def test_a_record_knows_how_long_the_consumer_waited():
+    assert RECORD.waited == 25

@@ -1,0 +1,189 @@
+"""What is installed is whole, light to import, and clean: the wheel, the import, the notebooks, the settings."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGE = ROOT / "nbloader"
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from a copy so that the tree stays as it is."""
+    copy = tmp_path_factory.mktemp("source")
+    shutil.copytree(PACKAGE, copy / "nbloader", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        "dist",
+        ".",
+    ]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = (copy / "dist").glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
+    expected = {
+        str(p.relative_to(ROOT).as_posix())
+        for p in PACKAGE.rglob("*")
+        if p.suffix in {".py", ".js", ".css"} or p.name == "py.typed"
+    }
+    assert {"nbloader/py.typed", "nbloader/__init__.py"} <= expected
+    assert any(name.endswith(".js") for name in expected)
+    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
+
+
+def test_the_wheel_carries_the_licence_and_asks_for_no_particular_torch(wheel):
+    names = wheel.namelist()
+    assert any(name.endswith("/LICENSE") for name in names)
+    (metadata,) = (wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
+    needed = set(re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE))
+    assert needed == {"numpy", "torch", "cloudpickle", "psutil", "ipywidgets", "anywidget", "bokeh"}
+    (torch,) = re.findall(r"^Requires-Dist: torch(.*)$", metadata, re.MULTILINE)
+    assert re.fullmatch(r">=[\d.]+", torch)
+
+
+def test_the_version_is_the_one_in_the_metadata():
+    import nbloader
+
+    assert nbloader.__version__ == importlib.metadata.version("nbloader")
+
+
+def test_there_are_at_most_about_a_dozen_public_names_and_all_are_described():
+    import nbloader
+
+    assert 0 < len(nbloader.__all__) <= 14
+    for name in nbloader.__all__:
+        thing = getattr(nbloader, name)
+        assert isinstance(thing, str) or (thing.__doc__ or "").strip(), f"nbloader.{name} has no docstring"
+
+
+def test_importing_it_imports_neither_torch_nor_a_front_end():
+    code = "import sys, nbloader; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    heavy = {"torch", "ipywidgets", "anywidget", "bokeh", "IPython", "ipykernel", "PIL", "skimage"}
+    assert heavy.isdisjoint(done.stdout.split())
+
+
+def test_importing_it_takes_less_than_150_ms():
+    def milliseconds():
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-c", "import nbloader"],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        (cumulative,) = re.findall(r"\|\s*(\d+) \| nbloader$", done.stderr, re.MULTILINE)
+        return int(cumulative) / 1000
+
+    # The best of a few: other work on the machine can only add to it.
+    best = min(milliseconds() for _ in range(5))
+    assert best < 150, f"import nbloader took {best:.0f} ms at best"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
+def test_a_notebook_is_saved_without_outputs_and_without_widget_state(path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert set(notebook["metadata"]) <= {"kernelspec", "language_info"}
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    assert set(notebook["metadata"].get("language_info", {})) <= {"name"}
+    for cell in notebook["cells"]:
+        assert set(cell["metadata"]) <= {"tags"}
+        if cell["cell_type"] == "code":
+            assert (cell["outputs"], cell["execution_count"]) == ([], None), f"cell {cell['id']} has an output"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
+def test_each_code_cell_of_a_notebook_follows_a_short_text(path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    for before, cell in itertools.pairwise(cells):
+        if cell["cell_type"] == "code":
+            text = "".join(before["source"])
+            assert before["cell_type"] == "markdown", f"cell {cell['id']} has no text"
+            assert len(text.splitlines()) <= 8, f"the text before cell {cell['id']} is long"
+
+
+def test_there_is_a_notebook():
+    assert NOTEBOOKS, "the tests above had nothing to look at"
+
+
+@pytest.mark.parametrize("suffix", [".py", ".js", ".css"])
+def test_no_file_is_longer_than_about_400_lines(suffix):
+    long = {
+        str(p.relative_to(ROOT)): lines
+        for p in PACKAGE.rglob(f"*{suffix}")
+        if (lines := len(p.read_text(encoding="utf-8").splitlines())) > 450
+    }
+    assert not long
+
+
+def test_torch_is_pinned_for_the_projects_own_environments_only():
+    assert re.search(r"^torch==\d", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+class TestMakefile:
+    """The two commands of the README, as far as they go without installing anything."""
+
+    @staticmethod
+    def make(tmp_path, *arguments, **variables):
+        shutil.copy(ROOT / "Makefile", tmp_path)
+        env = {k: v for k, v in os.environ.items() if k not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
+        return subprocess.run(
+            ["make", *arguments, *(f"{k}={v}" for k, v in variables.items())],
+            cwd=tmp_path, capture_output=True, text=True, check=False, env=env,
+        )  # fmt: skip
+
+    def test_an_old_python_is_refused_with_what_to_do(self, tmp_path):
+        old = tmp_path / "python3.9"
+        old.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo Python 3.9.18; exit 0; }\nexit 1\n')
+        old.chmod(0o755)
+        (tmp_path / "pyproject.toml").touch()
+        (tmp_path / "constraints.txt").touch()
+        done = self.make(tmp_path, "test", PYTHON=old)
+        assert done.returncode != 0
+        assert "nbloader needs Python 3.10 or newer" in done.stderr
+        assert "is Python 3.9.18" in done.stderr
+        assert "make PYTHON=" in done.stderr
+        assert not (tmp_path / ".venv").exists()
+
+    def test_a_python_that_is_not_there_is_said_so(self, tmp_path):
+        done = self.make(tmp_path, "demo", PYTHON="python3-that-is-not-there")
+        assert done.returncode != 0
+        assert "There is no python3-that-is-not-there here" in done.stderr
+
+    @pytest.mark.parametrize("step", ["ruff check", "ruff format --check", "mypy", "pytest"])
+    def test_make_test_fails_when_any_of_its_steps_fails(self, tmp_path, step):
+        python = tmp_path / ".venv/bin/python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f'#!/bin/sh\necho "$*" >> ran\ncase "$*" in *"-m {step}"*) exit 1;; esac\n')
+        python.chmod(0o755)
+        for name in ("pyproject.toml", "constraints.txt", ".venv/.made", ".venv/.made-test"):
+            (tmp_path / name).touch()
+        for version in ("6.30", "7.3"):
+            (tmp_path / f".venv/kernels/ipykernel-{version}").mkdir(parents=True)
+            (tmp_path / f".venv/kernels/ipykernel-{version}/.made").touch()
+        assert self.make(tmp_path, "test").returncode != 0
+        assert f"-m {step}" in (tmp_path / "ran").read_text().splitlines()[-1]

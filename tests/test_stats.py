@@ -1,0 +1,790 @@
+"""Claims about the fold from events to snapshots, its verdicts, and how snapshots read."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import itertools
+import math
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbloader import stats
+from nbloader.events import (
+    BatchFailed,
+    BatchRecord,
+    DatasetReloaded,
+    EpochEnded,
+    EpochStarted,
+    Event,
+    LoaderClosed,
+    LoaderPaused,
+    LoaderResumed,
+    WorkerDied,
+    WorkerReady,
+    WorkerRestarted,
+    WorkerStarted,
+)
+from nbloader.stats import Gauges, Snapshot, StatsFold, WorkerGauge
+from nbloader.text import clean, duration, megabytes, number, percent, plural
+
+MS = 1_000_000
+S = 1000 * MS
+START = 100 * S
+
+
+def gauge(worker: int = 0, **changes: Any) -> WorkerGauge:
+    given_ = {
+        "worker": worker,
+        "pid": 1000 + worker,
+        "state": "idle",
+        "batch": None,
+        "since": START,
+        "sample": None,
+        "queued": 0,
+        "exit_reason": "",
+        "stderr_tail": "",
+        "cpu_percent": None,
+        "rss": None,
+    }
+    return WorkerGauge(**(given_ | changes))
+
+
+def gauges(now: int, *workers: WorkerGauge, **changes: Any) -> Gauges:
+    given_ = {
+        "now": now,
+        "state": "running",
+        "window": 4,
+        "in_flight": 2,
+        "reordering": 0,
+        "ready": 0,
+        "waiting_since": None,
+        "waiting_for": None,
+        "workers": workers,
+    }
+    return Gauges(**(given_ | changes))
+
+
+def record(requested: int, *, wait: int = 0, step: int = 10 * MS, make: int = 20 * MS, **changes: Any) -> BatchRecord:
+    """A batch asked for at `requested`, that the consumer waited for and worked on for so many ns."""
+    delivered = requested + wait
+    collated = delivered - MS
+    given_ = {
+        "run": 0,
+        "epoch": 0,
+        "index": 0,
+        "worker": 0,
+        "pid": 1000,
+        "attempt": 1,
+        "samples": 16,
+        "nbytes": 1_000_000,
+        "transport": "segment",
+        "requested": requested,
+        "dispatched": collated - make - 5 * MS,
+        "fetch_begin": collated - make,
+        "fetched": collated - make // 10,
+        "collated": collated,
+        "received": collated + MS // 2,
+        "in_order": collated + MS // 2,
+        "delivered": delivered,
+        "returned": delivered + step,
+        "fetch_cpu": make * 9 // 10,
+        "collate_cpu": make // 10,
+        "in_flight": 2,
+        "reordering": 0,
+        "ready": 1,
+        "slowest_index": 7,
+        "slowest_ns": 2 * MS,
+    }
+    given_["pid"] = 1000 + changes.get("worker", 0)
+    return BatchRecord(**(given_ | changes))
+
+
+def loop(
+    fold: StatsFold, batches: int, *, begin: int = START, run: int = 0, workers: int = 2, cycle: Any = None, **how: Any
+) -> int:
+    """Feed an epoch's start and some batches, one after the other; give the time at which the last one came back."""
+    fold.update(EpochStarted(begin, run, run, 100, workers))
+    now = begin
+    for index in range(batches):
+        changes = how | {"worker": index % workers if workers else -1} | (cycle(index) if cycle else {})
+        made = record(now, index=index, run=run, epoch=run, **changes)
+        fold.update(made)
+        now = made.returned or made.delivered
+    return now
+
+
+def pair(**changes: Any) -> tuple[WorkerGauge, WorkerGauge]:
+    return gauge(0, **changes), gauge(1, **changes)
+
+
+# --- counting and rates
+
+
+def test_rates_and_shares_come_from_the_records():
+    fold = StatsFold()
+    now = loop(fold, 50, wait=30 * MS, step=10 * MS)
+    s = fold.snapshot(gauges(now, *pair(), waiting_since=now, waiting_for=50))
+    assert (s.epoch, s.batches_done, s.batches_total, s.samples_done) == (0, 50, 100, 800)
+    assert s.elapsed == pytest.approx(50 * 0.04)
+    assert s.batches_per_second == pytest.approx(25)
+    assert s.samples_per_second == pytest.approx(400)
+    assert s.mb_per_second == pytest.approx(25)
+    assert s.wait_share == s.wait_share_epoch == pytest.approx(0.75)
+    assert s.eta == pytest.approx(50 / 25)
+    assert s.cpu_share == pytest.approx(1)
+    by_name = {stage.name: stage for stage in s.stages}
+    assert tuple(by_name) == stats.STAGES
+    assert by_name["queue"].mean == pytest.approx(5)
+    assert by_name["fetch"].p50 == pytest.approx(18)
+    assert by_name["collate"].max == pytest.approx(2)
+    assert by_name["step"].p95 == pytest.approx(10)
+    assert [w.batches for w in s.workers] == [25, 25]
+    assert s.workers[0].batches_per_second == pytest.approx(12.5, rel=0.05)
+
+
+def test_percentiles_are_by_nearest_rank():
+    fold = StatsFold()
+    now = loop(fold, 100, cycle=lambda index: {"step": (index + 1) * MS})
+    step = fold.snapshot(gauges(now)).stages[-1]
+    assert (step.p50, step.p95, step.max, step.mean) == (50, 95, 100, 50.5)
+
+
+def test_the_rate_falls_while_nothing_comes():
+    fold = StatsFold()
+    now = loop(fold, 50, wait=10 * MS, step=10 * MS)
+    rates, shares = [], []
+    for later in (0, 1, 3, 10, 100):
+        s = fold.snapshot(gauges(now + later * S, *pair(), waiting_since=now, waiting_for=50))
+        rates.append(s.batches_per_second)
+        shares.append(s.wait_share)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == pytest.approx(50)
+    assert rates[-1] < 0.1
+    assert shares == sorted(shares)
+    assert shares[-1] > 0.99
+
+
+def test_old_batches_leave_the_rate_after_five_seconds():
+    fold = StatsFold()
+    now = loop(fold, 200, cycle=lambda index: {"step": (40 if index < 100 else 100) * MS})
+    assert fold.snapshot(gauges(now)).batches_per_second == pytest.approx(10, rel=0.05)
+
+
+def test_slow_batches_still_have_a_rate():
+    fold = StatsFold()
+    now = loop(fold, 6, wait=5 * S, step=5 * S)
+    s = fold.snapshot(gauges(now + S, waiting_since=now))
+    assert s.batches_per_second == pytest.approx(0.1)
+    assert s.wait_share == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_wait_for_the_first_batch_counts_in_the_epoch_only():
+    fold = StatsFold()
+    now = loop(fold, 20, cycle=lambda index: {"wait": 3 * S if index == 0 else 0, "step": 50 * MS})
+    s = fold.snapshot(gauges(now))
+    assert s.wait_share == 0
+    assert s.wait_share_epoch == pytest.approx(3 / 4)
+
+
+def test_time_paused_is_neither_waiting_nor_working():
+    fold = StatsFold()
+    now = loop(fold, 20, wait=10 * MS, step=30 * MS)
+    before = fold.snapshot(gauges(now))
+    fold.update(LoaderPaused(now))
+    paused = fold.snapshot(gauges(now + 60 * S, state="paused", waiting_since=now, waiting_for=20, ready=2))
+    assert paused.wait_share == pytest.approx(before.wait_share)
+    assert paused.batches_per_second == pytest.approx(before.batches_per_second)
+    assert paused.verdict == "Paused for 60.0 s with 2 batches ready; resume() goes on."
+    assert paused.eta is None
+    fold.update(LoaderResumed(now + 60 * S))
+    fold.update(record(now, wait=60 * S + 10 * MS, step=30 * MS, index=20))
+    after = fold.snapshot(gauges(now + 60 * S + 40 * MS))
+    assert after.wait_share == pytest.approx(0.25, abs=0.02)
+    assert after.wait_share_epoch == pytest.approx(0.25, abs=0.02)
+
+
+def test_a_second_epoch_counts_anew_and_keeps_the_slowest_samples():
+    fold = StatsFold()
+    now = loop(fold, 10, cycle=lambda index: {"slowest_index": index, "slowest_ns": (index + 1) * MS})
+    fold.update(EpochEnded(now, 0, 0, 10, "exhausted"))
+    now = loop(fold, 3, begin=now + S, run=1, slowest_index="b", slowest_ns=5 * MS)
+    s = fold.snapshot(gauges(now))
+    assert (s.epoch, s.batches_done, s.samples_done) == (1, 3, 48)
+    assert s.elapsed == pytest.approx(0.03)
+    assert [x.index for x in s.slowest[:3]] == [9, 8, 7]
+    assert [x.seconds for x in s.slowest] == sorted((x.seconds for x in s.slowest), reverse=True)
+    assert [(x.epoch, x.seconds) for x in s.slowest if x.index == "b"] == [(1, 0.005)]
+    for run in (2, 3):
+        now = loop(fold, 1, begin=now + S, run=run, slowest_index="c", slowest_ns=MS)
+    assert [x.index for x in fold.snapshot(gauges(now)).slowest] == ["b", "c"], "epoch 0 is three runs ago"
+
+
+def test_the_ten_slowest_of_many_samples_are_found():
+    fold = StatsFold()
+    order = [1008, *range(1008)]  # the slowest first, then ever slower ones
+    now = loop(fold, 1009, cycle=lambda index: {"slowest_index": order[index], "slowest_ns": (order[index] + 1) * MS})
+    slowest = fold.snapshot(gauges(now)).slowest
+    assert [x.index for x in slowest] == list(range(1008, 998, -1))
+    assert slowest[0].seconds == pytest.approx(1.009)
+
+
+def test_samples_with_unhashable_indices_are_kept():
+    fold = StatsFold()
+    now = loop(fold, 3, slowest_index={"key": [1]})
+    assert len(fold.snapshot(gauges(now)).slowest) == 3
+
+
+def test_several_runs_at_once_the_newest_is_the_epoch():
+    fold = StatsFold()
+    fold.update(EpochStarted(START, 0, 0, 10, 2))
+    fold.update(EpochStarted(START, 1, 1, 20, 2))
+    now = START
+    for index in range(10):
+        for run in (0, 1):
+            fold.update(record(now, run=run, epoch=run, index=index, step=10 * MS))
+            now += 10 * MS
+    s = fold.snapshot(gauges(now))
+    assert (s.epoch, s.batches_done, s.batches_total) == (1, 10, 20)
+    assert s.batches_per_second == pytest.approx(100, rel=0.1)
+    assert s.eta == pytest.approx(10 / 50, rel=0.15)
+    fold.update(EpochEnded(now, 0, 0, 10, "exhausted"))
+    assert fold.snapshot(gauges(now + S)).elapsed > s.elapsed, "the end of an older run is not the end of the epoch"
+
+
+def test_an_epoch_start_that_comes_late_keeps_the_batches():
+    fold = StatsFold()
+    fold.update(record(START + 10 * MS, run=3, epoch=3))
+    assert fold.snapshot(gauges(START + 30 * MS)).batches_total is None
+    fold.update(EpochStarted(START, 3, 3, 5, 1))
+    fold.update(EpochStarted(START - S, 2, 2, 99, 1))
+    s = fold.snapshot(gauges(START + 30 * MS))
+    assert (s.epoch, s.batches_done, s.batches_total) == (3, 1, 5)
+    assert s.elapsed == pytest.approx(0.03)
+
+
+def test_an_unknown_number_of_batches_has_no_eta():
+    fold = StatsFold()
+    fold.update(EpochStarted(START, 0, 0, None, 2))
+    fold.update(record(START))
+    fold.update(record(START + 10 * MS))
+    s = fold.snapshot(gauges(START + 20 * MS))
+    assert (s.batches_total, s.eta) == (None, None)
+    assert "2 batches" in str(s)
+
+
+def test_a_batch_nobody_came_back_from_has_no_step():
+    fold = StatsFold()
+    loop(fold, 5, step=10 * MS)
+    fold.update(record(START + 50 * MS, returned=0))
+    s = fold.snapshot(gauges(START + 60 * MS))
+    assert s.batches_done == 6
+    assert s.stages[-1].mean == pytest.approx(10)
+
+
+def test_an_abandoned_epoch_stands_still():
+    fold = StatsFold()
+    now = loop(fold, 20)
+    fold.update(EpochEnded(now, 0, 0, 21, "abandoned"))
+    first, later = (fold.snapshot(gauges(now + t * S, state="idle")) for t in (1, 1000))
+    assert first == later
+    assert (first.batches_done, first.eta) == (21, None)
+    assert first.elapsed == pytest.approx(0.2)
+    assert first.verdict.startswith("Epoch 0 was left early after 21 of 100 batches in 200 ms; the loop waited 0 %")
+
+
+def test_faults_are_counted_by_worker():
+    fold = StatsFold()
+    fold.update(WorkerStarted(START, 1, 11))
+    fold.update(WorkerReady(START, 1, 11, MS))
+    fold.update(WorkerDied(START, 1, 11, -9, "killed by SIGKILL", expected=False, batches=(3,), stderr_tail=""))
+    fold.update(WorkerRestarted(START, 1, "killed by SIGKILL"))
+    fold.update(WorkerDied(START, 0, 10, 0, "restarted by request", expected=True, batches=(), stderr_tail=""))
+    fold.update(WorkerRestarted(START, 0, "request"))
+    fold.update(BatchFailed(START, 0, 3, 1, 17, "ValueError: no"))
+    s = fold.snapshot(gauges(START + S, *pair()))
+    assert (s.errors, s.deaths, s.restarts) == (1, 1, 2)
+    assert [(w.restarts, w.errors) for w in s.workers] == [(1, 0), (1, 1)]
+    assert "1 failed batch, 1 worker death, 2 restarts" in str(s)
+
+
+def test_a_reloaded_dataset_starts_with_a_clean_slate():
+    fold = StatsFold()
+    now = loop(fold, 20, make=S)
+    fold.update(DatasetReloaded(now))
+    s = fold.snapshot(gauges(now))
+    assert (s.stages, s.slowest, s.cpu_share) == ((), (), None)
+    assert s.batches_done == 20
+
+
+def test_updates_from_several_threads_are_all_counted():
+    fold = StatsFold()
+    fold.update(EpochStarted(START, 0, 0, None, 2))
+    records = [record(START + i * MS) for i in range(2000)]
+
+    def feed() -> None:
+        for made in records:
+            fold.update(made)
+
+    threads = [threading.Thread(target=feed) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        fold.snapshot(gauges(START + S))
+    for thread in threads:
+        thread.join()
+    assert fold.snapshot(gauges(START + S)).batches_done == 8000
+
+
+# --- points
+
+
+def test_points_are_made_by_snapshots_and_bounded():
+    fold = StatsFold()
+    fold.update(EpochStarted(START, 0, 0, None, 2))
+    now = START
+    for _ in range(3000):
+        now += 100 * MS
+        fold.update(record(now - 100 * MS, wait=75 * MS, step=25 * MS))
+        fold.snapshot(gauges(now))
+    points = fold.points()
+    times = [p.time for p in points]
+    assert 590 <= len(points) <= 601
+    assert times[-1] - times[0] <= 120
+    assert all(b - a >= 0.2 - 1e-9 for a, b in itertools.pairwise(times))
+    assert points[-1].batches_per_second == pytest.approx(10)
+    assert points[-1].wait_share == pytest.approx(0.75)
+    assert points[-1].stages[-1] == pytest.approx(25)
+    assert points[-1].ready == pytest.approx(2 / 3), "two batches saw 1, the gauge says 0"
+
+
+def test_a_wait_is_seen_in_the_points_while_it_lasts_and_counted_once():
+    fold = StatsFold()
+    now = loop(fold, 10, step=25 * MS)
+    fold.snapshot(gauges(now))
+    seen = []
+    for _ in range(8):  # waits two seconds, then works two; its record comes at the end
+        now += 250 * MS
+        fold.snapshot(gauges(now, waiting_since=START + 250 * MS, waiting_for=10))
+        seen.append(fold.points()[-1].wait_share)
+    for _ in range(8):
+        now += 250 * MS
+        fold.snapshot(gauges(now))
+        seen.append(fold.points()[-1].wait_share)
+    fold.update(record(START + 250 * MS, wait=2 * S, step=2 * S))
+    fold.snapshot(gauges(now + 250 * MS))
+    seen.append(fold.points()[-1].wait_share)
+    assert seen == [1.0] * 8 + [0.0] * 9
+
+
+def test_idle_loaders_make_no_points_and_a_gap_is_a_flat_line():
+    fold = StatsFold()
+    now = loop(fold, 50)
+    fold.snapshot(gauges(now))
+    fold.update(EpochEnded(now, 0, 0, 50, "exhausted"))
+    for i in range(1, 100):
+        fold.snapshot(gauges(now + i * 250 * MS, state="idle", in_flight=0))
+    assert len(fold.points()) == 2
+    now = loop(fold, 5, begin=now + 30 * S, run=1)
+    fold.snapshot(gauges(now, in_flight=4))
+    _, idle, held, fresh = fold.points()
+    assert dataclasses.replace(idle, time=0) == dataclasses.replace(held, time=0)
+    assert held.time == pytest.approx(fresh.time - 0.2)
+
+
+def test_no_events_no_points():
+    fold = StatsFold()
+    fold.snapshot(gauges(START, state="new"))
+    assert fold.points() == []
+
+
+# --- the verdict
+
+
+def verdict(fold: StatsFold, g: Gauges) -> tuple[str, str]:
+    s = fold.snapshot(g)
+    return s.cause, s.verdict
+
+
+def test_verdict_before_anything():
+    assert verdict(StatsFold(), gauges(START, *pair(), state="new")) == (
+        "new",
+        "No batches yet: iterate over the loader to start it.",
+    )
+
+
+def test_verdict_while_starting_up():
+    fold = StatsFold()
+    fold.update(EpochStarted(START, 0, 0, 10, 2))
+    workers = gauge(0), gauge(1, state="starting")
+    cause, text = verdict(fold, gauges(START + 1200 * MS, *workers, state="starting", waiting_since=START))
+    assert (cause, text) == ("starting", "Starting up for 1.2 s: 1 of 2 workers ready.")
+    busy = gauge(0, state="fetching", batch=0, sample=17), gauge(1, state="fetching", batch=1, since=START + S)
+    cause, text = verdict(fold, gauges(START + 12 * S, *busy, waiting_since=START, waiting_for=0))
+    assert text == "Starting up for 12.0 s: no batch yet. Worker 0 is at batch 0, sample 17, for 12.0 s."
+    fold.update(record(START, wait=13 * S))
+    cause, text = verdict(fold, gauges(START + 14 * S, *pair(), waiting_since=START + 13 * S + 10 * MS))
+    assert (cause, text) == ("starting", "Starting up: the first batch came after 13.0 s; one is too few to judge by.")
+
+
+def test_verdict_the_consumer_limits():
+    fold = StatsFold()
+    now = loop(fold, 50, wait=MS // 2, step=20 * MS, ready=4)
+    assert verdict(fold, gauges(now, *pair())) == (
+        "consumer",
+        (
+            "Your loop is the limit: it waits 2 % of the time; the loader keeps 4 batches ready, "
+            "and the loop spends 20.0 ms per batch."
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpu", "cores", "use", "cause", "advice"),
+    [
+        (0.97, 8, 97.0, "workers_compute", "97 % computing, so more workers help up to the 8 cores; cheaper"),
+        (0.97, 2, 60.0, "workers_compute", "there are 2 cores, so cheaper transforms help, more workers hardly."),
+        (0.30, 2, 98.0, "workers_compute", "They use 1.96 of 2 cores, so cheaper transforms help, more workers do not"),
+        (0.08, 2, 8.0, "workers_wait", "92 % waiting (disk, network, sleep), so more workers help, also beyond"),
+        (0.55, 2, 50.0, "workers", "55 % computing and else waits, so more workers help."),
+    ],
+)
+def test_verdict_the_workers_limit(cpu: float, cores: int, use: float, cause: str, advice: str):
+    fold = StatsFold(cores=cores)
+    now = loop(fold, 50, wait=34 * MS, step=20 * MS, fetch_cpu=int(cpu * 18 * MS))
+    found, text = verdict(fold, gauges(now, *pair(cpu_percent=use)))
+    assert found == cause
+    head = "Workers limit the loop: it waits 63 % of the time; 2 workers make 18.5 batches/s, the loop could take 50.0."
+    assert text.startswith(head)
+    assert advice in text
+
+
+def test_verdict_a_single_worker_limits():
+    fold = StatsFold(cores=4)
+    now = loop(fold, 50, workers=1, wait=30 * MS)
+    assert "The worker limits the loop" in fold.snapshot(gauges(now, gauge())).verdict
+    assert "1 worker makes 25.0 batches/s" in fold.snapshot(gauges(now, gauge())).verdict
+
+
+def test_verdict_a_worker_is_stuck():
+    fold = StatsFold()
+    now = loop(fold, 50, make=50 * MS)
+    hung = gauge(1, state="fetching", batch=50, sample=938, since=now)
+    s = fold.snapshot(gauges(now + 34 * S, gauge(0), hung, waiting_since=now, waiting_for=50, reordering=3))
+    assert [w.stuck for w in s.workers] == [False, True]
+    assert (s.cause, s.verdict) == (
+        "worker",
+        (
+            "Worker 1 seems stuck: at batch 50, sample 938, for 34.0 s, where a batch takes 50.0 ms; the loop waits "
+            "for it. Restart it: loader.restart_workers([1])."
+        ),
+    )
+    both = (gauge(0, state="fetching", batch=51, since=now + S), hung)
+    text = fold.snapshot(gauges(now + 34 * S, *both)).verdict
+    assert text.startswith("Worker 1 seems stuck (and 1 other too): at batch 50")
+    assert "restart_workers([0, 1])" in text
+
+
+@pytest.mark.parametrize(
+    ("make", "lasts", "stuck"), [(50 * MS, 1.9, False), (50 * MS, 2.1, True), (S, 9.0, False), (S, 11.0, True)]
+)
+def test_stuck_means_two_seconds_and_ten_median_batches(make: int, lasts: float, stuck: bool):
+    fold = StatsFold()
+    now = loop(fold, 50, make=make, workers=1)
+    busy = gauge(0, state="fetching", batch=50, since=now)
+    assert fold.snapshot(gauges(now + int(lasts * S), busy)).workers[0].stuck is stuck
+
+
+def test_verdict_a_worker_holds_the_loop_up():
+    fold = StatsFold()
+    now = loop(fold, 50, make=50 * MS)
+    busy = gauge(1, state="fetching", batch=50, sample=938, since=now)
+    cause, text = verdict(
+        fold, gauges(now + 1400 * MS, gauge(0), busy, waiting_since=now, waiting_for=50, reordering=1)
+    )
+    assert cause == "worker"
+    assert text.startswith("Worker 1 holds the loop up: at batch 50, sample 938, for 1.4 s, where a batch takes 50.0")
+    assert "with 1 later batch behind it" in text
+
+
+def test_verdict_a_worker_is_slow():
+    fold = StatsFold()
+    now = START
+    fold.update(EpochStarted(START, 0, 0, 100, 2))
+    for index in range(40):
+        made = record(now, index=index, worker=index % 2, wait=200 * MS, make=400 * MS if index % 2 else 40 * MS)
+        made = made._replace(received=made.delivered - (0 if index % 2 else 180 * MS), in_order=made.delivered)
+        fold.update(made)
+        now = made.returned
+    cause, text = verdict(fold, gauges(now, *pair()))
+    assert cause == "worker"
+    assert text.startswith("Worker 1 is slow: its batches take 400 ms, those of the others 40.0 ms and then 90.0 ms")
+    assert "restart_workers([1])" in text
+    replaced = gauge(0), gauge(1, pid=4242)
+    assert fold.snapshot(gauges(now, *replaced)).cause != "worker", "the process that was slow is gone"
+
+
+def test_verdict_transport_limits():
+    fold = StatsFold()
+    now = loop(fold, 50, wait=60 * MS, make=10 * MS, nbytes=38_000_000)
+    assert fold.snapshot(gauges(now, *pair())).cause != "transport"
+    fold = StatsFold()
+    now = START
+    fold.update(EpochStarted(START, 0, 0, 100, 2))
+    for _ in range(50):
+        made = record(now, wait=60 * MS, make=10 * MS, nbytes=38_000_000, transport="pickle")
+        back = 40 * MS
+        made = made._replace(
+            **{name: getattr(made, name) - back for name in ("dispatched", "fetch_begin", "fetched", "collated")}
+        )
+        fold.update(made)
+        now = made.returned
+    cause, text = verdict(fold, gauges(now, *pair()))
+    assert cause == "transport"
+    assert "a batch of 38.0 MB takes 40.5 ms from worker to notebook and 10.0 ms to make" in text
+    assert "pickle" in text
+
+
+def test_verdict_without_workers():
+    fold = StatsFold()
+    now = loop(fold, 50, workers=0, wait=20 * MS, step=10 * MS)
+    cause, text = verdict(fold, gauges(now))
+    assert cause == "in_process"
+    assert "Making one takes 20.0 ms (100 % of fetching is computing), a step 10.0 ms." in text
+    fold = StatsFold()
+    now = loop(fold, 50, workers=0, wait=MS // 10)
+    assert fold.snapshot(gauges(now)).verdict == (
+        "Your loop is the limit: it waits 1 % of the time, and spends 10.0 ms per batch."
+    )
+
+
+def test_verdict_after_the_epoch_and_after_close():
+    fold = StatsFold(cores=8)
+    now = loop(fold, 100, wait=30 * MS)
+    fold.update(EpochEnded(now, 0, 0, 100, "exhausted"))
+    cause, text = verdict(fold, gauges(now + S, *pair(), state="idle"))
+    assert cause == "workers_compute"
+    assert text.startswith("Epoch 0 ended after 100 batches in 4.0 s; the loop waited 75 % of the time. Workers limit")
+    fold.update(LoaderClosed(now + S))
+    assert verdict(fold, gauges(now + S, state="closed")) == (
+        "closed",
+        "The loader is closed; its last epoch, 0, delivered 100 of 100 batches.",
+    )
+    assert verdict(StatsFold(), gauges(now, state="closed"))[1] == "The loader is closed."
+
+
+def test_verdict_after_a_tiny_epoch_claims_no_cause():
+    fold = StatsFold()
+    now = loop(fold, 2)
+    fold.update(EpochEnded(now, 0, 0, 2, "error"))
+    assert verdict(fold, gauges(now, state="idle")) == (
+        "idle",
+        "Epoch 0 stopped at an error after 2 of 100 batches in 20.0 ms; the loop waited 0 % of the time.",
+    )
+
+
+# --- how it reads
+
+
+def full_snapshot(nasty: Any = 3, text: str = "") -> Snapshot:
+    fold = StatsFold(cores=2)
+    fold.update(WorkerRestarted(START, 1, "request"))
+    now = loop(fold, 50, wait=34 * MS, step=20 * MS, slowest_index=nasty)
+    busy = gauge(
+        1, state=text or "fetching", batch=50, sample=nasty, exit_reason=text, stderr_tail=text, rss=212_000_000
+    )
+    return fold.snapshot(gauges(now + 3 * S, gauge(0, cpu_percent=97.2), busy, waiting_since=now, waiting_for=50))
+
+
+def test_repr_is_one_short_line():
+    line = repr(full_snapshot())
+    assert line.startswith("<Snapshot running: epoch 0, 50 of 100 batches, ")
+    assert "\n" not in line
+    assert len(line) < 160
+
+
+def test_text_has_everything_aligned_within_a_terminal():
+    text = str(full_snapshot(text="killed by SIGKILL"))
+    lines = text.splitlines()
+    assert lines[0].startswith("Workers limit the loop: it waits ")
+    assert max(map(len, lines)) <= 90
+    assert "Epoch   0, running  [############............]  50 of 100 batches (50 %)" in lines
+    assert "Queues  in flight 2 of 4   reorder 0   ready 0" in lines
+    stage_rows = [line for line in lines if line.split(" ")[0] in stats.STAGES]
+    assert [row.split()[0] for row in stage_rows] == list(stats.STAGES)
+    assert len({len(row) for row in stage_rows}) == 1, "columns line up"
+    assert "worker 1, the one before: killed by SIGKILL" in lines
+    assert "97 %" in text
+    assert "212 MB" in text
+
+
+def test_an_empty_snapshot_reads_well():
+    s = StatsFold().snapshot(gauges(START, state="new"))
+    assert str(s).splitlines()[0] == "No batches yet: iterate over the loader to start it."
+    assert "State   new" in str(s)
+    assert "No batches yet" in s._repr_html_()
+    assert "<table" not in s._repr_html_()
+
+
+class Balanced(html.parser.HTMLParser):
+    """Fails on unbalanced tags, and keeps what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        assert not [name for name, _ in attrs if name not in {"style", "title", "class"}]
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def parse(page: str) -> Balanced:
+    parser = Balanced()
+    parser.feed(page)
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+ALLOWED = {"div", "span", "b", "table", "thead", "tbody", "tr", "th", "td", "br", "details", "summary"}
+
+
+class Hostile:
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    "nasty",
+    [
+        "<script>alert(1)</script>",
+        "\0\x1b[31m\r\n\u2028\ud800",
+        "x" * 1_000_000,
+        "\"' onload='x",
+        "&lt;",
+        Hostile(),
+        float("nan"),
+    ],
+)
+def test_foreign_text_does_no_harm(nasty: Any):
+    words = nasty if isinstance(nasty, str) else "quiet"
+    s = full_snapshot(nasty, words)
+    page, text = s._repr_html_(), str(s)
+    parsed = parse(page)
+    assert parsed.tags <= ALLOWED
+    assert len(page) < 40_000
+    assert len(text) < 10_000
+    for made in (page, text, repr(s)):
+        made.encode()
+        assert not set(made) & set("\0\x1b\r\u2028")
+    assert "x" * 201 not in page
+
+
+def test_html_shows_what_the_text_shows():
+    s = full_snapshot(text="killed by <SIGKILL>")
+    parsed = parse(s._repr_html_())
+    for needle in (s.verdict, "Epoch 0", "50 of 100 batches (50 %)", "in flight 2 of 4", "Workers", "Slowest samples"):
+        assert needle in parsed.text
+    assert "killed by <SIGKILL>" in parsed.text
+    assert "212 MB" in parsed.text
+
+
+def test_figures_for_people():
+    assert [number(x) for x in (0, 0.0004, 0.0512, 0.5, 1.834, 18.34, 99.96, 1234.5, -3.2, 1e300)] == [
+        *("0", "0", "0.051", "0.50", "1.83", "18.3", "100", "1,234", "-3.20", "1.00e+300")
+    ]
+    assert [percent(x) for x in (0, 0.001, 0.624, 1)] == ["0 %", "< 1 %", "62 %", "100 %"]
+    assert [duration(x) for x in (0, 35e-5, 0.0207, 0.9996, 3.21, 200, 7500)] == [
+        *("0 us", "350 us", "20.7 ms", "1.0 s", "3.2 s", "3 min 20 s", "2 h 05 min")
+    ]
+    assert [megabytes(x) for x in (812_000, 38_200_000, 1_240_000_000)] == ["812 kB", "38.2 MB", "1.24 GB"]
+    assert [plural(1, "batch"), plural(2, "batch"), plural(1000, "core")] == ["1 batch", "2 batches", "1,000 cores"]
+    assert clean("a\nb") == "a\N{REPLACEMENT CHARACTER}b"
+    assert len(clean("y" * 500)) == 200
+
+
+# --- whatever comes
+
+times = st.integers(0, 2**63) | st.integers(START - 10 * S, START + 200 * S)
+small = st.integers(-1, 5)
+anything = st.none() | st.integers() | st.text(max_size=20) | st.lists(st.integers(), max_size=3) | st.floats()
+counts = st.integers(0, 10**12)
+batch_records = st.builds(
+    BatchRecord,
+    *(small, small, counts, small, counts, small, counts, counts, st.sampled_from(["segment", "pickle", "local"])),
+    *[times] * 9,
+    *(times, times, counts, counts, counts, anything, times),
+)
+events: st.SearchStrategy[Event] = st.one_of(
+    batch_records,
+    st.builds(EpochStarted, times, small, small, st.none() | counts, small),
+    st.builds(EpochEnded, times, small, small, counts, st.sampled_from(["exhausted", "abandoned", "error", ""])),
+    st.builds(WorkerRestarted, times, small, st.text(max_size=5)),
+    st.builds(WorkerDied, times, small, counts, st.none(), st.text(), st.booleans(), st.just(()), st.text()),
+    st.builds(BatchFailed, times, small, counts, small, anything, st.text(max_size=5)),
+    st.builds(LoaderPaused, times),
+    st.builds(LoaderResumed, times),
+    st.builds(DatasetReloaded, times),
+    st.builds(LoaderClosed, times),
+)
+states = st.sampled_from(["idle", "starting", "fetching", "collating", "sending", "dead"])
+worker_gauges = st.builds(
+    WorkerGauge,
+    *(small, counts, states, st.none() | counts, times, anything, counts, st.text(max_size=9), st.text(max_size=9)),
+    *(st.none() | st.floats(), st.none() | counts),
+)
+any_gauges = st.builds(
+    Gauges,
+    times,
+    st.sampled_from(["new", "starting", "running", "paused", "idle", "closed"]),
+    *[counts] * 4,
+    st.none() | times,
+    st.none() | counts,
+    st.lists(worker_gauges, max_size=3).map(tuple),
+)
+
+
+def numbers(value: object, path: str = "") -> list[tuple[str, float]]:
+    """All floats within a snapshot, with their place; dataset indices are the user's."""
+    if isinstance(value, float):
+        return [(path, value)]
+    if isinstance(value, tuple):
+        return [found for item in value for found in numbers(item, path)]
+    if dataclasses.is_dataclass(value):
+        fields = [f.name for f in dataclasses.fields(value) if f.name not in {"sample", "index"}]
+        return [found for name in fields for found in numbers(getattr(value, name), f"{path}.{name}")]
+    return []
+
+
+@given(st.lists(events | any_gauges, max_size=30), any_gauges)
+def test_whatever_comes_the_snapshot_is_finite_and_readable(script: list[Event | Gauges], last: Gauges):
+    fold = StatsFold()
+    for item in [*script, last]:
+        if not isinstance(item, Gauges):
+            fold.update(item)
+            continue
+        s = fold.snapshot(item)
+        for place, value in numbers(s) + numbers(tuple(fold.points())):
+            assert math.isfinite(value), place
+            assert value >= 0 or place.endswith("cpu_percent"), place
+        assert all(0 <= x <= 1 for x in (s.wait_share, s.wait_share_epoch, s.cpu_share or 0))
+        assert len(s.slowest) <= 10
+        assert s.verdict
+        for words in (s.verdict, str(s), repr(s), s._repr_html_()):
+            words.encode()
+        assert parse(s._repr_html_()).tags <= ALLOWED
+    assert len(fold.points()) <= 600
