@@ -116,6 +116,11 @@ class Dispatcher(Generic[R]):
             self.park(other)
         self.runs[run] = Run(window, ReorderBuffer(in_order=in_order))
 
+    def clear(self) -> None:
+        """Forget all runs and workers."""
+        self.runs.clear()
+        self._held.clear()
+
     def close_run(self, run: int) -> list[R]:
         """Forget a run. Returns the results that nobody took, so that their memory can be given back."""
         state = self.runs.pop(run, None)

@@ -3,50 +3,85 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from nbloader.errors import WorkerTraceback
 
+Described: TypeAlias = "tuple[bytes | None, str, str, str]"
+"""An error from another process: (pickle or None, type name, message, traceback). Made by `worker.describe`."""
 
-def raise_described(error: tuple[bytes | None, str, str, str], note: str) -> NoReturn:
-    """Raise an error that a worker described (`worker.describe`).
+SHOWN = 300
+"""Characters of a list of indices that a message shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """In the place of a batch that could not be made: the error as the worker described it."""
+
+    worker: int
+    pid: int
+    stage: str
+    """"fetch" or "collate"."""
+    position: int
+    """Position of the sample in the batch; -1 where it is not known."""
+    error: Described
+
+    def discard(self) -> None:
+        """Nothing to give back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """In the place of a batch that could not be made: an error of the loader's own."""
+
+    error: Exception
+
+    def discard(self) -> None:
+        """Nothing to give back."""
+
+
+def rebuild(error: Described, note: str) -> Exception:
+    """The error that a worker described, to be raised here.
 
     Args:
-        error: (pickle or None, type name, message, traceback).
+        error: What the worker said.
         note: Where it happened, added as a note.
 
-    Raises:
-        Exception: Of the original type where it can be rebuilt, else RuntimeError; its `__cause__` is the worker's
-            traceback as text.
+    Returns:
+        An error of the original type where it can be rebuilt, else a RuntimeError; its `__cause__` is the worker's
+        traceback as text.
     """
     data, name, message, trace = error
     rebuilt: Any = None
     if data is not None:
         try:
             rebuilt = pickle.loads(data)
-        except Exception:  # an exception's own unpickling may raise anything
+        except Exception:  # noqa: BLE001 - an exception's own unpickling may raise anything
             rebuilt = None
     if not isinstance(rebuilt, Exception):
         rebuilt = RuntimeError(f"{name}: {message}")
     add_note(rebuilt, note)
-    raise rebuilt from WorkerTraceback(trace)
+    rebuilt.__cause__ = WorkerTraceback(trace)
+    return rebuilt
 
 
 def add_note(error: BaseException, note: str) -> None:
     """As `BaseException.add_note`, on Python 3.10 too (where the note is kept and not printed)."""
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:
-        error.__notes__ = [*getattr(error, "__notes__", ()), note]
+    notes: Any = getattr(error, "__notes__", ())
+    error.__notes__ = [*notes, note]  # type: ignore[attr-defined,unused-ignore]
+
+
+def shown(indices: Any) -> str:
+    """Indices for a message, not too long."""
+    text = repr(indices)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
 def died_message(number: int, indices: Any, deaths: int, reason: str, tail: str) -> str:
     """What `WorkerDiedError` says about a batch that killed its workers."""
-    shown = repr(indices)
-    if len(shown) > 300:
-        shown = shown[:300] + "..."
     return (
-        f"batch {number} (samples {shown}) killed {deaths} workers in a row; the last one was {reason}. "
+        f"batch {number} (samples {shown(indices)}) ended {deaths} workers in a row; the last one {reason}. "
         "A crash in native code or too little memory are the usual causes: load these samples with num_workers=0 to "
         f"see it. The worker's standard error ended with:\n{tail or '(nothing)'}"
     )

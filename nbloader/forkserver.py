@@ -134,7 +134,9 @@ def main(fd: int) -> None:
     """The server: fork workers when asked, report their ends, and kill them all when the notebook's process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    import nbloader.worker  # what every worker needs, imported once
+    import numpy.random  # noqa: F401 - lazily imported by NumPy
+
+    import nbloader.worker  # noqa: F401 - what every worker needs, imported once
 
     wakeup, wakeup_write = os.pipe()
     os.set_blocking(wakeup, False)

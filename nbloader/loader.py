@@ -27,14 +27,15 @@ from nbloader import device as dev
 from nbloader import events as ev
 from nbloader import options, sampler
 from nbloader.dispatch import Task
-from nbloader.engine import IDLE, Engine, Given, Waker
+from nbloader.engine import IDLE, Engine
 from nbloader.errors import LoaderClosedError
-from nbloader.faults import raise_described
+from nbloader.faults import Failure, Given, rebuild
 from nbloader.fetch import mix
 from nbloader.local import LocalEngine, LocalParcel
-from nbloader.pool import Failure, Parcel
+from nbloader.pool import Parcel
 from nbloader.probe import ProcessProbe
 from nbloader.stats import Point, Snapshot, StatsFold
+from nbloader.waker import Waker
 
 if TYPE_CHECKING:
     from nbloader.dashboard import Dashboard
@@ -461,7 +462,7 @@ def _raise_failure(task: Task, payload: Failure | Given, batched: bool) -> NoRet
         what = f"fetching {task.indices!r}"
     else:
         what = f"collating batch {task.number}"
-    raise_described(payload.error, f"raised in {where} while {what}")
+    raise rebuild(payload.error, f"raised in {where} while {what}")
 
 
 def _draw_seed(generator: Any) -> int:

@@ -1,8 +1,8 @@
 """Worker processes: start, watch, talk to, end. Thin: it decides nothing, it reports what happened.
 
 Everything that a worker can do to the notebook's process is a descriptor that becomes readable: its connection, its
-lifeline (pid, then wait status), its standard output and error. All are in one selector together with a wake-up, so
-that one blocking call waits for all of them and a death is seen at once.
+lifeline (pid, then wait status), its standard output and error. All are in one selector, so that one
+blocking call waits for all of them and a death is seen at once.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import Any, TypeAlias
 from nbloader import fetch as f
 from nbloader import forkserver
 from nbloader.collate import Build, builder, load_object
+from nbloader.dispatch import Task
+from nbloader.faults import Described, Failure
 from nbloader.shm import SegmentMaps, SharedPickle, anonymous_file
 from nbloader.stats import WorkerGauge
 from nbloader.wire import Bytes, Channel, Kind
@@ -35,7 +37,7 @@ TAIL = 4096
 """Characters of a worker's standard error that are kept."""
 STATUS_WAIT = 1.0
 """Seconds to wait for the wait status of a worker whose connection has closed."""
-PRELOADABLE = ("torch", "torchvision", "PIL.Image", "pandas", "scipy", "cv2", "numpy.random")
+PRELOADABLE = ("torch", "torchvision", "PIL.Image", "pandas", "scipy", "cv2")
 """Modules that the fork server imports for a dataset that mentions them: slow to import, never edited by the user."""
 
 
@@ -72,23 +74,6 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """A batch that could not be made: the error as the worker described it."""
-
-    worker: int
-    pid: int
-    stage: str
-    """ "fetch" or "collate"."""
-    position: int
-    """Position of the sample in the batch; -1 where it is not known."""
-    error: tuple[bytes | None, str, str, str]
-    """As `worker.describe`."""
-
-    def discard(self) -> None:
-        """Nothing to give back."""
-
-
-@dataclass(frozen=True, slots=True)
 class Started:
     """The worker's process exists."""
 
@@ -117,7 +102,7 @@ class InitFailed:
     """The worker could not rebuild the dataset; it ends."""
 
     handle: Handle
-    error: tuple[bytes | None, str, str, str]
+    error: Described
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +160,33 @@ class Handle:
         """The last lines that it wrote to its standard error."""
         return "".join(self.tail)[-TAIL:]
 
+    def gauge(self, held: list[Task], exit_reason: str) -> WorkerGauge:
+        """What is known of it now, read from its status page without asking it.
+
+        Args:
+            held: The batches that it was given.
+            exit_reason: Why the process before it ended.
+        """
+        state, run, number, since, position = self.status
+        sample = None
+        for task in held:
+            if state == f.FETCHING and task.number == number and task.run == run and position >= 0:
+                indices = task.indices
+                sample = indices[position] if isinstance(indices, (list, tuple)) else indices
+        return WorkerGauge(
+            worker=self.worker,
+            pid=self.pid,
+            state=f.STATES[state],
+            batch=number if number >= 0 else None,
+            since=since or self.requested,
+            sample=sample,
+            queued=max(0, len(held) - 1),
+            exit_reason=exit_reason,
+            stderr_tail=self.stderr_tail,
+            cpu_percent=None,
+            rss=None,
+        )
+
     def kill(self) -> None:
         """End the process at once, whatever it does."""
         self.killed = True
@@ -199,19 +211,10 @@ class Pool:
         self._early: list[Report] = []
         self.handles: dict[int, Handle] = {}
         """Processes that have not ended, by their unique number."""
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
 
     def fileno(self) -> int:
         """A descriptor that is readable when `poll` has something to report (epoll and kqueue can be nested)."""
         return self._selector.fileno()  # type: ignore[attr-defined,no-any-return]
-
-    def wake(self) -> None:
-        """Make a blocking `poll` return. May be called from any thread, and from a finalizer."""
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._wake_write, b"w")
 
     # ---- processes --------------------------------------------------------------------------------------------
 
@@ -295,14 +298,10 @@ class Pool:
         """Wait until something happens, and tell what.
 
         Args:
-            timeout: Seconds; 0 does not wait, None waits for ever (or for `wake()`).
+            timeout: Seconds; 0 does not wait, None waits for ever.
         """
         reports, self._early = self._early, []
         for key, events in self._selector.select(0 if reports else timeout):
-            if key.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_read, 4096)
-                continue
             handle, read = key.data
             if handle.gone:
                 continue
@@ -432,13 +431,14 @@ class Pool:
             if fd >= 0:
                 os.close(fd)
 
-    def partial_output(self, handle: Handle) -> list[tuple[str, str]]:
-        """What a worker wrote after its last line end, as (stream, text); taken out."""
+    def partial_output(self) -> list[tuple[str, str]]:
+        """What workers wrote after their last line ends, as (stream, text); taken out."""
         taken = []
-        for stream, partial in handle.outputs.values():
-            if partial:
-                taken.append((stream, partial.decode("utf-8", "backslashreplace")))
-                partial.clear()
+        for handle in self.handles.values():
+            for stream, partial in handle.outputs.values():
+                if partial:
+                    taken.append((stream, partial.decode("utf-8", "backslashreplace")))
+                    partial.clear()
         return taken
 
     # ---- the end ----------------------------------------------------------------------------------------------
@@ -463,23 +463,8 @@ class Pool:
         return reports
 
     def dispose(self) -> None:
-        """Close what is left when no worker is: the selector and the wake-up."""
+        """Close what is left when no worker is."""
         self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-
-    def gauge(self, handle: Handle, *, queued: int, exit_reason: str, indices: Any) -> WorkerGauge:
-        """What is known of a worker now, read from its status page without asking it."""
-        state, _run, number, since, position = handle.status
-        busy = number >= 0
-        sample = None
-        if busy and state == f.FETCHING and isinstance(indices, (list, tuple)) and 0 <= position < len(indices):
-            sample = indices[position]
-        return WorkerGauge(
-            worker=handle.worker, pid=handle.pid, state="dead" if handle.gone else f.STATES[state],
-            batch=number if busy else None, since=since or handle.requested, sample=sample, queued=queued,
-            exit_reason=exit_reason, stderr_tail=handle.stderr_tail, cpu_percent=None, rss=None,
-        )  # fmt: skip
 
 
 def modules_to_preload(payload: bytes, dataset: Any) -> list[str]:

@@ -172,10 +172,9 @@ def introduce_to_torch() -> None:
         return
     theirs = data._utils.worker
     if theirs._worker_info is None:
-        info = theirs.WorkerInfo(
-            id=_info.id, num_workers=_info.num_workers, seed=_info.seed, dataset=_info.dataset, worker_id=_info.id
+        theirs._worker_info = theirs.WorkerInfo(
+            id=_info.id, num_workers=_info.num_workers, seed=_info.seed, dataset=_info.dataset
         )
-        theirs._worker_info = info
         if "OMP_NUM_THREADS" not in os.environ:
             sys.modules["torch"].set_num_threads(1)
 

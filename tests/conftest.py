@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 
 import hypothesis
@@ -32,3 +33,11 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     left = leaks.left_behind(before, GRACE)
     if left:
         pytest.fail(f"the test left behind:\n{left}", pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forkserver_ends_with_the_session() -> Iterator[None]:
+    """The one process that tests may leave, since all of them share it, ends when they have ended."""
+    yield
+    if "nbloader.forkserver" in sys.modules:
+        sys.modules["nbloader.forkserver"].shutdown()

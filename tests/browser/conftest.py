@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -32,7 +33,8 @@ BROWSER_ARGS = (
     "--disable-sync",
     "--disable-dev-shm-usage",
 )
-TIMEOUT = 60_000
+SERIAL = itertools.count()
+TIMEOUT = 40_000
 """Milliseconds that the browser waits for anything; a failure, not a pause."""
 
 
@@ -212,7 +214,7 @@ class Notebook:
 
 
 @pytest.fixture
-def open_notebook(server: Server, browser: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Notebook]]:
+def open_notebook(server: Server, browser: Any) -> Iterator[Callable[..., Notebook]]:
     """A function that makes a notebook of some cells and opens it."""
     opened: list[Notebook] = []
 
@@ -221,7 +223,7 @@ def open_notebook(server: Server, browser: Any, request: pytest.FixtureRequest) 
             missing(f"{kernel} is not installed beside {sys.prefix}; make test installs it")
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         notebook.metadata.kernelspec = {"name": kernel, "display_name": kernel, "language": "python"}
-        path = server.root / f"{request.node.name.replace('[', '-').rstrip(']')}-{len(opened)}.ipynb"
+        path = server.root / f"notebook{next(SERIAL)}.ipynb"
         nbformat.write(notebook, path)
         page = browser.new_page(viewport={"width": 1300, "height": 1400}, **page_options)
         page.set_default_timeout(TIMEOUT)

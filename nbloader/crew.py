@@ -1,0 +1,264 @@
+"""Which workers there shall be, and what is done when one ends. Called with the engine's lock."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nbloader import events as ev
+from nbloader.dispatch import MAX_DEATHS, Dispatcher
+from nbloader.errors import DatasetTransferError, WorkerDiedError, WorkerStartError
+from nbloader.faults import Given, died_message, rebuild
+from nbloader.pool import Gone, Handle, InitFailed, Pool, Ready, Report, Started, modules_to_preload
+from nbloader.shm import SharedPickle
+from nbloader.stats import WorkerGauge
+
+_clock = time.perf_counter_ns
+
+GRACE = 0.5
+"""Seconds that workers get to leave by themselves at the end."""
+MAX_FAILED_STARTS = 3
+"""Workers in a row that may die before they are ready."""
+BY_REQUEST = "restarted by request"
+
+
+class Slot:
+    """One worker id and the process behind it."""
+
+    def __init__(self) -> None:
+        self.handle: Handle | None = None
+        self.exit_reason = ""
+        self.failed_starts = 0
+
+
+class Crew:
+    """The workers of one loader: started on demand, replaced when they end, ended together.
+
+    Args:
+        bus: Where lifecycle events go.
+        dispatcher: Is told which workers can be given batches.
+        num_workers: How many.
+        options: What every worker is told (fields of `worker.Start`).
+        start_method: "forkserver" or "spawn".
+        max_restarts: Workers that may die unasked.
+        hear: Takes the reports of workers that are being ended.
+        failed: Called when the crew cannot work any more; `fatal` says why.
+    """
+
+    def __init__(
+        self,
+        bus: ev.EventBus,
+        dispatcher: Dispatcher[Any],
+        *,
+        num_workers: int,
+        options: dict[str, Any],
+        start_method: str,
+        max_restarts: int,
+        hear: Callable[[Report], None],
+        failed: Callable[[], None],
+    ) -> None:
+        self.pool: Pool | None = None
+        """The processes; None before the first iteration, after a long idle time and after a failure."""
+        self.fatal: Exception | None = None
+        """Why the last pool ended, where it failed."""
+        self.options = options
+        self._bus = bus
+        self._dispatcher = dispatcher
+        self._slots = [Slot() for _ in range(num_workers)]
+        self._start_method = start_method
+        self._max_restarts = max_restarts
+        self._hear = hear
+        self._failed = failed
+        self._payload: SharedPickle | None = None
+        self._preload: list[str] = []
+        self._deaths = 0
+
+    # ---- start --------------------------------------------------------------------------------------------------
+
+    def load(self, dataset: Any, collate_fn: Any, worker_init_fn: Any) -> bool:
+        """Pickle what workers need. Those that run have what was loaded before until they are restarted.
+
+        Returns:
+            Whether it differs from what was loaded before (False the first time).
+
+        Raises:
+            DatasetTransferError: It cannot be pickled.
+        """
+        try:
+            payload = SharedPickle((dataset, collate_fn, worker_init_fn))
+        except Exception as error:  # pickling runs the user's code, which may raise anything
+            raise DatasetTransferError(
+                f"the dataset ({type(dataset).__name__}), collate_fn or worker_init_fn cannot be sent to worker "
+                f"processes: {type(error).__name__}: {error}. Open files, connections, locks and generators cannot be "
+                "pickled: open them on first use inside __getitem__, or use num_workers=0."
+            ) from error
+        old, self._payload = self._payload, payload
+        self._preload = modules_to_preload(payload.data, dataset)
+        return old is not None and old.identity != payload.identity
+
+    def start(self) -> None:
+        """Start the workers if there are none.
+
+        Raises:
+            OSError: No process, pipe or memory could be had.
+        """
+        if self.pool is None:
+            self.pool = Pool(self._start_method, self.options["output"])
+            self.fatal = None
+            try:
+                for worker in range(len(self._slots)):
+                    self._start_worker(worker)
+            except BaseException:
+                self.stop(0)
+                raise
+
+    def _start_worker(self, worker: int) -> None:
+        if self.pool is None or self._payload is None:
+            raise RuntimeError("a worker can be started only in a pool, and when a dataset is loaded")
+        options = {**self.options, "num_workers": len(self._slots)}
+        self._slots[worker].handle = self.pool.start(worker, options, self._payload, self._preload)
+
+    # ---- reports ------------------------------------------------------------------------------------------------
+
+    def handle(self, report: Started | Ready | InitFailed | Gone) -> None:
+        """Something happened to a worker."""
+        handle = report.handle
+        if isinstance(report, Started):
+            self._bus.publish(ev.WorkerStarted(_clock(), handle.worker, handle.pid))
+        elif isinstance(report, Ready):
+            if not handle.expected:
+                self._dispatcher.worker_ready(handle.uid)
+            self._slots[handle.worker].failed_starts = 0
+            now = _clock()
+            self._bus.publish(ev.WorkerReady(now, handle.worker, handle.pid, now - handle.requested))
+        elif isinstance(report, InitFailed):
+            where = f"raised in worker {handle.worker} while it rebuilt the dataset"
+            self._fail(rebuild(report.error, where))
+        else:
+            self._bury(handle, report.exitcode)
+
+    def _bury(self, handle: Handle, exitcode: int | None) -> None:
+        """A worker has ended: tell, give its batches back, put another in its place."""
+        reason = BY_REQUEST if handle.expected else exit_phrase(exitcode)
+        held, fatal = self._dispatcher.worker_gone(handle.uid, blame=not handle.expected)
+        numbers = tuple(task.number for task in held) or handle.held
+        tail = handle.stderr_tail
+        now = _clock()
+        self._bus.publish(
+            ev.WorkerDied(now, handle.worker, handle.pid, exitcode, reason, handle.expected, numbers, tail)
+        )
+        slot = self._slots[handle.worker]
+        if not handle.expected:
+            slot.exit_reason = reason
+            self._deaths += 1
+        if fatal is not None:
+            message = died_message(fatal.number, fatal.indices, MAX_DEATHS, reason, tail)
+            self._dispatcher.fail(fatal, Given(WorkerDiedError(message)))
+        if slot.handle is not handle or self.pool is None:
+            return  # replaced already, or all are being ended
+        slot.handle = None
+        slot.failed_starts += not handle.ready
+        said = f"Its standard error ended with:\n{tail or '(nothing)'}"
+        if slot.failed_starts >= MAX_FAILED_STARTS:
+            times = f"{slot.failed_starts} times before it was ready"
+            self._fail(WorkerStartError(f"worker {handle.worker} ended {times}; the last time it {reason}. {said}"))
+        elif self._deaths > self._max_restarts:
+            allowed = f"more than max_restarts={self._max_restarts}"
+            self._fail(WorkerDiedError(f"{self._deaths} workers died, {allowed}; the last one {reason}. {said}"))
+        else:
+            self._replace(handle.worker, reason)
+
+    def _replace(self, worker: int, reason: str) -> None:
+        try:
+            self._start_worker(worker)
+        except (OSError, MemoryError) as error:
+            self._fail(WorkerStartError(f"worker {worker} could not be replaced: {error}"))
+        else:
+            self._bus.publish(ev.WorkerRestarted(_clock(), worker, reason))
+
+    def _fail(self, error: Exception) -> None:
+        """The pool cannot work: end it. Who waits for a batch gets the error; who asks again starts another pool."""
+        self.kill()
+        self.stop(0)
+        self.fatal = error
+        self._failed()
+
+    # ---- restart, end -------------------------------------------------------------------------------------------
+
+    def restart(self, ids: list[int]) -> None:
+        """Replace workers at once, whatever they do; what they held is made again by others."""
+        for worker in ids:
+            slot = self._slots[worker]
+            if slot.handle is None or self.pool is None:
+                continue
+            handle = slot.handle
+            handle.expected = True
+            held, _fatal = self._dispatcher.worker_gone(handle.uid, blame=False)
+            handle.held = tuple(task.number for task in held)
+            handle.kill()
+            slot.exit_reason = BY_REQUEST
+            self._replace(worker, "request")
+
+    def kill(self) -> None:
+        """Kill all workers; `stop` clears up behind them."""
+        if self.pool is not None:
+            for handle in self.pool.handles.values():
+                handle.expected = True
+                handle.kill()
+
+    def stop(self, grace: float = GRACE) -> None:
+        """End all workers. What they held waits until the crew is started again.
+
+        Args:
+            grace: Seconds that they get to leave by themselves.
+        """
+        pool, self.pool = self.pool, None
+        if pool is None:
+            return
+        for slot in self._slots:
+            slot.handle = None
+        for handle in list(pool.handles.values()):
+            handle.expected = True
+            self._dispatcher.worker_gone(handle.uid, blame=False)
+        for report in pool.close(grace):
+            if not isinstance(report, (Ready, InitFailed)):
+                self._hear(report)
+        pool.dispose()
+
+    def forget(self) -> None:
+        """In a forked child: the workers are the parent's."""
+        self.pool = None
+        for slot in self._slots:
+            slot.handle = None
+
+    # ---- gauges -------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker can be given batches."""
+        return any(slot.handle is not None and slot.handle.ready for slot in self._slots)
+
+    def gauges(self) -> Iterator[WorkerGauge]:
+        """What is known of each worker now."""
+        for worker, slot in enumerate(self._slots):
+            if slot.handle is None or self.pool is None:
+                yield WorkerGauge(worker, 0, "dead", None, _clock(), None, 0, slot.exit_reason, "", None, None)
+            else:
+                held = self._dispatcher.held_by(slot.handle.uid)
+                yield slot.handle.gauge(held, slot.exit_reason)
+
+
+def exit_phrase(exitcode: int | None) -> str:
+    """An exit code in words that can follow "it"."""
+    if exitcode is None:
+        return "ended for an unknown reason"
+    if exitcode >= 0:
+        return f"exited with code {exitcode}"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = f"signal {-exitcode}"
+    hint = " (often: out of memory)" if -exitcode == signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"
