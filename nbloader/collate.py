@@ -50,7 +50,7 @@ class Plan:
     __slots__ = ("_leaves", "extras", "nbytes", "tree")
 
     def __init__(self, samples: Sequence[Any]) -> None:
-        self._leaves: list[tuple[Sequence[Any], tuple[int, ...], Any, int, str | None]] = []
+        self._leaves: list[tuple[Any, tuple[int, ...], Any, int, str | None]] = []
         self.extras: list[Any] = []
         self.nbytes = 0
         self.tree = self._walk(samples)
@@ -69,7 +69,7 @@ class Plan:
             else:
                 out[...] = np.array(values)
 
-    def _leaf(self, values: Sequence[Any], shape: tuple[int, ...], dtype: Any, tensor: str | None = None) -> Tree:
+    def _leaf(self, values: Any, shape: tuple[int, ...], dtype: Any, tensor: str | None = None) -> Tree:
         offset = self.nbytes
         nbytes = dtype.itemsize
         for n in shape:
@@ -125,7 +125,11 @@ class Plan:
             raise NotPlannedError
         if len(set(map(_shape_of, values))) > 1:
             raise unequal_sizes(values)
-        if len(set(map(_dtype_of, values))) > 1 or not dtype.isnative or dtype.itemsize > (16 if dtype.kind == "c" else 8):
+        if (
+            len(set(map(_dtype_of, values))) > 1
+            or not dtype.isnative
+            or dtype.itemsize > (16 if dtype.kind == "c" else 8)
+        ):
             raise NotPlannedError
         return self._leaf(values, (len(values), *shape), dtype)
 
@@ -166,7 +170,9 @@ def unequal_sizes(values: Sequence[Any]) -> RuntimeError:
 
 def _registered(kind: type) -> bool:
     torch = sys.modules.get("torch")
-    return torch is not None and any(issubclass(kind, k) for k in torch.utils.data._utils.collate.default_collate_fn_map)
+    return torch is not None and any(
+        issubclass(kind, k) for k in torch.utils.data._utils.collate.default_collate_fn_map
+    )
 
 
 def collate_object(samples: list[Any]) -> Any:
@@ -177,14 +183,18 @@ def collate_object(samples: list[Any]) -> Any:
 
 
 def convert(sample: Any, as_tensor: Callable[[Any], Any]) -> Any:
-    """torch's `default_convert`, for samples that pass unbatched: arrays become tensors, the rest stays.
+    """Convert as torch's `default_convert`, for samples that pass unbatched: arrays become tensors, the rest stays.
 
     Args:
         sample: One sample.
         as_tensor: Makes the tensor of an array (or marks it, where torch is not to be imported).
     """
     kind = type(sample)
-    if kind is np.ndarray or kind is np.memmap or (isinstance(sample, np.generic) and not isinstance(sample, (str, bytes))):
+    if (
+        kind is np.ndarray
+        or kind is np.memmap
+        or (isinstance(sample, np.generic) and not isinstance(sample, (str, bytes)))
+    ):
         return as_tensor(sample) if sample.dtype.kind in "biufc" else sample
     if kind is dict:
         return {key: convert(value, as_tensor) for key, value in sample.items()}
@@ -196,7 +206,7 @@ def convert(sample: Any, as_tensor: Callable[[Any], Any]) -> Any:
     if isinstance(sample, (Mapping, Sequence)) and not isinstance(sample, (str, bytes)):
         from torch.utils.data import default_convert
 
-        return default_convert(sample)
+        return default_convert(sample)  # type: ignore[no-untyped-call]
     return sample
 
 

@@ -11,7 +11,8 @@ from nbloader import events as ev
 from nbloader.dispatch import MAX_DEATHS, Dispatcher
 from nbloader.errors import DatasetTransferError, WorkerDiedError, WorkerStartError
 from nbloader.faults import Given, died_message, rebuild
-from nbloader.pool import Gone, Handle, InitFailed, Pool, Ready, Report, Started, modules_to_preload
+from nbloader.pool import Handle, Pool, modules_to_preload
+from nbloader.reports import Gone, InitFailed, Ready, Report, Started
 from nbloader.shm import SharedPickle
 from nbloader.stats import WorkerGauge
 

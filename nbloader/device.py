@@ -26,8 +26,8 @@ def check_device(device: Any) -> Any:
     if chosen.type == "cpu":
         return None
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if accelerator is None or accelerator.type != chosen.type:
-        there = accelerator.type if accelerator is not None else "none"
+    there = accelerator.type if accelerator is not None else "none"
+    if there != chosen.type:
         raise RuntimeError(
             f"device={device!r} was asked for, but torch {torch.__version__} sees no such accelerator here (it sees: "
             f"{there}). Use device=None, or install a torch build for this accelerator and its driver."
@@ -57,7 +57,7 @@ def place(batch: Any, *, pin: bool, device: Any) -> Any:
     if pin:
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        batch = pin_memory(batch)
+        batch = pin_memory(batch)  # type: ignore[no-untyped-call]
     return _to(batch, device) if device is not None else batch
 
 

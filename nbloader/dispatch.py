@@ -143,10 +143,10 @@ class Dispatcher(Generic[R]):
 
     def _forget_unbegun(self, run: int) -> list[Task]:
         """Take back this run's batches from the workers, but for the one that each may be at."""
-        forgotten = []
+        forgotten: list[Task] = []
         for held in self._held.values():
-            for key in [key for position, key in enumerate(held) if position and key[0] == run]:
-                forgotten.append(held.pop(key))
+            unbegun = [key for position, key in enumerate(held) if position and key[0] == run]
+            forgotten.extend(held.pop(key) for key in unbegun)
         return forgotten
 
     # ---- batches ----------------------------------------------------------------------------------------------

@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import contextvars
 import logging
 import os
 import pickle
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -34,7 +32,8 @@ from nbloader.crew import Crew
 from nbloader.dispatch import Dispatcher, Task
 from nbloader.errors import LoaderClosedError, LoaderTimeoutError, NbloaderError
 from nbloader.faults import Failure, Given
-from nbloader.pool import Output, Parcel, Report, Result
+from nbloader.output import Outlet
+from nbloader.reports import Output, Parcel, Report, Result
 from nbloader.stats import Gauges
 from nbloader.waker import Waker
 from nbloader.wire import Kind
@@ -50,6 +49,9 @@ IDLE_SUPERSEDED = 2.0
 """The same for a loader whose cell was run again and made another one."""
 
 Payload: TypeAlias = "Parcel | Failure | Given"
+Taken: TypeAlias = "tuple[Task, Payload, tuple[int, int, int]]"
+"""A batch, and the depths (in flight, reordering, ready) at its delivery."""
+
 _PLAIN = {int, str, bool, float, bytes}
 
 
@@ -111,8 +113,7 @@ class Engine:
         self._waiting: dict[int, Waker] = {}  # runs whose consumer waits
         self._waiting_for: tuple[int, int] | None = None  # (batch number, since)
         self._driving = -1  # the run whose consumer drives now
-        self._texts: collections.deque[tuple[str, str]] = collections.deque()
-        self._context = contextvars.copy_context()  # of the cell that iterates: where the workers' output goes
+        self._outlet = Outlet()
         self._asked = time.monotonic()
         self._superseded = False
 
@@ -129,7 +130,7 @@ class Engine:
 
     def _open_run(self, run: int, seed: int) -> None:
         self._crew.options["seed"] = seed
-        self._context = contextvars.copy_context()
+        self._outlet.belongs_here()
         self._asked = time.monotonic()
         self._get_going()
         self._dispatcher.open_run(run, window=self._window, in_order=self._in_order)
@@ -151,7 +152,7 @@ class Engine:
                 self._dispatcher.add(run, indices, seed)
             self._dispatch()
 
-    def next_batch(self, run: int, waker: Waker) -> tuple[Task, Payload, tuple[int, int, int]] | None:
+    def next_batch(self, run: int, waker: Waker) -> Taken | None:
         """The next batch of a run; waits for it.
 
         Returns:
@@ -166,7 +167,7 @@ class Engine:
         since = 0
         try:
             while True:
-                got = self._exclusively(self._take, run)
+                got: Taken | None = self._exclusively(self._take, run)
                 if got is not None or not self._dispatcher.outstanding(run):
                     return got
                 if not since:
@@ -174,16 +175,15 @@ class Engine:
                     self._waiting_for = self._dispatcher.runs[run].taken, since
                     self._waiting[run] = waker
                     continue  # look once more: from now on whoever receives it wakes us
-                self._print()
+                self._outlet.show()
                 self._wait(waker, since)
         finally:
             if since:
                 self._waiting.pop(run, None)
                 self._waiting_for = None
-            if self._texts:
-                self._print()
+            self._outlet.show()
 
-    def _take(self, run: int) -> tuple[Task, Payload, tuple[int, int, int]] | None:
+    def _take(self, run: int) -> Taken | None:
         state = self._dispatcher.runs.get(run)
         if state is None:
             raise LoaderClosedError("this iterator was ended: its loader was closed or interrupted; iterate again")
@@ -240,12 +240,13 @@ class Engine:
     def drain_output(self) -> None:
         """Show what workers have printed until now: at the end of an epoch, before the cell ends."""
         self._exclusively(self._drain_output)
-        self._print()
+        self._outlet.show()
 
     def _drain_output(self) -> None:
         self._work()
         if self._crew.pool is not None:
-            self._texts.extend(self._crew.pool.partial_output())
+            for stream, text in self._crew.pool.partial_output():
+                self._outlet.add(stream, text)
 
     # ---- driving: with the lock, by whoever is there --------------------------------------------------------------
 
@@ -311,7 +312,7 @@ class Engine:
         if isinstance(report, Result):
             self._take_result(report)
         elif isinstance(report, Output):
-            self._texts.append((report.stream, report.text))
+            self._outlet.add(report.stream, report.text)
         else:
             self._crew.handle(report)
             self._wake_all()
@@ -403,8 +404,7 @@ class Engine:
                     self._crew.stop(0)
                     self._crew.fatal = NbloaderError(f"the supervisor failed: {type(error).__name__}: {error}")
                     self._wake_all()
-            if self._texts:
-                self._context.run(self._print)
+            self._outlet.show_from_elsewhere()
 
     def _supervise_once(self) -> None:
         if self.closed:
@@ -422,18 +422,6 @@ class Engine:
         return None if limit is None else limit - (time.monotonic() - self._asked)
 
     # ---- watching, closing ------------------------------------------------------------------------------------------
-
-    def _print(self) -> None:
-        """Show what workers printed, in the cell that iterates."""
-        while self._texts:
-            try:
-                stream, text = self._texts.popleft()
-            except IndexError:  # another thread took it
-                return
-            target = sys.stdout if stream == "stdout" else sys.stderr
-            with contextlib.suppress(Exception):  # a closed or strange stream must not end the epoch
-                target.write(text)
-                target.flush()
 
     def gauges(self, state: str) -> Gauges:
         """The state now.
@@ -479,7 +467,7 @@ class Engine:
                 self._close_run(run)
             self._crew.stop()
             self._wake_all()
-        self._context.run(self._print)
+        self._outlet.show_from_elsewhere()
         self._commanded.set()
         if self._supervisor is not None and self._supervisor is not threading.current_thread():
             self._supervisor.join(1)
@@ -492,4 +480,3 @@ def _dump_task(task: Task, returned: list[int]) -> bytes:
     indices = task.indices
     kinds = set(map(type, indices)) if type(indices) is list else {type(indices)}
     return pickle.dumps(message, 5) if kinds <= _PLAIN else bytes(cloudpickle.dumps(message, 5))
-

@@ -34,7 +34,7 @@ class DatasetTransferError(NbloaderError, TypeError):
     """The dataset, or a function given to the loader, cannot be pickled. The dataset's fault."""
 
 
-class WorkerTraceback(NbloaderError):
+class WorkerTraceback(NbloaderError):  # noqa: N818 - it is a traceback, shown as the cause of an error
     """The traceback of an error in a worker, as text: the `__cause__` of the error raised in the notebook."""
 
     def __str__(self) -> str:

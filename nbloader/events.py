@@ -29,7 +29,7 @@ class BatchRecord(NamedTuple):
     """Which iterator of this loader made the batch: 0 for the first `iter(loader)`, 1 for the second, ..."""
     epoch: int
     """Epoch number, from 0."""
-    index: int
+    index: int  # type: ignore[assignment]  # it hides tuple.index
     """Batch number within the epoch, from 0."""
     worker: int
     """Worker id, from 0; -1 for a batch made in the notebook's own process."""

@@ -59,11 +59,10 @@ def rebuild(error: Described, note: str) -> Exception:
             rebuilt = pickle.loads(data)
         except Exception:  # noqa: BLE001 - an exception's own unpickling may raise anything
             rebuilt = None
-    if not isinstance(rebuilt, Exception):
-        rebuilt = RuntimeError(f"{name}: {message}")
-    add_note(rebuilt, note)
-    rebuilt.__cause__ = WorkerTraceback(trace)
-    return rebuilt
+    raised = rebuilt if isinstance(rebuilt, Exception) else RuntimeError(f"{name}: {message}")
+    add_note(raised, note)
+    raised.__cause__ = WorkerTraceback(trace)
+    return raised
 
 
 def add_note(error: BaseException, note: str) -> None:

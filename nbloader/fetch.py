@@ -54,16 +54,15 @@ def fetch(dataset: Any, indices: Any, *, batched: bool, status: MutableSequence[
         samples = getitems(indices)
         return Fetched(samples, begin, _clock(), -1, 0)
     samples = []
-    slowest = position = 0
+    slowest = 0
     slowest_ns = -1
-    for index in indices:
+    for position, index in enumerate(indices):
         status[POSITION] = position
         samples.append(dataset[index])
         now = _clock()
         if now - before > slowest_ns:
             slowest, slowest_ns = position, now - before
         before = now
-        position += 1
     return Fetched(samples, begin, before, slowest, max(slowest_ns, 0))
 
 

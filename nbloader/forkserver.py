@@ -67,14 +67,12 @@ def fork(sock: int, stdout: int, stderr: int, preload: list[str]) -> int:
     request = json.dumps(preload).encode()
     try:
         with _lock:
-            for attempt in (1, 2):
-                try:
-                    _ensure().send(Kind.FORK, request, fds=(sock, stdout, stderr, theirs))
-                    break
-                except OSError:  # the server was killed: start another
-                    _forget()
-                    if attempt == 2:
-                        raise
+            fds = (sock, stdout, stderr, theirs)
+            try:
+                _ensure().send(Kind.FORK, request, fds=fds)
+            except OSError:  # the server was killed: start another
+                _forget()
+                _ensure().send(Kind.FORK, request, fds=fds)
     except BaseException:
         os.close(lifeline)
         raise
@@ -102,7 +100,7 @@ def shutdown() -> None:
 
 
 def _ensure() -> Channel:
-    global _server
+    global _server  # noqa: PLW0603 - one per process, like the process itself
     if _server is not None and _server[0] == os.getpid():
         return _server[1]
     ours, theirs = socket.socketpair()
@@ -117,7 +115,7 @@ def _ensure() -> Channel:
 
 
 def _forget() -> None:
-    global _server
+    global _server  # noqa: PLW0603 - one per process, like the process itself
     if _server is None:
         return
     owner, channel, process = _server
@@ -192,7 +190,7 @@ def _become_worker(sock: int, stdout: int, stderr: int) -> NoReturn:
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:  # nothing above this frame but the server's loop, which must not run in a worker
+    except BaseException:  # noqa: BLE001 - nothing above this frame but the server's loop, which must not run in a worker
         sys.excepthook(*sys.exc_info())
     finally:
         with contextlib.suppress(Exception):

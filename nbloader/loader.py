@@ -1,14 +1,15 @@
 """The loader. A reader starts here.
 
-    sampler -> dispatch -> worker: fetch, collate into shared memory -> receive -> reorder -> [pin] -> [upload] -> consumer
-                  ^                                                                                                |
-                  +------------------------- credit (prefetch window) ---------------------------------------------+
+    sampler -> dispatch -> worker: fetch, collate into shared memory -> receive -> reorder -> [pin] -> [upload] -+
+                  ^                                                                                              v
+                  +------------------------- credit (prefetch window) <------------------------------------- consumer
 
     sampler   indices of each batch (sampler.py), asked for on the consumer's thread
     dispatch  who makes which batch; retry, credit, order: a state machine without I/O (dispatch.py, reorder.py)
     worker    a process (worker.py) that fetches (fetch.py) and collates (collate.py) into a segment (shm.py)
-    receive   connections, deaths, output: one selector (pool.py, wire.py, forkserver.py)
+    receive   connections, deaths, output: one selector (pool.py, wire.py, forkserver.py); who replaces whom (crew.py)
     engine    the lock, the supervisor thread, commands (engine.py)
+    consumer  the iterator (epoch.py)
 
 Every stage stamps its time; when the consumer comes back for the next batch the record goes to the event bus
 (events.py), from which statistics (stats.py) and the dashboard are made.
@@ -21,21 +22,17 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nbloader import device as dev
 from nbloader import events as ev
-from nbloader import options, sampler
-from nbloader.dispatch import Task
+from nbloader import options
 from nbloader.engine import IDLE, Engine
+from nbloader.epoch import Epoch
 from nbloader.errors import LoaderClosedError
-from nbloader.faults import Failure, Given, rebuild
-from nbloader.fetch import mix
-from nbloader.local import LocalEngine, LocalParcel
-from nbloader.pool import Parcel
+from nbloader.local import LocalEngine
 from nbloader.probe import ProcessProbe
 from nbloader.stats import Point, Snapshot, StatsFold
-from nbloader.waker import Waker
 
 if TYPE_CHECKING:
     from nbloader.dashboard import Dashboard
@@ -169,7 +166,7 @@ class DataLoader(Generic[T_co]):
             raise LoaderClosedError("this loader is closed: make a new one")
         options.check_not_empty(self._dataset, self.sampler)
         run, self._iterations = self._iterations, self._iterations + 1
-        return _Epoch(self, run)
+        return Epoch(self, run)
 
     def __len__(self) -> int:
         """Batches an epoch, as torch counts them."""
@@ -186,7 +183,9 @@ class DataLoader(Generic[T_co]):
 
     @dataset.setter
     def dataset(self, _value: Any) -> None:
-        raise ValueError("dataset attribute should not be set after DataLoader is initialized: use loader.reload(dataset)")
+        raise ValueError(
+            "dataset attribute should not be set after DataLoader is initialized: use loader.reload(dataset)"
+        )
 
     @property
     def collate_fn(self) -> Callable[[Any], Any]:
@@ -206,7 +205,7 @@ class DataLoader(Generic[T_co]):
         return self._fold.snapshot(self._probe.fill(self._engine.gauges(state)))
 
     def points(self) -> list[Point]:
-        """The history that the dashboard plots: one point for each `stats()` that was asked for, 0.2 s apart at least."""
+        """The history that the dashboard plots: a point for each `stats()` that was asked for, 0.2 s apart at least."""
         return self._fold.points()
 
     def dashboard(self) -> Dashboard:
@@ -311,162 +310,3 @@ class DataLoader(Generic[T_co]):
         if older is not None:
             older._engine.supersede()
         _made_at[site] = self
-
-
-class _Epoch(Iterator[T_co]):
-    """One pass over the sampler."""
-
-    def __init__(self, loader: DataLoader[T_co], run: int) -> None:
-        self._loader: DataLoader[T_co] | None = loader
-        self._bus = loader.events
-        self._engine = engine = loader._engine
-        self._run = run
-        self._batched = loader.batch_sampler is not None
-        self._indices = iter(loader._index_sampler)
-        self._seed = _draw_seed(loader.generator)
-        self._pin, self._device = loader._pin, loader._device
-        self._pass = _Pass(run)
-        self._numbered = 0
-        self._dry = False
-        self._record: tuple[Any, ...] | None = None  # of the batch that the consumer is at
-        self._sampler_error: Exception | None = None
-        total = sampler.length(loader._index_sampler)
-        if (loader._iterations == 1 or not loader.persistent_workers) and loader._load():
-            engine.replace_all()
-        engine.open_run(run, self._seed)
-        self._closer = weakref.finalize(self, _abandon, engine, self._pass)
-        self._bus.publish(ev.EpochStarted(_clock(), run, run, total, loader.num_workers))
-        if engine.ahead:
-            self._refill()
-
-    def __iter__(self) -> Iterator[T_co]:
-        """Give the iterator itself."""
-        return self
-
-    def __len__(self) -> int:
-        """Batches of the whole epoch."""
-        if self._loader is None:
-            raise TypeError("the epoch has ended")
-        return len(self._loader)
-
-    def __next__(self) -> T_co:
-        """The next batch; waits for it.
-
-        Raises:
-            StopIteration: The epoch is over.
-            Exception: Whatever the dataset or the collate function raised, with the worker's traceback as its cause
-                and the sample's index in a note. The iteration can go on with the next batch.
-        """
-        if self._loader is None:
-            raise StopIteration
-        requested = _clock()
-        self._publish(requested)
-        if not self._engine.ahead:
-            self._refill()
-        try:
-            got = self._engine.next_batch(self._run, self._pass.waker)
-        except LoaderClosedError:
-            self._end("closed")
-            raise
-        if got is None:
-            self._finish()
-        task, payload, depths = got
-        if self._engine.ahead:
-            self._refill()
-        if isinstance(payload, (Failure, Given)):
-            _raise_failure(task, payload, self._batched)
-        batch = payload.open()
-        if self._pin or self._device is not None:
-            batch = dev.place(batch, pin=self._pin, device=self._device)
-        self._remember(task, payload, requested, depths)
-        self._pass.delivered += 1
-        return batch  # type: ignore[no-any-return]
-
-    def _refill(self) -> None:
-        """Ask the sampler for as many batches as there is credit, and dispatch them."""
-        if self._dry:
-            return
-        batches = []
-        try:
-            for _ in range(self._engine.room(self._run)):
-                number = self._numbered
-                batches.append((next(self._indices), mix(self._seed, number)))
-                self._numbered = number + 1
-        except StopIteration:
-            self._dry = True
-        except Exception as error:  # the user's sampler: raised once what it gave before is delivered
-            self._dry = True
-            self._sampler_error = error
-        if batches:
-            self._engine.add(self._run, batches)
-
-    def _remember(self, task: Task, parcel: Parcel | LocalParcel, requested: int, depths: tuple[int, int, int]) -> None:
-        (_run, _number, _layout, _segment, nbytes, _extras, samples, begin, fetched, collated, fetch_cpu, collate_cpu,
-         slowest, slowest_ns) = parcel.header  # fmt: skip
-        index = None
-        if slowest >= 0:
-            index = task.indices[slowest] if self._batched else task.indices
-        self._record = (
-            self._run, self._run, task.number, parcel.worker, parcel.pid, task.attempt, samples, nbytes,
-            parcel.transport, requested, task.dispatched, begin, fetched, collated, parcel.received, task.in_order,
-            _clock(),
-        ), (fetch_cpu, collate_cpu, *depths, index, slowest_ns)  # fmt: skip
-
-    def _publish(self, returned: int) -> None:
-        if self._record is not None:
-            before, after = self._record
-            self._record = None
-            self._bus.publish(ev.BatchRecord._make((*before, returned, *after)))
-
-    def _finish(self) -> None:
-        if self._sampler_error is not None:
-            error, self._sampler_error = self._sampler_error, None
-            self._end("error")
-            raise error
-        self._engine.drain_output()
-        self._end("exhausted")
-        raise StopIteration
-
-    def _end(self, reason: str) -> None:
-        if self._closer.detach():
-            self._pass.end(self._engine, reason)
-        self._loader = None
-
-
-class _Pass:
-    """What must be cleared away when an iterator ends, be it by its end or because it was dropped."""
-
-    def __init__(self, run: int) -> None:
-        self.run = run
-        self.waker = Waker()
-        self.delivered = 0
-
-    def end(self, engine: Engine | LocalEngine, reason: str) -> None:
-        """End the run and tell."""
-        engine.close_run(self.run)
-        self.waker.close()
-        engine.bus.publish(ev.EpochEnded(_clock(), self.run, self.run, self.delivered, reason))
-
-
-def _abandon(engine: Engine | LocalEngine, ended: _Pass) -> None:
-    ended.end(engine, "abandoned")
-
-
-def _raise_failure(task: Task, payload: Failure | Given, batched: bool) -> NoReturn:
-    if isinstance(payload, Given):
-        raise payload.error
-    where = f"worker {payload.worker} (pid {payload.pid})" if payload.worker >= 0 else "this process"
-    if payload.stage == "fetch" and batched and payload.position >= 0:
-        what = f"fetching sample {task.indices[payload.position]!r} of batch {task.number}"
-    elif payload.stage == "fetch":
-        what = f"fetching {task.indices!r}"
-    else:
-        what = f"collating batch {task.number}"
-    raise rebuild(payload.error, f"raised in {where} while {what}")
-
-
-def _draw_seed(generator: Any) -> int:
-    """The epoch's base seed, drawn as torch draws it, so that `torch.manual_seed` makes epochs repeatable."""
-    import torch
-
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())

@@ -102,7 +102,9 @@ def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 def _check_dataset(dataset: Any, *, needs_length: bool) -> None:
     if isinstance(dataset, type):
-        raise TypeError(f"dataset is the class {dataset.__name__} itself: make an object of it, {dataset.__name__}(...)")
+        raise TypeError(
+            f"dataset is the class {dataset.__name__} itself: make an object of it, {dataset.__name__}(...)"
+        )
     iterable_only = "torch.utils.data" in sys.modules and isinstance(
         dataset, sys.modules["torch.utils.data"].IterableDataset
     )
@@ -154,10 +156,8 @@ def _check_batching(
         if drop_last:
             raise ValueError("batch_size=None option disables auto-batching and is mutually exclusive with drop_last")
         return None, False
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int):
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size <= 0:
         raise ValueError(f"batch_size should be a positive integer value, but got batch_size={batch_size!r}")
-    if batch_size <= 0:
-        raise ValueError(f"batch_size should be a positive integer value, but got batch_size={batch_size}")
     return batch_size, drop_last
 
 
@@ -220,5 +220,3 @@ def point_samplers_at(dataset: Any, old: Any, sampler: Any) -> None:
     """Let torch's samplers count the new dataset."""
     if getattr(sampler, "data_source", None) is old:
         sampler.data_source = dataset
-
-

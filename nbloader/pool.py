@@ -18,18 +18,18 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from nbloader import fetch as f
 from nbloader import forkserver
-from nbloader.collate import Build, builder, load_object
+from nbloader.collate import Build, builder
 from nbloader.dispatch import Task
-from nbloader.faults import Described, Failure
+from nbloader.faults import Failure
+from nbloader.reports import Gone, InitFailed, Output, Parcel, Ready, Report, Result, Started
 from nbloader.shm import SegmentMaps, SharedPickle, anonymous_file
 from nbloader.stats import WorkerGauge
 from nbloader.wire import Bytes, Channel, Kind
-from nbloader.worker import NO_SEGMENT, PICKLED, RESULT, Start, Surroundings
+from nbloader.worker import Start, Surroundings
 
 _clock = time.perf_counter_ns
 
@@ -39,91 +39,6 @@ STATUS_WAIT = 1.0
 """Seconds to wait for the wait status of a worker whose connection has closed."""
 PRELOADABLE = ("torch", "torchvision", "PIL.Image", "pandas", "scipy", "cv2")
 """Modules that the fork server imports for a dataset that mentions them: slow to import, never edited by the user."""
-
-
-class Parcel:
-    """A batch as it came from a worker: where it lies, what it cost. Nothing is built until `open()`."""
-
-    __slots__ = ("_build", "_extras", "_maps", "_memory", "_segment", "header", "pid", "received", "transport", "worker")
-
-    def __init__(self, handle: Handle, body: Bytes, received: int) -> None:
-        self.header = header = RESULT.unpack_from(body)
-        self.received = received
-        self.worker = handle.worker
-        self.pid = handle.pid
-        layout, self._segment, extras = header[2], header[3], header[5]
-        start = RESULT.size
-        self._extras = body[start : start + extras]
-        self._maps = handle.maps
-        self._memory = bytearray(memoryview(body)[start + extras :]) if self._segment == NO_SEGMENT else None
-        self._build: Build | None = None if layout == PICKLED else handle.layouts[layout]
-        self.transport = "segment" if self._memory is None else "inline" if header[4] or not extras else "pickle"
-
-    def open(self) -> Any:
-        """Build the batch, on the memory in which it came."""
-        memory = self._memory if self._memory is not None else self._maps.lend(self._segment, self.header[4])
-        if self._build is None:
-            data, spans = pickle.loads(self._extras)
-            return load_object(data, memory, spans)
-        return self._build(memory, pickle.loads(self._extras) if self._extras else ())  # type: ignore[arg-type]
-
-    def discard(self) -> None:
-        """Nobody wants the batch: its segment goes back."""
-        if self._memory is None:
-            self._maps.discard(self._segment)
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The worker's process exists."""
-
-    handle: Handle
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The worker has its dataset."""
-
-    handle: Handle
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The worker made a batch, or failed to."""
-
-    handle: Handle
-    run: int
-    number: int
-    result: Parcel | Failure
-
-
-@dataclass(frozen=True, slots=True)
-class InitFailed:
-    """The worker could not rebuild the dataset; it ends."""
-
-    handle: Handle
-    error: Described
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """The worker has ended."""
-
-    handle: Handle
-    exitcode: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """The worker wrote whole lines to its standard output or error."""
-
-    handle: Handle
-    stream: str
-    """ "stdout" or "stderr"."""
-    text: str
-
-
-Report: TypeAlias = "Started | Ready | Result | InitFailed | Gone | Output"
 
 
 class Handle:
@@ -214,7 +129,7 @@ class Pool:
 
     def fileno(self) -> int:
         """A descriptor that is readable when `poll` has something to report (epoll and kqueue can be nested)."""
-        return self._selector.fileno()  # type: ignore[attr-defined,no-any-return]
+        return self._selector.fileno()
 
     # ---- processes --------------------------------------------------------------------------------------------
 

@@ -33,8 +33,6 @@ class ProcessProbe:
             if process is None:
                 process = self._processes[worker.pid] = psutil.Process(worker.pid)
             with process.oneshot():
-                return dataclasses.replace(
-                    worker, cpu_percent=process.cpu_percent(None), rss=process.memory_info().rss
-                )
+                return dataclasses.replace(worker, cpu_percent=process.cpu_percent(None), rss=process.memory_info().rss)
         except psutil.Error:  # it ended meanwhile
             return worker

@@ -21,6 +21,7 @@ import os
 import pickle
 import tempfile
 import weakref
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -62,7 +63,7 @@ def anonymous_file(size: int) -> int:
         fd = os.memfd_create("nbloader", os.MFD_CLOEXEC)
     else:  # macOS: an unlinked file
         fd, path = tempfile.mkstemp(prefix="nbloader-")
-        os.unlink(path)
+        Path(path).unlink()
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, size)

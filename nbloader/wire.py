@@ -133,7 +133,9 @@ class Channel:
             self._fill_large(frames)
             return frames
         try:
-            data, ancillary, _flags, _address = self._sock.recvmsg(READ_SIZE, ANCILLARY_SIZE, 0 if wait else socket.MSG_DONTWAIT)
+            data, ancillary, _flags, _address = self._sock.recvmsg(
+                READ_SIZE, ANCILLARY_SIZE, 0 if wait else socket.MSG_DONTWAIT
+            )
         except BlockingIOError:
             return frames
         except ConnectionResetError as error:
@@ -145,9 +147,9 @@ class Channel:
         if self._tail:
             data = self._tail + data
         position, end = 0, len(data)
-        while end - position >= 8:
+        while end - position >= HEADER.size:
             size, kind = HEADER.unpack_from(data, position)
-            start = position + 8
+            start = position + HEADER.size
             if size > end - start:
                 if size > READ_SIZE:
                     self._large, self._large_kind, self._large_got = bytearray(size), kind, end - start

@@ -21,6 +21,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import cloudpickle
@@ -76,7 +77,7 @@ class Surroundings(NamedTuple):
     def here(cls) -> Surroundings:
         """Those of this process, now."""
         try:
-            cwd = os.getcwd()
+            cwd = str(Path.cwd())
         except FileNotFoundError:  # the folder was deleted under the notebook
             cwd = ""
         return cls(list(sys.path), cwd, dict(os.environ), list(sys.argv))
@@ -121,19 +122,19 @@ def main(fd: int) -> None:
     sys.stderr = _line_writer(2)
     faulthandler.enable(sys.stderr)
     channel = Channel(socket.socket(fileno=fd), blocking=True)
-    with contextlib.suppress(EOFError, ConnectionError):
+    with contextlib.suppress(EOFError, ConnectionError, HungUpError):
         worker = _settle(channel)
         if worker is not None:
             worker.run()
 
 
 def _line_writer(fd: int) -> TextIO:
-    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _settle(channel: Channel) -> Worker | None:
     """Take over the surroundings and rebuild the dataset. None when that failed, which has been reported."""
-    frames = []
+    frames: list[tuple[int, Bytes]] = []
     while not frames:
         frames = channel.receive()
     start: Start = pickle.loads(frames[0][1])
@@ -149,7 +150,7 @@ def _settle(channel: Channel) -> Worker | None:
         _introduce(start, dataset)
         if worker_init_fn is not None:
             worker_init_fn(start.worker)
-    except Exception as error:  # whatever the user's code raises goes to the notebook
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the notebook
         channel.send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
         return None
     channel.send(Kind.READY)
@@ -158,7 +159,7 @@ def _settle(channel: Channel) -> Worker | None:
 
 def _introduce(start: Start, dataset: Any) -> None:
     """Make `get_worker_info()`, ours and torch's, answer; seed; hold numeric libraries to one thread."""
-    global _info
+    global _info  # noqa: PLW0603 - a worker is one thing
     seed = start.seed + start.worker
     _info = WorkerInfo(start.worker, start.num_workers, seed, dataset)
     f.seed_everything(seed)
@@ -177,6 +178,10 @@ def introduce_to_torch() -> None:
         )
         if "OMP_NUM_THREADS" not in os.environ:
             sys.modules["torch"].set_num_threads(1)
+
+
+class HungUpError(Exception):
+    """The notebook's process has closed the connection. A type of its own: datasets raise EOFError and the like too."""
 
 
 class Worker:
@@ -213,15 +218,20 @@ class Worker:
         self._pending = deque(frames)  # frames that have come and were not looked at
 
     def run(self) -> None:
-        """Make batches until the connection closes (EOFError)."""
+        """Make batches until the connection closes.
+
+        Raises:
+            EOFError: It closed while the worker waited.
+            HungUpError: It closed while the worker sent something.
+        """
         while True:
             run, number, indices, seed = self._next_task()
             f.seed_everything(seed)
             try:
                 self._make(run, number, indices)
-            except (EOFError, BrokenPipeError, ConnectionResetError):
-                raise EOFError from None
-            except Exception as error:  # whatever the user's dataset or collate raises goes to the notebook
+            except HungUpError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever the user's dataset or collate raises goes to the notebook
                 self._report(run, number, error)
             if not self._torch_knows and "torch.utils.data" in sys.modules:
                 introduce_to_torch()
@@ -232,9 +242,7 @@ class Worker:
         status[f.STATE], status[f.NUMBER], status[f.SINCE] = f.IDLE, -1, _clock()
         self._pending.extend(self._channel.receive(wait=False))  # a waiting CANCEL counts before the next task
         while True:
-            cancelled = [pickle.loads(body) for kind, body in self._pending if kind == Kind.CANCEL]
-            if cancelled:
-                self._forget(set(cancelled))
+            self._cancel()
             if self._pending:
                 break
             self._pending.extend(self._channel.receive())
@@ -244,16 +252,21 @@ class Worker:
         status[f.RUN], status[f.NUMBER] = run, number
         return run, number, indices, seed
 
-    def _forget(self, runs: set[int]) -> None:
-        kept = []
+    def _cancel(self) -> None:
+        """Forget what was cancelled: tasks that came before the CANCEL (the same batch may be asked for again)."""
+        if all(kind != Kind.CANCEL for kind, _body in self._pending):
+            return
+        kept: list[tuple[int, Bytes, int]] = []
         for kind, body in self._pending:
+            message = pickle.loads(body)
             if kind == Kind.TASK:
-                run, _number, _indices, _seed, returned = pickle.loads(body)
-                if run in runs:
-                    self._segments.give_back(returned)
-                else:
-                    kept.append((kind, body))
-        self._pending = deque(kept)
+                kept.append((kind, body, message[0]))
+                continue
+            for _kind, task, run in kept:
+                if run == message:
+                    self._segments.give_back(pickle.loads(task)[4])
+            kept = [item for item in kept if item[2] != message]
+        self._pending = deque((kind, body) for kind, body, _run in kept)
 
     def _make(self, run: int, number: int, indices: Any) -> None:
         status = self._status
@@ -272,9 +285,9 @@ class Worker:
             got.begin, got.end, end, cpu_1 - cpu_0, cpu_2 - cpu_1, got.slowest, got.slowest_ns,
         )  # fmt: skip
         if segment == NO_SEGMENT:
-            self._channel.send(Kind.BATCH, header, extras, memory)
+            self._send(Kind.BATCH, header, extras, memory)
         else:
-            self._channel.send(Kind.BATCH, header, extras)
+            self._send(Kind.BATCH, header, extras)
 
     def _encode(self, samples: Any) -> tuple[int, bytes, int, Any, int]:
         """Collate and write. Returns (layout, extras, bytes, memory, segment)."""
@@ -320,10 +333,16 @@ class Worker:
         segment, memory, fd = self._segments.take(nbytes)
         if fd is not None:
             try:
-                self._channel.send(Kind.SEGMENT, segment.to_bytes(8, "little"), fds=(fd,))
+                self._send(Kind.SEGMENT, segment.to_bytes(8, "little"), fds=(fd,))
             finally:
                 os.close(fd)
         return memory, segment
+
+    def _send(self, kind: Kind, *parts: Bytes, fds: tuple[int, ...] = ()) -> None:
+        try:
+            self._channel.send(kind, *parts, fds=fds)
+        except ConnectionError as error:
+            raise HungUpError from error
 
     def _layout(self, tree: Any) -> int:
         layout = self._layouts.get(tree)
@@ -331,7 +350,7 @@ class Worker:
             if len(self._layouts) >= MAX_LAYOUTS:
                 self._layouts.clear()
             layout = self._layouts[tree] = len(self._layouts)
-            self._channel.send(Kind.LAYOUT, layout.to_bytes(8, "little"), cloudpickle.dumps(tree))
+            self._send(Kind.LAYOUT, layout.to_bytes(8, "little"), cloudpickle.dumps(tree))
         return layout
 
     def _report(self, run: int, number: int, error: Exception) -> None:
@@ -339,23 +358,25 @@ class Worker:
         position = int(self._status[f.POSITION]) if fetching and self._batched else -1
         sys.stdout.flush()
         stage = "fetch" if fetching else "collate"
-        self._channel.send(Kind.ERROR, pickle.dumps((run, number, stage, position, describe(error))))
+        self._send(Kind.ERROR, pickle.dumps((run, number, stage, position, describe(error))))
 
 
 def describe(error: BaseException) -> tuple[bytes | None, str, str, str]:
     """An error for another process: (pickle or None, type name, message, traceback)."""
     own = "nbloader"
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(own):
+    while (
+        trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(own)
+    ):
         trace = trace.tb_next  # begin at the user's code
     text = "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
     try:
         data = cloudpickle.dumps(error)
         pickle.loads(data)
-    except Exception:  # an exception's own pickling may raise anything
+    except Exception:  # noqa: BLE001 - an exception's own pickling may raise anything
         data = None
     try:
         message = str(error)
-    except Exception:  # so may its __str__
+    except Exception:  # noqa: BLE001 - so may its __str__
         message = "<no message: its __str__ raises>"
     return data, type(error).__name__, message, text

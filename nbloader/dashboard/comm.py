@@ -36,6 +36,10 @@ _CONTROL_TARGET = "jupyter.widget.control"
 _adopted: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 """The comms whose messages `pump()` handles, by comm id."""
 
+_asking: set[str] = set()
+"""Ids of the comms by which reloaded pages ask, from the moment that their opening is read. It is handled a little
+later than the question behind it is read."""
+
 
 def adopt(comm: Any) -> None:
     """Let a comm's messages be handled while a cell is busy.
@@ -176,11 +180,12 @@ def _if_ours(kernel: Any, frames: list[Any]) -> tuple[Any, dict[str, Any]] | Non
             return None
         content = session.unpack(parts[4].bytes)
         comm_id = content.get("comm_id")
-        target = content.get("target_name")
-        if target is None:
-            target = getattr(kernel.comm_manager.comms.get(comm_id), "target_name", None)
-        if comm_id not in _adopted and target != _CONTROL_TARGET:
+        if kind == "comm_open" and content.get("target_name") == _CONTROL_TARGET:
+            _asking.add(comm_id)
+        if comm_id not in _adopted and comm_id not in _asking:
             return None
+        if kind == "comm_close":
+            _asking.discard(comm_id)
         return idents, session.deserialize(parts, content=True, copy=False)
     except Exception:  # malformed: the kernel itself shall complain of it, in its turn
         log.debug("a message that cannot be read is left to the kernel", exc_info=True)

@@ -85,7 +85,9 @@ def _tiles(snapshot: Snapshot) -> list[dict[str, str]]:
         batch = _NONE if snapshot.waiting_for is None else snapshot.waiting_for
         waiting = f"now for batch {batch}: {duration(snapshot.waiting)}"
     return [
-        _tile("Throughput", number(snapshot.batches_per_second), "batches/s", f"{samples} samples/s · {megabytes} MB/s"),
+        _tile(
+            "Throughput", number(snapshot.batches_per_second), "batches/s", f"{samples} samples/s · {megabytes} MB/s"
+        ),
         _tile("Time left", left, "", f"{duration(snapshot.elapsed)} so far"),
         _tile("Your loop waits", percent(snapshot.wait_share), "of its time", waiting),
         _tile(

@@ -6,6 +6,7 @@ loader did: the plots are thinned, the table is cut, and every text from outside
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import cache
 from html import escape
@@ -82,7 +83,9 @@ def _table(workers: list[dict[str, Any]]) -> str:
         look = "busy" if worker["state"] in busy else worker["state"]
         first, state, *rest = (escape(cell) for cell in worker["cells"])
         cells = "".join(f"<td>{cell}</td>" for cell in rest)
-        rows.append(f'<tr class="nbl-{escape(look)}"><th scope="row">{first}</th><td class="nbl-state">{state}</td>{cells}</tr>')
+        rows.append(
+            f'<tr class="nbl-{escape(look)}"><th scope="row">{first}</th><td class="nbl-state">{state}</td>{cells}</tr>'
+        )
     if len(workers) > ROWS:
         rows.append(f"<tr><td>… {len(workers) - ROWS} more</td></tr>")
     head = "".join(f'<th scope="col">{name}</th>' for name in WORKER_COLUMNS)
@@ -110,7 +113,7 @@ def _plot(chart: Chart, points: Columns) -> str:
     x_values = [times[i] for i in shown]
     lines = [[points[s.column][i] or 0.0 for i in shown] for s in chart.series]
     if chart.stacked:
-        for below, line in zip(lines, lines[1:], strict=False):
+        for below, line in itertools.pairwise(lines):
             line[:] = [a + b for a, b in zip(below, line, strict=True)]
     top = chart.top or _nice(max((v for line in lines for v in line), default=1.0))
 
@@ -131,7 +134,9 @@ def _plot(chart: Chart, points: Columns) -> str:
             area = _path(xs, [y(v) for v in line]) + " L" + _path(xs[::-1], [y(v) for v in base[::-1]])[1:] + "Z"
             out.append(f'<path d="{area}" fill="{series.color}" fill-opacity="{0.85 if chart.stacked else 0.22}"/>')
         if not chart.stacked:
-            out.append(f'<path d="{_path(xs, [y(v) for v in line])}" fill="none" stroke="{series.color}" stroke-width="1.8"/>')
+            out.append(
+                f'<path d="{_path(xs, [y(v) for v in line])}" fill="none" stroke="{series.color}" stroke-width="1.8"/>'
+            )
         else:
             base = line
     for value in (0, top / 2, top):

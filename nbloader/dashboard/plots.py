@@ -63,7 +63,13 @@ CHARTS = (
         ),
         stacked=True,
     ),
-    Chart("wait", "Your loop waits", "share of time spent waiting for a batch", (Series("wait_share", "", "#d1573a"),), top=1.0),
+    Chart(
+        "wait",
+        "Your loop waits",
+        "share of time spent waiting for a batch",
+        (Series("wait_share", "", "#d1573a"),),
+        top=1.0,
+    ),
     Chart("rate", "Throughput", "batches per second", (Series("batches_per_second", "", "#1a9e77"),)),
 )
 """What the dashboard and the picture draw, in this order."""

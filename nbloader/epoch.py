@@ -1,0 +1,193 @@
+"""One pass over a loader: what `iter(loader)` gives.
+
+The consumer's side of the path: ask the sampler while there is credit, wait for the next batch in order, build it,
+and publish its record when the consumer comes back.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from nbloader import device as dev
+from nbloader import events as ev
+from nbloader import sampler
+from nbloader.dispatch import Task
+from nbloader.engine import Engine
+from nbloader.errors import LoaderClosedError
+from nbloader.faults import Failure, Given, rebuild
+from nbloader.fetch import mix
+from nbloader.local import LocalEngine, LocalParcel
+from nbloader.reports import Parcel
+from nbloader.waker import Waker
+
+if TYPE_CHECKING:
+    from nbloader.loader import DataLoader
+
+T_co = TypeVar("T_co", covariant=True)
+_clock = time.perf_counter_ns
+
+
+class Epoch(Iterator[T_co]):
+    """One pass over the sampler."""
+
+    def __init__(self, loader: DataLoader[T_co], run: int) -> None:
+        self._loader: DataLoader[T_co] | None = loader
+        self._engine = engine = loader._engine
+        self._run = run
+        self._batched = loader.batch_sampler is not None
+        self._indices = iter(loader._index_sampler)
+        self._seed = _draw_seed(loader.generator)
+        self._pin, self._device = loader._pin, loader._device
+        self._numbered = 0
+        self._dry = False
+        self._sampler_error: Exception | None = None
+        total = sampler.length(loader._index_sampler)
+        if (loader._iterations == 1 or not loader.persistent_workers) and loader._load():
+            engine.replace_all()
+        engine.open_run(run, self._seed)
+        self._pass = _Pass(run, loader.events)
+        self._closer = weakref.finalize(self, _abandon, engine, self._pass)
+        loader.events.publish(ev.EpochStarted(_clock(), run, run, total, loader.num_workers))
+        if engine.ahead:
+            self._refill()
+
+    def __iter__(self) -> Iterator[T_co]:
+        """Give the iterator itself."""
+        return self
+
+    def __len__(self) -> int:
+        """Batches of the whole epoch."""
+        if self._loader is None:
+            raise TypeError("the epoch has ended")
+        return len(self._loader)
+
+    def __next__(self) -> T_co:
+        """The next batch; waits for it.
+
+        Raises:
+            StopIteration: The epoch is over.
+            Exception: Whatever the dataset or the collate function raised, with the worker's traceback as its cause
+                and the sample's index in a note. The iteration can go on with the next batch.
+        """
+        if self._loader is None:
+            raise StopIteration
+        requested = _clock()
+        self._pass.publish(requested)
+        if not self._engine.ahead:
+            self._refill()
+        try:
+            got = self._engine.next_batch(self._run, self._pass.waker)
+        except LoaderClosedError:
+            self._end("closed")
+            raise
+        if got is None:
+            self._finish()
+        task, payload, depths = got
+        if self._engine.ahead:
+            self._refill()
+        if isinstance(payload, (Failure, Given)):
+            _raise_failure(task, payload, self._batched)
+        batch = payload.open()
+        if self._pin or self._device is not None:
+            batch = dev.place(batch, pin=self._pin, device=self._device)
+        self._remember(task, payload, requested, depths)
+        self._pass.delivered += 1
+        return batch  # type: ignore[no-any-return]
+
+    def _refill(self) -> None:
+        """Ask the sampler for as many batches as there is credit, and dispatch them."""
+        if self._dry:
+            return
+        batches = []
+        try:
+            for _ in range(self._engine.room(self._run)):
+                number = self._numbered
+                batches.append((next(self._indices), mix(self._seed, number)))
+                self._numbered = number + 1
+        except StopIteration:
+            self._dry = True
+        except Exception as error:  # noqa: BLE001 - the user's sampler: raised once what it gave before is delivered
+            self._dry = True
+            self._sampler_error = error
+        if batches:
+            self._engine.add(self._run, batches)
+
+    def _remember(self, task: Task, parcel: Parcel | LocalParcel, requested: int, depths: tuple[int, int, int]) -> None:
+        (_run, _number, _layout, _segment, nbytes, _extras, samples, begin, fetched, collated, fetch_cpu, collate_cpu,
+         slowest, slowest_ns) = parcel.header  # fmt: skip
+        index = None
+        if slowest >= 0:
+            index = task.indices[slowest] if self._batched else task.indices
+        self._pass.record = (
+            self._run, self._run, task.number, parcel.worker, parcel.pid, task.attempt, samples, nbytes,
+            parcel.transport, requested, task.dispatched, begin, fetched, collated, parcel.received, task.in_order,
+            _clock(),
+        ), (fetch_cpu, collate_cpu, *depths, index, slowest_ns)  # fmt: skip
+
+    def _finish(self) -> NoReturn:
+        if self._sampler_error is not None:
+            error, self._sampler_error = self._sampler_error, None
+            self._end("error")
+            raise error
+        self._engine.drain_output()
+        self._end("exhausted")
+        raise StopIteration
+
+    def _end(self, reason: str) -> None:
+        if self._closer.detach():
+            self._pass.end(self._engine, reason)
+        self._loader = None
+
+
+class _Pass:
+    """What must be cleared away when an iterator ends, be it by its end or because it was dropped."""
+
+    def __init__(self, run: int, bus: ev.EventBus) -> None:
+        self.run = run
+        self.waker = Waker()
+        self.delivered = 0
+        self.record: tuple[Any, ...] | None = None
+        """Of the batch that the consumer is at: what comes before and after `returned` in a `BatchRecord`."""
+        self._bus = bus
+
+    def publish(self, returned: int) -> None:
+        """The consumer has come back: its last batch's record is complete."""
+        if self.record is not None:
+            before, after = self.record
+            self.record = None
+            self._bus.publish(ev.BatchRecord._make((*before, returned, *after)))
+
+    def end(self, engine: Engine | LocalEngine, reason: str) -> None:
+        """End the run and tell."""
+        now = _clock()
+        self.publish(now)
+        engine.close_run(self.run)
+        self.waker.close()
+        self._bus.publish(ev.EpochEnded(now, self.run, self.run, self.delivered, reason))
+
+
+def _abandon(engine: Engine | LocalEngine, ended: _Pass) -> None:
+    ended.end(engine, "abandoned")
+
+
+def _raise_failure(task: Task, payload: Failure | Given, batched: bool) -> NoReturn:
+    if isinstance(payload, Given):
+        raise payload.error
+    where = f"worker {payload.worker} (pid {payload.pid})" if payload.worker >= 0 else "this process"
+    if payload.stage == "fetch" and batched and payload.position >= 0:
+        what = f"fetching sample {task.indices[payload.position]!r} of batch {task.number}"
+    elif payload.stage == "fetch":
+        what = f"fetching {task.indices!r}"
+    else:
+        what = f"collating batch {task.number}"
+    raise rebuild(payload.error, f"raised in {where} while {what}")
+
+
+def _draw_seed(generator: Any) -> int:
+    """The epoch's base seed, drawn as torch draws it, so that `torch.manual_seed` makes epochs repeatable."""
+    import torch
+
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())

@@ -1,0 +1,45 @@
+"""What workers print appears in the cell that iterates."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import sys
+
+
+class Outlet:
+    """Holds what workers wrote until a thread that may print shows it.
+
+    The kernel's streams send text to the cell whose context they are written in, so the supervisor's thread writes in
+    the context that the cell had when it began to iterate.
+    """
+
+    def __init__(self) -> None:
+        self._texts: collections.deque[tuple[str, str]] = collections.deque()
+        self._context = contextvars.copy_context()
+
+    def add(self, stream: str, text: str) -> None:
+        """Keep a text for "stdout" or "stderr"."""
+        self._texts.append((stream, text))
+
+    def belongs_here(self) -> None:
+        """The cell that runs now is the one that iterates."""
+        self._context = contextvars.copy_context()
+
+    def show(self) -> None:
+        """Print what is kept, from the thread of the cell."""
+        while self._texts:
+            try:
+                stream, text = self._texts.popleft()
+            except IndexError:  # another thread took it
+                return
+            target = sys.stdout if stream == "stdout" else sys.stderr
+            with contextlib.suppress(Exception):  # a closed or strange stream must not end the epoch
+                target.write(text)
+                target.flush()
+
+    def show_from_elsewhere(self) -> None:
+        """Print what is kept, from another thread."""
+        if self._texts:
+            self._context.run(self.show)

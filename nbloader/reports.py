@@ -1,0 +1,111 @@
+"""What the pool reports: a batch, a failure, the stages of a worker's life, its output."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from nbloader.collate import Build, load_object
+from nbloader.faults import Described, Failure
+from nbloader.wire import Bytes
+from nbloader.worker import NO_SEGMENT, PICKLED, RESULT
+
+if TYPE_CHECKING:
+    from nbloader.pool import Handle
+
+
+class Parcel:
+    """A batch as it came from a worker: where it lies, what it cost. Nothing is built until `open()`."""
+
+    __slots__ = (
+        "_build",
+        "_extras",
+        "_maps",
+        "_memory",
+        "_segment",
+        "header",
+        "pid",
+        "received",
+        "transport",
+        "worker",
+    )
+
+    def __init__(self, handle: Handle, body: Bytes, received: int) -> None:
+        self.header = header = RESULT.unpack_from(body)
+        self.received = received
+        self.worker = handle.worker
+        self.pid = handle.pid
+        layout, self._segment, extras = header[2], header[3], header[5]
+        start = RESULT.size
+        self._extras = body[start : start + extras]
+        self._maps = handle.maps
+        self._memory = bytearray(memoryview(body)[start + extras :]) if self._segment == NO_SEGMENT else None
+        self._build: Build | None = None if layout == PICKLED else handle.layouts[layout]
+        self.transport = "segment" if self._memory is None else "inline" if header[4] or not extras else "pickle"
+
+    def open(self) -> Any:
+        """Build the batch, on the memory in which it came."""
+        memory = self._memory if self._memory is not None else self._maps.lend(self._segment, self.header[4])
+        if self._build is None:
+            data, spans = pickle.loads(self._extras)
+            return load_object(data, memory, spans)
+        return self._build(memory, pickle.loads(self._extras) if self._extras else ())  # type: ignore[arg-type]
+
+    def discard(self) -> None:
+        """Nobody wants the batch: its segment goes back."""
+        if self._memory is None:
+            self._maps.discard(self._segment)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The worker's process exists."""
+
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker has its dataset."""
+
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The worker made a batch, or failed to."""
+
+    handle: Handle
+    run: int
+    number: int
+    result: Parcel | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class InitFailed:
+    """The worker could not rebuild the dataset; it ends."""
+
+    handle: Handle
+    error: Described
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The worker has ended."""
+
+    handle: Handle
+    exitcode: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The worker wrote whole lines to its standard output or error."""
+
+    handle: Handle
+    stream: str
+    """ "stdout" or "stderr"."""
+    text: str
+
+
+Report: TypeAlias = "Started | Ready | Result | InitFailed | Gone | Output"

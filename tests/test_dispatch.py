@@ -1,0 +1,335 @@
+"""Whatever happens to workers and runs, and in whatever order, each batch is delivered once and in order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from nbloader.dispatch import MAX_DEATHS, Dispatcher
+
+GIVEN_UP = "given up"
+
+
+class Chaos(RuleBasedStateMachine):
+    """Workers that work, dawdle, send twice and die; runs that come, go and are parked.
+
+    The machine knows what each worker really has (`inboxes`): a worker that was told to forget a batch may have begun
+    it already, and a result may be under way when its worker is declared dead.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.uids = 0
+        self.runs = 0
+        self.inboxes: dict[int, list[tuple[int, int]]] = {}  # living workers: (run, number) sent to them
+        self.late: list[tuple[int, int, int]] = []  # (worker, run, number): results on their way
+        self.wanted: dict[int, list[int]] = {}  # run -> numbers still to be delivered, in order
+        self.out_of_order: set[int] = set()
+        self.suspects: dict[tuple[int, int], int] = {}
+        self.accepted: set[tuple[int, int]] = set()
+
+    @initialize(depth=st.integers(1, 4))
+    def begin(self, depth):
+        self.dispatcher: Dispatcher[object] = Dispatcher(depth)
+
+    # ---- workers
+
+    @rule()
+    def worker_starts(self):
+        self.uids += 1
+        self.inboxes[self.uids] = []
+        self.dispatcher.worker_ready(self.uids)
+
+    @precondition(lambda self: self.inboxes)
+    @rule(data=st.data(), blame=st.booleans(), sent=st.booleans())
+    def worker_dies(self, data, blame, sent):
+        worker = data.draw(st.sampled_from(sorted(self.inboxes)))
+        inbox = self.inboxes.pop(worker)
+        if sent and inbox:  # its last result is on its way
+            self.late.append((worker, *inbox[0]))
+        before = self.dispatcher.held_by(worker)
+        held, fatal = self.dispatcher.worker_gone(worker, blame=blame)
+        assert held == before
+        assert self.dispatcher.held_by(worker) == []
+        if blame and held:
+            key = held[0].run, held[0].number
+            self.suspects[key] = self.suspects.get(key, 0) + 1
+            assert held[0].deaths == self.suspects[key]
+            assert (fatal is held[0]) == (self.suspects[key] >= MAX_DEATHS)
+        else:
+            assert fatal is None
+        if fatal is not None:
+            self.accept(fatal.run, fatal.number, self.dispatcher.fail(fatal, GIVEN_UP))
+
+    @precondition(lambda self: any(self.inboxes.values()))
+    @rule(data=st.data(), position=st.integers(0, 3))
+    def worker_makes_a_batch(self, data, position):
+        worker = data.draw(st.sampled_from(sorted(w for w, inbox in self.inboxes.items() if inbox)))
+        inbox = self.inboxes[worker]
+        run, number = inbox.pop(min(position, len(inbox) - 1))
+        self.arrive(worker, run, number)
+
+    @precondition(lambda self: self.late)
+    @rule(data=st.data())
+    def late_result_arrives(self, data):
+        self.arrive(*self.late.pop(data.draw(st.integers(0, len(self.late) - 1))))
+
+    @precondition(lambda self: self.accepted)
+    @rule(data=st.data())
+    def result_arrives_again(self, data):
+        run, number = data.draw(st.sampled_from(sorted(self.accepted)))
+        assert self.dispatcher.result(data.draw(st.integers(0, self.uids)), run, number, "again") is None
+
+    def arrive(self, worker, run, number):
+        self.accept(run, number, self.dispatcher.result(worker, run, number, f"{run}:{number}"))
+
+    def accept(self, run, number, freed):
+        if freed is None:  # refused: then it must not be the only copy of a batch that is still wanted
+            elsewhere = any((run, number) in inbox for inbox in self.inboxes.values())
+            assert run not in self.wanted or (run, number) in self.accepted or elsewhere
+            return
+        if run in self.wanted:
+            assert (run, number) not in self.accepted
+            self.accepted.add((run, number))
+
+    # ---- runs
+
+    @rule(window=st.integers(0, 6), in_order=st.booleans())
+    def run_begins(self, window, in_order):
+        run, self.runs = self.runs, self.runs + 1
+        self.dispatcher.open_run(run, window=window, in_order=in_order)
+        self.wanted[run] = []
+        if not in_order:
+            self.out_of_order.add(run)
+        assert all(state.parked for number, state in self.dispatcher.runs.items() if number != run)
+
+    @precondition(lambda self: self.wanted)
+    @rule(data=st.data())
+    def run_is_closed(self, data):
+        run = data.draw(st.sampled_from(sorted(self.wanted)))
+        ready = self.dispatcher.runs[run].reorder.ready + self.dispatcher.runs[run].reorder.reordering
+        assert len(self.dispatcher.close_run(run)) == ready
+        del self.wanted[run]
+        self.accepted = {key for key in self.accepted if key[0] != run}
+        assert self.dispatcher.close_run(run) == []
+
+    @precondition(lambda self: self.wanted)
+    @rule(data=st.data(), parked=st.booleans())
+    def run_is_parked_or_asked(self, data, parked):
+        run = data.draw(st.sampled_from(sorted(self.wanted)))
+        (self.dispatcher.park if parked else self.dispatcher.unpark)(run)
+
+    @rule(paused=st.booleans())
+    def loader_is_paused_or_resumed(self, paused):
+        self.dispatcher.paused = paused
+
+    # ---- the consumer
+
+    @precondition(lambda self: self.wanted)
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def sampler_is_asked(self, data, count):
+        run = data.draw(st.sampled_from(sorted(self.wanted)))
+        for _ in range(min(count, self.dispatcher.room(run))):
+            task = self.dispatcher.add(run, ["index"], seed=7)
+            assert (task.run, task.indices, task.seed) == (run, ["index"], 7)
+            self.wanted[run].append(task.number)
+
+    @rule()
+    def batches_are_sent(self):
+        for worker, task in self.dispatcher.assignments():
+            assert not self.dispatcher.paused
+            assert not self.dispatcher.runs[task.run].parked
+            self.inboxes[worker].append((task.run, task.number))
+            assert task.attempt >= 1
+
+    @precondition(lambda self: self.wanted)
+    @rule(data=st.data())
+    def consumer_takes(self, data):
+        self.take(data.draw(st.sampled_from(sorted(self.wanted))))
+
+    def take(self, run):
+        item = self.dispatcher.take(run)
+        if item is None:
+            return False
+        assert not self.dispatcher.paused
+        task, result = item
+        assert result in (f"{run}:{task.number}", GIVEN_UP)
+        assert (run, task.number) in self.accepted
+        if run in self.out_of_order:
+            self.wanted[run].remove(task.number)
+        else:
+            assert self.wanted[run].pop(0) == task.number
+        return True
+
+    # ---- always
+
+    @invariant()
+    def nobody_holds_more_than_the_depth(self):
+        if not hasattr(self, "dispatcher"):
+            return
+        held = [self.dispatcher.held_by(worker) for worker in self.inboxes]
+        assert all(len(tasks) <= self.dispatcher.depth for tasks in held)
+        keys = [(task.run, task.number) for tasks in held for task in tasks]
+        assert len(keys) == len(set(keys)), "a batch is with two workers"
+        for run, state in self.dispatcher.runs.items():
+            assert state.assigned == sum(key[0] == run for key in keys)
+            assert self.dispatcher.outstanding(run) == len(self.wanted[run])
+            assert len(self.wanted[run]) <= max(state.window, 1)
+
+    @invariant()
+    def no_batch_is_lost(self):
+        if not hasattr(self, "dispatcher"):
+            return
+        held = {(t.run, t.number) for w in self.inboxes for t in self.dispatcher.held_by(w)}
+        for run, numbers in self.wanted.items():
+            waiting = {task.number for _number, task in self.dispatcher.runs[run].waiting}
+            for number in numbers:
+                places = [number in waiting, (run, number) in held, (run, number) in self.accepted]
+                assert places.count(True) == 1, (run, number, places)
+
+    def teardown(self):
+        """With one honest worker everything that is outstanding comes."""
+        if not hasattr(self, "dispatcher"):
+            return
+        self.dispatcher.paused = False
+        for worker in list(self.inboxes):
+            self.dispatcher.worker_gone(worker, blame=False)
+        self.inboxes = {}
+        self.worker_starts()
+        (worker,) = self.inboxes
+        for run in list(self.wanted):
+            self.dispatcher.unpark(run)
+        while any(self.wanted.values()):
+            self.batches_are_sent()
+            progress = bool(self.inboxes[worker])
+            while self.inboxes[worker]:
+                self.arrive(worker, *self.inboxes[worker].pop(0))
+            for run in self.wanted:
+                while self.take(run):
+                    progress = True
+            assert progress, f"nothing moves any more; still wanted: {self.wanted}"
+
+
+Chaos.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestChaos = Chaos.TestCase
+
+
+def made(dispatcher: Dispatcher[str], worker: int, number: int, run: int = 0):
+    freed = dispatcher.result(worker, run, number, f"batch {number}")
+    return None if freed is None else [task.number for task, _result in freed]
+
+
+def dispatcher_with(workers: int, *, depth: int = 2, window: int = 8, batches: int = 8) -> Dispatcher[str]:
+    dispatcher: Dispatcher[str] = Dispatcher(depth)
+    for worker in range(workers):
+        dispatcher.worker_ready(worker)
+    dispatcher.open_run(0, window=window)
+    for _ in range(batches):
+        dispatcher.add(0, None, 0)
+    return dispatcher
+
+
+def sent(dispatcher: Dispatcher[str]) -> list[tuple[int, int]]:
+    return [(worker, task.number) for worker, task in dispatcher.assignments()]
+
+
+def test_batches_go_to_the_least_loaded_worker_in_order():
+    dispatcher = dispatcher_with(3)
+    assert sent(dispatcher) == [(0, 0), (1, 1), (2, 2), (0, 3), (1, 4), (2, 5)]
+    assert made(dispatcher, 1, 1) == []
+    assert sent(dispatcher) == [(1, 6)]
+
+
+def test_what_a_dead_worker_held_goes_first():
+    dispatcher = dispatcher_with(2)
+    sent(dispatcher)
+    held, fatal = dispatcher.worker_gone(0, blame=True)
+    assert ([t.number for t in held], fatal) == ([0, 2], None)
+    dispatcher.worker_ready(7)
+    assert sent(dispatcher) == [(7, 0), (7, 2)]
+    assert dispatcher.held_by(7)[0].attempt == 2
+
+
+def test_only_the_batch_that_a_worker_was_at_is_blamed_and_only_when_it_died_unasked():
+    dispatcher = dispatcher_with(1, depth=3)
+    sent(dispatcher)
+    held, _ = dispatcher.worker_gone(0, blame=True)
+    assert [t.deaths for t in held] == [1, 0, 0]
+    dispatcher.worker_ready(1)
+    sent(dispatcher)
+    held, _ = dispatcher.worker_gone(1, blame=False)
+    assert [t.deaths for t in held] == [1, 0, 0]
+
+
+def test_a_batch_that_has_killed_enough_workers_is_given_up_and_the_rest_goes_on():
+    dispatcher = dispatcher_with(1, batches=3)
+    for death in range(MAX_DEATHS):
+        dispatcher.worker_ready(death)
+        assert sent(dispatcher)[0] == (death, 0)
+        _held, fatal = dispatcher.worker_gone(death, blame=True)
+    assert fatal is not None
+    assert (fatal.number, fatal.deaths) == (0, MAX_DEATHS)
+    assert [t.number for t, _ in dispatcher.fail(fatal, "error")] == [0]
+    dispatcher.worker_ready(9)
+    assert sent(dispatcher) == [(9, 1), (9, 2)]
+    made(dispatcher, 9, 2)
+    made(dispatcher, 9, 1)
+    assert [dispatcher.take(0)[1] for _ in range(3)] == ["error", "batch 1", "batch 2"]
+
+
+def test_a_parked_run_leaves_the_workers_to_the_other_but_for_what_they_are_at():
+    dispatcher = dispatcher_with(2)
+    assert sent(dispatcher) == [(0, 0), (1, 1), (0, 2), (1, 3)]
+    dispatcher.open_run(1, window=2)
+    dispatcher.add(1, None, 0)
+    dispatcher.add(1, None, 0)
+    assert [(w, t.run, t.number) for w, t in dispatcher.assignments()] == [(0, 1, 0), (1, 1, 1)]
+    assert made(dispatcher, 0, 0) == [0]
+    dispatcher.unpark(0)
+    assert sent(dispatcher) == [(0, 2)]
+
+
+def test_a_result_for_a_batch_that_was_taken_back_counts_and_is_not_made_again():
+    dispatcher = dispatcher_with(1, batches=3)
+    sent(dispatcher)
+    dispatcher.park(0)  # batch 1 is taken back, but the worker had begun it
+    made(dispatcher, 0, 0)
+    assert made(dispatcher, 0, 1) == [1]
+    dispatcher.unpark(0)
+    assert sent(dispatcher) == [(0, 2)]
+
+
+def test_nothing_is_sent_or_delivered_while_paused_but_results_are_kept():
+    dispatcher = dispatcher_with(1)
+    sent(dispatcher)
+    dispatcher.paused = True
+    assert made(dispatcher, 0, 0) == [0]
+    assert (dispatcher.take(0), sent(dispatcher)) == (None, [])
+    dispatcher.paused = False
+    assert dispatcher.take(0)[0].number == 0
+    assert sent(dispatcher) == [(0, 2)]
+
+
+@pytest.mark.parametrize(("window", "room"), [(0, 1), (1, 1), (3, 3)])
+def test_the_window_bounds_what_is_outside(window, room):
+    dispatcher = dispatcher_with(1, window=window, batches=0)
+    assert dispatcher.room(0) == room
+    for _ in range(room):
+        dispatcher.add(0, None, 0)
+    assert dispatcher.room(0) == 0
+    sent(dispatcher)
+    made(dispatcher, 0, 0)
+    assert dispatcher.room(0) == 0, "a batch that is ready and was not taken takes its room"
+    dispatcher.take(0)
+    assert dispatcher.room(0) == 1
+
+
+def test_a_result_of_a_closed_run_is_refused():
+    dispatcher = dispatcher_with(1)
+    sent(dispatcher)
+    made(dispatcher, 0, 1)
+    assert dispatcher.close_run(0) == ["batch 1"]
+    assert made(dispatcher, 0, 0) is None
+    assert dispatcher.held_by(0) == []

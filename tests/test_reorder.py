@@ -1,0 +1,68 @@
+"""The reorder buffer gives every item once, in order, whatever the order in which they come."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbloader.reorder import ReorderBuffer
+
+PERMUTATIONS = st.integers(0, 40).flatmap(lambda n: st.permutations(range(n)))
+
+
+@given(PERMUTATIONS, st.integers(0, 5), st.data())
+def test_items_go_out_in_order_each_as_soon_as_it_can(order, first, data):
+    buffer: ReorderBuffer[str] = ReorderBuffer(first=first)
+    come: set[int] = set()
+    out = []
+    for number in order:
+        freed = buffer.put(number + first, f"item {number}")
+        come.add(number)
+        missing = next(n for n in range(len(order) + 1) if n not in come)
+        assert buffer.missing == missing + first
+        assert buffer.ready + len(out) == missing
+        assert buffer.reordering == len(come) - missing
+        assert freed == [f"item {n}" for n in range(missing - len(freed), missing)]
+        while data.draw(st.booleans()) and (item := buffer.take()) is not None:
+            out.append(item)
+    while (item := buffer.take()) is not None:
+        out.append(item)
+    assert out == [f"item {n}" for n in range(len(order))]
+
+
+@given(PERMUTATIONS)
+def test_without_order_items_go_out_as_they_come(order):
+    buffer: ReorderBuffer[int] = ReorderBuffer(in_order=False)
+    for number in order:
+        assert buffer.put(number, number) == [number]
+        assert buffer.reordering == 0
+    assert [buffer.take() for _ in order] == order
+    assert buffer.take() is None
+    assert buffer.missing == len(order)
+
+
+@given(PERMUTATIONS, st.booleans(), st.data())
+def test_a_number_that_has_come_is_refused_for_good(order, in_order, data):
+    buffer: ReorderBuffer[int] = ReorderBuffer(in_order=in_order)
+    come = []
+    for number in order:
+        assert not buffer.has(number)
+        buffer.put(number, number)
+        come.append(number)
+        if data.draw(st.booleans()):
+            buffer.take()
+        again = data.draw(st.sampled_from(come))
+        assert buffer.has(again)
+        with pytest.raises(ValueError, match=f"item {again} has come before"):
+            buffer.put(again, -1)
+
+
+@given(PERMUTATIONS, st.booleans(), st.integers(0, 40))
+def test_drain_gives_what_nobody_took(order, in_order, taken):
+    buffer: ReorderBuffer[int] = ReorderBuffer(in_order=in_order)
+    for number in order[: len(order) // 2]:
+        buffer.put(number, number)
+    out = [item for _ in range(taken) if (item := buffer.take()) is not None]
+    assert sorted(out + buffer.drain()) == sorted(order[: len(order) // 2])
+    assert (buffer.ready, buffer.reordering, buffer.take(), buffer.drain()) == (0, 0, None, [])
