@@ -1,6 +1,8 @@
 # make demo    the quickstart notebook in JupyterLab    (PORT=8899 BROWSER=none on a remote machine)
 # make test    everything: ruff, mypy, pytest, the notebooks, the browser tests
 # make lint    only ruff and mypy
+# make bench   side by side with torch, under five minutes    (ROWS=tiny,large for some rows; PEERS="paddle spdl grain
+#              mxnet" makes those environments first; table.md and results.json in build/bench)
 # make clean   take away .venv and what tools have left
 #
 # All of them work in .venv, which is made with PYTHON (3.10 or newer) when it is not there.
@@ -9,6 +11,8 @@ PYTHON  ?= python3
 HOST    ?= 127.0.0.1
 PORT    ?= 8888
 BROWSER ?=
+ROWS    ?=
+PEERS   ?=
 
 VENV := .venv
 PY   := $(VENV)/bin/python
@@ -16,7 +20,7 @@ PIP  := $(PY) -m pip --disable-pip-version-check --no-input
 MADE := $(VENV)/.made
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench clean
 
 demo: $(MADE)-demo
 	@if [ "$(BROWSER)" = none ]; then \
@@ -34,6 +38,9 @@ lint: $(MADE)-test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+bench: $(MADE)-test $(foreach peer,$(PEERS),$(VENV)/peers/$(peer)/.made)
+	$(PY) tests/bench/run.py --rows '$(ROWS)'
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -19,9 +19,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import cloudpickle
 import numpy as np
 
+from nbloader.pickles import dump, tensor_of
 from nbloader.shm import aligned
 
 Tree: TypeAlias = "tuple[Any, ...]"
@@ -94,7 +94,7 @@ class Plan:
         if kind is tuple or kind is list:
             return "list", tuple([self._walk(column) for column in _columns(values, len(first))])
         if isinstance(first, (str, bytes)):
-            self.extras.append(list(values))
+            self.extras.append(values)  # a tuple below tuples and lists, as torch gives it
             return "extra", len(self.extras) - 1
         return self._rarer(values, first, kind)
 
@@ -226,53 +226,14 @@ class ArrayToBeTensor:
         return tensor_of, (self.array,)
 
 
-def tensor_of(array: Any, dtype: str | None = None) -> Any:
-    """A tensor on the memory of an array (a copy of it where torch cannot share it)."""
-    import torch
-
-    if not array.flags.writeable:
-        array = array.copy()
-    tensor = torch.from_numpy(array)
-    return tensor if dtype is None else tensor.view(getattr(torch, dtype))
-
-
-class _ObjectPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles batches: dense tensors as arrays (torch's own way would copy them into the pickle)."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if (
-            torch is not None
-            and type(obj) is torch.Tensor
-            and obj.layout is torch.strided
-            and obj.device.type == "cpu"
-            and not (obj.requires_grad or obj.is_quantized or obj.is_nested or obj.is_conj() or obj.is_neg())
-        ):
-            name = str(obj.dtype).removeprefix("torch.")
-            try:
-                np.dtype(name)
-            except TypeError:
-                if obj.dtype.itemsize in (1, 2, 4) and not obj.dtype.is_complex and obj.dim():
-                    carrier = getattr(torch, ("uint8", "int16", "", "int32")[obj.dtype.itemsize - 1])
-                    return tensor_of, (obj.contiguous().view(carrier).numpy(), name)
-            else:
-                return tensor_of, (obj.numpy(),)
-        return super().reducer_override(obj)
-
-
 def dump_object(obj: Any, *, out_of_band: bool = True) -> tuple[bytes, list[memoryview]]:
     """Pickle an object with its arrays beside it.
 
     Returns:
         The pickle, and the memory of the arrays (empty when `out_of_band` is False).
     """
-    import io
-
     buffers: list[memoryview] = []
-    keep = (lambda buffer: buffers.append(buffer.raw())) if out_of_band else None
-    with io.BytesIO() as file:
-        _ObjectPickler(file, protocol=5, buffer_callback=keep).dump(obj)
-        return file.getvalue(), buffers
+    return dump(obj, (lambda buffer: buffers.append(buffer.raw())) if out_of_band else None), buffers
 
 
 def load_object(data: Any, memory: Memory, spans: list[tuple[int, int]]) -> Any:

@@ -26,7 +26,10 @@ class LoaderControl(Protocol):
         ...
 
     def points(self) -> list[Point]:
-        """The plots over time so far, oldest first. Points are added at the end; one that was given stays as it was."""
+        """The plots over time of the last minutes, oldest first; `stats()` adds to them.
+
+        Points are added at the end and leave at the beginning; one that was given stays as it was.
+        """
         ...
 
     def restart_workers(self, ids: Iterable[int] | None = None) -> None:

@@ -38,7 +38,7 @@ class Crew:
     """The workers of one loader: started on demand, replaced when they end, ended together.
 
     Args:
-        bus: Where lifecycle events go.
+        publish: Takes lifecycle events.
         dispatcher: Is told which workers can be given batches.
         num_workers: How many.
         options: What every worker is told (fields of `worker.Start`).
@@ -50,7 +50,7 @@ class Crew:
 
     def __init__(
         self,
-        bus: ev.EventBus,
+        publish: Callable[[ev.Event], None],
         dispatcher: Dispatcher[Any],
         *,
         num_workers: int,
@@ -65,7 +65,7 @@ class Crew:
         self.fatal: Exception | None = None
         """Why the last pool ended, where it failed."""
         self.options = options
-        self._bus = bus
+        self._publish = publish
         self._dispatcher = dispatcher
         self._slots = [Slot() for _ in range(num_workers)]
         self._start_method = start_method
@@ -99,21 +99,28 @@ class Crew:
         self._preload = modules_to_preload(payload.data, dataset)
         return old is not None and old.identity != payload.identity
 
-    def start(self) -> None:
-        """Start the workers if there are none.
+    @property
+    def loaded(self) -> bool:
+        """Whether there is a dataset to send."""
+        return self._payload is not None
+
+    def start(self) -> bool:
+        """Start the workers if there are none. Returns whether there were none.
 
         Raises:
             OSError: No process, pipe or memory could be had.
         """
-        if self.pool is None:
-            self.pool = Pool(self._start_method, self.options["output"])
-            self.fatal = None
-            try:
-                for worker in range(len(self._slots)):
-                    self._start_worker(worker)
-            except BaseException:
-                self.stop(0)
-                raise
+        if self.pool is not None:
+            return False
+        self.pool = Pool(self._start_method, self.options["output"])
+        self.fatal = None
+        try:
+            for worker in range(len(self._slots)):
+                self._start_worker(worker)
+        except BaseException:
+            self.stop(0)
+            raise
+        return True
 
     def _start_worker(self, worker: int) -> None:
         if self.pool is None or self._payload is None:
@@ -127,13 +134,14 @@ class Crew:
         """Something happened to a worker."""
         handle = report.handle
         if isinstance(report, Started):
-            self._bus.publish(ev.WorkerStarted(_clock(), handle.worker, handle.pid))
+            self._publish(ev.WorkerStarted(_clock(), handle.worker, handle.pid))
         elif isinstance(report, Ready):
-            if not handle.expected:
-                self._dispatcher.worker_ready(handle.uid)
+            if handle.expected or self.pool is None or handle.uid not in self.pool.handles:
+                return  # it was ended meanwhile
+            self._dispatcher.worker_ready(handle.uid)
             self._slots[handle.worker].failed_starts = 0
             now = _clock()
-            self._bus.publish(ev.WorkerReady(now, handle.worker, handle.pid, now - handle.requested))
+            self._publish(ev.WorkerReady(now, handle.worker, handle.pid, now - handle.requested))
         elif isinstance(report, InitFailed):
             where = f"raised in worker {handle.worker} while it rebuilt the dataset"
             self._fail(rebuild(report.error, where))
@@ -147,9 +155,7 @@ class Crew:
         numbers = tuple(task.number for task in held) or handle.held
         tail = handle.stderr_tail
         now = _clock()
-        self._bus.publish(
-            ev.WorkerDied(now, handle.worker, handle.pid, exitcode, reason, handle.expected, numbers, tail)
-        )
+        self._publish(ev.WorkerDied(now, handle.worker, handle.pid, exitcode, reason, handle.expected, numbers, tail))
         slot = self._slots[handle.worker]
         if not handle.expected:
             slot.exit_reason = reason
@@ -177,7 +183,7 @@ class Crew:
         except (OSError, MemoryError) as error:
             self._fail(WorkerStartError(f"worker {worker} could not be replaced: {error}"))
         else:
-            self._bus.publish(ev.WorkerRestarted(_clock(), worker, reason))
+            self._publish(ev.WorkerRestarted(_clock(), worker, reason))
 
     def _fail(self, error: Exception) -> None:
         """The pool cannot work: end it. Who waits for a batch gets the error; who asks again starts another pool."""

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from nbloader.reorder import ReorderBuffer
 
 R = TypeVar("R")
+Cancel: TypeAlias = "tuple[int, int, tuple[int, ...]]"
+"""For a worker to forget: (worker, run, batch numbers)."""
 
 MAX_DEATHS = 3
 """Workers that a batch may kill before it is given up."""
@@ -110,44 +112,57 @@ class Dispatcher(Generic[R]):
 
     # ---- runs -------------------------------------------------------------------------------------------------
 
-    def open_run(self, run: int, *, window: int, in_order: bool = True) -> None:
-        """Begin a run; the other runs are parked until they are asked again."""
-        for other in list(self.runs):
-            self.park(other)
+    def open_run(self, run: int, *, window: int, in_order: bool = True) -> list[Cancel]:
+        """Begin a run; the other runs are parked until they are asked again. Returns what to cancel."""
+        cancels = [cancel for other in self.runs for cancel in self.park(other)]
         self.runs[run] = Run(window, ReorderBuffer(in_order=in_order))
+        return cancels
 
     def clear(self) -> None:
         """Forget all runs and workers."""
         self.runs.clear()
         self._held.clear()
 
-    def close_run(self, run: int) -> list[R]:
-        """Forget a run. Returns the results that nobody took, so that their memory can be given back."""
+    def close_run(self, run: int) -> tuple[list[R], list[Cancel]]:
+        """Forget a run.
+
+        Returns:
+            The results that nobody took, so that their memory can be given back; and what to cancel.
+        """
         state = self.runs.pop(run, None)
         if state is None:
-            return []
-        self._forget_unbegun(run)
-        return [result for _task, result in state.reorder.drain()]
+            return [], []
+        cancels = self._take_back(run, [])
+        return [result for _task, result in state.reorder.drain()], cancels
 
-    def park(self, run: int) -> None:
-        """Take a run's window away: its batches that no worker has begun wait, so that another run goes first."""
+    def park(self, run: int) -> list[Cancel]:
+        """Take a run's window away: its batches that no worker has begun wait, so that another run goes first.
+
+        Returns:
+            What to cancel. A worker that has begun such a batch after all will send it, and it is taken.
+        """
         state = self.runs[run]
         state.parked = True
-        for task in self._forget_unbegun(run):
+        taken: list[Task] = []
+        cancels = self._take_back(run, taken)
+        for task in taken:
             state.assigned -= 1
             heapq.heappush(state.waiting, (task.number, task))
+        return cancels
 
     def unpark(self, run: int) -> None:
         """The run is asked again."""
         self.runs[run].parked = False
 
-    def _forget_unbegun(self, run: int) -> list[Task]:
-        """Take back this run's batches from the workers, but for the one that each may be at."""
-        forgotten: list[Task] = []
-        for held in self._held.values():
+    def _take_back(self, run: int, taken: list[Task]) -> list[Cancel]:
+        """Take this run's batches back from the workers, but for the one that each may be at."""
+        cancels = []
+        for worker, held in self._held.items():
             unbegun = [key for position, key in enumerate(held) if position and key[0] == run]
-            forgotten.extend(held.pop(key) for key in unbegun)
-        return forgotten
+            if unbegun:
+                taken.extend(held.pop(key) for key in unbegun)
+                cancels.append((worker, run, tuple(number for _run, number in unbegun)))
+        return cancels
 
     # ---- batches ----------------------------------------------------------------------------------------------
 
@@ -185,12 +200,12 @@ class Dispatcher(Generic[R]):
                 out.append((worker, task))
         return out
 
-    def result(self, worker: int, run: int, number: int, result: R) -> list[tuple[Task, R]] | None:
+    def result(self, worker: int, run: int, number: int, result: R) -> tuple[Task, list[tuple[Task, R]]] | None:
         """A worker has made a batch, or failed to.
 
         Returns:
-            The batches that are now in order (maybe none); None when the result is refused because its run is
-            closed or the batch has come before: then the caller gives its memory back.
+            The batch, and those that are now in order (maybe none); None when the result is refused because its run
+            is closed or the batch has come before: then the caller gives its memory back.
         """
         task = self._held.get(worker, {}).pop((run, number), None)
         state = self.runs.get(run)
@@ -202,7 +217,7 @@ class Dispatcher(Generic[R]):
             state.assigned -= 1
         if task is None or state.reorder.has(number):
             return None
-        return state.reorder.put(number, (task, result))
+        return task, state.reorder.put(number, (task, result))
 
     def fail(self, task: Task, result: R) -> list[tuple[Task, R]]:
         """Put an error in the place of a batch that no worker holds."""

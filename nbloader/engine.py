@@ -29,9 +29,9 @@ import cloudpickle
 from nbloader import events as ev
 from nbloader.callbacks import WaitCallbacks
 from nbloader.crew import Crew
-from nbloader.dispatch import Dispatcher, Task
-from nbloader.errors import LoaderClosedError, LoaderTimeoutError, NbloaderError
-from nbloader.faults import Failure, Given
+from nbloader.dispatch import Cancel, Dispatcher, Task
+from nbloader.errors import DatasetTransferError, LoaderClosedError, LoaderTimeoutError, NbloaderError
+from nbloader.faults import Failure, Given, shown
 from nbloader.output import Outlet
 from nbloader.reports import Output, Parcel, Report, Result
 from nbloader.stats import Gauges
@@ -96,8 +96,9 @@ class Engine:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._dispatcher: Dispatcher[Payload] = Dispatcher(max(1, -(-window // num_workers)))
+        self._events: collections.deque[ev.Event] = collections.deque()  # to be published without the lock
         self._crew = Crew(
-            bus,
+            self._events.append,
             self._dispatcher,
             num_workers=num_workers,
             options=options,
@@ -117,6 +118,11 @@ class Engine:
         self._asked = time.monotonic()
         self._superseded = False
 
+    @property
+    def loaded(self) -> bool:
+        """Whether workers have been given a dataset."""
+        return self._crew.loaded
+
     # ---- the consumer's side ------------------------------------------------------------------------------------
 
     def open_run(self, run: int, seed: int) -> None:
@@ -133,10 +139,7 @@ class Engine:
         self._outlet.belongs_here()
         self._asked = time.monotonic()
         self._get_going()
-        self._dispatcher.open_run(run, window=self._window, in_order=self._in_order)
-        for other in self._dispatcher.runs:
-            if other != run:
-                self._cancel(other)
+        self._cancel(self._dispatcher.open_run(run, window=self._window, in_order=self._in_order))
 
     def room(self, run: int) -> int:
         """How many batches the sampler may be asked for now."""
@@ -167,15 +170,18 @@ class Engine:
         since = 0
         try:
             while True:
-                got: Taken | None = self._exclusively(self._take, run)
-                if got is not None or not self._dispatcher.outstanding(run):
+                got: Taken | None
+                got, number = self._exclusively(self._take, run)
+                if got is not None or number is None:
                     return got
                 if not since:
                     since = _clock()
-                    self._waiting_for = self._dispatcher.runs[run].taken, since
+                    self._waiting_for = number, since
                     self._waiting[run] = waker
                     continue  # look once more: from now on whoever receives it wakes us
                 self._outlet.show()
+                if self._dispatcher.paused:
+                    since = _clock()  # a pause does not count as the workers' delay
                 self._wait(waker, since)
         finally:
             if since:
@@ -183,7 +189,8 @@ class Engine:
                 self._waiting_for = None
             self._outlet.show()
 
-    def _take(self, run: int) -> Taken | None:
+    def _take(self, run: int) -> tuple[Taken | None, int | None]:
+        """What is ready. Else None, and the number of the batch to wait for, or None when none is outstanding."""
         state = self._dispatcher.runs.get(run)
         if state is None:
             raise LoaderClosedError("this iterator was ended: its loader was closed or interrupted; iterate again")
@@ -199,10 +206,10 @@ class Engine:
             if item is None:
                 self._raise_fatal()
         self._driving = -1
-        if item is None:
-            return None
         self._asked = time.monotonic()
-        return *item, (state.assigned, state.reorder.reordering, state.reorder.ready)
+        if item is not None:
+            return (*item, (state.assigned, state.reorder.reordering, state.reorder.ready)), None
+        return None, state.taken if self._dispatcher.outstanding(run) else None
 
     def _raise_fatal(self) -> None:
         if self._crew.fatal is not None:
@@ -256,28 +263,48 @@ class Engine:
         An interrupt between any two instructions may leave it half changed: then all runs and workers are ended, and
         the next epoch begins anew.
         """
-        with self._lock:
-            try:
-                return action(*args)
-            except Exception:
-                self._driving = -1
-                raise
-            except BaseException:
-                self._driving = -1
-                self._dispatcher.clear()
-                self._crew.kill()
-                self._crew.stop(0)
-                raise
+        self._mind_fork()
+        try:
+            with self._lock:
+                try:
+                    return action(*args)
+                except Exception:
+                    self._driving = -1
+                    raise
+                except BaseException:
+                    self._driving = -1
+                    self._dispatcher.clear()
+                    self._crew.kill()
+                    self._crew.stop(0)
+                    raise
+        finally:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Publish what happened under the lock, now that it is free: a subscriber may call the loader."""
+        while self._events:
+            with contextlib.suppress(IndexError):  # another thread took it
+                self.bus.publish(self._events.popleft())
+
+    def _mind_fork(self) -> None:
+        """In a forked child: the workers are the parent's, and its lock may be held by a thread that is not here."""
+        if self._owner != os.getpid():
+            self._owner = os.getpid()
+            self._lock = threading.Lock()
+            self._supervisor = None
+            self._waiting.clear()
+            self._commands.clear()
+            self._commanded.close()
+            self._commanded = Waker()
+            self._dispatcher.clear()
+            self._crew.forget()
 
     def _get_going(self) -> None:
         """See to it that there are workers and a supervisor."""
         if self.closed:
             raise LoaderClosedError("this loader is closed: make a new one")
-        if self._owner != os.getpid():  # a forked child: the workers are the parent's
-            self._owner = os.getpid()
-            self._supervisor = None
-            self._crew.forget()
-        self._crew.start()
+        if self._crew.start():
+            self._commanded.set()  # a supervisor that waits for the pool before this one
         if self._supervisor is None or not self._supervisor.is_alive():
             self._supervisor = threading.Thread(target=self._supervise, name="nbloader-supervisor", daemon=True)
             self._supervisor.start()
@@ -299,14 +326,19 @@ class Engine:
         for uid, task in self._dispatcher.assignments():
             task.dispatched = now
             handle = pool.handles[uid]
-            pool.send(handle, Kind.TASK, _dump_task(task, handle.maps.take_returned()))
+            try:
+                message = _dump_task(task, handle.maps.take_returned())
+            except Exception as error:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
+                why = f"the indices {shown(task.indices)} of batch {task.number} cannot be pickled: {error}"
+                self._dispatcher.result(uid, task.run, task.number, Given(DatasetTransferError(why)))
+            else:
+                pool.send(handle, Kind.TASK, message)
 
-    def _cancel(self, run: int) -> None:
+    def _cancel(self, cancels: list[Cancel]) -> None:
         pool = self._crew.pool
-        if pool is not None:
-            for handle in pool.handles.values():
-                if handle.ready:
-                    pool.send(handle, Kind.CANCEL, pickle.dumps(run))
+        for uid, run, numbers in cancels:
+            if pool is not None and uid in pool.handles:
+                pool.send(pool.handles[uid], Kind.CANCEL, pickle.dumps((run, numbers)))
 
     def _handle(self, report: Report) -> None:
         if isinstance(report, Result):
@@ -319,21 +351,20 @@ class Engine:
 
     def _take_result(self, report: Result) -> None:
         result = report.result
-        freed = self._dispatcher.result(report.handle.uid, report.run, report.number, result)
-        if freed is None:
+        accepted = self._dispatcher.result(report.handle.uid, report.run, report.number, result)
+        if accepted is None:
             result.discard()
             return
         now = _clock()
+        failed, freed = accepted
         for task, _payload in freed:
             task.in_order = now
         if report.run != self._driving and report.run in self._waiting:
             self._waiting[report.run].set()
         if isinstance(result, Failure):
-            _data, name, message, _trace = result.error
-            sample = freed[0][0].indices if freed and result.position >= 0 else None
-            sample = sample[result.position] if isinstance(sample, (list, tuple)) else sample
-            text = f"{name}: {message}"
-            self.bus.publish(ev.BatchFailed(now, report.run, report.number, result.worker, sample, text))
+            sample = failed.indices[result.position] if result.position >= 0 else None
+            text = f"{result.error[1]}: {result.error[2]}"
+            self._events.append(ev.BatchFailed(now, report.run, report.number, result.worker, sample, text))
 
     def _wake_all(self) -> None:
         for run, waker in list(self._waiting.items()):
@@ -367,7 +398,7 @@ class Engine:
     def _set_paused(self, *, paused: bool) -> None:
         if self._dispatcher.paused != paused:
             self._dispatcher.paused = paused
-            self.bus.publish(ev.LoaderPaused(_clock()) if paused else ev.LoaderResumed(_clock()))
+            self._events.append(ev.LoaderPaused(_clock()) if paused else ev.LoaderResumed(_clock()))
             self._wake_all()
 
     def close_run(self, run: int) -> None:
@@ -375,9 +406,10 @@ class Engine:
         self._command(lambda: self._close_run(run))
 
     def _close_run(self, run: int) -> None:
-        for payload in self._dispatcher.close_run(run):
+        unwanted, cancels = self._dispatcher.close_run(run)
+        for payload in unwanted:
             payload.discard()
-        self._cancel(run)
+        self._cancel(cancels)
 
     def supersede(self) -> None:
         """The cell that made this loader was run again: give up the workers soon, at once if no epoch is under way."""
@@ -401,10 +433,13 @@ class Engine:
                     self._supervise_once()
                 except Exception as error:  # a fault of our own must reach the consumer, not hang it
                     log.exception("the supervisor failed")
-                    self._crew.stop(0)
                     self._crew.fatal = NbloaderError(f"the supervisor failed: {type(error).__name__}: {error}")
+                    self._crew.kill()
                     self._wake_all()
+            self._tell()
             self._outlet.show_from_elsewhere()
+        if self.closed:
+            self._commanded.close()
 
     def _supervise_once(self) -> None:
         if self.closed:
@@ -429,22 +464,25 @@ class Engine:
         Args:
             state: What to call it while there are no workers.
         """
-        with self._lock:
-            if self._crew.pool is not None and self._owner == os.getpid():
-                self._work()  # what has come is shown as received, though the consumer is away
-            runs = self._dispatcher.runs.values()
-            waiting = self._waiting_for
-            return Gauges(
-                now=_clock(),
-                state=self._state(state),
-                window=self._window,
-                in_flight=sum(run.assigned for run in runs),
-                reordering=sum(run.reorder.reordering for run in runs),
-                ready=sum(run.reorder.ready for run in runs),
-                waiting_since=waiting[1] if waiting else None,
-                waiting_for=waiting[0] if waiting else None,
-                workers=tuple(self._crew.gauges()),
-            )
+        gauges: Gauges = self._exclusively(self._gauges, state)
+        self._outlet.show_from_elsewhere()
+        return gauges
+
+    def _gauges(self, state: str) -> Gauges:
+        self._work()  # what has come is shown as received, though the consumer is away
+        runs = self._dispatcher.runs.values()
+        waiting = self._waiting_for
+        return Gauges(
+            now=_clock(),
+            state=self._state(state),
+            window=self._window,
+            in_flight=sum(run.assigned for run in runs),
+            reordering=sum(run.reorder.reordering for run in runs),
+            ready=sum(run.reorder.ready for run in runs),
+            waiting_since=waiting[1] if waiting else None,
+            waiting_for=waiting[0] if waiting else None,
+            workers=tuple(self._crew.gauges()),
+        )
 
     def _state(self, state: str) -> str:
         if self.closed:
@@ -461,17 +499,33 @@ class Engine:
         """End the workers and every iterator. Closing twice is harmless."""
         if self.closed or self._owner != os.getpid():
             return
-        with self._lock:
-            self.closed = True
-            for run in list(self._dispatcher.runs):
-                self._close_run(run)
-            self._crew.stop()
-            self._wake_all()
+        self._exclusively(self._close)
         self._outlet.show_from_elsewhere()
         self._commanded.set()
         if self._supervisor is not None and self._supervisor is not threading.current_thread():
             self._supervisor.join(1)
         self._commanded.close()
+
+    def close_soon(self) -> None:
+        """The loader is gone: have the supervisor end the workers. For a finalizer, which may run at any moment."""
+        if self._owner != os.getpid():
+            return
+        if self._crew.pool is not None:
+            self._command(self._close)
+        else:
+            self.closed = True
+            self._commanded.set()
+            if self._supervisor is None or not self._supervisor.is_alive():
+                self._commanded.close()
+
+    def _close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        for run in list(self._dispatcher.runs):
+            self._close_run(run)
+        self._crew.stop()
+        self._wake_all()
 
 
 def _dump_task(task: Task, returned: list[int]) -> bytes:

@@ -45,7 +45,7 @@ class Epoch(Iterator[T_co]):
         self._dry = False
         self._sampler_error: Exception | None = None
         total = sampler.length(loader._index_sampler)
-        if (loader._iterations == 1 or not loader.persistent_workers) and loader._load():
+        if not (loader.persistent_workers and engine.loaded) and loader._load():
             engine.replace_all()
         engine.open_run(run, self._seed)
         self._pass = _Pass(run, loader.events)
@@ -105,7 +105,10 @@ class Epoch(Iterator[T_co]):
         try:
             for _ in range(self._engine.room(self._run)):
                 number = self._numbered
-                batches.append((next(self._indices), mix(self._seed, number)))
+                indices = next(self._indices)
+                if self._batched and not isinstance(indices, (list, tuple)):
+                    indices = list(indices)
+                batches.append((indices, mix(self._seed, number)))
                 self._numbered = number + 1
         except StopIteration:
             self._dry = True

@@ -17,6 +17,7 @@ Every stage stamps its time; when the consumer comes back for the next batch the
 
 from __future__ import annotations
 
+import atexit
 import operator
 import sys
 import time
@@ -42,6 +43,15 @@ _clock = time.perf_counter_ns
 
 _made_at: weakref.WeakValueDictionary[tuple[str, int], DataLoader[Any]] = weakref.WeakValueDictionary()
 """Loaders by the line that made them: when a cell is run again, the loader it made before gives up its workers."""
+
+_engines: weakref.WeakSet[Engine | LocalEngine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """At interpreter exit: end all workers, quietly."""
+    for engine in list(_engines):
+        engine.close()
 
 
 class DataLoader(Generic[T_co]):
@@ -149,7 +159,9 @@ class DataLoader(Generic[T_co]):
                     "batched": self.batch_sampler is not None, "output": output, "transport": transport, "seed": 0,
                 },
             )  # fmt: skip
-        self._finalizer = weakref.finalize(self, self._engine.close)
+        self._finalizer = weakref.finalize(self, self._engine.close_soon)
+        self._finalizer.atexit = False  # then all are closed, by _close_all
+        _engines.add(self._engine)
         self._supersede_older()
 
     # ---- iteration ------------------------------------------------------------------------------------------------

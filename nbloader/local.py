@@ -13,9 +13,10 @@ from typing import Any
 from nbloader import events as ev
 from nbloader import fetch as f
 from nbloader.callbacks import WaitCallbacks
-from nbloader.collate import NotPlannedError, Plan, builder, collate_object, convert, tensor_of
+from nbloader.collate import NotPlannedError, Plan, builder, collate_object, convert
 from nbloader.dispatch import Task
 from nbloader.faults import add_note
+from nbloader.pickles import tensor_of
 from nbloader.stats import Gauges
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class LocalEngine:
         output: "torch" or "numpy".
     """
 
+    loaded = False
+    """The dataset is taken anew for each epoch."""
     ahead = False
     """Nothing is asked for before it is wanted."""
 
@@ -189,6 +192,9 @@ class LocalEngine:
         elif self._runs:
             state = "running"
         return Gauges(_clock(), state, 0, 0, 0, 0, None, None, ())
+
+    def close_soon(self) -> None:
+        """Nothing runs that would have to be ended."""
 
     def close(self) -> None:
         """End every iterator."""

@@ -8,6 +8,7 @@ blocking call waits for all of them and a death is seen at once.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import pickle
@@ -22,16 +23,17 @@ from typing import Any
 
 from nbloader import fetch as f
 from nbloader import forkserver
-from nbloader.collate import Build, builder
 from nbloader.dispatch import Task
 from nbloader.faults import Failure
-from nbloader.reports import Gone, InitFailed, Output, Parcel, Ready, Report, Result, Started
+from nbloader.reports import Gone, InitFailed, Layout, Output, Parcel, Ready, Report, Result, Started
 from nbloader.shm import SegmentMaps, SharedPickle, anonymous_file
 from nbloader.stats import WorkerGauge
 from nbloader.wire import Bytes, Channel, Kind
 from nbloader.worker import Start, Surroundings
 
 _clock = time.perf_counter_ns
+
+_uids = itertools.count(1)
 
 TAIL = 4096
 """Characters of a worker's standard error that are kept."""
@@ -60,7 +62,7 @@ class Handle:
         """Batch numbers that were taken from it when its end was asked for."""
         self.requested = _clock()
         self.maps = SegmentMaps()
-        self.layouts: dict[int, Build] = {}
+        self.layouts: dict[int, Layout] = {}
         self.tail: deque[str] = deque(maxlen=100)
         self.lifeline = -1
         self.popen: subprocess.Popen[bytes] | None = None
@@ -122,7 +124,6 @@ class Pool:
         self._start_method = start_method
         self._output = output
         self._selector = selectors.DefaultSelector()
-        self._uids = 0
         self._early: list[Report] = []
         self.handles: dict[int, Handle] = {}
         """Processes that have not ended, by their unique number."""
@@ -145,8 +146,8 @@ class Pool:
         Raises:
             OSError: No process, pipe or memory could be had.
         """
-        self._uids += 1
-        handle = Handle(self._uids, worker)
+        shared = payload.fd()
+        handle = Handle(next(_uids), worker)
         ours, theirs = socket.socketpair()
         out, out_theirs = os.pipe()
         err, err_theirs = os.pipe()
@@ -174,7 +175,6 @@ class Pool:
         handle.channel = Channel(ours, blocking=False)
         self._selector.register(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
         self.handles[handle.uid] = handle
-        shared = payload.fd()
         start = Start(
             surroundings=Surroundings.here(), worker=worker, spans=payload.spans, shared=shared is not None,
             payload=payload.data, **options,
@@ -246,7 +246,7 @@ class Pool:
             elif kind == Kind.SEGMENT:
                 handle.maps.add(int.from_bytes(body, "little"), handle.channel.take_fd())
             elif kind == Kind.LAYOUT:
-                handle.layouts[int.from_bytes(body[:8], "little")] = builder(pickle.loads(body[8:]), self._output)
+                handle.layouts[int.from_bytes(body[:8], "little")] = Layout(body[8:], self._output)
             elif kind == Kind.ERROR:
                 run, number, stage, position, error = pickle.loads(body)
                 failure = Failure(handle.worker, handle.pid, stage, position, error)

@@ -6,7 +6,7 @@ import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from nbloader.collate import Build, load_object
+from nbloader.collate import Build, builder, load_object
 from nbloader.faults import Described, Failure
 from nbloader.wire import Bytes
 from nbloader.worker import NO_SEGMENT, PICKLED, RESULT
@@ -15,12 +15,30 @@ if TYPE_CHECKING:
     from nbloader.pool import Handle
 
 
+class Layout:
+    """The structure of batches that are laid out alike; read when the first of them is opened."""
+
+    __slots__ = ("_build", "_output", "_tree")
+
+    def __init__(self, tree: Bytes, output: str) -> None:
+        self._tree = tree
+        self._output = output
+        self._build: Build | None = None
+
+    @property
+    def build(self) -> Build:
+        """The function that builds a batch."""
+        if self._build is None:
+            self._build = builder(pickle.loads(self._tree), self._output)
+        return self._build
+
+
 class Parcel:
     """A batch as it came from a worker: where it lies, what it cost. Nothing is built until `open()`."""
 
     __slots__ = (
-        "_build",
         "_extras",
+        "_layout",
         "_maps",
         "_memory",
         "_segment",
@@ -41,16 +59,16 @@ class Parcel:
         self._extras = body[start : start + extras]
         self._maps = handle.maps
         self._memory = bytearray(memoryview(body)[start + extras :]) if self._segment == NO_SEGMENT else None
-        self._build: Build | None = None if layout == PICKLED else handle.layouts[layout]
+        self._layout = None if layout == PICKLED else handle.layouts[layout]
         self.transport = "segment" if self._memory is None else "inline" if header[4] or not extras else "pickle"
 
     def open(self) -> Any:
         """Build the batch, on the memory in which it came."""
         memory = self._memory if self._memory is not None else self._maps.lend(self._segment, self.header[4])
-        if self._build is None:
+        if self._layout is None:
             data, spans = pickle.loads(self._extras)
             return load_object(data, memory, spans)
-        return self._build(memory, pickle.loads(self._extras) if self._extras else ())  # type: ignore[arg-type]
+        return self._layout.build(memory, pickle.loads(self._extras) if self._extras else [])
 
     def discard(self) -> None:
         """Nobody wants the batch: its segment goes back."""

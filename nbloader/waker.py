@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
+import socket
 
 
 class Waker:
-    """A pipe. Setting it takes no lock, so that a finalizer may do it whatever its thread was at."""
+    """A pair of sockets. Setting it takes no lock, so that a finalizer may do it whatever its thread was at.
+
+    Sockets and not a pipe: one that another thread has just closed raises, and never writes into a descriptor that was
+    opened since under the same number.
+    """
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
         self._polls: tuple[int, select.poll] | None = None
-        self.closed = False
 
     def set(self) -> None:
         """Wake."""
-        if not self.closed:
-            with contextlib.suppress(BlockingIOError):  # full of wake-ups already
-                os.write(self._write, b"w")
+        with contextlib.suppress(OSError):  # full of wake-ups already, or closed
+            self._write.send(b"w")
 
     def wait(self, other: int | None, timeout: float | None) -> None:
         """Block until it is set, or something happens on another descriptor.
@@ -36,14 +38,11 @@ class Waker:
             if other is not None:
                 poll.register(other, select.POLLIN)
             self._polls = -1 if other is None else other, poll
-        for fd, _event in self._polls[1].poll(None if timeout is None else max(0.0, timeout * 1000)):
-            if fd == self._read:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._read, 4096)
+        self._polls[1].poll(None if timeout is None else max(0.0, timeout * 1000))
+        with contextlib.suppress(OSError):  # nothing to read, or closed
+            self._read.recv(4096)
 
     def close(self) -> None:
-        """Close the pipe; waking it does nothing from now on."""
-        if not self.closed:
-            self.closed = True
-            os.close(self._read)
-            os.close(self._write)
+        """Close it; waking it does nothing from now on."""
+        self._read.close()
+        self._write.close()

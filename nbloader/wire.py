@@ -31,7 +31,7 @@ class Kind(IntEnum):
     TASK = 2
     """To the worker: make this batch."""
     CANCEL = 3
-    """To the worker: forget the batches of this run that have not begun."""
+    """To the worker: forget these batches of a run, as far as they came before and have not begun."""
     READY = 4
     """From the worker: the dataset is there."""
     SEGMENT = 5

@@ -256,17 +256,18 @@ class Worker:
         """Forget what was cancelled: tasks that came before the CANCEL (the same batch may be asked for again)."""
         if all(kind != Kind.CANCEL for kind, _body in self._pending):
             return
-        kept: list[tuple[int, Bytes, int]] = []
+        kept: list[tuple[Bytes, tuple[Any, ...]]] = []
         for kind, body in self._pending:
             message = pickle.loads(body)
             if kind == Kind.TASK:
-                kept.append((kind, body, message[0]))
+                kept.append((body, message))
                 continue
-            for _kind, task, run in kept:
-                if run == message:
-                    self._segments.give_back(pickle.loads(task)[4])
-            kept = [item for item in kept if item[2] != message]
-        self._pending = deque((kind, body) for kind, body, _run in kept)
+            run, numbers = message
+            dropped = [task for _body, task in kept if task[0] == run and task[1] in numbers]
+            for task in dropped:
+                self._segments.give_back(task[4])
+            kept = [item for item in kept if item[1] not in dropped]
+        self._pending = deque((Kind.TASK, body) for body, _message in kept)
 
     def _make(self, run: int, number: int, indices: Any) -> None:
         status = self._status

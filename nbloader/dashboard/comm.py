@@ -182,7 +182,9 @@ def _if_ours(kernel: Any, frames: list[Any]) -> tuple[Any, dict[str, Any]] | Non
         comm_id = content.get("comm_id")
         if kind == "comm_open" and content.get("target_name") == _CONTROL_TARGET:
             _asking.add(comm_id)
-        if comm_id not in _adopted and comm_id not in _asking:
+        known = kernel.comm_manager.comms.get(comm_id)
+        asks = comm_id in _asking or getattr(known, "target_name", None) == _CONTROL_TARGET
+        if comm_id not in _adopted and not asks:
             return None
         if kind == "comm_close":
             _asking.discard(comm_id)

@@ -127,7 +127,7 @@ class Table {
     table.setAttribute("aria-label", "Workers");
     const head = make("tr", "", make("thead", "", table));
     for (const name of columns) make("th", "", head, name).scope = "col";
-    make("td", "", head);
+    make("td", "nbl-act", head);
     this.body = make("tbody", "", table);
     this.notes = make("p", "nbl-notes", root);
   }
@@ -159,7 +159,7 @@ class Table {
     const cells = worker.cells.map((_, i) => make(i ? "td" : "th", i === 1 ? "nbl-state" : "", node));
     cells[0].scope = "row";
     const row = { node, cells, worker };
-    const restart = button(make("td", "", node), "Restart", `Restart worker ${worker.id}`, () => {
+    const restart = button(make("td", "nbl-act", node), "Restart", `Restart worker ${worker.id}`, () => {
       const before = row.worker.incarnation;
       row.pending.begin("restarting…", (view) =>
         view.workers.find((w) => w.id === worker.id)?.incarnation !== before);

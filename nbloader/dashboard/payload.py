@@ -78,7 +78,8 @@ def _progress(snapshot: Snapshot) -> dict[str, Any]:
 
 def _tiles(snapshot: Snapshot) -> list[dict[str, str]]:
     samples, megabytes = number(snapshot.samples_per_second), number(snapshot.mb_per_second)
-    left = _NONE if snapshot.eta is None else duration(snapshot.eta)
+    running = snapshot.state in ("starting", "running", "paused")
+    left = duration(snapshot.eta) if running and snapshot.eta is not None else _NONE
     if snapshot.waiting is None:
         waiting = f"{percent(snapshot.wait_share_epoch)} over the epoch"
     else:
@@ -88,7 +89,7 @@ def _tiles(snapshot: Snapshot) -> list[dict[str, str]]:
         _tile(
             "Throughput", number(snapshot.batches_per_second), "batches/s", f"{samples} samples/s · {megabytes} MB/s"
         ),
-        _tile("Time left", left, "", f"{duration(snapshot.elapsed)} so far"),
+        _tile("Time left", left, "", f"{duration(snapshot.elapsed)} {'so far' if running else 'for the epoch'}"),
         _tile("Your loop waits", percent(snapshot.wait_share), "of its time", waiting),
         _tile(
             "In flight",

@@ -105,9 +105,9 @@ def _chart(chart: Chart, points: Columns, medians: dict[str, str]) -> str:
 
 
 def _plot(chart: Chart, points: Columns) -> str:
-    times = [t or 0.0 for t in points["time"]]
-    if len(times) < 2:
-        return ""
+    times = [t or 0.0 for t in points["time"]] or [0.0]
+    if not points["time"]:
+        points = {key: [0.0] for key in points}
     first = next(i for i, t in enumerate(times) if t >= times[-1] - SECONDS_SHOWN)
     shown = range(first, len(times), max(1, math.ceil((len(times) - first) / POINTS)))
     x_values = [times[i] for i in shown]

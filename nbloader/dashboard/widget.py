@@ -33,7 +33,7 @@ from IPython.display import publish_display_data
 
 from nbloader.dashboard import comm, picture, plots
 from nbloader.dashboard.payload import WORKER_COLUMNS, columns_of, view_of
-from nbloader.events import BatchRecord, EpochEnded, Event, LoaderClosed
+from nbloader.events import BatchRecord, EpochEnded, EpochStarted, Event, LoaderClosed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,8 +47,8 @@ TICK = 0.25
 """Seconds between two messages, at least."""
 QUIET_TICKS = 8
 """After so many ticks without news from an idle loader the publisher sleeps until something wakes it."""
-PICTURE_INTERVAL = 60.0
-"""Seconds between two pictures during an epoch, in case the kernel dies in the middle of it."""
+PICTURE_INTERVALS = (5.0, 60.0)
+"""Seconds to the first picture of a running epoch, and from one to the next: for kernels that die in the middle."""
 TEXT = "nbloader dashboard"
 """The text form, the same whatever the loader does, so that notebooks can be compared."""
 
@@ -106,7 +106,7 @@ class Dashboard:
         self._sent_until = float("-inf")
         self._full_due = False
         self._picture_due = True
-        self._picture_time = 0.0
+        self._next_picture = float("inf")
         self._lock = threading.Lock()
 
         self._wake = threading.Event()
@@ -144,9 +144,11 @@ class Dashboard:
     def _on_event(self, event: Event) -> None:
         if type(event) is BatchRecord:
             return
-        if isinstance(event, EpochEnded):
-            self._picture_due = True
-        if isinstance(event, LoaderClosed):
+        if isinstance(event, EpochStarted):
+            self._next_picture = time.monotonic() + PICTURE_INTERVALS[0]
+        elif isinstance(event, EpochEnded):
+            self._picture_due, self._next_picture = True, float("inf")
+        elif isinstance(event, LoaderClosed):
             self._end()
         self._wake.set()
 
@@ -197,7 +199,7 @@ class Dashboard:
             if ended:
                 break
             # The loader must not be held here, or waiting for it would keep it alive.
-            if not self._views or (quiet >= QUIET_TICKS and self._view["state"] in ("new", "idle", "closed")):
+            if quiet >= QUIET_TICKS and self._view["state"] in ("new", "idle", "closed"):
                 self._wake.wait()
             self._ended.wait(max(0.0, began + TICK - time.monotonic()))
         self._finish()
@@ -208,9 +210,11 @@ class Dashboard:
         Returns:
             Whether there was anything to send.
         """
-        self._look()
+        self._look()  # also when nobody looks: the plots are made of what was seen
         news = bool(self._views) and self._send()
-        if self._picture_due or (news and time.monotonic() - self._picture_time > PICTURE_INTERVAL):
+        if time.monotonic() > self._next_picture:
+            self._picture_due, self._next_picture = True, time.monotonic() + PICTURE_INTERVALS[1]
+        if self._picture_due:
             self.write_picture()
         return news
 
@@ -241,7 +245,6 @@ class Dashboard:
         """Put a picture of the last state into the notebook, for the time when the kernel is gone."""
         with self._lock:
             self._picture_due = False
-            self._picture_time = time.monotonic()
             self._look()
             self._display(f"{self._name}-picture", self._html(), update=True)
 

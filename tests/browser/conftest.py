@@ -187,6 +187,18 @@ class Notebook:
         self.page.wait_for_function(f"() => {self._PANEL}.context.sessionContext.session?.kernel?.status === 'idle'")
         self.page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells').catch(() => {}); }")
 
+    def run(self, cell: int) -> None:
+        """Start one cell; does not wait for it."""
+        self.page.evaluate(
+            f"() => {{ {self._PANEL}.content.activeCellIndex = {cell};"
+            " jupyterapp.commands.execute('notebook:run-cell').catch(() => {}); }"
+        )
+
+    def kernel_id(self) -> str:
+        """Id of the kernel that the page talks to."""
+        kernel_id: str = self.page.evaluate(f"() => {self._PANEL}.context.sessionContext.session.kernel.id")
+        return kernel_id
+
     def wait_until_run(self, cell: int) -> str:
         """Wait until a cell has ended, and give its outputs as JSON text.
 

@@ -1,0 +1,225 @@
+"""One measured process: `python side.py SYSTEM ROW`, then a command a line on its input, an answer in JSON a line.
+
+    check    load an epoch and tell what was in it     -> {"strict": digest, "loose": digest, "batches": n}
+    turn     measure once                              -> {"value": figure, ...}
+
+Each system runs in processes of its own, so that none changes what another finds.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import systems
+import work
+
+TURN = 0.5
+"""Seconds that a turn of a rate lasts at least; whole epochs."""
+LATER = 15
+"""Later epochs of which the first batch is timed, a turn."""
+
+_clock = time.perf_counter
+
+
+class Digest:
+    """Order, structure and bytes of batches, as two numbers.
+
+    Attributes:
+        strict: Tells apart types of containers, tensors from arrays, and dtypes.
+        loose: Only the values of the leaves, as floats, and their shapes: equal for systems with types of their own.
+    """
+
+    def __init__(self):
+        self.strict = self.loose = 0
+
+    def add(self, value):
+        if isinstance(value, dict):
+            self._text(f"{type(value).__name__} {list(value)}")
+            for child in value.values():
+                self.add(child)
+        elif isinstance(value, (list, tuple)):
+            self._text(f"{type(value).__name__} {len(value)}")
+            for child in value:
+                self.add(child)
+        elif work.is_torch(value):
+            self._text(f"tensor {value.dtype} {value.requires_grad}")
+            self._array(value.numpy())
+        elif hasattr(value, "shape"):
+            self._text(type(value).__name__)
+            self._array(value if isinstance(value, np.ndarray) else np.asarray(_numpy(value)))
+        else:
+            self._text(type(value).__name__)
+            data = repr(value).encode()
+            self.strict, self.loose = zlib.crc32(data, self.strict), zlib.crc32(data, self.loose)
+
+    def _text(self, text):
+        self.strict = zlib.crc32(text.encode(), self.strict)
+
+    def _array(self, array):
+        array = np.ascontiguousarray(array)
+        self._text(f"{array.dtype.str} {array.shape}")
+        self.strict = zlib.crc32(array, self.strict)
+        loose = np.ascontiguousarray(array, np.float32)
+        self.loose = zlib.crc32(repr(array.shape).encode(), self.loose)
+        self.loose = zlib.crc32(loose, self.loose)
+
+
+def _numpy(value):
+    return value.asnumpy() if hasattr(value, "asnumpy") else value.numpy() if hasattr(value, "numpy") else value
+
+
+class Side:
+    """A system at a row's work."""
+
+    def __init__(self, system, row):
+        self.system = system
+        self.row = row
+        self.work = work.WORK[row]
+        if system not in systems.PEERS:
+            import nbloader.loader  # noqa: F401
+            import torch  # noqa: F401 - what a notebook has imported long before its first loop
+        self.dataset = self.work.dataset()
+        self.loader = None
+
+    def open(self):
+        if self.loader is None:
+            self.loader = systems.make(self.system, self.work, self.dataset)
+        return self.loader
+
+    # ---- commands ---------------------------------------------------------------------------------------------
+
+    def check(self):
+        return self._digest(self.open())
+
+    def rate(self):
+        """Batches a second, over whole epochs. The last batch is looked at when the clock has stopped."""
+        loader = self.open()
+        batches, begin = 0, _clock()
+        while True:
+            for batch in loader:
+                batches += 1  # noqa: SIM113 - over several epochs
+            seconds = _clock() - begin
+            if seconds >= TURN:
+                break
+        last = Digest()
+        last.add(batch)
+        return {"value": batches / seconds, "last_strict": last.strict, "last_loose": last.loose}
+
+    def later(self):
+        """Milliseconds from `iter()` to the first batch, of epochs that are not the first; and of the batch's work."""
+        loader = self.open()
+        took = []
+        for _ in range(LATER):
+            begin = _clock()
+            iterator = iter(loader)
+            next(iterator)
+            took.append(_clock() - begin)
+            for _batch in iterator:
+                pass
+        target = np.empty((self.work.batch_size, 3, 224, 224), np.float32)
+        own = []
+        for _ in range(LATER):
+            begin = _clock()
+            np.stack([self.dataset[i] for i in range(self.work.batch_size)], out=target)
+            own.append(_clock() - begin)
+        return {"value": 1e3 * statistics.median(took), "own": 1e3 * statistics.median(own)}
+
+    def first(self):
+        """Milliseconds to the first batch of a process's life, from `iter()` and from making the loader."""
+        made = _clock()
+        loader = self.open()
+        begin = _clock()
+        iterator = iter(loader)
+        batch = next(iterator)
+        now = _clock()
+        digest = Digest()
+        digest.add(batch)
+        for batch in iterator:
+            digest.add(batch)
+        return {
+            "value": 1e3 * (now - begin), "with_init": 1e3 * (now - made),
+            "strict": digest.strict, "loose": digest.loose,
+        }  # fmt: skip
+
+    def memory(self):
+        """PSS in MB of all processes when every worker has read its part of the array; and the first batch's ms."""
+        begin = _clock()
+        iterator = iter(self.open())
+        batch = next(iterator)
+        first = _clock() - begin
+        digest = Digest()
+        digest.add(batch)
+        for batch in iterator:
+            digest.add(batch)
+        del batch
+        for batch in self.loader:  # once more, so that each worker has seen more of it than its first share
+            digest.add(batch)
+        del batch
+        return {"value": pss_mb(), "first": 1e3 * first, "strict": digest.strict, "loose": digest.loose}
+
+    def keep(self):
+        """Memory that `list(loader)` takes beyond what was taken when the workers had just started, over the data's."""
+        chosen = [[-1]] * 8
+        loader = systems.make(self.system, self.work, self.dataset, batch_sampler=chosen)
+        for _batch in loader:
+            pass
+        before = pss_mb()
+        size = self.work.batch_size
+        chosen[:] = [list(range(b * size, (b + 1) * size)) for b in range(work.BATCHES["keep"])]
+        kept = list(loader)
+        after = pss_mb()
+        digest = Digest()
+        digest.add(kept)
+        data = sum(batch.numel() * batch.element_size() for batch in kept) / 1e6
+        return {
+            "value": 100 * (after - before) / data, "mb": after - before, "data_mb": data,
+            "strict": digest.strict, "loose": digest.loose,
+        }  # fmt: skip
+
+    # ---- helpers ----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _digest(loader):
+        digest, batches = Digest(), 0
+        for batch in loader:
+            digest.add(batch)
+            batches += 1  # noqa: SIM113 - not every loader is a sequence
+        return {"strict": digest.strict, "loose": digest.loose, "batches": batches}
+
+
+def pss_mb():
+    """Proportional set size of this process and all below it, MB: what they take together, shared pages once."""
+    gc.collect()
+    import psutil
+
+    me = psutil.Process(os.getpid())
+    total = 0
+    for process in (me, *me.children(recursive=True)):
+        for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="utf-8").splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1])
+    return total * 1024 / 1e6
+
+
+def main():
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a loader prints shall not look like an answer
+    system, row, kind = sys.argv[1:]
+    side = Side(system, row)
+    answers.write(json.dumps({"ready": True}) + "\n")
+    for line in sys.stdin:
+        command = line.strip()
+        answer = side.check() if command == "check" else getattr(side, kind)()
+        answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

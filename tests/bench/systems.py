@@ -1,0 +1,142 @@
+"""The loaders that are compared, made alike: no shuffling, workers kept alive between epochs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def make(system, work, dataset, batch_sampler=None):
+    """A loader of `system` (a key of `MAKERS`): something that can be iterated over again and again.
+
+    Args:
+        system: Its name.
+        work: What of, `work.Work`.
+        dataset: The dataset of that work.
+        batch_sampler: Gives the batches in place of `work.batch_size`; torch and ours only.
+    """
+    if batch_sampler is not None:
+        return MAKERS[system](work, dataset, batch_sampler=batch_sampler)
+    return MAKERS[system](work, dataset)
+
+
+def _torch(work, dataset, workers=None, **options):
+    from torch.utils.data import DataLoader
+
+    workers = work.workers if workers is None else workers
+    options = options or {"batch_size": work.batch_size}
+    return DataLoader(
+        dataset, num_workers=workers, collate_fn=work.collate, persistent_workers=workers > 0, **options
+    )
+
+
+def _in_process(work, dataset):
+    return _torch(work, dataset, workers=0)
+
+
+def _ours(work, dataset, **options):
+    from nbloader import DataLoader
+
+    options = options or {"batch_size": work.batch_size}
+    return DataLoader(
+        dataset, num_workers=work.workers, collate_fn=work.collate, persistent_workers=True, **options
+    )
+
+
+def _ours_silent(work, dataset):
+    """The same loop without records, history and statistics: what they cost is the difference."""
+    from nbloader import epoch, events
+
+    for owner, name in (
+        (events.EventBus, "publish"),
+        (epoch.Epoch, "_remember"),
+        (epoch._Pass, "publish"),
+    ):
+        if not hasattr(owner, name):
+            raise AttributeError(f"{owner.__name__}.{name} is gone: the build without events must be patched elsewhere")
+        setattr(owner, name, _nothing)
+    return _ours(work, dataset)
+
+
+def _nothing(*_args):
+    return None
+
+
+class Memcpy:
+    """One thread that copies a batch's bytes from one buffer to another: no loader can move them faster with one."""
+
+    def __init__(self, work, dataset):
+        self.batches = len(dataset) // work.batch_size
+        self.source = np.stack([dataset[i] for i in range(work.batch_size)])
+        self.target = np.empty_like(self.source)
+
+    def __iter__(self):
+        for _ in range(self.batches):
+            np.copyto(self.target, self.source)
+            yield self.target
+
+
+def _paddle(work, dataset):
+    import paddle
+
+    paddle.set_device("cpu")
+    loader = paddle.io.DataLoader(
+        dataset, batch_size=work.batch_size, num_workers=work.workers, collate_fn=work.collate,
+        persistent_workers=True, return_list=True,
+    )  # fmt: skip
+    return loader
+
+
+def _mxnet(work, dataset):
+    from mxnet.gluon.data import DataLoader
+
+    return DataLoader(dataset, batch_size=work.batch_size, num_workers=work.workers, batchify_fn=work.collate)
+
+
+def _spdl(work, dataset):
+    from spdl.dataloader import get_pytorch_dataloader
+
+    return get_pytorch_dataloader(
+        dataset, batch_size=work.batch_size, num_workers=work.workers, collate_fn=work.collate or stack, shuffle=False
+    )
+
+
+def _grain(work, dataset):
+    from grain import python as grain
+
+    class Source:
+        """What Grain calls a random-access data source, of a dataset."""
+
+        def __len__(self):
+            return len(dataset)
+
+        def __getitem__(self, i):
+            return dataset[int(i)]
+
+    sampler = grain.IndexSampler(len(dataset), shard_options=grain.NoSharding(), shuffle=False, num_epochs=1)
+    batch = grain.Batch(work.batch_size) if work.collate is None else grain.Batch(work.batch_size, batch_fn=work.collate)
+    return grain.DataLoader(data_source=Source(), sampler=sampler, worker_count=work.workers, operations=[batch])
+
+
+def stack(samples):
+    """Collate to NumPy arrays, for a system that brings no collate of its own."""
+    first = samples[0]
+    if isinstance(first, dict):
+        return {key: stack([sample[key] for sample in samples]) for key in first}
+    if isinstance(first, tuple):
+        return [stack(column) for column in zip(*samples, strict=True)]
+    return np.stack(samples)
+
+
+MAKERS = {
+    "torch": _torch,
+    "nbloader": _ours,
+    "in process": _in_process,
+    "without events": _ours_silent,
+    "memcpy": Memcpy,
+    "paddle": _paddle,
+    "mxnet": _mxnet,
+    "spdl": _spdl,
+    "grain": _grain,
+}
+
+PEERS = ("paddle", "spdl", "grain", "mxnet")

@@ -1,0 +1,214 @@
+"""What the benchmark loads: datasets and collate functions. NumPy only, so that every system can import it.
+
+Nothing here is random at run time: sample `i` has the same value whoever loads it, and values differ between samples,
+so that a batch which is wrong, late or twice delivered is seen.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+PIXELS = 3 * 224 * 224
+
+
+class Large:
+    """Images of 3x224x224 float32, without work: sample i is a view that begins at the i-th float of one array."""
+
+    def __init__(self, length):
+        self.length = length
+        self.base = np.arange(PIXELS + length, dtype=np.float32)
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        return self.base[i : i + PIXELS].reshape(3, 224, 224)
+
+
+class Tiny:
+    """Eight floats and an int."""
+
+    def __init__(self, length):
+        self.x = np.arange(8 * length, dtype=np.float32).reshape(length, 8)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i], i
+
+
+class Fields:
+    """A dict of 40 arrays of 64 floats."""
+
+    names = tuple(f"field_{k:02d}" for k in range(40))
+
+    def __init__(self, length):
+        self.length = length
+        self.x = np.arange(40 * 64 + length, dtype=np.float32)
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        x = self.x
+        return {name: x[i + 64 * k : i + 64 * k + 64] for k, name in enumerate(self.names)}
+
+
+class Captions:
+    """A text, nested lists and an array of 100 to 1,000 points."""
+
+    def __init__(self, length):
+        self.length = length
+        self.x = np.arange(3 * (1000 + length), dtype=np.float32)
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        n = 100 + 7919 * i % 900
+        return {
+            "text": f"sample {i} has {n} points",
+            "boxes": [[i, k, [i + k, i - k]] for k in range(i % 5)],
+            "points": self.x[3 * i : 3 * (i + n)].reshape(n, 3),
+        }
+
+
+def columns(samples):
+    """The collate function that people write for such samples: a list for each field, nothing stacked."""
+    return {key: [sample[key] for sample in samples] for key in samples[0]}
+
+
+class Waiting:
+    """Samples that take their time: a wait each, as a disk or a network makes one wait."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __len__(self):
+        return len(self.seconds)
+
+    def __getitem__(self, i):
+        time.sleep(self.seconds[i])
+        return np.full(8, i, np.float32), i
+
+
+def straggling(length):
+    """1 ms a sample; every 50th, at random places, 100 ms."""
+    late = set(random.Random(0).sample(range(length), length // 50))
+    return [0.1 if i in late else 0.001 for i in range(length)]
+
+
+class Photographs:
+    """JPEG files: decode, resize to 256 on the short side, crop 224x224 at random, channels first."""
+
+    def __init__(self, files, length):
+        self.files = files
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        from PIL import Image
+
+        number = i % len(self.files)
+        with Image.open(io.BytesIO(self.files[number])) as image:
+            width, height = image.size
+            scale = 256 / min(width, height)
+            size = round(width * scale), round(height * scale)
+            pixels = np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
+        rng = random.Random(i)
+        top, left = rng.randint(0, size[1] - 224), rng.randint(0, size[0] - 224)
+        return np.ascontiguousarray(pixels[top : top + 224, left : left + 224].transpose(2, 0, 1)), number
+
+
+class Table:
+    """One big array and its rows."""
+
+    def __init__(self, rows, row_bytes):
+        self.x = np.empty((rows, row_bytes // 8), np.float64)
+        self.x[:] = np.arange(rows, dtype=np.float64)[:, None]
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i]
+
+
+class Growing(Large):
+    """`Large`, but index -1 is next to nothing: to start the workers without making a large batch."""
+
+    def __getitem__(self, i):
+        return np.zeros(1, np.float32) if i < 0 else super().__getitem__(i)
+
+
+class WithTorch(Tiny):
+    """`Tiny`, with tensors in it."""
+
+    def __init__(self, length):
+        import torch
+
+        self.x = torch.arange(8 * length, dtype=torch.float32).reshape(length, 8)
+
+
+def photographs(length):
+    """The files that the notebooks use too, read once, in order of their names."""
+    from nbloader import demo
+
+    files = sorted(demo.photographs().glob("*/*.jpg"))
+    return Photographs([file.read_bytes() for file in files], length)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one row loads."""
+
+    dataset: Callable[[], Any]
+    batch_size: int
+    workers: int
+    collate: Callable[[Any], Any] | None = None
+
+
+BATCHES = {
+    "large": 40,
+    "tiny": 1000,
+    "dict40": 160,
+    "custom": 200,
+    "wait": 160,
+    "jpeg": 20,
+    "stragglers": 160,
+    "keep": 12,
+}
+"""Batches an epoch, where that matters."""
+
+WORK = {
+    "large": Work(lambda: Large(64 * BATCHES["large"]), 64, 2),
+    "tiny": Work(lambda: Tiny(32 * BATCHES["tiny"]), 32, 2),
+    "dict40": Work(lambda: Fields(32 * BATCHES["dict40"]), 32, 2),
+    "custom": Work(lambda: Captions(32 * BATCHES["custom"]), 32, 2, columns),
+    "wait": Work(lambda: Waiting([0.005] * (16 * BATCHES["wait"])), 16, 8),
+    "jpeg": Work(lambda: photographs(32 * BATCHES["jpeg"]), 32, 2),
+    "stragglers": Work(lambda: Waiting(straggling(16 * BATCHES["stragglers"])), 16, 4),
+    "later": Work(lambda: Large(64 * 8), 64, 2),
+    "first": Work(lambda: Tiny(32 * 16), 32, 4),
+    "first_torch": Work(lambda: WithTorch(32 * 16), 32, 4),
+    "memory": Work(lambda: Table(2048, 1 << 19), 16, 4),
+    "events": Work(lambda: Tiny(32 * BATCHES["tiny"]), 32, 2),
+    "keep": Work(lambda: Growing(64 * BATCHES["keep"]), 64, 2),
+}
+
+
+def is_torch(value):
+    """Whether it is a tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)

@@ -1,0 +1,190 @@
+"""Frames arrive whole, in order and with their descriptors, however the socket cuts them up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbloader.wire import READ_SIZE, Channel, Kind
+
+KINDS = st.sampled_from(list(Kind))
+SIZES = st.one_of(st.integers(0, 200), st.integers(READ_SIZE - 20, READ_SIZE + 20), st.integers(0, 5 * READ_SIZE))
+
+
+@contextlib.contextmanager
+def channels(*, left_blocking: bool = False, right_blocking: bool = False):
+    a, b = socket.socketpair()
+    left, right = Channel(a, blocking=left_blocking), Channel(b, blocking=right_blocking)
+    try:
+        yield left, right
+    finally:
+        left.close()
+        right.close()
+
+
+def body(size: int, seed: int) -> bytes:
+    return bytes((seed + i) & 0xFF for i in range(256)) * (size // 256 + 1)
+
+
+def pump(sender: Channel, receiver: Channel, count: int) -> list[tuple[int, bytes]]:
+    """Carry frames over, both ends in this thread."""
+    frames: list[tuple[int, bytes]] = []
+    while len(frames) < count:
+        sender.flush()
+        frames += [(kind, bytes(data)) for kind, data in receiver.receive()]
+    return frames
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(KINDS, st.lists(SIZES, max_size=4)), max_size=12))
+def test_frames_arrive_whole_and_in_order(sent):
+    with channels() as (left, right):
+        expected = []
+        for number, (kind, sizes) in enumerate(sent):
+            parts = [body(size, number + p)[:size] for p, size in enumerate(sizes)]
+            left.send(kind, *parts)
+            expected.append((kind, b"".join(parts)))
+        assert pump(left, right, len(expected)) == expected
+        assert right.receive() == []
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=30), st.lists(st.integers(0, 400), min_size=1, max_size=10))
+def test_a_stream_that_comes_byte_by_byte_gives_the_same_frames(cuts, sizes):
+    """As after a system call that was interrupted in the middle of a header."""
+    a, b = socket.socketpair()
+    with contextlib.closing(a), contextlib.closing(Channel(b, blocking=False)) as right:
+        recorder, tap = socket.socketpair()
+        with contextlib.closing(Channel(recorder, blocking=False)) as channel, contextlib.closing(tap):
+            for number, size in enumerate(sizes):
+                channel.send(Kind.BATCH, body(size, number)[:size])
+            stream = tap.recv(1 << 20)
+        frames, position = [], 0
+        while position < len(stream):
+            cut = cuts[position % len(cuts)]
+            a.sendall(stream[position : position + cut])
+            position += cut
+            frames += right.receive()
+        assert [bytes(f) for _kind, f in frames] == [body(s, n)[:s] for n, s in enumerate(sizes)]
+
+
+def test_a_sender_that_must_not_block_keeps_what_the_socket_does_not_take():
+    with channels() as (left, right):
+        big = body(4_000_000, 3)
+        left.send(Kind.INIT, big)
+        assert left.backlogged
+        left.send(Kind.TASK, b"after")
+        assert pump(left, right, 2) == [(Kind.INIT, big), (Kind.TASK, b"after")]
+        assert not left.backlogged
+
+
+def test_what_is_kept_is_a_copy():
+    """The caller's buffer is used again at once."""
+    with channels() as (left, right):
+        buffer = bytearray(b"x" * 1_000_000)
+        left.send(Kind.BATCH, buffer)
+        buffer[:] = b"y" * len(buffer)
+        assert pump(left, right, 1) == [(Kind.BATCH, b"x" * 1_000_000)]
+
+
+def test_a_blocking_sender_waits_until_all_is_read():
+    with channels(left_blocking=True, right_blocking=True) as (left, right):
+        big = body(3_000_000, 1)
+        thread = threading.Thread(target=left.send, args=(Kind.BATCH, big[:100], big[100:]))
+        thread.start()
+        frames: list[tuple[int, bytes]] = []
+        while not frames:
+            frames += right.receive()
+        thread.join()
+        assert [(k, bytes(f)) for k, f in frames] == [(Kind.BATCH, big)]
+        assert not left.backlogged
+
+
+def test_a_blocking_receiver_can_look_without_waiting():
+    with channels(right_blocking=True) as (left, right):
+        assert right.receive(wait=False) == []
+        left.send(Kind.TASK, b"1")
+        assert right.receive(wait=False) == [(Kind.TASK, b"1")]
+
+
+@pytest.mark.parametrize("after", [0, 10, 3 * READ_SIZE])
+def test_descriptors_come_with_their_frame_and_in_order(after):
+    with channels() as (left, right):
+        left.send(Kind.BATCH, body(after, 0)[:after])
+        for text in (b"one", b"two", b"three"):
+            read, write = os.pipe()
+            os.write(write, text)
+            os.close(write)
+            left.send(Kind.SEGMENT, text, fds=(read,))
+            os.close(read)
+        frames = pump(left, right, 4)
+        for _kind, text in frames[1:]:
+            fd = right.take_fd()
+            assert os.read(fd, 100) == text
+            assert not os.get_inheritable(fd)
+            os.close(fd)
+        with pytest.raises(IndexError):
+            right.take_fd()
+
+
+def test_descriptors_that_nobody_took_are_closed():
+    with channels() as (left, right):
+        read, write = os.pipe()
+        left.send(Kind.SEGMENT, fds=(write,))
+        pump(left, right, 1)
+        os.close(write)
+        right.close()
+        assert os.read(read, 1) == b"", "the last writer is gone"
+        os.close(read)
+
+
+def test_what_was_sent_before_the_end_is_read_before_the_end_is_told():
+    with channels() as (left, right):
+        left.send(Kind.BATCH, b"last words")
+        left.close()
+        assert right.receive() == [(Kind.BATCH, b"last words")]
+        with pytest.raises(EOFError):
+            right.receive()
+
+
+@pytest.mark.parametrize("sent", [3, 20, READ_SIZE + 100])
+def test_an_end_within_a_frame_is_an_end(sent):
+    a, b = socket.socketpair()
+    with contextlib.closing(Channel(b, blocking=False)) as right:
+        with contextlib.closing(a):
+            a.sendall((4 * READ_SIZE).to_bytes(4, "little") + Kind.BATCH.to_bytes(4, "little") + bytes(sent))
+        with pytest.raises(EOFError):
+            while True:
+                assert right.receive() == []
+
+
+def test_an_end_of_which_unread_data_tells_nothing_is_an_end():
+    """A peer that closes with data unread resets the connection."""
+    with channels() as (left, right):
+        right.send(Kind.TASK, b"never read")
+        left.close()
+        with pytest.raises(EOFError):
+            right.receive()
+
+
+def test_to_send_to_an_end_that_is_gone_raises():
+    with channels() as (left, right):
+        right.close()
+        with pytest.raises(OSError):  # noqa: PT011 - broken pipe or reset, as the system likes
+            left.send(Kind.TASK, b"1")
+
+
+def test_after_shut_down_the_other_end_can_still_answer():
+    with channels() as (left, right):
+        left.shut_down()
+        with pytest.raises(EOFError):
+            right.receive()
+        right.send(Kind.BATCH, b"answer")
+        assert left.receive() == [(Kind.BATCH, b"answer")]
+        left.shut_down()
