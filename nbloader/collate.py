@@ -110,11 +110,11 @@ class Plan:
         if isinstance(first, tuple) and hasattr(first, "_fields"):
             children = tuple([self._walk(column) for column in _columns(values, len(first))])
             return "namedtuple", kind, children
-        if dataclasses.is_dataclass(first):
+        if isinstance(first, (int, float, np.ndarray, Mapping, Sequence)) or _registered(kind):
+            raise NotPlannedError
+        if dataclasses.is_dataclass(first) and not isinstance(first, type):
             names = tuple(f.name for f in dataclasses.fields(first) if f.init)
             return "dataclass", kind, names, tuple([self._walk([getattr(v, n) for v in values]) for n in names])
-        if isinstance(first, (Mapping, Sequence)) or _registered(kind):
-            raise NotPlannedError
         raise TypeError(NOT_COLLATED.format(kind))
 
     def _arrays(self, values: Sequence[Any], first: Any) -> Tree:

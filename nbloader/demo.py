@@ -133,7 +133,8 @@ def _open(file: str) -> Image.Image:
         message = f"this scikit-image does not ship {file}; versions 0.22 to 0.26 do"
         raise FileNotFoundError(errno.ENOENT, message, str(path))
     with Image.open(path) as image:
-        return image.convert("RGB")
+        converted: Image.Image = image.convert("RGB")
+        return converted
 
 
 def _explanation(error: OSError, folder: pathlib.Path, count: int) -> str | None:

@@ -32,7 +32,7 @@ def check_device(device: Any) -> Any:
             f"device={device!r} was asked for, but torch {torch.__version__} sees no such accelerator here (it sees: "
             f"{there}). Use device=None, or install a torch build for this accelerator and its driver."
         )
-    if chosen.index is not None and chosen.index >= torch.accelerator.device_count():
+    if (chosen.index or 0) >= torch.accelerator.device_count():
         raise RuntimeError(f"device={device!r}: this machine has {torch.accelerator.device_count()} of that kind")
     return chosen
 

@@ -305,7 +305,7 @@ class Engine:
             raise LoaderClosedError("this loader is closed: make a new one")
         if self._crew.start():
             self._commanded.set()  # a supervisor that waits for the pool before this one
-        if self._supervisor is None or not self._supervisor.is_alive():
+        if self._supervisor is None:
             self._supervisor = threading.Thread(target=self._supervise, name="nbloader-supervisor", daemon=True)
             self._supervisor.start()
 
@@ -420,10 +420,12 @@ class Engine:
 
     def _supervise(self) -> None:
         """Drive while the consumer is away. Ends with the workers."""
-        while not self.closed and self._owner == os.getpid():
-            pool = self._crew.pool
-            if pool is None and not self._commands:
-                return
+        while not self.closed:
+            with self._lock:
+                pool = self._crew.pool
+                if pool is None and not self._commands:
+                    self._supervisor = None  # decided under the lock: whoever starts workers starts another
+                    return
             with contextlib.suppress(OSError, ValueError):  # the pool may be disposed of meanwhile
                 self._commanded.wait(pool.fileno() if pool is not None else None, self._idle_left())
             if not self._commands and (self._waiting or time.monotonic() - self._asked < LINGER):
@@ -446,13 +448,15 @@ class Engine:
             return
         self._work()
         left = self._idle_left()
-        if left is not None and left <= 0 and not self._waiting:
+        if left is not None and left <= 0:
             for run in self._dispatcher.runs:
                 self._dispatcher.park(run)
             self._crew.stop()
 
     def _idle_left(self) -> float | None:
-        """Seconds until the workers are given up, since nobody asks."""
+        """Seconds until the workers are given up, since nobody asks; None for never."""
+        if self._waiting:
+            return None
         limit = IDLE_SUPERSEDED if self._superseded else self._idle
         return None if limit is None else limit - (time.monotonic() - self._asked)
 
@@ -502,8 +506,9 @@ class Engine:
         self._exclusively(self._close)
         self._outlet.show_from_elsewhere()
         self._commanded.set()
-        if self._supervisor is not None and self._supervisor is not threading.current_thread():
-            self._supervisor.join(1)
+        supervisor = self._supervisor
+        if supervisor is not None and supervisor is not threading.current_thread():
+            supervisor.join(1)
         self._commanded.close()
 
     def close_soon(self) -> None:
@@ -515,7 +520,7 @@ class Engine:
         else:
             self.closed = True
             self._commanded.set()
-            if self._supervisor is None or not self._supervisor.is_alive():
+            if self._supervisor is None:
                 self._commanded.close()
 
     def _close(self) -> None:

@@ -176,8 +176,8 @@ def _start_method(context: Any) -> str:
     name = context if isinstance(context, str) else getattr(context, "get_start_method", lambda: None)()
     if name not in START_METHODS:
         raise ValueError(
-            f"multiprocessing_context must be one of {', '.join(map(repr, START_METHODS))} or a context with that start "
-            f"method, not {context!r}. A kernel with threads cannot be forked safely."
+            f"multiprocessing_context must be one of {', '.join(map(repr, START_METHODS))} or a context with that "
+            f"start method, not {context!r}. A kernel with threads cannot be forked safely."
         )
     return str(name)
 

@@ -6,9 +6,10 @@ the last array or tensor that views it dies: a consumer that keeps batches costs
     worker: SegmentPool.take() -> write -> send its number
     notebook: SegmentMaps.lend() -> arrays on the owner -> the owner dies -> number back with the next task
 
-Segments are memfds: not limited by the size of /dev/shm, nothing left behind however a process dies, and
-`posix_fallocate` makes memory that is not there an error here instead of a SIGBUS later. Reuse is what makes them
-fast: fresh pages are written at a third of the speed of used ones, so the most recently used segment goes first.
+Segments are memfds: not limited by the size of /dev/shm, and nothing is left behind however a process dies. They are
+allocated when they are made, after a look at how much memory is left, so that its end is an error here and not a
+SIGBUS later. Reuse is what makes them fast: fresh pages are written at a third of the speed of used ones, so the most
+recently used segment goes first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
+import numpy as np
+
+from nbloader.memory import available
+from nbloader.pickles import dump
 
 ALIGN = 64
 """Arrays begin at multiples of this within a segment, bytes: a cache line, and enough for any vector instruction."""
@@ -34,6 +38,10 @@ INLINE_LIMIT = 16 * 1024
 
 MAX_LENT = 1024
 """Segments lent at once by one worker before batches are copied out instead: the kernel bounds mappings (65,530)."""
+
+ASK_FROM = 1 << 20
+"""Files in memory from this size on are made only when the system says that there is room, bytes: the allocation of a
+memfd does not fail when memory ends, it lets the kernel kill processes."""
 
 SHARE_BUFFERS_FROM = 64 * 1024
 """Arrays inside a dataset from this size on are shared by all workers, bytes; smaller ones are copied to each."""
@@ -59,6 +67,10 @@ def anonymous_file(size: int) -> int:
     Raises:
         MemoryError: The machine (or the container) has not that much memory left.
     """
+    if size >= ASK_FROM:
+        left = available()
+        if left is not None and size > left:
+            raise _no_memory(size, f"{left / 1e6:,.0f} MB are left")
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("nbloader", os.MFD_CLOEXEC)
     else:  # macOS: an unlinked file
@@ -71,11 +83,15 @@ def anonymous_file(size: int) -> int:
             os.ftruncate(fd, size)
     except OSError as error:
         os.close(fd)
-        raise MemoryError(
-            f"no {size / 1e6:,.1f} MB of shared memory left for a batch ({error.strerror}). "
-            "Use a smaller batch_size, fewer workers or a smaller prefetch_factor, or give the machine more memory."
-        ) from error
+        raise _no_memory(size, error.strerror or "unknown reason") from error
     return fd
+
+
+def _no_memory(size: int, why: str) -> MemoryError:
+    return MemoryError(
+        f"{size / 1e6:,.1f} MB of shared memory were asked for and are not there ({why}). Use a smaller batch_size, "
+        "fewer workers or a smaller prefetch_factor, or give the machine more memory."
+    )
 
 
 class SegmentPool:
@@ -186,9 +202,9 @@ class SharedPickle:
             buffers.append(raw)
             return False
 
-        self.data: bytes = cloudpickle.dumps(obj, protocol=5, buffer_callback=keep_out)
+        self.data: bytes = dump(obj, keep_out)
         self.spans: list[tuple[int, int]] = []
-        self.identity = (self.data, [(id(b.obj), b.nbytes) for b in buffers])
+        self.identity = (self.data, [_Origin(b) for b in buffers])
         """Equal for two pickles of an object that was not changed in between (in-place writes to arrays aside)."""
         self._buffers = buffers
         self._fd: int | None = None
@@ -207,6 +223,29 @@ class SharedPickle:
             self._buffers = []
             weakref.finalize(self, os.close, self._fd)
         return self._fd
+
+
+class _Origin:
+    """Which memory a buffer was: equal for the same memory of the same object, while that object lives."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        array: Any = np.asarray(buffer)
+        self._span = array.ctypes.data, buffer.nbytes
+        owner = buffer.obj
+        while isinstance(owner, np.ndarray) and owner.base is not None:
+            owner = owner.base
+        try:
+            self._owner: Any = weakref.ref(owner)
+        except TypeError:  # bytes and the like
+            self._owner = lambda: owner
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Origin):
+            return NotImplemented
+        owner = self._owner()
+        return self._span == other._span and owner is not None and owner is other._owner()
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def load_shared(data: bytes, spans: list[tuple[int, int]], fd: int | None) -> Any:

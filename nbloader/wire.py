@@ -20,6 +20,7 @@ Bytes: TypeAlias = "bytes | bytearray | memoryview"
 HEADER = struct.Struct("<II")
 READ_SIZE = 1 << 16  # below malloc's mmap threshold: a larger buffer costs page faults at every call
 MAX_FDS = 4  # with one frame
+CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # programs that a dataset runs must not hold our connections
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * MAX_FDS)
 
 
@@ -134,7 +135,7 @@ class Channel:
             return frames
         try:
             data, ancillary, _flags, _address = self._sock.recvmsg(
-                READ_SIZE, ANCILLARY_SIZE, 0 if wait else socket.MSG_DONTWAIT
+                READ_SIZE, ANCILLARY_SIZE, CLOSE_ON_EXEC if wait else CLOSE_ON_EXEC | socket.MSG_DONTWAIT
             )
         except BlockingIOError:
             return frames

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import mmap
 import os
@@ -12,7 +13,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -38,7 +39,6 @@ class Lender:
         return np.ndarray((nbytes,), np.uint8, self.maps.lend(number, nbytes))
 
     def close(self):
-        gc.collect()
         for memory in [*self.pool._maps.values(), *(m for m, _ in self.maps._maps.values())]:
             memory.close()
 
@@ -47,6 +47,7 @@ class Lender:
 def lender():
     lender = Lender()
     yield lender
+    gc.collect()
     lender.close()
 
 
@@ -105,6 +106,7 @@ class Leases(RuleBasedStateMachine):
         self.lender.close()
 
 
+Leases.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestLeases = Leases.TestCase
 
 
@@ -173,9 +175,16 @@ def test_a_discarded_batch_gives_its_segment_back(lender):
     assert lender.count == 0
 
 
-def test_memory_that_is_not_there_is_an_error_that_says_what_to_do():
+def test_memory_that_is_not_there_is_an_error_that_says_what_to_do(monkeypatch):
     with pytest.raises(MemoryError, match=r"no 1,152,921,504.* MB of shared memory left.*batch_size"):
         anonymous_file(1 << 60)
+
+    def no_space(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    with pytest.raises(MemoryError, match=r"no 0.1 MB of shared memory left \(No space left on device\)"):
+        anonymous_file(100_000)
 
 
 # ---- SharedPickle

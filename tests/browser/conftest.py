@@ -112,11 +112,13 @@ class Server:
 
     def close(self) -> None:
         """Stop the kernels, then the server."""
-        for kernel in self.get("/api/kernels"):
-            self.delete_kernel(kernel["id"])
-        self._process.terminate()
-        self._process.wait(20)
-        self._log.close()
+        try:
+            for kernel in self.get("/api/kernels"):
+                self.delete_kernel(kernel["id"])
+        finally:
+            self._process.terminate()
+            self._process.wait(20)
+            self._log.close()
 
     def delete_kernel(self, kernel_id: str) -> None:
         """Shut a kernel down."""
