@@ -1,61 +1,35 @@
-"""The engine behind a loader with workers: one state, one lock, whoever is there drives it.
+"""The engine behind a loader with workers: what the iterator asks, and what the user commands.
 
-    consumer in __next__ --+
-                           +--> with the lock: hear workers, carry out commands, dispatch --> deliver
-    supervisor thread -----+
-
-The consumer receives for itself while it waits: handing each batch over from a receiver thread costs a switch of the
-interpreter lock, up to 5 ms. When the consumer is away, working on a batch, the supervisor thread drives: it replaces
-dead workers and carries out commands, so that a restart works while a cell is busy. Commands (restart, pause, the end
-of a dropped iterator) may come from any thread, even from a finalizer: they are queued and wake the supervisor.
-
-The engine never refers to the `DataLoader` that owns it, so that a loader nobody refers to is closed.
+It never refers to the `DataLoader` that owns it, so that a loader nobody refers to is closed. Who changes its state,
+and when, is in driver.py.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import logging
 import os
-import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeAlias
-
-import cloudpickle
 
 from nbloader import events as ev
 from nbloader.callbacks import WaitCallbacks
-from nbloader.crew import Crew
-from nbloader.dispatch import Cancel, Dispatcher, Task
-from nbloader.errors import DatasetTransferError, LoaderClosedError, LoaderTimeoutError, NbloaderError
-from nbloader.faults import Failure, Given, shown
-from nbloader.output import Outlet
-from nbloader.reports import Output, Parcel, Report, Result
+from nbloader.dispatch import Task
+from nbloader.driver import Driver, Payload
+from nbloader.errors import LoaderClosedError, LoaderTimeoutError
 from nbloader.stats import Gauges
 from nbloader.waker import Waker
-from nbloader.wire import Kind
 
-log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
 
-LINGER = 0.02
-"""Seconds that the supervisor leaves a message to a consumer who was there a moment ago."""
 IDLE = 300.0
 """Seconds without a request after which a loader gives up its workers (until it is asked again)."""
-IDLE_SUPERSEDED = 2.0
-"""The same for a loader whose cell was run again and made another one."""
 
-Payload: TypeAlias = "Parcel | Failure | Given"
 Taken: TypeAlias = "tuple[Task, Payload, tuple[int, int, int]]"
 """A batch, and the depths (in flight, reordering, ready) at its delivery."""
 
-_PLAIN = {int, str, bool, float, bytes}
 
-
-class Engine:
+class Engine(Driver):
     """Workers, dispatch and delivery for one loader.
 
     Args:
@@ -83,40 +57,24 @@ class Engine:
         max_restarts: int,
         idle: float | None,
     ) -> None:
-        self.bus = bus
-        self.callbacks = WaitCallbacks()
-        self.ahead = window > 0
-        """Whether batches are asked for before they are wanted."""
-        self.closed = False
-        self._num_workers = num_workers
-        self._window = window
-        self._in_order = in_order
-        self._timeout = timeout
-        self._idle = idle
-        self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._dispatcher: Dispatcher[Payload] = Dispatcher(max(1, -(-window // num_workers)))
-        self._events: collections.deque[ev.Event] = collections.deque()  # to be published without the lock
-        self._crew = Crew(
-            self._events.append,
-            self._dispatcher,
+        super().__init__(
+            bus,
+            depth=max(1, -(-window // num_workers)),
             num_workers=num_workers,
             options=options,
             start_method=start_method,
             max_restarts=max_restarts,
-            hear=self._handle,
-            failed=self._wake_all,
+            idle=idle,
         )
+        self.callbacks = WaitCallbacks()
+        self.ahead = window > 0
+        """Whether batches are asked for before they are wanted."""
         self.load = self._crew.load
-        self._commands: collections.deque[Callable[[], None]] = collections.deque()
-        self._commanded = Waker()
-        self._supervisor: threading.Thread | None = None
-        self._waiting: dict[int, Waker] = {}  # runs whose consumer waits
+        self._num_workers = num_workers
+        self._window = window
+        self._in_order = in_order
+        self._timeout = timeout
         self._waiting_for: tuple[int, int] | None = None  # (batch number, since)
-        self._driving = -1  # the run whose consumer drives now
-        self._outlet = Outlet()
-        self._asked = time.monotonic()
-        self._superseded = False
 
     @property
     def loaded(self) -> bool:
@@ -255,129 +213,7 @@ class Engine:
             for stream, text in self._crew.pool.partial_output():
                 self._outlet.add(stream, text)
 
-    # ---- driving: with the lock, by whoever is there --------------------------------------------------------------
-
-    def _exclusively(self, action: Callable[..., Any], *args: Any) -> Any:
-        """Change the state, on the consumer's thread.
-
-        An interrupt between any two instructions may leave it half changed: then all runs and workers are ended, and
-        the next epoch begins anew.
-        """
-        self._mind_fork()
-        try:
-            with self._lock:
-                try:
-                    return action(*args)
-                except Exception:
-                    self._driving = -1
-                    raise
-                except BaseException:
-                    self._driving = -1
-                    self._dispatcher.clear()
-                    self._crew.kill()
-                    self._crew.stop(0)
-                    raise
-        finally:
-            self._tell()
-
-    def _tell(self) -> None:
-        """Publish what happened under the lock, now that it is free: a subscriber may call the loader."""
-        while self._events:
-            with contextlib.suppress(IndexError):  # another thread took it
-                self.bus.publish(self._events.popleft())
-
-    def _mind_fork(self) -> None:
-        """In a forked child: the workers are the parent's, and its lock may be held by a thread that is not here."""
-        if self._owner != os.getpid():
-            self._owner = os.getpid()
-            self._lock = threading.Lock()
-            self._supervisor = None
-            self._waiting.clear()
-            self._commands.clear()
-            self._commanded.close()
-            self._commanded = Waker()
-            self._dispatcher.clear()
-            self._crew.forget()
-
-    def _get_going(self) -> None:
-        """See to it that there are workers and a supervisor."""
-        if self.closed:
-            raise LoaderClosedError("this loader is closed: make a new one")
-        if self._crew.start():
-            self._commanded.set()  # a supervisor that waits for the pool before this one
-        if self._supervisor is None:
-            self._supervisor = threading.Thread(target=self._supervise, name="nbloader-supervisor", daemon=True)
-            self._supervisor.start()
-
-    def _work(self) -> None:
-        """One round: hear the workers, do what was commanded, hand out batches."""
-        if self._crew.pool is not None:
-            for report in self._crew.pool.poll(0):
-                self._handle(report)
-        while self._commands:
-            self._commands.popleft()()
-        self._dispatch()
-
-    def _dispatch(self) -> None:
-        pool = self._crew.pool
-        if pool is None:
-            return
-        now = _clock()
-        for uid, task in self._dispatcher.assignments():
-            task.dispatched = now
-            handle = pool.handles[uid]
-            try:
-                message = _dump_task(task, handle.maps.take_returned())
-            except Exception as error:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
-                why = f"the indices {shown(task.indices)} of batch {task.number} cannot be pickled: {error}"
-                self._dispatcher.result(uid, task.run, task.number, Given(DatasetTransferError(why)))
-            else:
-                pool.send(handle, Kind.TASK, message)
-
-    def _cancel(self, cancels: list[Cancel]) -> None:
-        pool = self._crew.pool
-        for uid, run, numbers in cancels:
-            if pool is not None and uid in pool.handles:
-                pool.send(pool.handles[uid], Kind.CANCEL, pickle.dumps((run, numbers)))
-
-    def _handle(self, report: Report) -> None:
-        if isinstance(report, Result):
-            self._take_result(report)
-        elif isinstance(report, Output):
-            self._outlet.add(report.stream, report.text)
-        else:
-            self._crew.handle(report)
-            self._wake_all()
-
-    def _take_result(self, report: Result) -> None:
-        result = report.result
-        accepted = self._dispatcher.result(report.handle.uid, report.run, report.number, result)
-        if accepted is None:
-            result.discard()
-            return
-        now = _clock()
-        failed, freed = accepted
-        for task, _payload in freed:
-            task.in_order = now
-        if report.run != self._driving and report.run in self._waiting:
-            self._waiting[report.run].set()
-        if isinstance(result, Failure):
-            sample = failed.indices[result.position] if result.position >= 0 else None
-            text = f"{result.error[1]}: {result.error[2]}"
-            self._events.append(ev.BatchFailed(now, report.run, report.number, result.worker, sample, text))
-
-    def _wake_all(self) -> None:
-        for run, waker in list(self._waiting.items()):
-            if run != self._driving:
-                waker.set()
-
     # ---- commands: from any thread ----------------------------------------------------------------------------------
-
-    def _command(self, action: Callable[[], None]) -> None:
-        """Have the supervisor do this, now. Never waits, takes no lock."""
-        if not self.closed:
-            self._commands.append(action)
-            self._commanded.set()
 
     def restart_workers(self, ids: list[int]) -> None:
         """Replace workers; what they held is made again by others."""
@@ -405,60 +241,10 @@ class Engine:
         """End an iterator."""
         self._command(lambda: self._close_run(run))
 
-    def _close_run(self, run: int) -> None:
-        unwanted, cancels = self._dispatcher.close_run(run)
-        for payload in unwanted:
-            payload.discard()
-        self._cancel(cancels)
-
     def supersede(self) -> None:
         """The cell that made this loader was run again: give up the workers soon, at once if no epoch is under way."""
         self._superseded = True
         self._command(lambda: None if self._dispatcher.runs else self._crew.stop())
-
-    # ---- the supervisor ---------------------------------------------------------------------------------------------
-
-    def _supervise(self) -> None:
-        """Drive while the consumer is away. Ends with the workers."""
-        while not self.closed:
-            with self._lock:
-                pool = self._crew.pool
-                if pool is None and not self._commands:
-                    self._supervisor = None  # decided under the lock: whoever starts workers starts another
-                    return
-            with contextlib.suppress(OSError, ValueError):  # the pool may be disposed of meanwhile
-                self._commanded.wait(pool.fileno() if pool is not None else None, self._idle_left())
-            if not self._commands and (self._waiting or time.monotonic() - self._asked < LINGER):
-                self._commanded.wait(None, LINGER)
-            with self._lock:
-                try:
-                    self._supervise_once()
-                except Exception as error:  # a fault of our own must reach the consumer, not hang it
-                    log.exception("the supervisor failed")
-                    self._crew.fatal = NbloaderError(f"the supervisor failed: {type(error).__name__}: {error}")
-                    self._crew.kill()
-                    self._wake_all()
-            self._tell()
-            self._outlet.show_from_elsewhere()
-        if self.closed:
-            self._commanded.close()
-
-    def _supervise_once(self) -> None:
-        if self.closed:
-            return
-        self._work()
-        left = self._idle_left()
-        if left is not None and left <= 0:
-            for run in self._dispatcher.runs:
-                self._dispatcher.park(run)
-            self._crew.stop()
-
-    def _idle_left(self) -> float | None:
-        """Seconds until the workers are given up, since nobody asks; None for never."""
-        if self._waiting:
-            return None
-        limit = IDLE_SUPERSEDED if self._superseded else self._idle
-        return None if limit is None else limit - (time.monotonic() - self._asked)
 
     # ---- watching, closing ------------------------------------------------------------------------------------------
 
@@ -522,20 +308,3 @@ class Engine:
             self._commanded.set()
             if self._supervisor is None:
                 self._commanded.close()
-
-    def _close(self) -> None:
-        if self.closed:
-            return
-        self.closed = True
-        for run in list(self._dispatcher.runs):
-            self._close_run(run)
-        self._crew.stop()
-        self._wake_all()
-
-
-def _dump_task(task: Task, returned: list[int]) -> bytes:
-    """A task for a worker. Indices of the notebook's own types go by value."""
-    message = (task.run, task.number, task.indices, task.seed, returned)
-    indices = task.indices
-    kinds = set(map(type, indices)) if type(indices) is list else {type(indices)}
-    return pickle.dumps(message, 5) if kinds <= _PLAIN else bytes(cloudpickle.dumps(message, 5))

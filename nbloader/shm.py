@@ -231,7 +231,7 @@ class _Origin:
     def __init__(self, buffer: memoryview) -> None:
         array: Any = np.asarray(buffer)
         self._span = array.ctypes.data, buffer.nbytes
-        owner = buffer.obj
+        owner: Any = buffer.obj
         while isinstance(owner, np.ndarray) and owner.base is not None:
             owner = owner.base
         try:

@@ -61,7 +61,7 @@ class Chaos(RuleBasedStateMachine):
         else:
             assert fatal is None
         if fatal is not None:
-            self.accept(fatal.run, fatal.number, self.dispatcher.fail(fatal, GIVEN_UP))
+            self.accept(fatal.run, fatal.number, (fatal, self.dispatcher.fail(fatal, GIVEN_UP)))
 
     @precondition(lambda self: any(self.inboxes.values()))
     @rule(data=st.data(), position=st.integers(0, 3))
@@ -85,21 +85,33 @@ class Chaos(RuleBasedStateMachine):
     def arrive(self, worker, run, number):
         self.accept(run, number, self.dispatcher.result(worker, run, number, f"{run}:{number}"))
 
-    def accept(self, run, number, freed):
-        if freed is None:  # refused: then it must not be the only copy of a batch that is still wanted
+    def accept(self, run, number, accepted):
+        if accepted is None:  # refused: then it must not be the only copy of a batch that is still wanted
             elsewhere = any((run, number) in inbox for inbox in self.inboxes.values())
             assert run not in self.wanted or (run, number) in self.accepted or elsewhere
             return
+        task, freed = accepted
+        assert (task.run, task.number) == (run, number)
+        assert all(freed_task.run == run for freed_task, _result in freed)
         if run in self.wanted:
             assert (run, number) not in self.accepted
             self.accepted.add((run, number))
 
+    def cancel(self, cancels, data):
+        """Tell workers to forget batches. One that has begun such a batch, or hears of it too late, makes it still."""
+        for worker, run, numbers in cancels:
+            inbox = self.inboxes[worker]
+            for number in numbers:
+                assert (run, number) in inbox
+                if data.draw(st.booleans(), label="heard in time"):
+                    inbox.remove((run, number))
+
     # ---- runs
 
-    @rule(window=st.integers(0, 6), in_order=st.booleans())
-    def run_begins(self, window, in_order):
+    @rule(window=st.integers(0, 6), in_order=st.booleans(), data=st.data())
+    def run_begins(self, window, in_order, data):
         run, self.runs = self.runs, self.runs + 1
-        self.dispatcher.open_run(run, window=window, in_order=in_order)
+        self.cancel(self.dispatcher.open_run(run, window=window, in_order=in_order), data)
         self.wanted[run] = []
         if not in_order:
             self.out_of_order.add(run)
@@ -110,16 +122,21 @@ class Chaos(RuleBasedStateMachine):
     def run_is_closed(self, data):
         run = data.draw(st.sampled_from(sorted(self.wanted)))
         ready = self.dispatcher.runs[run].reorder.ready + self.dispatcher.runs[run].reorder.reordering
-        assert len(self.dispatcher.close_run(run)) == ready
+        unwanted, cancels = self.dispatcher.close_run(run)
+        assert len(unwanted) == ready
+        self.cancel(cancels, data)
         del self.wanted[run]
         self.accepted = {key for key in self.accepted if key[0] != run}
-        assert self.dispatcher.close_run(run) == []
+        assert self.dispatcher.close_run(run) == ([], [])
 
     @precondition(lambda self: self.wanted)
     @rule(data=st.data(), parked=st.booleans())
     def run_is_parked_or_asked(self, data, parked):
         run = data.draw(st.sampled_from(sorted(self.wanted)))
-        (self.dispatcher.park if parked else self.dispatcher.unpark)(run)
+        if parked:
+            self.cancel(self.dispatcher.park(run), data)
+        else:
+            self.dispatcher.unpark(run)
 
     @rule(paused=st.booleans())
     def loader_is_paused_or_resumed(self, paused):
@@ -217,8 +234,8 @@ TestChaos = Chaos.TestCase
 
 
 def made(dispatcher: Dispatcher[str], worker: int, number: int, run: int = 0):
-    freed = dispatcher.result(worker, run, number, f"batch {number}")
-    return None if freed is None else [task.number for task, _result in freed]
+    accepted = dispatcher.result(worker, run, number, f"batch {number}")
+    return None if accepted is None else [task.number for task, _result in accepted[1]]
 
 
 def dispatcher_with(workers: int, *, depth: int = 2, window: int = 8, batches: int = 8) -> Dispatcher[str]:
@@ -282,7 +299,7 @@ def test_a_batch_that_has_killed_enough_workers_is_given_up_and_the_rest_goes_on
 def test_a_parked_run_leaves_the_workers_to_the_other_but_for_what_they_are_at():
     dispatcher = dispatcher_with(2)
     assert sent(dispatcher) == [(0, 0), (1, 1), (0, 2), (1, 3)]
-    dispatcher.open_run(1, window=2)
+    assert dispatcher.open_run(1, window=2) == [(0, 0, (2,)), (1, 0, (3,))], "what to cancel"
     dispatcher.add(1, None, 0)
     dispatcher.add(1, None, 0)
     assert [(w, t.run, t.number) for w, t in dispatcher.assignments()] == [(0, 1, 0), (1, 1, 1)]
@@ -330,6 +347,6 @@ def test_a_result_of_a_closed_run_is_refused():
     dispatcher = dispatcher_with(1)
     sent(dispatcher)
     made(dispatcher, 0, 1)
-    assert dispatcher.close_run(0) == ["batch 1"]
+    assert dispatcher.close_run(0) == (["batch 1"], [])
     assert made(dispatcher, 0, 0) is None
     assert dispatcher.held_by(0) == []

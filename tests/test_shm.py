@@ -176,14 +176,14 @@ def test_a_discarded_batch_gives_its_segment_back(lender):
 
 
 def test_memory_that_is_not_there_is_an_error_that_says_what_to_do(monkeypatch):
-    with pytest.raises(MemoryError, match=r"no 1,152,921,504.* MB of shared memory left.*batch_size"):
+    with pytest.raises(MemoryError, match=r"1,152,921,504.* MB .*not there \([\d,]+ MB are left\).*batch_size"):
         anonymous_file(1 << 60)
 
     def no_space(*_args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", no_space)
-    with pytest.raises(MemoryError, match=r"no 0.1 MB of shared memory left \(No space left on device\)"):
+    with pytest.raises(MemoryError, match=r"0.1 MB .*not there \(No space left on device\)"):
         anonymous_file(100_000)
 
 
