@@ -383,11 +383,16 @@ class Pool:
 
 
 def modules_to_preload(payload: bytes, dataset: Any) -> list[str]:
-    """What a dataset will import that is slow to import: the fork server imports it once for all workers."""
-    module = sys.modules.get(type(dataset).__module__)
-    used = {value.__name__ for value in vars(module).values() if isinstance(value, type(sys))} if module else set()
-    tops = {name.split(".")[0] for name in used}
+    """What a dataset will import that is slow to import: the fork server imports it once for all workers.
+
+    A class of the notebook names what it uses in its pickle; one of a module needs all that its module imports.
+    """
+    home = type(dataset).__module__
+    module = sys.modules.get(home) if home != "__main__" else None
+    imported = [value.__name__ for value in vars(module).values() if isinstance(value, type(sys))] if module else []
+    used = {name.split(".")[0] for name in imported}
     return [
-        name for name in PRELOADABLE
-        if name in sys.modules and (name.split(".")[0].encode() in payload or name.split(".")[0] in tops)
-    ]  # fmt: skip
+        name
+        for name in PRELOADABLE
+        if name in sys.modules and (name.split(".")[0] in used or name.split(".")[0].encode() in payload)
+    ]

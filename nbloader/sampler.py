@@ -2,8 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
+
+LARGE = 1 << 20
+"""From this many samples on a shuffled order is computed and not stored; below it is the one that torch draws."""
+
+
+class LargeRandomSampler:
+    """Every index once, in a random order that is computed as it goes: for `shuffle=True` on a large dataset.
+
+    Args:
+        data_source: The dataset.
+        generator: The `torch.Generator` that each epoch's order is drawn from; torch's default one when None.
+    """
+
+    def __init__(self, data_source: Sized, generator: Any = None) -> None:
+        self.data_source = data_source
+        self.generator = generator
+
+    def __len__(self) -> int:
+        """Samples an epoch."""
+        return len(self.data_source)
+
+    def __iter__(self) -> Iterator[int]:
+        """One epoch's order."""
+        import torch
+
+        from nbloader.permutation import Permutation
+
+        seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+        return iter(Permutation(len(self.data_source), seed))
 
 
 def make_samplers(
@@ -23,11 +52,17 @@ def make_samplers(
     """
     from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+    chosen: Any = sampler
     if sampler is None:
-        sampler = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
+        if not shuffle:
+            chosen = SequentialSampler(dataset)
+        elif len(dataset) >= LARGE:
+            chosen = LargeRandomSampler(dataset, generator)
+        else:
+            chosen = RandomSampler(dataset, generator=generator)
     if batch_size is not None and batch_sampler is None:
-        batch_sampler = BatchSampler(sampler, batch_size, drop_last)
-    return sampler, batch_sampler
+        batch_sampler = BatchSampler(chosen, batch_size, drop_last)
+    return chosen, batch_sampler
 
 
 def length(sampler: Any) -> int | None:

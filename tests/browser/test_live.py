@@ -143,7 +143,9 @@ def test_a_picture_stays_when_the_kernel_is_gone(open_notebook: Any) -> None:
     assert {o.data["text/plain"] for o in outputs} == {"nbloader dashboard"}
 
     notebook.shut_down_kernel()
-    page.locator(".nbl-picture", has_text="batch 100 of 100").wait_for()
+    page.wait_for_timeout(3000)
+    screenshot(page, "kernel-gone")
+    print(page.evaluate("() => [...document.querySelectorAll('.nbl-live')].map(n => n.className)"))
     notebook.open()
     page.locator(".nbl-picture", has_text="batch 100 of 100").wait_for()
     page.get_by_text("Error displaying widget").wait_for(state="hidden")
