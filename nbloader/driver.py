@@ -95,6 +95,7 @@ class Driver:
         self._supervisor: threading.Thread | None = None
         self._waiting: dict[int, Waker] = {}  # runs whose consumer waits
         self._driving = -1  # the run whose consumer drives now
+        self._batch_bytes = 0  # of the last batch that came
         self._outlet = Outlet()
 
     # ---- the lock ---------------------------------------------------------------------------------------------------
@@ -203,6 +204,8 @@ class Driver:
         failed, freed = accepted
         for task, _payload in freed:
             task.in_order = now
+        if isinstance(result, Parcel):
+            self._batch_bytes = result.header[4]
         if report.run != self._driving and report.run in self._waiting:
             self._waiting[report.run].set()
         if isinstance(result, Failure):

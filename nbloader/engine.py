@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from nbloader import events as ev
@@ -22,6 +22,10 @@ from nbloader.waker import Waker
 
 _clock = time.perf_counter_ns
 
+EXTRA_BATCHES = 16
+"""Batches per worker that may be asked for beyond the window while the head of the line is late."""
+EXTRA_BYTES = 1 << 30
+"""Memory that they may take, bytes."""
 IDLE = 300.0
 """Seconds without a request after which a loader gives up its workers (until it is asked again)."""
 
@@ -113,8 +117,13 @@ class Engine(Driver):
                 self._dispatcher.add(run, indices, seed)
             self._dispatch()
 
-    def next_batch(self, run: int, waker: Waker) -> Taken | None:
+    def next_batch(self, run: int, waker: Waker, refill: Callable[[], None]) -> Taken | None:
         """The next batch of a run; waits for it.
+
+        Args:
+            run: Which run.
+            waker: Wakes the consumer.
+            refill: Asks the sampler for as many batches as there is room.
 
         Returns:
             The batch and the depths (in flight, reordering, ready) at its delivery; None when none is outstanding.
@@ -138,6 +147,9 @@ class Engine(Driver):
                     self._waiting[run] = waker
                     continue  # look once more: from now on whoever receives it wakes us
                 self._outlet.show()
+                if self.ahead and self._exclusively(self._lend_credit, run):
+                    refill()
+                    continue
                 if self._dispatcher.paused:
                     since = _clock()  # a pause does not count as the workers' delay
                 self._wait(waker, since)
@@ -168,6 +180,10 @@ class Engine(Driver):
         if item is not None:
             return (*item, (state.assigned, state.reorder.reordering, state.reorder.ready)), None
         return None, state.taken if self._dispatcher.outstanding(run) else None
+
+    def _lend_credit(self, run: int) -> bool:
+        fits = EXTRA_BYTES // max(1, self._batch_bytes)
+        return self._dispatcher.lend_credit(run, self._window + min(EXTRA_BATCHES * self._num_workers, fits))
 
     def _raise_fatal(self) -> None:
         if self._crew.fatal is not None:

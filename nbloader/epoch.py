@@ -79,7 +79,7 @@ class Epoch(Iterator[T_co]):
         if not self._engine.ahead:
             self._refill()
         try:
-            got = self._engine.next_batch(self._run, self._pass.waker)
+            got = self._engine.next_batch(self._run, self._pass.waker, self._refill)
         except LoaderClosedError:
             self._end("closed")
             raise

@@ -95,7 +95,9 @@ class LocalEngine:
             self._runs[run].append(Task(run, self._made[run], indices, seed, dispatched=now, attempt=1))
             self._made[run] += 1
 
-    def next_batch(self, run: int, _waker: object) -> tuple[Task, LocalParcel, tuple[int, int, int]] | None:
+    def next_batch(
+        self, run: int, _waker: object, _refill: object
+    ) -> tuple[Task, LocalParcel, tuple[int, int, int]] | None:
         """Make the next batch; None when none was added."""
         self.callbacks.call()
         while not self._going.wait(self.callbacks.interval):

@@ -27,6 +27,9 @@ def tensor_of(array: Any, dtype: str | None = None) -> Any:
     return tensor if dtype is None else tensor.view(getattr(torch, dtype))
 
 
+_CARRIERS = {1: "uint8", 2: "int16", 4: "int32"}
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, with dense tensors as arrays."""
 
@@ -37,10 +40,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             name = str(obj.dtype).removeprefix("torch.")
             try:
                 np.dtype(name)
-            except TypeError:  # bfloat16, float8_...: as integers of that size
-                if obj.dtype.itemsize in (1, 2, 4) and not obj.dtype.is_complex and obj.dim():
-                    carrier = getattr(torch, ("uint8", "int16", "", "int32")[obj.dtype.itemsize - 1])
-                    return tensor_of, (obj.contiguous().view(carrier).numpy(), name)
+            except TypeError:  # bfloat16, float8_..., complex32: as integers of that size
+                carrier = _CARRIERS.get(obj.dtype.itemsize)
+                if carrier is not None:
+                    return tensor_of, (obj.contiguous().view(getattr(torch, carrier)).numpy(), name)
             else:
                 return tensor_of, (obj.numpy(),)
         return super().reducer_override(obj)

@@ -30,9 +30,18 @@ class Chaos(RuleBasedStateMachine):
         self.suspects: dict[tuple[int, int], int] = {}
         self.accepted: set[tuple[int, int]] = set()
 
-    @initialize(depth=st.integers(1, 4))
-    def begin(self, depth):
+    @initialize(depth=st.integers(1, 4), workers=st.integers(0, 3), window=st.integers(0, 6), data=st.data())
+    def begin(self, depth, workers, window, data):
         self.dispatcher: Dispatcher[object] = Dispatcher(depth)
+        for _ in range(workers):
+            self.worker_starts()
+        self.run_begins(window, True, data)
+        self.sampler_is_asked(data)
+
+    def dispatch(self, data):
+        """As the engine does after almost everything that happens."""
+        if data.draw(st.sampled_from([True, True, False]), label="dispatch"):
+            self.batches_are_sent()
 
     # ---- workers
 
@@ -60,6 +69,9 @@ class Chaos(RuleBasedStateMachine):
             assert (fatal is held[0]) == (self.suspects[key] >= MAX_DEATHS)
         else:
             assert fatal is None
+        if data.draw(st.booleans(), label="replaced"):
+            self.worker_starts()
+        self.dispatch(data)
         if fatal is not None:
             self.accept(fatal.run, fatal.number, (fatal, self.dispatcher.fail(fatal, GIVEN_UP)))
 
@@ -70,6 +82,7 @@ class Chaos(RuleBasedStateMachine):
         inbox = self.inboxes[worker]
         run, number = inbox.pop(min(position, len(inbox) - 1))
         self.arrive(worker, run, number)
+        self.dispatch(data)
 
     @precondition(lambda self: self.late)
     @rule(data=st.data())
@@ -117,7 +130,7 @@ class Chaos(RuleBasedStateMachine):
             self.out_of_order.add(run)
         assert all(state.parked for number, state in self.dispatcher.runs.items() if number != run)
 
-    @precondition(lambda self: self.wanted)
+    @precondition(lambda self: len(self.wanted) > 1)
     @rule(data=st.data())
     def run_is_closed(self, data):
         run = data.draw(st.sampled_from(sorted(self.wanted)))
@@ -145,13 +158,15 @@ class Chaos(RuleBasedStateMachine):
     # ---- the consumer
 
     @precondition(lambda self: self.wanted)
-    @rule(data=st.data(), count=st.integers(1, 6))
-    def sampler_is_asked(self, data, count):
+    @rule(data=st.data())
+    def sampler_is_asked(self, data):
         run = data.draw(st.sampled_from(sorted(self.wanted)))
-        for _ in range(min(count, self.dispatcher.room(run))):
+        room = self.dispatcher.room(run)
+        for _ in range(data.draw(st.sampled_from([room, min(1, room)]))):
             task = self.dispatcher.add(run, ["index"], seed=7)
             assert (task.run, task.indices, task.seed) == (run, ["index"], 7)
             self.wanted[run].append(task.number)
+        self.dispatch(data)
 
     @rule()
     def batches_are_sent(self):
@@ -164,7 +179,11 @@ class Chaos(RuleBasedStateMachine):
     @precondition(lambda self: self.wanted)
     @rule(data=st.data())
     def consumer_takes(self, data):
-        self.take(data.draw(st.sampled_from(sorted(self.wanted))))
+        run = data.draw(st.sampled_from(sorted(self.wanted)))
+        self.dispatcher.unpark(run)
+        while self.take(run) and data.draw(st.booleans(), label="more"):
+            pass
+        self.sampler_is_asked(data)
 
     def take(self, run):
         item = self.dispatcher.take(run)
@@ -229,7 +248,7 @@ class Chaos(RuleBasedStateMachine):
             assert progress, f"nothing moves any more; still wanted: {self.wanted}"
 
 
-Chaos.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+Chaos.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 TestChaos = Chaos.TestCase
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nbloader.control import LoaderControl
-    from nbloader.dashboard.widget import Dashboard
+    from nbloader.dashboard.widget import Dashboard as Dashboard
 
 __all__ = ["show"]
 
@@ -27,7 +27,7 @@ def show(loader: LoaderControl) -> Dashboard:
     """
     from IPython import get_ipython
 
-    if getattr(get_ipython(), "kernel", None) is None:  # type: ignore[no-untyped-call]
+    if getattr(get_ipython(), "kernel", None) is None:
         raise RuntimeError(
             "the dashboard needs a Jupyter notebook, and this is a script or a terminal; "
             "use print(loader.stats()) here, or loader.events.subscribe(...)"

@@ -112,7 +112,7 @@ def _kernel() -> Any:
         from IPython import get_ipython
     except ImportError:
         return None
-    return getattr(get_ipython(), "kernel", None)  # type: ignore[no-untyped-call]
+    return getattr(get_ipython(), "kernel", None)
 
 
 Message = tuple[Any, dict[str, Any], Any]

@@ -52,11 +52,16 @@ class Pending {
 
 class Head {
   constructor(root, command) {
-    const head = make("div", "nbl-head", root);
-    this.verdict = make("p", "nbl-verdict", head);
+    this.verdict = make("p", "nbl-verdict", root);
     this.verdict.setAttribute("aria-live", "polite");
-    this.state = make("span", "nbl-chip", head);
-    const actions = make("div", "nbl-actions", head);
+    const line = make("div", "nbl-progress", root);
+    this.state = make("span", "nbl-chip", line);
+    this.bar = make("div", "nbl-bar", line);
+    this.bar.setAttribute("role", "progressbar");
+    this.bar.setAttribute("aria-label", "Progress of the epoch");
+    this.fill = make("span", "", this.bar);
+    this.progress = make("span", "", line);
+    const actions = make("div", "nbl-actions", line);
     this.paused = false;
     const pause = button(actions, "Pause", "Pause the loader", () => {
       const was = this.paused;
@@ -70,12 +75,6 @@ class Head {
     });
     this.pause = new Pending(pause, "Pause");
     this.restart = new Pending(restart, "Restart all");
-    const line = make("div", "nbl-progress", root);
-    this.bar = make("div", "nbl-bar", line);
-    this.bar.setAttribute("role", "progressbar");
-    this.bar.setAttribute("aria-label", "Progress of the epoch");
-    this.fill = make("span", "", this.bar);
-    this.progress = make("span", "", line);
     this.tiles = make("div", "nbl-tiles", root);
     this.written = 0;
   }
@@ -280,6 +279,7 @@ export function mount({ model, el, styles, bokeh }) {
   };
   const take = (msg) => {
     if (msg.kind !== "full" && msg.kind !== "tick") return;
+    if (gone) return;
     clearTimeout(timer);
     if (parts) apply(msg);
     else if (msg.kind === "full") build(msg);
@@ -289,24 +289,33 @@ export function mount({ model, el, styles, bokeh }) {
     timer = setTimeout(ask, wait);
     wait = Math.min(2 * wait, 30000);
   };
-  const alive = () => {
-    if (!el.classList.contains("jupyter-widgets-disconnected")) return;
+  const orphaned = () => {  // the last state stays, and nothing pretends that a click would do something
+    gone = true;
+    clearTimeout(timer);
     for (const node of root.querySelectorAll("button")) node.disabled = true;
     if (parts) write(parts.head.state, "kernel gone");
+    else waiting.textContent = "The kernel is gone.";
   };
+  const kernel = model.widget_manager?.kernel;  // JupyterLab's and Notebook's; elsewhere the class below says it
+  const onStatus = (_, status) => { if (status === "dead" || status === "restarting") orphaned(); };
+  kernel?.disposed?.connect(orphaned);
+  kernel?.statusChanged?.connect(onStatus);
+  const life = new MutationObserver(() => { if (el.classList.contains("jupyter-widgets-disconnected")) orphaned(); });
   const themes = new MutationObserver(() => parts?.charts.theme());
   themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
-  const life = new MutationObserver(alive);
   life.observe(el, { attributes: true, attributeFilter: ["class"] });
   model.on("msg:custom", take);
   ask();
   return () => {
+    const orphan = gone;
     gone = true;
     clearTimeout(timer);
     themes.disconnect();
     life.disconnect();
+    kernel?.disposed?.disconnect(orphaned);
+    kernel?.statusChanged?.disconnect(onStatus);
     model.off("msg:custom", take);
-    model.send({ kind: "gone", view: me });
+    if (!orphan) model.send({ kind: "gone", view: me });
     parts?.charts.remove();
     if (id) cover(id, -1);
   };

@@ -117,7 +117,7 @@ def _worker(worker: WorkerStats) -> dict[str, Any]:
         "incarnation": f"{worker.pid}/{worker.restarts}",
         "state": "stuck" if worker.stuck else worker.state,
         "cells": [
-            f"{worker.worker} · pid {worker.pid}",
+            f"{worker.worker} · pid {worker.pid}" if worker.pid else str(worker.worker),
             "stuck" if worker.stuck else worker.state,
             at,
             str(worker.queued),

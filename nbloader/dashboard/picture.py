@@ -51,9 +51,9 @@ def html(name: str, view: dict[str, Any], points: Columns) -> str:
         (
             f'<div class="nbl nbl-picture" data-nbl="{escape(name)}" role="group" aria-label="nbloader, last state">',
             f"<style>{_styles()}</style>",
-            f'<div class="nbl-head"><p class="nbl-verdict">{escape(view["verdict"])}</p>',
-            f'<span class="nbl-chip">picture · {escape(view["state"])}</span></div>',
-            f'<div class="nbl-progress"><div class="nbl-bar"><span style="width:{100 * (progress["share"] or 0):.1f}%">',
+            f'<p class="nbl-verdict">{escape(view["verdict"])}</p>',
+            f'<div class="nbl-progress"><span class="nbl-chip">picture · {escape(view["state"])}</span>',
+            f<div class="nbl-bar"><span style="width:{100 * (progress["share"] or 0):.1f}%">',
             f"</span></div><span>{escape(progress['text'])}</span></div>",
             '<div class="nbl-tiles">',
             *(_tile(tile) for tile in view["tiles"]),
@@ -153,8 +153,8 @@ def _path(xs: Sequence[float], ys: Sequence[float]) -> str:
 
 
 def _nice(value: float) -> float:
-    """The next round number: 1, 2 or 5 times a power of ten."""
+    """Give the next number that is round enough for an axis to end at."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
-    return next(step * power for step in (1, 2, 5, 10) if step * power >= value * 0.999)
+    return next(step * power for step in (1, 2, 3, 4, 5, 6, 8, 10) if step * power >= value * 0.999)

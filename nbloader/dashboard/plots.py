@@ -100,7 +100,14 @@ def describe() -> dict[str, Any]:
 
 
 def _figure(chart: Chart) -> Figure:
-    from bokeh.models import ColumnDataSource, DataRange1d, NumeralTickFormatter, PrintfTickFormatter, Range1d
+    from bokeh.models import (
+        BasicTicker,
+        ColumnDataSource,
+        DataRange1d,
+        NumeralTickFormatter,
+        PrintfTickFormatter,
+        Range1d,
+    )
     from bokeh.plotting import figure
 
     columns = ["time", *(s.column for s in chart.series)]
@@ -112,8 +119,10 @@ def _figure(chart: Chart) -> Figure:
         sizing_mode="stretch_width",
         toolbar_location=None,
         tools="",
-        x_range=Range1d(0, SECONDS_SHOWN),  # moved by the browser
-        y_range=Range1d(0, chart.top * 1.04) if chart.top else DataRange1d(start=0, range_padding=0.12, min_interval=1),
+        x_range=Range1d(start=0, end=SECONDS_SHOWN),  # moved by the browser
+        y_range=Range1d(start=0, end=chart.top * 1.04)
+        if chart.top
+        else DataRange1d(start=0, range_padding=0.12, min_interval=1),
         background_fill_alpha=0,
         border_fill_alpha=0,
         outline_line_color=None,
@@ -132,9 +141,8 @@ def _figure(chart: Chart) -> Figure:
         for series, dash in zip(chart.series, ("solid", "dashed", "dotdash"), strict=False):
             fig.line("time", series.column, color=series.color, line_width=1.8, line_dash=dash, source=source)
     fig.xaxis.formatter = PrintfTickFormatter(format="%d s")
-    fig.xaxis.ticker.desired_num_ticks = 5
-    fig.xaxis.ticker.min_interval = 1
-    fig.yaxis.ticker.desired_num_ticks = 3
+    fig.xaxis.ticker = BasicTicker(desired_num_ticks=5, min_interval=1)
+    fig.yaxis.ticker = fig.ygrid.ticker = BasicTicker(desired_num_ticks=3)
     fig.yaxis.formatter = NumeralTickFormatter(format="0%" if chart.top == 1.0 else "0[.]0a")
     fig.axis.axis_line_color = None
     fig.axis.major_tick_line_color = None

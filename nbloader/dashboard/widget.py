@@ -130,14 +130,11 @@ class Dashboard:
         """Show the dashboard below the running cell, as one more view of it."""
         self._shown_in = _cell()
         if self._ended.is_set():
-            self._display(f"{self._name}-view", self._html())
+            self._show_picture("view")
             return
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        publish_display_data(
-            {"application/vnd.jupyter.widget-view+json": view, "text/plain": TEXT},
-            transient={"display_id": f"{self._name}-view"},
-        )
-        self._display(f"{self._name}-picture", self._html())
+        _display(f"{self._name}-view", {"application/vnd.jupyter.widget-view+json": view})
+        self._show_picture("picture")
 
     # What comes in: on the thread that publishes the event, and on the main thread or one of the kernel's subshells.
 
@@ -246,24 +243,26 @@ class Dashboard:
         with self._lock:
             self._picture_due = False
             self._look()
-            self._display(f"{self._name}-picture", self._html(), update=True)
+            self._show_picture("picture", update=True)
 
-    def _html(self) -> str:
-        return picture.html(self._name, self._view, columns_of(self._points))
+    def _show_picture(self, slot: str, *, update: bool = False) -> None:
+        html = picture.html(self._name, self._view, columns_of(self._points))
+        _display(f"{self._name}-{slot}", {"text/html": html}, update=update)
 
     def _finish(self) -> None:
         """Replace the live view by the picture: it would show an error once the kernel is gone."""
         with self._lock:
             self._picture_due = False
-            self._display(f"{self._name}-view", self._html(), update=True)
-            self._display(f"{self._name}-picture", "", update=True)
+            self._show_picture("view", update=True)
+            _display(f"{self._name}-picture", {"text/html": ""}, update=True)
         self.widget.close()
 
-    def _display(self, display_id: str, html: str, *, update: bool = False) -> None:
-        with contextlib.suppress(ValueError, OSError):  # the kernel's channels are closed: nobody would see it
-            publish_display_data(
-                {"text/html": html, "text/plain": TEXT}, transient={"display_id": display_id}, update=update
-            )
+
+def _display(display_id: str, data: dict[str, Any], *, update: bool = False) -> None:
+    with contextlib.suppress(ValueError, OSError):  # the kernel's channels are closed: nobody would see it
+        publish_display_data(  # type: ignore[no-untyped-call]
+            {**data, "text/plain": TEXT}, transient={"display_id": display_id}, update=update
+        )
 
 
 _dashboards: weakref.WeakKeyDictionary[LoaderControl, Dashboard] = weakref.WeakKeyDictionary()
@@ -285,7 +284,7 @@ def _write_pictures_in_time() -> None:
 
     A program that runs notebooks (nbconvert, papermill) takes only what is displayed while a cell runs.
     """
-    get_ipython().events.register("post_run_cell", _write_pictures)  # type: ignore[no-untyped-call]
+    get_ipython().events.register("post_run_cell", _write_pictures)
     atexit.register(_write_pictures)
 
 
@@ -297,7 +296,7 @@ def _write_pictures(_result: object = None) -> None:
 
 def _cell() -> str | None:
     """Give the id of the message that runs the current cell."""
-    kernel = getattr(get_ipython(), "kernel", None)  # type: ignore[no-untyped-call]
+    kernel = getattr(get_ipython(), "kernel", None)
     header = kernel.get_parent("shell").get("header", {}) if kernel is not None else {}
     message_id: str | None = header.get("msg_id")
     return message_id

@@ -84,7 +84,12 @@ class Server:
             [
                 *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser"),
                 *("--ServerApp.ip=127.0.0.1", f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0"),
-                *("--IdentityProvider.token=", "--ServerApp.disable_check_xsrf=True", f"--ServerApp.root_dir={root}", "--LabApp.news_url=None"),
+                *(
+                    "--IdentityProvider.token=",
+                    "--ServerApp.disable_check_xsrf=True",
+                    f"--ServerApp.root_dir={root}",
+                    "--LabApp.news_url=None",
+                ),
                 "--JupyterNotebookApp.expose_app_in_browser=True",
                 "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
             ],
@@ -214,7 +219,9 @@ class Notebook:
 
     def outputs(self, cell: int) -> str:
         """A cell's outputs as JSON text."""
-        outputs: str = self.page.evaluate(f"() => JSON.stringify({self._PANEL}.content.widgets[{cell}].model.outputs.toJSON())")
+        outputs: str = self.page.evaluate(
+            f"() => JSON.stringify({self._PANEL}.content.widgets[{cell}].model.outputs.toJSON())"
+        )
         return outputs
 
     def save(self) -> Any:

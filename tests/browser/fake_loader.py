@@ -11,7 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from nbloader.events import EpochEnded, EpochStarted, EventBus, LoaderClosed, LoaderPaused, LoaderResumed, WorkerRestarted
+from nbloader.events import (
+    EpochEnded,
+    EpochStarted,
+    EventBus,
+    LoaderClosed,
+    LoaderPaused,
+    LoaderResumed,
+    WorkerRestarted,
+)
 from nbloader.stats import STAGES, Point, SlowSample, Snapshot, StageStats, WorkerStats
 
 
@@ -37,6 +45,7 @@ class FakeLoader:
         self._callbacks: list[Callable[[], object]] = []
         self._change = threading.Condition()
         self._zero = time.perf_counter()
+        self._last_point = 0
 
     def __len__(self) -> int:
         return self.batches
@@ -45,7 +54,9 @@ class FakeLoader:
         self.epoch += 1
         self.done = 0
         self.state = "running"
-        self.events.publish(EpochStarted(time.perf_counter_ns(), self.epoch, self.epoch, self.batches, len(self.restarts)))
+        self.events.publish(
+            EpochStarted(time.perf_counter_ns(), self.epoch, self.epoch, self.batches, len(self.restarts))
+        )
         reason = "abandoned"
         try:
             for batch in range(self.batches):
@@ -121,12 +132,14 @@ class FakeLoader:
             verdict=(
                 f"Worker 1 has been at batch {self.done} for {hung:.0f} s, and the loop waits for it."
                 if hung
-                else "Your loop waits 42 % of its time: the workers compute (91 % of fetch), so more of them would help."
+                else "Your loop waits 42 % of its time: the workers compute, so more of them would help."
             ),
         )
 
     def points(self) -> list[Point]:
-        n = int((time.perf_counter() - self._zero) / 0.25)
+        if self.state in ("running", "paused"):
+            self._last_point = int((time.perf_counter() - self._zero) / 0.25)
+        n = self._last_point
         return [
             Point(
                 time=i / 4,
