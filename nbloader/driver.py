@@ -96,6 +96,7 @@ class Driver:
         self._waiting: dict[int, Waker] = {}  # runs whose consumer waits
         self._driving = -1  # the run whose consumer drives now
         self._batch_bytes = 0  # of the last batch that came
+        self._batch_ns = 0  # what a worker needs for one, a running mean
         self._outlet = Outlet()
 
     # ---- the lock ---------------------------------------------------------------------------------------------------
@@ -167,23 +168,25 @@ class Driver:
         pool = self._crew.pool
         if pool is None:
             return
+        messages: dict[int, list[bytes]] = {}
         now = _clock()
         for uid, task in self._dispatcher.assignments():
             task.dispatched = now
-            handle = pool.handles[uid]
             try:
-                message = _dump_task(task, handle.maps.take_returned())
+                message = _dump_task(task, pool.handles[uid].maps.take_returned())
             except Exception as error:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
                 why = f"the indices {shown(task.indices)} of batch {task.number} cannot be pickled: {error}"
                 self._dispatcher.result(uid, task.run, task.number, Given(DatasetTransferError(why)))
             else:
-                pool.send(handle, Kind.TASK, message)
+                messages.setdefault(uid, []).append(message)
+        for uid, bodies in messages.items():  # one system call a worker: it costs more than all the rest
+            pool.send(pool.handles[uid], *[(Kind.TASK, body) for body in bodies])
 
     def _cancel(self, cancels: list[Cancel]) -> None:
         pool = self._crew.pool
         for uid, run, numbers in cancels:
             if pool is not None and uid in pool.handles:
-                pool.send(pool.handles[uid], Kind.CANCEL, pickle.dumps((run, numbers)))
+                pool.send(pool.handles[uid], (Kind.CANCEL, pickle.dumps((run, numbers))))
 
     def _handle(self, report: Report) -> None:
         if isinstance(report, Result):
@@ -206,6 +209,7 @@ class Driver:
             task.in_order = now
         if isinstance(result, Parcel):
             self._batch_bytes = result.header[4]
+            self._batch_ns += (result.header[9] - result.header[7] - self._batch_ns) // 8
         if report.run != self._driving and report.run in self._waiting:
             self._waiting[report.run].set()
         if isinstance(result, Failure):

@@ -14,14 +14,19 @@ from typing import Any, TypeAlias
 
 from nbloader import events as ev
 from nbloader.callbacks import WaitCallbacks
-from nbloader.dispatch import Task
+from nbloader.dispatch import Run, Task
 from nbloader.driver import Driver, Payload
 from nbloader.errors import LoaderClosedError, LoaderTimeoutError
+from nbloader.shm import INLINE_LIMIT
 from nbloader.stats import Gauges
 from nbloader.waker import Waker
 
 _clock = time.perf_counter_ns
 
+DEEP = 16
+"""Batches asked for ahead per worker while they are small and quick, where the user left that open."""
+QUICK = 1_000_000
+"""What a quick batch takes a worker at most, ns."""
 EXTRA_BATCHES = 16
 """Batches per worker that may be asked for beyond the window while the head of the line is late."""
 EXTRA_BYTES = 1 << 30
@@ -40,6 +45,7 @@ class Engine(Driver):
         bus: Where events go.
         num_workers: Worker processes.
         window: Batches asked for ahead.
+        adapts: Whether small and quick batches may be asked for further ahead.
         options: What every worker is told (fields of `worker.Start`).
         start_method: "forkserver" or "spawn".
         in_order: False delivers batches as they come.
@@ -54,6 +60,7 @@ class Engine(Driver):
         *,
         num_workers: int,
         window: int,
+        adapts: bool,
         options: dict[str, Any],
         start_method: str,
         in_order: bool,
@@ -76,6 +83,8 @@ class Engine(Driver):
         self.load = self._crew.load
         self._num_workers = num_workers
         self._window = window
+        self._adapts = adapts
+        self._depth = self._dispatcher.depth
         self._in_order = in_order
         self._timeout = timeout
         self._waiting_for: tuple[int, int] | None = None  # (batch number, since)
@@ -101,11 +110,15 @@ class Engine(Driver):
         self._outlet.belongs_here()
         self._asked = time.monotonic()
         self._get_going()
-        self._cancel(self._dispatcher.open_run(run, window=self._window, in_order=self._in_order))
+        window = self._window if self._dispatcher.depth == self._depth else self._dispatcher.depth * self._num_workers
+        self._cancel(self._dispatcher.open_run(run, window=window, in_order=self._in_order))
 
     def room(self, run: int) -> int:
-        """How many batches the sampler may be asked for now."""
-        return self._dispatcher.room(run) if run in self._dispatcher.runs else 0
+        """How many batches the sampler may be asked for now: none until some can be sent together."""
+        if run not in self._dispatcher.runs:
+            return 0
+        room = self._dispatcher.room(run)
+        return room if room >= self._dispatcher.runs[run].window // 8 else 0
 
     def add(self, run: int, batches: Iterable[tuple[Any, int]]) -> None:
         """Dispatch batches, as (indices, seed)."""
@@ -178,8 +191,22 @@ class Engine(Driver):
         self._driving = -1
         self._asked = time.monotonic()
         if item is not None:
+            if self._adapts:
+                self._adapt(state)
             return (*item, (state.assigned, state.reorder.reordering, state.reorder.ready)), None
         return None, state.taken if self._dispatcher.outstanding(run) else None
+
+    def _adapt(self, state: Run[Payload]) -> None:
+        """Small, quick batches are asked for many at a time.
+
+        Waking a worker for each costs more than making it: with 2 a worker the system calls took two thirds of the
+        consumer's time on tiny batches.
+        """
+        quick = self._batch_bytes < INLINE_LIMIT and self._batch_ns < QUICK
+        depth = DEEP if quick else self._depth
+        if depth != self._dispatcher.depth:
+            self._dispatcher.depth = depth
+            state.window = depth * self._num_workers if quick else self._window
 
     def _lend_credit(self, run: int) -> bool:
         fits = EXTRA_BYTES // max(1, self._batch_bytes)
@@ -281,7 +308,7 @@ class Engine(Driver):
         return Gauges(
             now=_clock(),
             state=self._state(state),
-            window=self._window,
+            window=max((run.window for run in runs), default=self._window),
             in_flight=sum(run.assigned for run in runs),
             reordering=sum(run.reorder.reordering for run in runs),
             ready=sum(run.reorder.ready for run in runs),

@@ -152,7 +152,7 @@ class DataLoader(Generic[T_co]):
             self._engine = LocalEngine(self.events, batched=self.batch_sampler is not None, output=output)
         else:
             self._engine = Engine(
-                self.events, num_workers=num_workers, window=chosen.window, start_method=chosen.start_method,
+                self.events, num_workers=num_workers, window=chosen.window, adapts=prefetch is None and prefetch_factor is None, start_method=chosen.start_method,
                 in_order=in_order, timeout=timeout, max_restarts=max_restarts,
                 idle=None if persistent_workers else IDLE,
                 options={

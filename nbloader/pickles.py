@@ -21,7 +21,7 @@ def tensor_of(array: Any, dtype: str | None = None) -> Any:
     """
     import torch
 
-    if not array.flags.writeable:
+    if not array.flags.writeable or min(array.strides, default=0) < 0:
         array = array.copy()
     tensor = torch.from_numpy(array)
     return tensor if dtype is None else tensor.view(getattr(torch, dtype))

@@ -28,7 +28,7 @@ from nbloader.faults import Failure
 from nbloader.reports import Gone, InitFailed, Layout, Output, Parcel, Ready, Report, Result, Started
 from nbloader.shm import SegmentMaps, SharedPickle, anonymous_file
 from nbloader.stats import WorkerGauge
-from nbloader.wire import Bytes, Channel, Kind
+from nbloader.wire import Channel, Kind
 from nbloader.worker import Start, Surroundings
 
 _clock = time.perf_counter_ns
@@ -180,7 +180,7 @@ class Pool:
             payload=payload.data, **options,
         )  # fmt: skip
         fds = (handle.status_fd,) if shared is None else (handle.status_fd, shared)
-        self.send(handle, Kind.INIT, pickle.dumps(start, 5), fds=fds)
+        self.send(handle, (Kind.INIT, pickle.dumps(start, 5)), fds=fds)
         os.close(handle.status_fd)
         return handle
 
@@ -195,12 +195,12 @@ class Pool:
             handle.lifeline = os.pidfd_open(handle.pid)
         self._early.append(Started(handle))
 
-    def send(self, handle: Handle, kind: Kind, *parts: Bytes, fds: tuple[int, ...] = ()) -> None:
-        """Send a frame to a worker. One that has died meanwhile will be reported by `poll`."""
+    def send(self, handle: Handle, *frames: tuple[Kind, bytes], fds: tuple[int, ...] = ()) -> None:
+        """Send frames to a worker. One that has died meanwhile will be reported by `poll`."""
         channel = handle.channel
         was_backlogged = channel.backlogged
         try:
-            channel.send(kind, *parts, fds=fds)
+            channel.send_all(frames, fds)
         except OSError:
             return
         if channel.backlogged and not was_backlogged:

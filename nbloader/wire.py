@@ -12,6 +12,7 @@ import contextlib
 import os
 import socket
 import struct
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -19,6 +20,7 @@ Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
 HEADER = struct.Struct("<II")
 READ_SIZE = 1 << 16  # below malloc's mmap threshold: a larger buffer costs page faults at every call
+MAX_PIECES = 512  # of one system call; the kernel takes 1024
 MAX_FDS = 4  # with one frame
 CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # programs that a dataset runs must not hold our connections
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * MAX_FDS)
@@ -88,11 +90,23 @@ class Channel:
         Raises:
             OSError: The other end is gone.
         """
-        pieces: list[Bytes] = [HEADER.pack(sum(len(p) for p in parts), kind), *parts]
+        self._send([HEADER.pack(sum(len(p) for p in parts), kind), *parts], fds)
+
+    def send_all(self, frames: Iterable[tuple[Kind, Bytes]], fds: tuple[int, ...] = ()) -> None:
+        """Send several frames, (kind, body) each, with one system call.
+
+        Raises:
+            OSError: The other end is gone.
+        """
+        self._send([piece for kind, body in frames for piece in (HEADER.pack(len(body), kind), body)], fds)
+
+    def _send(self, pieces: list[Bytes], fds: tuple[int, ...]) -> None:
         if self._backlog:  # only the notebook's end has one, and it sends no descriptors once a worker runs
             self._backlog.extend(memoryview(bytes(p)) for p in pieces)
             self.flush()
             return
+        if len(pieces) > MAX_PIECES:
+            pieces = [b"".join(pieces)]
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
             sent = self._sock.sendmsg(pieces, ancillary)
