@@ -70,3 +70,11 @@ $(VENV)/kernels/ipykernel-%/.made: $(MADE)-test
 	rm -rf $(@D)
 	$(PIP) install --quiet --no-deps --target $(@D) 'ipykernel==$*.*'
 	touch $@
+
+# The loaders of others that `make bench` compares with, each in an environment of its own.
+PACKAGE_OF_paddle := paddlepaddle
+$(VENV)/peers/%/.made:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+	    numpy psutil Pillow scikit-image $(or $(PACKAGE_OF_$*),$*)
+	touch $@

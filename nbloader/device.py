@@ -47,7 +47,7 @@ def check_pin(pin_memory: bool) -> bool:
         return True
     warnings.warn(
         "pin_memory=True has no effect: no accelerator is found, so batches stay in pageable memory.",
-        stacklevel=4,
+        stacklevel=3,  # the line that made the loader
     )
     return False
 

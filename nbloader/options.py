@@ -66,11 +66,14 @@ def check(
     _natural("num_workers", num_workers, "use num_workers=0 to make batches in this process")
     if not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
-    if timeout < 0:
+    if not timeout >= 0:  # NaN too
         raise ValueError(f"timeout option should be non-negative, not {timeout!r}; 0 waits for ever")
     for name, value in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
         if value is not None and not callable(value):
             raise TypeError(f"{name} must be callable or None, not {type(value).__name__}: {value!r}")
+    for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        if value is not None and not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
+            raise TypeError(f"{name} must be iterable or None, not {type(value).__name__}: {value!r}")
     _check_choice("output", output, ("torch", "numpy"))
     _check_choice("transport", transport, ("shared_memory", "pickle"))
     _natural("max_restarts", max_restarts, "0 raises at the first worker that dies")

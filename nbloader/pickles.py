@@ -27,34 +27,41 @@ def tensor_of(array: Any, dtype: str | None = None) -> Any:
     return tensor if dtype is None else tensor.view(getattr(torch, dtype))
 
 
-_CARRIERS = {1: "uint8", 2: "int16", 4: "int32"}
+def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A tensor on the memory of a buffer, which must be writable."""
+    import torch
+
+    if not memoryview(buffer).nbytes:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.frombuffer(buffer, dtype=getattr(torch, dtype)).view(shape)
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, with dense tensors as arrays."""
+    """cloudpickle, with dense tensors as their memory: a tenth of the time, and no copy where buffers go beside."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce a tensor as its array."""
+        """Reduce a tensor as (memory, dtype, shape)."""
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) is torch.Tensor and _is_plain(torch, obj):
-            name = str(obj.dtype).removeprefix("torch.")
             try:
-                np.dtype(name)
-            except TypeError:  # bfloat16, float8_..., complex32: as integers of that size
-                carrier = _CARRIERS.get(obj.dtype.itemsize)
-                if carrier is not None:
-                    return tensor_of, (obj.contiguous().view(getattr(torch, carrier)).numpy(), name)
-            else:
-                return tensor_of, (obj.numpy(),)
+                array = obj.numpy()
+            except TypeError:  # bfloat16, float8_...: unknown to NumPy
+                flat = obj.contiguous().view(-1)
+                if flat.stride(0) != 1:  # one expanded element counts as contiguous
+                    flat = flat.clone(memory_format=torch.contiguous_format)
+                array = flat.view(torch.uint8).numpy()
+            if not array.flags.c_contiguous:
+                array = np.ascontiguousarray(array)
+            return rebuild_tensor, (pickle.PickleBuffer(array), str(obj.dtype)[6:], tuple(obj.shape))
         return super().reducer_override(obj)
 
 
 def _is_plain(torch: Any, tensor: Any) -> bool:
     return (
         tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
+        and tensor.is_cpu
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
-        and tensor.numel() * tensor.dtype.itemsize <= tensor.untyped_storage().nbytes()  # else expanded: keep it small
+        and (tensor.is_contiguous() or tensor.nbytes <= tensor.untyped_storage().nbytes())  # else expanded: stay small
     )
 
 

@@ -121,8 +121,10 @@ def main(fd: int) -> None:
     sys.stdout = _line_writer(1)
     sys.stderr = _line_writer(2)
     faulthandler.enable(sys.stderr)
-    channel = Channel(socket.socket(fileno=fd), blocking=True)
-    with contextlib.suppress(EOFError, ConnectionError, HungUpError):
+    with (
+        contextlib.closing(Channel(socket.socket(fileno=fd), blocking=True)) as channel,
+        contextlib.suppress(EOFError, ConnectionError, HungUpError),
+    ):
         worker = _settle(channel)
         if worker is not None:
             worker.run()

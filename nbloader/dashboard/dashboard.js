@@ -141,7 +141,7 @@ class Table {
     for (const worker of view.workers) {
       if (!this.rows.has(worker.id)) this.rows.set(worker.id, this.row(worker));
       const row = this.rows.get(worker.id);
-      const look = BUSY.has(worker.state) ? "busy" : worker.state;
+      const look = BUSY.has(worker.state) ? "busy" : worker.state.replace(" ", "-");
       row.node.className = `nbl-${look}`;
       row.worker = worker;
       worker.cells.forEach((text, i) => {

@@ -34,7 +34,7 @@ WORKER_COLUMNS = ("Worker", "State", "Now at", "Queued", "Made", "Rate", "CPU", 
 """Heads of the table of workers; the buttons stand in a column after these."""
 
 _INDEX_LIMIT = 40
-_NONE = "–"
+_NONE = "\N{EN DASH}"
 
 
 def view_of(snapshot: Snapshot) -> dict[str, Any]:
@@ -105,6 +105,9 @@ def _tile(label: str, value: str, unit: str, note: str) -> dict[str, str]:
 
 
 def _worker(worker: WorkerStats) -> dict[str, Any]:
+    state = "stuck" if worker.stuck else worker.state
+    if state == "dead" and not worker.pid and not worker.exit_reason:
+        state = "not started"
     at = _NONE
     if worker.batch is not None:
         at = f"batch {worker.batch}"
@@ -115,10 +118,10 @@ def _worker(worker: WorkerStats) -> dict[str, Any]:
     return {
         "id": worker.worker,
         "incarnation": f"{worker.pid}/{worker.restarts}",
-        "state": "stuck" if worker.stuck else worker.state,
+        "state": state,
         "cells": [
             f"{worker.worker} · pid {worker.pid}" if worker.pid else str(worker.worker),
-            "stuck" if worker.stuck else worker.state,
+            state,
             at,
             str(worker.queued),
             f"{worker.batches:,}" + (f" ({worker.errors:,} failed)" if worker.errors else ""),

@@ -53,7 +53,7 @@ def html(name: str, view: dict[str, Any], points: Columns) -> str:
             f"<style>{_styles()}</style>",
             f'<p class="nbl-verdict">{escape(view["verdict"])}</p>',
             f'<div class="nbl-progress"><span class="nbl-chip">picture · {escape(view["state"])}</span>',
-            f<div class="nbl-bar"><span style="width:{100 * (progress["share"] or 0):.1f}%">',
+            f'<div class="nbl-bar"><span style="width:{100 * (progress["share"] or 0):.1f}%">',
             f"</span></div><span>{escape(progress['text'])}</span></div>",
             '<div class="nbl-tiles">',
             *(_tile(tile) for tile in view["tiles"]),
@@ -80,7 +80,7 @@ def _table(workers: list[dict[str, Any]]) -> str:
     busy = ("fetching", "collating", "sending")
     rows = []
     for worker in workers[:ROWS]:
-        look = "busy" if worker["state"] in busy else worker["state"]
+        look = "busy" if worker["state"] in busy else worker["state"].replace(" ", "-")
         first, state, *rest = (escape(cell) for cell in worker["cells"])
         cells = "".join(f"<td>{cell}</td>" for cell in rest)
         rows.append(
@@ -99,7 +99,8 @@ def _chart(chart: Chart, points: Columns, medians: dict[str, str]) -> str:
         if s.label
     )
     return (
-        f'<figure class="nbl-chart"><figcaption>{chart.title}<div class="nbl-keys"><span>{chart.unit}</span>{keys}</div></figcaption>'
+        f'<figure class="nbl-chart"><figcaption>{chart.title}<div class="nbl-keys"><span>{chart.unit}</span>{keys}'
+        f"</div></figcaption>"
         f'<div class="nbl-plot">{_plot(chart, points)}</div></figure>'
     )
 

@@ -114,15 +114,14 @@ def _figure(chart: Chart) -> Figure:
     if unknown := set(columns) - set(COLUMNS):
         raise ValueError(f"no such column: {sorted(unknown)}")
     source = ColumnDataSource({name: [] for name in columns}, name="source")
+    y_range = DataRange1d(start=0, range_padding=0.12, min_interval=1)
     fig = figure(
         height=HEIGHT,
         sizing_mode="stretch_width",
         toolbar_location=None,
         tools="",
         x_range=Range1d(start=0, end=SECONDS_SHOWN),  # moved by the browser
-        y_range=Range1d(start=0, end=chart.top * 1.04)
-        if chart.top
-        else DataRange1d(start=0, range_padding=0.12, min_interval=1),
+        y_range=Range1d(start=0, end=chart.top * 1.04) if chart.top else y_range,
         background_fill_alpha=0,
         border_fill_alpha=0,
         outline_line_color=None,

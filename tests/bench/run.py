@@ -10,7 +10,8 @@ Writes a table (Markdown) and everything that was measured (JSON).
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -26,6 +27,13 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 PEER_PYTHONS = Path(".venv/peers/{}/bin/python")
 """Where `make bench PEERS=...` puts a peer's environment, within the repository."""
+
+
+READING = (
+    "Medians; ratios are medians over turns taken one after the other, in brackets where the true median lies at 93 %; "
+    "unclear: on both sides of what is wanted. One epoch before and one after the timing are compared with "
+    "torch's in full, and the last batch of each timed turn."
+)
 
 
 class SideError(Exception):
@@ -65,65 +73,72 @@ class Side:
         self.process.stdout.close()
 
 
-def measure(row, pythons):
-    """Let the systems take turns at a row.
+class Match:
+    """Systems that take turns at one row."""
 
-    Returns:
-        What the turns of each system gave; what went wrong, as text for each system.
-    """
-    names = [TORCH, OURS, *row.extra, *(peer for peer in pythons if peer in systems.PEERS and row.peers)]
-    turns, errors, digests, sides = {name: [] for name in names}, {}, {}, {}
+    def __init__(self, row, pythons):
+        peers = [peer for peer in systems.PEERS if peer in pythons and row.peers]
+        self.row = row
+        self.names = [TORCH, OURS, *row.extra, *peers]
+        self.turns = {name: [] for name in self.names}
+        self.errors = {}
+        self.digests = {name: [] for name in self.names}
+        self._pythons = pythons
+        self._sides = {}
 
-    def attempt(name, step):
-        """Do one step of a system; one that fails is out of this row, and the others go on."""
-        if name in errors:
-            return
+    def play(self):
+        """Measure.
+
+        Returns:
+            What the turns of each system gave; what went wrong, as text for each system.
+        """
         try:
-            step()
-        except (SideError, BrokenPipeError) as error:
-            errors[name] = str(error)
-
-    def begin(name):
-        sides[name] = Side(pythons[name], name, row)
-
-    def check(name):
-        digests.setdefault(name, []).append(sides[name].ask("check"))
-
-    def turn(name):
-        turns[name].append(sides[name].ask("turn"))
-
-    def fresh(name):
-        begin(name)
-        try:
-            turn(name)
-            digests.setdefault(name, []).append(turns[name][-1])
+            if self.row.fresh:
+                self._all([self._fresh] * self.row.turns)
+            else:
+                self._all([self._begin, self._check, *[self._turn] * self.row.turns, self._check])
         finally:
-            sides.pop(name).close()
+            for side in self._sides.values():
+                side.close()
+        for name in self.names:
+            if name != "memcpy" and name not in self.errors:
+                wrong = compare(name, self.digests, self.turns)
+                if wrong:
+                    self.errors[name] = wrong
+        return {name: taken for name, taken in self.turns.items() if len(taken) == self.row.turns}, self.errors
 
-    try:
-        if row.fresh:
-            for _ in range(row.turns):
-                for name in names:
-                    attempt(name, lambda name=name: fresh(name))
-        else:
-            steps = [begin, check, *[turn] * row.turns, check]
-            for step in steps:
-                for name in names:
-                    attempt(name, lambda name=name, step=step: step(name))
-    finally:
-        for side in sides.values():
-            side.close()
-    for name in names:
-        if name != "memcpy" and name not in errors:
-            wrong = compare(name, digests, turns)
-            if wrong:
-                errors[name] = wrong
-    return {name: taken for name, taken in turns.items() if len(taken) == row.turns}, errors
+    def _all(self, steps):
+        """Each step by every system in turn. One that fails is out of this row, and the others go on."""
+        for step in steps:
+            for name in self.names:
+                if name in self.errors:
+                    continue
+                try:
+                    step(name)
+                except (SideError, BrokenPipeError) as error:
+                    self.errors[name] = str(error)
+
+    def _begin(self, name):
+        self._sides[name] = Side(self._pythons[name], name, self.row)
+
+    def _check(self, name):
+        self.digests[name].append(self._sides[name].ask("check"))
+
+    def _turn(self, name):
+        self.turns[name].append(self._sides[name].ask("turn"))
+
+    def _fresh(self, name):
+        self._begin(name)
+        try:
+            self._turn(name)
+            self.digests[name].append(self.turns[name][-1])
+        finally:
+            self._sides.pop(name).close()
 
 
 def compare(name, digests, turns):
     """Compare what a system loaded with torch's first epoch. Returns what differs, or an empty string."""
-    if TORCH not in digests:
+    if not digests[TORCH] or not turns[TORCH]:
         return "torch gave nothing to compare with"
     key = "loose" if name in systems.PEERS else "strict"
     expected = digests[TORCH][0][key]
@@ -156,9 +171,18 @@ def machine():
         "torch": importlib.metadata.version("torch"),
         "numpy": importlib.metadata.version("numpy"),
         "nbloader": importlib.metadata.version("nbloader"),
+        "source": source(),
         "load": round(os.getloadavg()[0], 1),
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": dt.datetime.now(tz=dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     }
+
+
+def source():
+    """A digest of the package's code: which state of it was measured."""
+    digest = hashlib.sha256()
+    for file in sorted((ROOT / "nbloader").rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def line(row, turns, errors):
@@ -170,11 +194,11 @@ def line(row, turns, errors):
 
     others = ", ".join(f"{name} {cell(name)}" for name in turns if name not in (TORCH, OURS)) or "-"
     try:
-        verdicts = row.judge(turns)
+        verdicts = [] if TORCH in errors or OURS in errors else row.judge(turns)
     except KeyError as error:
         verdicts, judged = [], f"not judged: {error} is missing"
     else:
-        judged = "; ".join(f"{'**met**' if v.met else '**missed**'} {v.want}: {v.found}" for v in verdicts)
+        judged = "; ".join(f"**{v.verdict}** {v.want}: {v.found}" for v in verdicts)
     found = "; ".join([judged, *(f"{name}: {text}" for name, text in errors.items())])
     return f"| {row.title} | {row.unit} | {cell(TORCH)} | {cell(OURS)} | {others} | {found} |", verdicts
 
@@ -198,10 +222,11 @@ def main():
         else:
             del pythons[peer]
     facts = machine()
+    where = f"{facts['cores']} cores of {facts['cpu']}, {facts['system']}, Python {facts['python']}"
+    versions = f"torch {facts['torch']}, NumPy {facts['numpy']}, code {facts['source']}"
     head = [
-        f"{facts['cores']} cores of {facts['cpu']}, {facts['system']}, Python {facts['python']}, "
-        f"torch {facts['torch']}, NumPy {facts['numpy']}, {facts['date']}; load when it began: {facts['load']}.",
-        "Medians; ratios are medians over turns taken one after the other.",
+        f"{where}, {versions}, {facts['date']}; load when it began: {facts['load']}.",
+        READING,
         "",
         "| work | unit | torch | nbloader | others | wanted and found |",
         "|---|---|---|---|---|---|",
@@ -209,20 +234,23 @@ def main():
     say("\n".join(head))
     table, results, failed = head, [], False
     for row in rows:
-        turns, errors = measure(row, pythons)
+        turns, errors = Match(row, pythons).play()
         text, verdicts = line(row, turns, errors)
-        failed = failed or any("WRONG" in errors.get(name, "") or name in errors for name in (TORCH, OURS))
-        failed = failed or any("WRONG" in error for error in errors.values())
+        failed = failed or TORCH in errors or OURS in errors or any("WRONG" in error for error in errors.values())
         say(text)
         table.append(text)
         results.append({
             "row": row.name, "title": row.title, "unit": row.unit, "turns": turns, "errors": errors,
-            "verdicts": [{"want": v.want, "found": v.found, "met": v.met} for v in verdicts],
+            "verdicts": [{"want": v.want, "found": v.found, "verdict": v.verdict} for v in verdicts],
         })  # fmt: skip
     if not wanted:
         left_out = ["", *(f"Left out: {reason}." for reason in LEFT_OUT)]
         table += left_out
         say("\n".join(left_out))
+    if source() != facts["source"]:
+        failed = True
+        table.append("\nThe package's code was changed during the run: rows were measured on different states of it.")
+        say(table[-1])
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "table.md").write_text("\n".join(table) + "\n", encoding="utf-8")
     (options.out / "results.json").write_text(

@@ -84,8 +84,9 @@ class Side:
         self.row = row
         self.work = work.WORK[row]
         if system not in systems.PEERS:
-            import nbloader.loader  # noqa: F401
             import torch  # noqa: F401 - what a notebook has imported long before its first loop
+
+            import nbloader.loader  # noqa: F401
         self.dataset = self.work.dataset()
         self.loader = None
 
@@ -102,16 +103,21 @@ class Side:
     def rate(self):
         """Batches a second, over whole epochs. The last batch is looked at when the clock has stopped."""
         loader = self.open()
-        batches, begin = 0, _clock()
+        slept = overshoot(self.dataset)
+        batches, begin, cpu = 0, _clock(), time.process_time()
         while True:
-            for batch in loader:
-                batches += 1  # noqa: SIM113 - over several epochs
+            for last_batch in loader:  # noqa: B007 - looked at below, when the clock has stopped
+                batches += 1
             seconds = _clock() - begin
             if seconds >= TURN:
                 break
+        cpu = time.process_time() - cpu
         last = Digest()
-        last.add(batch)
-        return {"value": batches / seconds, "last_strict": last.strict, "last_loose": last.loose}
+        last.add(last_batch)
+        return {
+            "value": batches / seconds, "cpu_us": 1e6 * cpu / batches, "slept": slept,
+            "last_strict": last.strict, "last_loose": last.loose,
+        }  # fmt: skip
 
     def later(self):
         """Milliseconds from `iter()` to the first batch, of epochs that are not the first; and of the batch's work."""
@@ -175,9 +181,9 @@ class Side:
         size = self.work.batch_size
         chosen[:] = [list(range(b * size, (b + 1) * size)) for b in range(work.BATCHES["keep"])]
         kept = list(loader)
-        after = pss_mb()
         digest = Digest()
-        digest.add(kept)
+        digest.add(kept)  # before the memory is read: pages that nobody has touched here are in no one's PSS
+        after = pss_mb()
         data = sum(batch.numel() * batch.element_size() for batch in kept) / 1e6
         return {
             "value": 100 * (after - before) / data, "mb": after - before, "data_mb": data,
@@ -191,8 +197,20 @@ class Side:
         digest, batches = Digest(), 0
         for batch in loader:
             digest.add(batch)
-            batches += 1  # noqa: SIM113 - not every loader is a sequence
+            batches += 1
         return {"strict": digest.strict, "loose": digest.loose, "batches": batches}
+
+
+def overshoot(dataset):
+    """How much longer this machine sleeps now than it is asked to, as a factor: nothing can be nearer the ideal."""
+    seconds = getattr(dataset, "seconds", None)
+    if seconds is None:
+        return 1.0
+    sample = seconds[:60]
+    begin = _clock()
+    for wait in sample:
+        time.sleep(wait)
+    return (_clock() - begin) / sum(sample)
 
 
 def pss_mb():

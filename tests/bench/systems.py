@@ -24,9 +24,7 @@ def _torch(work, dataset, workers=None, **options):
 
     workers = work.workers if workers is None else workers
     options = options or {"batch_size": work.batch_size}
-    return DataLoader(
-        dataset, num_workers=workers, collate_fn=work.collate, persistent_workers=workers > 0, **options
-    )
+    return DataLoader(dataset, num_workers=workers, collate_fn=work.collate, persistent_workers=workers > 0, **options)
 
 
 def _in_process(work, dataset):
@@ -37,9 +35,7 @@ def _ours(work, dataset, **options):
     from nbloader import DataLoader
 
     options = options or {"batch_size": work.batch_size}
-    return DataLoader(
-        dataset, num_workers=work.workers, collate_fn=work.collate, persistent_workers=True, **options
-    )
+    return DataLoader(dataset, num_workers=work.workers, collate_fn=work.collate, persistent_workers=True, **options)
 
 
 def _ours_silent(work, dataset):
@@ -62,16 +58,21 @@ def _nothing(*_args):
 
 
 class Memcpy:
-    """One thread that copies a batch's bytes from one buffer to another: no loader can move them faster with one."""
+    """One thread that copies the same samples into one batch buffer, again and again.
+
+    The samples are read from where the workers read them, so that both find their source in the cache.
+    """
 
     def __init__(self, work, dataset):
         self.batches = len(dataset) // work.batch_size
-        self.source = np.stack([dataset[i] for i in range(work.batch_size)])
-        self.target = np.empty_like(self.source)
+        self.size = work.batch_size
+        self.dataset = dataset
+        self.target = np.empty((work.batch_size, *dataset[0].shape), dataset[0].dtype)
 
     def __iter__(self):
-        for _ in range(self.batches):
-            np.copyto(self.target, self.source)
+        for batch in range(self.batches):
+            for position in range(self.size):
+                np.copyto(self.target[position], self.dataset[batch * self.size + position])
             yield self.target
 
 
@@ -79,11 +80,10 @@ def _paddle(work, dataset):
     import paddle
 
     paddle.set_device("cpu")
-    loader = paddle.io.DataLoader(
+    return paddle.io.DataLoader(
         dataset, batch_size=work.batch_size, num_workers=work.workers, collate_fn=work.collate,
         persistent_workers=True, return_list=True,
     )  # fmt: skip
-    return loader
 
 
 def _mxnet(work, dataset):
@@ -113,7 +113,9 @@ def _grain(work, dataset):
             return dataset[int(i)]
 
     sampler = grain.IndexSampler(len(dataset), shard_options=grain.NoSharding(), shuffle=False, num_epochs=1)
-    batch = grain.Batch(work.batch_size) if work.collate is None else grain.Batch(work.batch_size, batch_fn=work.collate)
+    batch = (
+        grain.Batch(work.batch_size) if work.collate is None else grain.Batch(work.batch_size, batch_fn=work.collate)
+    )
     return grain.DataLoader(data_source=Source(), sampler=sampler, worker_count=work.workers, operations=[batch])
 
 

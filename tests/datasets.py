@@ -1,0 +1,250 @@
+"""Datasets, functions and helpers of the tests that use real workers. In a module of its own: workers import it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import psutil
+import torch
+
+from nbloader import forkserver, get_worker_info
+
+PATIENCE = 30.0
+"""Seconds after which a condition that has not come true fails the test; it is reached only when something is wrong."""
+
+
+class Numbers:
+    """Sample i is i. What goes wrong at which index is told by subclasses or by `spoil`."""
+
+    def __init__(self, n: int = 40, **attributes):
+        self.n = n
+        self.__dict__.update(attributes)
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        return i
+
+
+class Images(Numbers):
+    """Large enough to travel in a segment."""
+
+    def __getitem__(self, i):
+        return np.full((64, 64), i, np.float32), i
+
+
+class Augmented(Numbers):
+    """Draws from every generator that is seeded."""
+
+    def __getitem__(self, i):
+        return i, random.random(), np.random.rand(), torch.rand(2), np.random.randint(1000)
+
+
+class Structured(Numbers):
+    """A bit of everything that can be collated."""
+
+    def __getitem__(self, i):
+        return {
+            "image": np.full((3, 5), i, np.float32),
+            "large": torch.full((3000,), i, dtype=torch.bfloat16),
+            "name": f"sample {i}",
+            "nested": [(i, float(i)), {"flag": i % 2 == 0, "raw": bytes([i])}],
+        }
+
+
+class Slow(Numbers):
+    """Each sample takes `wait` seconds."""
+
+    wait = 0.005
+
+    def __getitem__(self, i):
+        time.sleep(self.wait)
+        return i
+
+
+class Raises(Numbers):
+    """`error()` is raised at index `bad`."""
+
+    def __getitem__(self, i):
+        if i == self.bad:
+            raise self.error()
+        return i
+
+
+class Hangs(Numbers):
+    """Sleeps for an hour at index `bad` for as long as the file `flag` is there; touches the file `hung` first."""
+
+    def __getitem__(self, i):
+        if i == self.bad and pathlib.Path(self.flag).exists():
+            pathlib.Path(self.hung).touch()
+            time.sleep(3600)
+        return i
+
+
+def sigkill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_with_7():
+    os._exit(7)
+
+
+def sys_exit():
+    sys.exit(3)
+
+
+def segfault():
+    ctypes.string_at(0)
+
+
+class Deadly(Numbers):
+    """Ends its worker by `how` at index `bad`; only while the file `flag` is there, which it removes, if one is given."""
+
+    flag = None
+
+    def __getitem__(self, i):
+        if i == self.bad:
+            if self.flag is not None:
+                try:
+                    os.unlink(self.flag)
+                except FileNotFoundError:
+                    return i
+            print("last words", file=sys.stderr)
+            self.how()
+        return i
+
+
+class Whereabouts(Numbers):
+    """What a worker sees."""
+
+    def __getitem__(self, i):
+        info, theirs = get_worker_info(), torch.utils.data.get_worker_info()
+        return {
+            "pid": os.getpid(),
+            "cwd": os.getcwd(),
+            "env": dict(os.environ),
+            "path": list(sys.path),
+            "info": None if info is None else (info.id, info.num_workers, info.seed, len(info.dataset)),
+            "theirs": None if theirs is None else (theirs.id, theirs.num_workers, theirs.seed, len(theirs.dataset)),
+            "threads": torch.get_num_threads(),
+            "main": getattr(sys.modules["__main__"], "__file__", None),
+        }
+
+
+class FailsToArrive(Numbers):
+    """Can be pickled, but not rebuilt."""
+
+    def __getstate__(self):
+        return {"n": self.n}
+
+    def __setstate__(self, _state):
+        raise ValueError("no such file: data.bin")
+
+
+class KillsOnArrival(FailsToArrive):
+    def __setstate__(self, _state):
+        print("out of luck", file=sys.stderr)
+        os._exit(5)
+
+
+class Nested(Numbers):
+    """A loader inside a worker."""
+
+    def __getitem__(self, i):
+        from nbloader import DataLoader
+
+        with DataLoader(Numbers(6), 2, num_workers=2) as inner:
+            return sum(int(batch.sum()) for batch in inner) + i
+
+
+class Sums:
+    """Sums over a large array that is shared by the workers."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __len__(self):
+        return len(self.array)
+
+    def __getitem__(self, i):
+        return float(self.array[i].sum())
+
+
+class Curious(Exception):
+    """Cannot be rebuilt from its pickle."""
+
+    def __init__(self, code, *, hint):
+        super().__init__(f"code {code}")
+        self.hint = hint
+
+
+def curious():
+    return Curious(3, hint="none")
+
+
+class Unpicklable(Exception):
+    def __reduce__(self):
+        raise TypeError("I stay here")
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+# ---- helpers
+
+
+def flat(batches) -> list[int]:
+    return [int(i) for batch in batches for i in batch]
+
+
+def wait_for(condition, what: str = "the condition"):
+    """Block until `condition()` is true; give its value."""
+    deadline = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come true within {PATIENCE:g} s")
+        time.sleep(0.005)
+    return value
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def pids(loader) -> list[int]:
+    return [worker.pid for worker in loader.stats().workers if worker.pid]
+
+
+def worker_processes() -> list[psutil.Process]:
+    """All living children of the fork server."""
+    server = forkserver.pid()
+    if server is None:
+        return []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [p for p in psutil.Process(server).children() if p.status() != psutil.STATUS_ZOMBIE]
+    return []
+
+
+def run_script(code: str, tmp_path: pathlib.Path, *, name: str = "script.py", timeout: float = 60) -> subprocess.CompletedProcess:
+    """Run code as a script in a process of its own."""
+    script = tmp_path / name
+    script.write_text(textwrap.dedent(code))
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=timeout, check=False, cwd=tmp_path
+    )

@@ -1,0 +1,714 @@
+"""A loader on a calm day: the same batches as torch's, whatever makes them, and a world as the notebook's."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from datasets import (
+    Augmented,
+    Images,
+    Numbers,
+    Raises,
+    Slow,
+    Structured,
+    Sums,
+    Whereabouts,
+    flat,
+    pids,
+    run_script,
+    wait_for,
+    worker_processes,
+)
+from test_collate import assert_same
+
+import nbloader
+from nbloader import DataLoader, LoaderClosedError
+from nbloader import events as ev
+
+
+def squares(samples):
+    return {"n": len(samples), "squares": torch.tensor([s * s for s in samples]), "big": np.ones((100, 100)) * len(samples)}
+
+
+def both(dataset, *args, **kwargs):
+    """Epochs of a loader with workers, one without, and torch's."""
+    with DataLoader(dataset, *args, num_workers=2, **kwargs) as workers, DataLoader(dataset, *args, **kwargs) as local:
+        return list(workers), list(local), list(torch.utils.data.DataLoader(dataset, *args, **kwargs))
+
+
+# ---- the same batches
+
+
+@pytest.mark.parametrize(
+    ("dataset", "args", "kwargs"),
+    [
+        (Numbers(40), (7,), {}),
+        (Numbers(40), (7,), {"drop_last": True}),
+        (Numbers(3), (5,), {}),
+        (Numbers(3), (), {}),
+        (Numbers(3), (None,), {}),
+        (Numbers(9), (None,), {"sampler": [3, 1, 4, 1, 5]}),
+        (Numbers(9), (2,), {"sampler": [3, 1, 4, 1, 5]}),
+        (Numbers(9), (), {"batch_sampler": [[3, 1], [4], [1, 5, 8]]}),
+        (Numbers(9), (), {"batch_sampler": [np.array([3, 1]), (2, 0)]}),
+        (Numbers(9), (3,), {"collate_fn": squares}),
+        (Numbers(9), (None,), {"collate_fn": str}),
+        (Images(12), (4,), {}),
+        (Structured(8), (3,), {}),
+        (Structured(2), (None,), {}),
+        (list("abcdefg"), (2,), {}),
+        (np.arange(12).reshape(6, 2), (4,), {}),
+        (torch.arange(12.0).reshape(6, 2), (4,), {}),
+        (torch.utils.data.TensorDataset(torch.arange(6), torch.rand(6, 3)), (4,), {}),
+        (torch.utils.data.Subset(Numbers(20), [3, 1, 4]), (2,), {}),
+        ([np.zeros((0, 3))] * 4, (2,), {}),
+    ],
+    ids=lambda x: f"{type(x).__name__}{x}"[:30] if not isinstance(x, (dict, tuple)) else str(x)[:40],
+)
+def test_batches_are_those_of_torch_with_and_without_workers(dataset, args, kwargs):
+    workers, local, theirs = both(dataset, *args, **kwargs)
+    assert_same(local, theirs)
+    assert_same(workers, theirs)
+
+
+def test_shuffled_batches_are_the_same_with_and_without_workers():
+    epochs = []
+    for workers in (0, 1, 3):
+        torch.manual_seed(11)
+        with DataLoader(Numbers(50), 8, shuffle=True, num_workers=workers) as loader:
+            epochs.append([flat(loader), flat(loader)])
+    assert epochs[0] == epochs[1] == epochs[2]
+    assert epochs[0][0] != epochs[0][1]
+    assert sorted(epochs[0][0]) == list(range(50))
+
+
+def test_augmentation_is_the_same_for_any_number_of_workers_and_leaves_the_notebook_alone():
+    epochs = []
+    states = []
+    for workers in (0, 1, 3):
+        torch.manual_seed(5)
+        random.seed(1)
+        np.random.seed(2)
+        with DataLoader(Augmented(30), 4, shuffle=True, num_workers=workers) as loader:
+            epochs.append([[x.tolist() for x in batch] for _ in range(2) for batch in loader])
+        states.append((random.random(), np.random.rand(), torch.rand(1).item()))
+    assert epochs[0] == epochs[1] == epochs[2]
+    assert states[0] == states[1] == states[2]
+    drawn = [x for batch in epochs[0] for x in batch[1]]
+    assert len(set(drawn)) == len(drawn), "no two samples are augmented alike"
+
+
+def test_a_generator_decides_order_and_seeds():
+    def epochs(seed):
+        with DataLoader(Augmented(12), 4, True, num_workers=2, generator=torch.Generator().manual_seed(seed)) as loader:
+            return [[x.tolist() for x in batch] for _ in range(2) for batch in loader]
+
+    torch.manual_seed(1)
+    first = epochs(7)
+    torch.manual_seed(2)
+    assert epochs(7) == first
+    assert epochs(8) != first
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefetch": 0},
+        {"prefetch_factor": 0},
+        {"prefetch": 1},
+        {"prefetch": 100},
+        {"transport": "pickle"},
+        {"multiprocessing_context": "spawn"},
+        {"persistent_workers": True},
+        {"timeout": 60},
+    ],
+    ids=str,
+)
+def test_options_change_nothing_about_what_comes(options):
+    with DataLoader(Images(30), 4, num_workers=2, **options) as loader:
+        for _ in range(2):
+            batches = list(loader)
+            assert [i for _, indices in batches for i in indices.tolist()] == list(range(30))
+            assert all((image == i).all() for images, indices in batches for image, i in zip(images, indices, strict=True))
+
+
+def test_out_of_order_every_batch_comes_once():
+    with DataLoader(Slow(40), 2, num_workers=3, in_order=False) as loader:
+        assert sorted(flat(loader)) == list(range(40))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_numpy_output(workers):
+    with DataLoader(Structured(6), 3, num_workers=workers, output="numpy") as loader:
+        batch = next(iter(loader))
+        assert type(batch["image"]) is np.ndarray
+        assert batch["image"][:, 0, 0].tolist() == [0, 1, 2]
+        assert type(batch["nested"][0][0]) is np.ndarray
+    with DataLoader(Numbers(6), None, num_workers=workers, output="numpy") as loader:
+        assert [int(x) for x in loader] == list(range(6))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_length_is_that_of_torch(workers):
+    for args in ({"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}, {"batch_sampler": [[1]] * 3}):
+        with DataLoader(Numbers(10), num_workers=workers, **args) as loader:
+            assert len(loader) == len(torch.utils.data.DataLoader(Numbers(10), **args)) == len(list(loader))
+
+
+def test_batches_that_are_kept_stay_as_they_were():
+    with DataLoader(Images(120), 2, num_workers=2) as loader:
+        kept = list(loader)
+        views = [images[1, 3:, ::2] for images, _ in kept[::2]]
+        del kept[::2]
+        list(loader)
+    for i, view in enumerate(views):
+        assert (view == 4 * i + 1).all()
+    for i, (images, _) in enumerate(kept):
+        assert (images[0] == 4 * i + 2).all()
+    images[:] = 5  # may be written to
+
+
+# ---- iterators
+
+
+def test_two_iterators_at_once_give_each_its_batches():
+    with DataLoader(Numbers(30), 3, num_workers=2) as loader:
+        one, two = [], []
+        for a, b in zip(loader, loader, strict=True):
+            one.append(a)
+            two.append(b)
+        assert flat(one) == flat(two) == list(range(30))
+
+
+def test_an_older_iterator_goes_on_where_it_was():
+    with DataLoader(Slow(40, wait=0.002), 2, num_workers=1) as loader:
+        for _ in range(4):
+            older = iter(loader)
+            start = flat([next(older), next(older)])
+            assert flat(loader) == list(range(40))
+            assert start + flat(older) == list(range(40))
+
+
+def test_two_threads_iterate_one_loader():
+    with DataLoader(Slow(60, wait=0.001), 2, num_workers=2) as loader:
+        found: dict[int, list[int]] = {}
+
+        def consume(me):
+            found[me] = flat(loader)
+
+        threads = [threading.Thread(target=consume, args=(i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert list(found.values()) == [list(range(60))] * 3
+
+
+def test_a_loop_that_is_left_early_leaves_nothing_and_can_begin_again():
+    with DataLoader(Slow(60, wait=0.001), 3, num_workers=2) as loader:
+        for left_after in range(5):
+            for number, _batch in enumerate(loader):
+                if number == left_after:
+                    break
+        assert flat(loader) == list(range(60))
+        gc.collect()
+        assert [e.reason for e in events(loader, ev.EpochEnded)] == ["abandoned"] * 5 + ["exhausted"]
+
+
+def test_iterators_that_are_dropped_unused_cost_nothing():
+    with DataLoader(Images(200), 2, num_workers=2) as loader:
+        for _ in range(20):
+            iter(loader)
+        assert len(list(loader)) == 100
+        assert len(pids(loader)) == 2
+
+
+def test_an_epoch_that_is_over_stays_over():
+    with DataLoader(Numbers(4), 2, num_workers=1) as loader:
+        epoch = iter(loader)
+        assert len(list(epoch)) == 2
+        assert list(epoch) == []
+        with pytest.raises(StopIteration):
+            next(epoch)
+
+
+def test_a_sampler_that_raises_does_so_after_the_batches_that_it_gave():
+    def sampler():
+        yield from range(5)
+        raise KeyError("no more")
+
+    with DataLoader(Numbers(10), 1, num_workers=2, sampler=sampler()) as loader:
+        epoch = iter(loader)
+        assert flat([next(epoch) for _ in range(5)]) == list(range(5))
+        with pytest.raises(KeyError, match="no more"):
+            next(epoch)
+
+
+def test_batch_samplers_may_give_any_iterable():
+    for workers in (0, 2):
+        batches = [iter([1, 2]), {3}, (i for i in (4, 5)), map(int, "67"), range(8, 10)]
+        with DataLoader(Numbers(10), num_workers=workers, batch_sampler=batches) as loader:
+            assert flat(loader) == list(range(1, 10))
+
+
+def test_a_closed_loader_says_so():
+    for workers in (0, 1):
+        loader = DataLoader(Numbers(20), 2, num_workers=workers)
+        epoch = iter(loader)
+        next(epoch)
+        loader.close()
+        loader.close()
+        with pytest.raises(LoaderClosedError):
+            iter(loader)
+        with pytest.raises((LoaderClosedError, StopIteration)):
+            while True:
+                next(epoch)
+
+
+def test_close_from_another_thread_ends_a_waiting_loop():
+    loader = DataLoader(Slow(10, wait=3600), 1, num_workers=1)
+    thread = threading.Thread(target=lambda: (wait_for(lambda: loader.stats().waiting is not None), loader.close()))
+    thread.start()
+    with pytest.raises(LoaderClosedError):
+        next(iter(loader))
+    thread.join()
+
+
+# ---- workers live in the notebook's world
+
+
+def test_worker_info_is_told_by_us_and_by_torch():
+    assert nbloader.get_worker_info() is None
+    with DataLoader(Whereabouts(4), None, num_workers=2, generator=torch.Generator().manual_seed(3)) as loader:
+        seen = list(loader)
+    assert {s["info"][:2] for s in seen} <= {(0, 2), (1, 2)}
+    assert all(s["info"] == s["theirs"] for s in seen)
+    assert all(s["info"][3] == 4 for s in seen)
+    assert len({s["info"][2] - s["info"][0] for s in seen}) == 1, "the seed is the base seed plus the id"
+    assert {s["threads"] for s in seen} == {1}
+
+
+def test_worker_init_fn_is_called_with_the_id_before_all_else(tmp_path):
+    def init(worker):
+        (tmp_path / f"{worker} of {nbloader.get_worker_info().num_workers}").touch()
+
+    with DataLoader(Numbers(6), 2, num_workers=3, worker_init_fn=init) as loader:
+        list(loader)
+        wait_for(lambda: len(list(tmp_path.iterdir())) == 3)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0 of 3", "1 of 3", "2 of 3"]
+
+
+def test_workers_take_over_path_folder_and_environment_also_after_a_change(tmp_path, monkeypatch):
+    with DataLoader(Whereabouts(1), None, num_workers=1) as loader:
+        seen = next(iter(loader))
+        assert (seen["cwd"], seen["path"]) == (os.getcwd(), sys.path)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path / "x"))
+        monkeypatch.setenv("NBLOADER_TEST", "here")
+        monkeypatch.delenv("HOME", raising=False)
+        loader.restart_workers()
+        seen = next(iter(loader))
+    assert (seen["cwd"], seen["path"]) == (str(tmp_path), sys.path)
+    assert seen["env"]["NBLOADER_TEST"] == "here"
+    assert "HOME" not in seen["env"]
+
+
+def test_a_module_that_was_edited_is_loaded_anew_by_restarted_workers(tmp_path, monkeypatch):
+    module = tmp_path / "edited.py"
+    module.write_text("from datasets import Numbers\nclass Data(Numbers):\n    def __getitem__(self, i): return 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    edited = __import__("edited")
+    with DataLoader(edited.Data(4), 4, num_workers=1) as loader:
+        assert flat(loader) == [1, 1, 1, 1]
+        module.write_text(module.read_text().replace("return 1", "return 22"))
+        loader.restart_workers()
+        assert flat(loader) == [22, 22, 22, 22]
+    sys.modules.pop("edited")
+
+
+def test_a_changed_dataset_object_reaches_the_workers_of_the_next_epoch():
+    data = Raises(6, bad=2, error=KeyError)
+    with DataLoader(data, 2, num_workers=2) as loader:
+        with pytest.raises(KeyError):
+            list(loader)
+        data.bad = None
+        assert flat(loader) == list(range(6))
+
+
+def test_persistent_workers_keep_the_dataset_that_they_have():
+    data = Sums(np.ones((4, 20_000)))
+    with DataLoader(data, 4, num_workers=1, persistent_workers=True) as loader:
+        before, pid = flat(loader), pids(loader)
+        data.array = np.zeros((4, 20_000))
+        assert flat(loader) == before
+        assert pids(loader) == pid
+        loader.reload()
+        assert flat(loader) == [0, 0, 0, 0]
+
+
+def test_workers_stay_when_the_dataset_is_the_same():
+    with DataLoader(Sums(np.ones((4, 20_000))), 4, num_workers=2) as loader:
+        list(loader)
+        before = pids(loader)
+        for _ in range(3):
+            list(loader)
+        assert pids(loader) == before
+
+
+def test_an_array_that_took_the_place_of_another_reaches_the_workers():
+    data = Sums(np.ones((4, 20_000)))
+    with DataLoader(data, 4, num_workers=1) as loader:
+        for value in range(2, 8):
+            data.array = None
+            data.array = np.full((4, 20_000), float(value))
+            assert flat(loader) == [20_000 * value] * 4
+
+
+def test_large_arrays_are_shared_and_writing_to_them_stays_in_the_worker():
+    class Writes(Sums):
+        def __getitem__(self, i):
+            before = float(self.array[i].sum())
+            self.array[i] = 7
+            return before
+
+    array = np.ones((6, 20_000))
+    with DataLoader(Writes(array), 2, num_workers=3) as loader:
+        assert flat(loader) == [20_000] * 6
+        loader.restart_workers()
+        assert flat(loader) == [20_000] * 6
+    assert (array == 1).all()
+
+
+def test_reload_gives_another_dataset():
+    with DataLoader(Numbers(10), 5, num_workers=2) as loader:
+        assert flat(loader) == list(range(10))
+        loader.reload(Sums(np.arange(14.0).reshape(7, 2)))
+        assert flat(loader) == [1, 5, 9, 13, 17, 21, 25]
+        assert len(loader.dataset) == 7
+        assert len(events(loader, ev.DatasetReloaded)) == 1
+
+
+def test_what_a_dataset_prints_is_in_the_cell_before_the_epoch_ends(capfd, capsys):
+    class Talks(Numbers):
+        def __getitem__(self, i):
+            print("out", i)
+            print("err", i, file=sys.stderr)
+            os.write(1, f"raw {i}\n".encode())
+            if i == self.n - 1:
+                print("no line end", end="")
+            return i
+
+    with capsys.disabled(), DataLoader(Talks(12), 3, num_workers=2) as loader:
+        pass
+    with DataLoader(Talks(12), 3, num_workers=2) as loader:
+        list(loader)
+        out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert sorted(line for line in lines if line.startswith("out")) == sorted(f"out {i}" for i in range(12))
+    assert sorted(line for line in lines if line.startswith("raw")) == sorted(f"raw {i}" for i in range(12))
+    assert "no line end" in out
+    assert sorted(err.splitlines()) == sorted(f"err {i}" for i in range(12))
+
+
+# ---- events
+
+
+def events(loader, kind):
+    return [event for event in list(loader.events.history) if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_batch_has_one_record_with_its_stamps_in_order(workers):
+    with DataLoader(Images(50), 4, num_workers=workers) as loader:
+        for _ in range(2):
+            for _batch in loader:
+                pass
+        records = loader.events.batches()
+    assert [(r.run, r.epoch, r.index) for r in records] == [(run, run, i) for run in (0, 1) for i in range(13)]
+    for r in records:
+        stamps = [r.dispatched, r.fetch_begin, r.fetched, r.collated, r.received, r.in_order, r.delivered, r.returned]
+        assert stamps == sorted(stamps)
+        assert 0 < r.requested <= r.delivered
+        assert (r.samples, r.attempt) == (4 if r.index < 12 else 2, 1)
+        assert r.slowest_index in range(4 * r.index, 4 * r.index + 4)
+        assert 0 < r.slowest_ns <= r.fetched - r.fetch_begin
+        assert r.fetch_cpu >= 0
+        assert r.nbytes >= r.samples * 64 * 64 * 4
+        assert (r.worker, r.transport) == (-1, "local") if workers == 0 else (r.worker in (0, 1), r.transport == "segment")
+        assert (r.pid == os.getpid()) == (workers == 0)
+    assert records[0].returned <= records[1].delivered
+
+
+def test_the_last_batch_of_a_loop_that_was_left_has_a_record():
+    with DataLoader(Numbers(20), 2, num_workers=1) as loader:
+        for number, _batch in enumerate(loader):
+            if number == 2:
+                break
+        gc.collect()
+        assert [r.index for r in loader.events.batches()] == [0, 1, 2]
+        assert [(e.batches, e.reason) for e in events(loader, ev.EpochEnded)] == [(3, "abandoned")]
+
+
+def test_how_a_batch_travels_is_recorded():
+    def transports(dataset, **options):
+        with DataLoader(dataset, 2, num_workers=1, **options) as loader:
+            list(loader)
+            return {r.transport for r in loader.events.batches()}
+
+    assert transports(Images(4)) == {"segment"}
+    assert transports(Numbers(4)) == {"inline"}
+    assert transports(Images(4), transport="pickle") == {"pickle"}
+
+
+def test_the_life_of_workers_and_epochs_is_told_in_order():
+    loader = DataLoader(Numbers(8), 2, num_workers=2)
+    list(loader)
+    wait_for(lambda: len(events(loader, ev.WorkerReady)) == 2)
+    loader.restart_workers([1])
+    wait_for(lambda: len(events(loader, ev.WorkerReady)) == 3)
+    loader.close()
+    mine = [e for e in loader.events.history if getattr(e, "worker", None) == 1 and not isinstance(e, ev.BatchRecord)]
+    order = [type(e) for e in mine]
+    assert order[:2] == [ev.WorkerStarted, ev.WorkerReady]
+    assert set(order[2:5]) == {ev.WorkerRestarted, ev.WorkerDied, ev.WorkerStarted} or order[2:4] == [
+        ev.WorkerRestarted,
+        ev.WorkerDied,
+    ]
+    died = [e for e in mine if isinstance(e, ev.WorkerDied)]
+    assert [(e.expected, e.reason) for e in died] == [(True, "restarted by request")] * len(died)
+    assert [e.startup_ns > 0 for e in mine if isinstance(e, ev.WorkerReady)] == [True, True]
+    (started,), (ended,) = events(loader, ev.EpochStarted), events(loader, ev.EpochEnded)
+    assert (started.batches, started.num_workers, started.run) == (4, 2, 0)
+    assert (ended.batches, ended.reason) == (4, "exhausted")
+    assert type(loader.events.history[-1]) is ev.LoaderClosed
+
+
+def test_a_batch_that_fails_is_told_with_its_dataset_index():
+    for workers in (0, 1):
+        with DataLoader(Raises(20, bad=13, error=KeyError), 5, num_workers=workers) as loader:
+            with pytest.raises(KeyError):
+                list(loader)
+            (failed,) = events(loader, ev.BatchFailed)
+        assert (failed.sample, failed.index, failed.worker) == (13, 2, -1 if workers == 0 else 0)
+        assert failed.error.startswith("KeyError")
+
+
+def test_a_subscriber_may_call_the_loader():
+    """Whatever the event, on whichever thread: no deadlock."""
+    loader = DataLoader(Slow(40, wait=0.001), 2, num_workers=2)
+    seen = set()
+
+    def ask(event):
+        seen.add(type(event))
+        loader.stats()
+        if isinstance(event, ev.WorkerReady) and len(seen) < 4:
+            loader.restart_workers([event.worker])
+
+    loader.events.subscribe(ask)
+    with loader:
+        assert flat(loader) == list(range(40))
+        wait_for(lambda: ev.WorkerRestarted in seen)
+    assert {ev.WorkerStarted, ev.WorkerReady, ev.BatchRecord, ev.EpochStarted, ev.EpochEnded} <= seen
+
+
+def test_pause_holds_everything_until_resume():
+    with DataLoader(Slow(60, wait=0.001), 2, num_workers=2, timeout=1) as loader:
+        epoch = iter(loader)
+        got = [next(epoch)]
+        loader.pause()
+        wait_for(lambda: loader.stats().state == "paused")
+        wait_for(lambda: loader.stats().in_flight == 0)
+        ready = loader.stats().ready
+        thread = threading.Thread(target=lambda: got.extend(epoch))
+        thread.start()
+        wait_for(lambda: loader.stats().waiting is not None)
+        assert (len(got), loader.stats().ready, loader.stats().in_flight) == (1, ready, 0)
+        loader.resume()
+        thread.join()
+        assert flat(got) == list(range(60))
+        assert [type(e) for e in events(loader, (ev.LoaderPaused, ev.LoaderResumed))] == [ev.LoaderPaused, ev.LoaderResumed]
+
+
+def test_on_wait_is_called_while_the_consumer_waits_and_one_that_raises_is_removed(caplog):
+    calls, raised = [], []
+    with DataLoader(Slow(3, wait=0.3), 1, num_workers=1) as loader:
+        loader.on_wait(lambda: calls.append(threading.current_thread()))
+        remove = loader.on_wait(lambda: raised.append(1) or 1 / 0)
+        assert flat(loader) == [0, 1, 2]
+        remove()
+    assert len(calls) >= 4
+    assert set(calls) == {threading.current_thread()}
+    assert raised == [1]
+    assert "on_wait callback raised" in caplog.text
+
+
+# ---- lifetimes
+
+
+def test_the_same_line_run_ten_times_leaves_the_workers_of_one_loader():
+    made = []
+
+    def cell():
+        made.append(DataLoader(Numbers(10), 2, num_workers=2))
+        assert flat(made[-1]) == list(range(10))
+
+    for _ in range(10):
+        cell()
+    wait_for(lambda: len(worker_processes()) == 2, "eight loaders give up their workers")
+    assert flat(made[0]) == list(range(10)), "an older loader still works"
+    for loader in made:
+        loader.close()
+
+
+def test_a_loader_that_nobody_refers_to_gives_up_its_workers():
+    loader = DataLoader(Numbers(10), 2, num_workers=2)
+    list(loader)
+    loader.itself = loader  # a cycle, as a trainer that holds its loaders often is
+    assert len(worker_processes()) == 2
+    del loader
+    gc.collect()
+    wait_for(lambda: not worker_processes())
+
+
+def test_the_finalizer_may_run_anywhere():
+    """The garbage collector runs on whatever thread it likes, within whatever that thread does: here the supervisor."""
+    loader = DataLoader(Numbers(10), 2, num_workers=2)
+    list(loader)
+    running = pids(loader)
+    loader.itself = loader
+    loader.events.subscribe(lambda event: gc.collect() if isinstance(event, ev.WorkerDied) else None)
+    gc.disable()
+    try:
+        del loader
+        psutil.Process(running[0]).kill()
+        wait_for(lambda: not worker_processes())
+    finally:
+        gc.enable()
+
+
+def test_twenty_epochs_leave_things_as_they_were():
+    process = psutil.Process()
+
+    def belongings():
+        return process.num_fds(), threading.active_count(), sorted(p.pid for p in process.children(recursive=True))
+
+    with DataLoader(Images(64), 4, num_workers=2) as loader:
+        for _ in range(3):
+            list(loader)
+        before, memory = belongings(), process.memory_info().rss
+        for _ in range(20):
+            for _batch in loader:
+                pass
+        assert belongings() == before
+        assert process.memory_info().rss - memory < 8e6
+
+
+def test_an_unused_loader_costs_no_process_and_no_thread():
+    threads = threading.active_count()
+    with DataLoader(Numbers(10), num_workers=4) as loader:
+        assert (pids(loader), threading.active_count()) == ([], threads)
+        assert loader.stats().state == "new"
+
+
+# ---- scripts
+
+
+def test_importing_is_light_and_quick():
+    code = "import sys, nbloader; print([m for m in ('torch', 'ipywidgets', 'bokeh', 'anywidget') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    line = next(line for line in done.stderr.splitlines() if line.endswith("| nbloader"))
+    assert int(line.split("|")[1]) < 150_000, f"import nbloader takes {line.split('|')[1]} us"
+
+
+def test_a_script_without_main_guard_works(tmp_path):
+    done = run_script(
+        """
+        import sys
+        from dataclasses import dataclass
+        import torch
+        from nbloader import DataLoader
+
+        print("top")
+        factor = 3
+
+        @dataclass
+        class Item:
+            x: torch.Tensor
+            key: int
+
+        class Data:
+            def __len__(self):
+                return 6
+            def __getitem__(self, i):
+                return Item(torch.full((3000,), i * factor), i)
+
+        @dataclass(frozen=True)
+        class Key:
+            i: int
+
+        class ByKey(Data):
+            def __getitem__(self, key):
+                return key.i * factor
+
+        with DataLoader(Data(), 2, num_workers=2) as loader:
+            for batch in loader:
+                assert type(batch) is Item
+                print(batch.x[:, 0].tolist(), batch.key.tolist())
+        with DataLoader(ByKey(), 3, sampler=[Key(2), Key(0), Key(1)], num_workers=1) as loader:
+            print([b.tolist() for b in loader], loader.events.batches()[0].slowest_index)
+        """,
+        tmp_path,
+    )
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[:4] == ["top", "[0, 3] [0, 1]", "[6, 9] [2, 3]", "[12, 15] [4, 5]"]
+    assert lines[4].startswith("[[6, 0, 3]] Key(i=")
+
+
+def test_reload_takes_the_class_as_it_is_now_defined(tmp_path):
+    done = run_script(
+        """
+        from nbloader import DataLoader
+
+        class Data:
+            def __len__(self):
+                return 4
+            def __getitem__(self, i):
+                return i
+
+        data = Data()
+        loader = DataLoader(data, 4, num_workers=2)
+        print([b.tolist() for b in loader])
+
+        class Data:
+            def __len__(self):
+                return 4
+            def __getitem__(self, i):
+                return -i
+
+        print([b.tolist() for b in loader])
+        loader.reload()
+        print([b.tolist() for b in loader])
+
+        class Other(Data):
+            def __getitem__(self, i):
+                return i + 100
+
+        loader.reload(Other())
+        print([b.tolist() for b in loader])
+        """,
+        tmp_path,
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["[[0, 1, 2, 3]]", "[[0, 1, 2, 3]]", "[[0, -1, -2, -3]]", "[[100, 101, 102, 103]]"]

@@ -1,0 +1,171 @@
+"""A wrong argument is refused when the loader is made; the message names it, its value and what is allowed."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+
+from nbloader import DataLoader
+
+DATA = list(range(10))
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield 1
+
+
+class WithoutLength:
+    def __getitem__(self, i):
+        return i
+
+
+class WithoutItems:
+    def __len__(self):
+        return 3
+
+
+WRONG = [
+    # dataset
+    (None, {}, TypeError, "dataset.*NoneType"),
+    (WithoutItems, {}, TypeError, r"class WithoutItems itself.*WithoutItems\(\.\.\.\)"),
+    (WithoutItems(), {}, TypeError, "dataset.*__getitem__.*WithoutItems"),
+    (WithoutLength(), {}, TypeError, "WithoutLength has no __len__.*sampler"),
+    (WithoutLength(), {"shuffle": True}, TypeError, "WithoutLength has no __len__"),
+    (Endless(), {}, TypeError, "Endless.*[Ii]terable datasets"),
+    (iter(DATA), {}, TypeError, "dataset.*list_iterator"),
+    # batching
+    (DATA, {"batch_size": 0}, ValueError, "batch_size.*positive.*batch_size=0"),
+    (DATA, {"batch_size": -3}, ValueError, "batch_size.*positive.*batch_size=-3"),
+    (DATA, {"batch_size": 2.5}, ValueError, "batch_size.*2.5"),
+    (DATA, {"batch_size": "8"}, ValueError, "batch_size.*'8'"),
+    (DATA, {"batch_size": True}, ValueError, "batch_size.*True"),
+    (DATA, {"batch_size": None, "drop_last": True}, ValueError, "batch_size=None.*drop_last"),
+    (DATA, {"sampler": SequentialSampler(DATA), "shuffle": True}, ValueError, "sampler.*mutually exclusive with shuffle"),
+    *[
+        (DATA, {"batch_sampler": BatchSampler(SequentialSampler(DATA), 2, False), **other}, ValueError, "batch_sampler.*" + name)
+        for name, other in (
+            ("batch_size=4", {"batch_size": 4}),
+            ("shuffle=True", {"shuffle": True}),
+            ("sampler=given", {"sampler": SequentialSampler(DATA)}),
+            ("drop_last=True", {"drop_last": True}),
+        )
+    ],
+    (DATA, {"sampler": 5}, TypeError, "sampler.*5"),
+    (DATA, {"batch_sampler": 5}, TypeError, "batch_sampler.*5"),
+    # workers
+    (DATA, {"num_workers": -1}, ValueError, "num_workers.*non-negative, not -1"),
+    (DATA, {"num_workers": 1.0}, TypeError, "num_workers.*int.*1.0"),
+    (DATA, {"num_workers": "2"}, TypeError, "num_workers.*int.*'2'"),
+    (DATA, {"num_workers": True}, TypeError, "num_workers.*int.*True"),
+    (DATA, {"timeout": -1}, ValueError, "timeout.*non-negative, not -1"),
+    (DATA, {"timeout": "1"}, TypeError, "timeout.*'1'"),
+    (DATA, {"timeout": None}, TypeError, "timeout.*None"),
+    (DATA, {"timeout": float("nan"), "num_workers": 1}, ValueError, "timeout.*nan"),
+    (DATA, {"prefetch_factor": 2}, ValueError, "prefetch_factor.*num_workers > 0.*prefetch_factor=2"),
+    (DATA, {"prefetch_factor": -1, "num_workers": 1}, ValueError, "prefetch_factor.*-1"),
+    (DATA, {"prefetch_factor": 1.5, "num_workers": 1}, TypeError, "prefetch_factor.*1.5"),
+    (DATA, {"prefetch": 3}, ValueError, "prefetch=3.*num_workers > 0"),
+    (DATA, {"prefetch": -2, "num_workers": 1}, ValueError, "prefetch.*-2"),
+    (DATA, {"prefetch": "2", "num_workers": 1}, TypeError, "prefetch.*'2'"),
+    (DATA, {"persistent_workers": True}, ValueError, "persistent_workers.*num_workers > 0"),
+    (DATA, {"multiprocessing_context": "spawn"}, ValueError, "multiprocessing_context.*num_workers=0"),
+    (DATA, {"multiprocessing_context": "fork", "num_workers": 1}, ValueError, "'forkserver', 'spawn'.*'fork'.*threads"),
+    (DATA, {"multiprocessing_context": 7, "num_workers": 1}, ValueError, "multiprocessing_context.*7"),
+    (
+        DATA, {"multiprocessing_context": multiprocessing.get_context("fork"), "num_workers": 1}, ValueError,
+        "multiprocessing_context.*ForkContext",
+    ),
+    (DATA, {"max_restarts": -1}, ValueError, "max_restarts.*-1"),
+    (DATA, {"max_restarts": None}, TypeError, "max_restarts.*None"),
+    # functions and the rest
+    (DATA, {"collate_fn": 3}, TypeError, "collate_fn must be callable.*3"),
+    (DATA, {"worker_init_fn": "f"}, TypeError, "worker_init_fn must be callable.*'f'"),
+    (DATA, {"generator": 42}, TypeError, "generator.*torch.Generator.*42"),
+    (DATA, {"output": "jax"}, ValueError, "output must be one of 'torch', 'numpy', not 'jax'"),
+    (DATA, {"output": ["torch"]}, ValueError, "output"),
+    (DATA, {"transport": "tcp"}, ValueError, "transport must be one of 'shared_memory', 'pickle', not 'tcp'"),
+    (DATA, {"device": "warp drive"}, ValueError, "device.*'warp drive'"),
+    (DATA, {"device": 1.5}, ValueError, "device.*1.5"),
+    (DATA, {"nun_workers": 2}, TypeError, "nun_workers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dataset", "arguments", "error", "message"), WRONG, ids=[f"{type(w[0]).__name__} {w[1]}"[:60] for w in WRONG]
+)
+def test_a_wrong_argument_is_refused_at_construction(dataset, arguments, error, message):
+    with pytest.raises(error, match=f"(?s){message}"):
+        DataLoader(dataset, **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"batch_size": 3, "drop_last": True},
+        {"batch_size": None},
+        {"batch_size": None, "sampler": [3, 1]},
+        {"sampler": iter([1, 2])},
+        {"batch_sampler": [[1, 2], [3]]},
+        {"shuffle": True, "generator": torch.Generator()},
+        {"num_workers": 1, "prefetch_factor": 0},
+        {"num_workers": 1, "prefetch": 0},
+        {"num_workers": 1, "timeout": 1.5},
+        {"num_workers": 2, "multiprocessing_context": multiprocessing.get_context("spawn")},
+        {"num_workers": 2, "multiprocessing_context": "forkserver", "persistent_workers": True},
+        {"prefetch": 0},
+        {"device": "cpu"},
+        {"device": torch.device("cpu")},
+        {"pin_memory_device": "", "in_order": False},
+    ],
+    ids=str,
+)
+def test_right_arguments_start_nothing(arguments):
+    DataLoader(DATA, **arguments).close()
+
+
+def test_positional_arguments_are_those_of_torch():
+    generator = torch.Generator()
+    loader = DataLoader(DATA, 4, False, None, None, 2, list, False, True, 3, int, None, generator)
+    with loader:
+        assert (loader.batch_size, loader.num_workers, loader.collate_fn) == (4, 2, list)
+        assert (loader.drop_last, loader.timeout, loader.worker_init_fn) == (True, 3, int)
+        assert loader.generator is generator
+        assert len(loader) == 2
+
+
+def test_a_device_that_is_not_here_is_refused():
+    if torch.accelerator.is_available():
+        pytest.skip("there is an accelerator here")
+    with pytest.raises(RuntimeError, match=r"device='cuda' was asked for.*no such accelerator"):
+        DataLoader(DATA, device="cuda")
+
+
+def test_pinning_without_an_accelerator_warns_once_and_goes_on():
+    if torch.accelerator.is_available():
+        pytest.skip("there is an accelerator here")
+    with pytest.warns(UserWarning, match="pin_memory=True has no effect") as caught:
+        loader = DataLoader(DATA, 2, pin_memory=True)
+    assert [w.filename for w in caught] == [__file__]
+    with loader:
+        assert next(iter(loader)).tolist() == [0, 1]
+
+
+def test_the_dataset_cannot_be_exchanged_by_assignment():
+    with DataLoader(DATA) as loader, pytest.raises(ValueError, match=r"reload\(dataset\)"):
+        loader.dataset = [1]
+
+
+@pytest.mark.parametrize("empty", [[], torch.empty(0, 3), torch.utils.data.TensorDataset(torch.empty(0))])
+@pytest.mark.parametrize("arguments", [{}, {"num_workers": 2}, {"shuffle": True}])
+def test_an_empty_dataset_is_told_when_it_is_iterated(empty, arguments):
+    try:
+        loader = DataLoader(empty, 2, **arguments)
+    except ValueError as error:
+        assert "empty" in str(error) or "num_samples" in str(error)  # noqa: PT017 - torch's RandomSampler
+        return
+    with loader, pytest.raises(ValueError, match="is empty"):
+        iter(loader)
