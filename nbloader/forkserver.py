@@ -24,6 +24,7 @@ import struct
 import subprocess
 import sys
 import threading
+import weakref
 from typing import NoReturn
 
 from nbloader.wire import Channel, Kind
@@ -123,6 +124,11 @@ def _forget() -> None:
     channel.close()
     if owner == os.getpid():
         process.wait()
+    else:
+        process.returncode = 0  # another process's child: not to be waited for here
+
+
+weakref.finalize(_lock, shutdown)  # at exit, after the finalizers of all loaders, which are made later
 
 
 # ---- the server -------------------------------------------------------------------------------------------------

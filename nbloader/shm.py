@@ -20,6 +20,7 @@ import functools
 import mmap
 import os
 import pickle
+import sys
 import tempfile
 import weakref
 from pathlib import Path
@@ -94,16 +95,47 @@ def _no_memory(size: int, why: str) -> MemoryError:
     )
 
 
+def mapped(fd: int, size: int) -> Any:
+    """Map a file into memory, shared and writable, and keep no descriptor of it.
+
+    `mmap.mmap` keeps a duplicate of the descriptor (until Python 3.13 can be told not to), and a consumer that keeps
+    batches would soon have too many open files.
+
+    Returns:
+        A buffer of `size` bytes; what is built on it keeps it mapped.
+
+    Raises:
+        OSError: The system's bound on mappings is reached.
+    """
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(fd, size, trackfd=False)
+    address = _libc().mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), f"{size:,} bytes cannot be mapped: {os.strerror(ctypes.get_errno())}")
+    memory = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(memory, _libc().munmap, address, size).atexit = False
+    return memory
+
+
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
 class SegmentPool:
     """A worker's segments: those it may write to now, the most recently used first."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[int]] = collections.defaultdict(list)
         self._sizes: dict[int, int] = {}
-        self._maps: dict[int, mmap.mmap] = {}
+        self._maps: dict[int, Any] = {}
         self._made = 0
 
-    def take(self, nbytes: int) -> tuple[int, mmap.mmap, int | None]:
+    def take(self, nbytes: int) -> tuple[int, Any, int | None]:
         """A segment for a batch of `nbytes`.
 
         Returns:
@@ -111,12 +143,13 @@ class SegmentPool:
             process and closed), or None when it has been sent before.
         """
         size = segment_size(nbytes)
-        if self._free[size]:
-            number = self._free[size].pop()
+        fitting = [other for other, free in self._free.items() if free and size <= other <= 2 * size]
+        if fitting:
+            number = self._free[min(fitting)].pop()
             return number, self._maps[number], None
         fd = anonymous_file(size)
         number, self._made = self._made, self._made + 1
-        self._maps[number] = mmap.mmap(fd, size)
+        self._maps[number] = mapped(fd, size)
         self._sizes[number] = size
         return number, self._maps[number], fd
 
@@ -134,7 +167,7 @@ class SegmentMaps:
     """The notebook's view of one worker's segments."""
 
     def __init__(self) -> None:
-        self._maps: dict[int, tuple[mmap.mmap, Any]] = {}
+        self._maps: dict[int, tuple[Any, Any]] = {}
         self._lent: dict[int, weakref.ref[Any]] = {}
         self.returned: collections.deque[int] = collections.deque()
         """Segments that nobody views any more, to be named to the worker with its next task."""
@@ -143,7 +176,7 @@ class SegmentMaps:
         """Map a new segment; takes the descriptor."""
         try:
             size = os.fstat(fd).st_size
-            self._maps[number] = mmap.mmap(fd, size), ctypes.c_char * size
+            self._maps[number] = mapped(fd, size), ctypes.c_char * size
         finally:
             os.close(fd)
 

@@ -324,7 +324,7 @@ class Worker:
             spans.append((nbytes, raw.nbytes))
             nbytes += aligned(raw.nbytes)
         memory, segment = self._take(nbytes)
-        view = memoryview(memory)
+        view = memoryview(memory).cast("B")
         for raw, (start, size) in zip(buffers, spans, strict=True):
             view[start : start + size] = raw
         return PICKLED, pickle.dumps((data, spans), 5), nbytes, memory, segment

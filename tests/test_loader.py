@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import resource
 import subprocess
 import sys
 import threading
@@ -290,7 +291,7 @@ def test_worker_info_is_told_by_us_and_by_torch():
     assert nbloader.get_worker_info() is None
     with DataLoader(Whereabouts(4), None, num_workers=2, generator=torch.Generator().manual_seed(3)) as loader:
         seen = list(loader)
-    assert {s["info"][:2] for s in seen} <= {(0, 2), (1, 2)}
+    assert {tuple(s["info"][:2]) for s in seen} <= {(0, 2), (1, 2)}
     assert all(s["info"] == s["theirs"] for s in seen)
     assert all(s["info"][3] == 4 for s in seen)
     assert len({s["info"][2] - s["info"][0] for s in seen}) == 1, "the seed is the base seed plus the id"
@@ -398,7 +399,7 @@ def test_reload_gives_another_dataset():
         assert len(events(loader, ev.DatasetReloaded)) == 1
 
 
-def test_what_a_dataset_prints_is_in_the_cell_before_the_epoch_ends(capfd, capsys):
+def test_what_a_dataset_prints_is_in_the_cell_before_the_epoch_ends(capsys):
     class Talks(Numbers):
         def __getitem__(self, i):
             print("out", i)
@@ -408,8 +409,6 @@ def test_what_a_dataset_prints_is_in_the_cell_before_the_epoch_ends(capfd, capsy
                 print("no line end", end="")
             return i
 
-    with capsys.disabled(), DataLoader(Talks(12), 3, num_workers=2) as loader:
-        pass
     with DataLoader(Talks(12), 3, num_workers=2) as loader:
         list(loader)
         out, err = capsys.readouterr()
@@ -611,6 +610,17 @@ def test_twenty_epochs_leave_things_as_they_were():
                 pass
         assert belongings() == before
         assert process.memory_info().rss - memory < 8e6
+
+
+def test_more_batches_can_be_kept_than_files_can_be_open():
+    _soft, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 60, hard))
+    try:
+        with DataLoader(Images(300), 1, num_workers=2) as loader:
+            kept = list(loader)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert all((image == i).all() for i, (image, _) in enumerate(kept))
 
 
 def test_an_unused_loader_costs_no_process_and_no_thread():

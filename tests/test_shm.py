@@ -6,6 +6,7 @@ import errno
 import gc
 import mmap
 import os
+import pathlib
 import pickle
 import threading
 import weakref
@@ -38,17 +39,12 @@ class Lender:
         np.frombuffer(memory, np.uint8)[:nbytes] = value
         return np.ndarray((nbytes,), np.uint8, self.maps.lend(number, nbytes))
 
-    def close(self):
-        for memory in [*self.pool._maps.values(), *(m for m, _ in self.maps._maps.values())]:
-            memory.close()
-
 
 @pytest.fixture
 def lender():
     lender = Lender()
     yield lender
     gc.collect()
-    lender.close()
 
 
 class Leases(RuleBasedStateMachine):
@@ -103,7 +99,6 @@ class Leases(RuleBasedStateMachine):
     def teardown(self):
         self.kept.clear()
         assert not self.lender.maps._lent
-        self.lender.close()
 
 
 Leases.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
@@ -165,6 +160,31 @@ def test_beyond_the_bound_batches_are_copied_out(lender, monkeypatch):
     assert lender.count == 4, "a segment that was copied out is free at once"
     assert all((batch == i).all() for i, batch in enumerate(batches))
     assert batches[-1].flags.writeable
+
+
+def test_batches_that_are_kept_cost_no_descriptors(lender):
+    descriptors = len(os.listdir("/proc/self/fd"))
+    kept = [lender.send(i, 20_000) for i in range(100)]
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert all((batch == i).all() for i, batch in enumerate(kept))
+
+
+def test_kept_batches_outlive_the_worker_and_unmapped_memory_is_given_back(lender):
+    def mappings():
+        return pathlib.Path("/proc/self/maps").read_text().count("memfd:nbloader")
+
+    before = mappings()
+    kept = [lender.send(i) for i in range(5)]
+    assert mappings() == before + 10, "mapped on both sides"
+    views = [batch[3:7] for batch in kept]
+    del kept
+    lender.pool, lender.maps = SegmentPool(), SegmentMaps()
+    gc.collect()
+    assert mappings() == before + 5
+    assert [view.tolist() for view in views] == [[i] * 4 for i in range(5)]
+    del views
+    gc.collect()
+    assert mappings() == before
 
 
 def test_a_discarded_batch_gives_its_segment_back(lender):
