@@ -158,6 +158,7 @@ def main(fd: int) -> None:
                         frames = channel.receive()
                     except EOFError:
                         _kill_all(lifelines)
+                        channel.close()
                         return
                     for _kind, body in frames:
                         _import_all(json.loads(bytes(body)))
