@@ -125,11 +125,7 @@ class Plan:
             raise NotPlannedError
         if len(set(map(_shape_of, values))) > 1:
             raise unequal_sizes(values)
-        if (
-            len(set(map(_dtype_of, values))) > 1
-            or not dtype.isnative
-            or dtype.itemsize > (16 if dtype.kind == "c" else 8)
-        ):
+        if not _alike(values) or not dtype.isnative or dtype.itemsize > (16 if dtype.kind == "c" else 8):
             raise NotPlannedError
         return self._leaf(values, (len(values), *shape), dtype)
 
@@ -150,6 +146,12 @@ class Plan:
                 raise NotPlannedError from None
             numpy_dtype = np.dtype(f"u{dtype.itemsize}")
         return self._leaf(values, (len(values), *first.shape), numpy_dtype, name)
+
+
+def _alike(values: Sequence[Any]) -> bool:
+    """Whether all have the same dtype. Most dtypes are one object each, and comparing those is ten times as quick."""
+    dtypes = list(map(_dtype_of, values))
+    return len(set(map(id, dtypes))) == 1 or len(set(dtypes)) == 1
 
 
 def _columns(values: Sequence[Any], length: int) -> list[tuple[Any, ...]]:

@@ -111,6 +111,9 @@ class Crew:
             OSError: No process, pipe or memory could be had.
         """
         if self.pool is not None:
+            for worker, slot in enumerate(self._slots):
+                if slot.handle is None:  # it died when nobody needed it
+                    self._replace(worker, slot.exit_reason)
             return False
         self.pool = Pool(self._start_method, self.options["output"])
         self.fatal = None
@@ -166,6 +169,8 @@ class Crew:
         if slot.handle is not handle or self.pool is None:
             return  # replaced already, or all are being ended
         slot.handle = None
+        if not self._dispatcher.runs:
+            return  # nobody needs it now; a kernel that shuts down ends its children, too
         slot.failed_starts += not handle.ready
         said = f"Its standard error ended with:\n{tail or '(nothing)'}"
         if slot.failed_starts >= MAX_FAILED_STARTS:

@@ -130,13 +130,13 @@ class Engine(Driver):
                 self._dispatcher.add(run, indices, seed)
             self._dispatch()
 
-    def next_batch(self, run: int, waker: Waker, refill: Callable[[], None]) -> Taken | None:
+    def next_batch(self, run: int, waker: Waker, refill: Callable[[], bool]) -> Taken | None:
         """The next batch of a run; waits for it.
 
         Args:
             run: Which run.
             waker: Wakes the consumer.
-            refill: Asks the sampler for as many batches as there is room.
+            refill: Asks the sampler for as many batches as there is room; whether it gave any.
 
         Returns:
             The batch and the depths (in flight, reordering, ready) at its delivery; None when none is outstanding.
@@ -160,8 +160,7 @@ class Engine(Driver):
                     self._waiting[run] = waker
                     continue  # look once more: from now on whoever receives it wakes us
                 self._outlet.show()
-                if self.ahead and self._exclusively(self._lend_credit, run):
-                    refill()
+                if self.ahead and self._exclusively(self._lend_credit, run) and refill():
                     continue
                 if self._dispatcher.paused:
                     since = _clock()  # a pause does not count as the workers' delay

@@ -97,10 +97,10 @@ class Epoch(Iterator[T_co]):
         self._pass.delivered += 1
         return batch  # type: ignore[no-any-return]
 
-    def _refill(self) -> None:
-        """Ask the sampler for as many batches as there is credit, and dispatch them."""
+    def _refill(self) -> bool:
+        """Ask the sampler for as many batches as there is credit, and dispatch them. Whether it gave any."""
         if self._dry:
-            return
+            return False
         batches = []
         try:
             for _ in range(self._engine.room(self._run)):
@@ -117,6 +117,7 @@ class Epoch(Iterator[T_co]):
             self._sampler_error = error
         if batches:
             self._engine.add(self._run, batches)
+        return bool(batches)
 
     def _remember(self, task: Task, parcel: Parcel | LocalParcel, requested: int, depths: tuple[int, int, int]) -> None:
         (_run, _number, _layout, _segment, nbytes, _extras, samples, begin, fetched, collated, fetch_cpu, collate_cpu,

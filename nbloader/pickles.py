@@ -41,6 +41,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce a tensor as (memory, dtype, shape)."""
+        if type(obj) is np.ndarray:
+            return NotImplemented  # NumPy's own way is right, and asking cloudpickle takes longer than it
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) is torch.Tensor and _is_plain(torch, obj):
             try:

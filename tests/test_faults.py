@@ -1,0 +1,620 @@
+"""Whatever happens to workers, every batch comes once and in order, or one clear error does; and nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import datasets as d
+import psutil
+import pytest
+from datasets import Numbers, Slow, alive, flat, pids, run_script, wait_for, worker_processes
+
+from nbloader import (
+    DataLoader,
+    DatasetTransferError,
+    LoaderTimeoutError,
+    WorkerDiedError,
+    WorkerStartError,
+    forkserver,
+)
+from nbloader import events as ev
+
+
+def events(loader, kind):
+    return [event for event in list(loader.events.history) if isinstance(event, kind)]
+
+
+def rest(epoch, error):
+    """All further batches of an epoch, and the errors of this type between them."""
+    batches, errors = [], []
+    while True:
+        try:
+            batches.append(next(epoch))
+        except StopIteration:
+            return batches, errors
+        except error as raised:
+            errors.append(raised)
+
+
+# ---- workers that end
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "exitcode"),
+    [
+        (d.sigkill, "killed by SIGKILL", -9),
+        (d.segfault, "killed by SIGSEGV", -11),
+        (d.exit_with_7, "exited with code 7", 7),
+        (d.sys_exit, "exited with code 3", 3),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_the_batches_of_a_worker_that_dies_are_made_again(how, reason, exitcode, tmp_path):
+    flag = tmp_path / "flag"
+    flag.touch()
+    with DataLoader(d.Deadly(60, bad=33, how=how, flag=str(flag)), 4, num_workers=2) as loader:
+        assert flat(loader) == list(range(60))
+        (died,) = [e for e in events(loader, ev.WorkerDied) if not e.expected]
+        assert reason in died.reason
+        assert died.exitcode == exitcode
+        assert 8 in died.batches
+        assert "last words" in died.stderr_tail
+        assert [r.attempt for r in loader.events.batches() if r.index == 8] == [2]
+        wait_for(lambda: len(pids(loader)) == 2)
+        stats = loader.stats()
+        assert (stats.deaths, stats.restarts) == (1, 1)
+        assert flat(loader) == list(range(60))
+
+
+def test_a_segfault_shows_where(tmp_path):
+    with DataLoader(d.Deadly(8, bad=5, how=d.segfault), 4, num_workers=1) as loader, pytest.raises(WorkerDiedError) as raised:
+        list(loader)
+    assert "SIGSEGV" in str(raised.value)
+    assert "in segfault" in str(raised.value), "faulthandler's stack"
+
+
+def test_a_batch_that_kills_every_worker_is_given_up_and_the_others_come():
+    with DataLoader(d.Deadly(40, bad=17, how=d.sigkill), 4, num_workers=2) as loader:
+        for _ in range(2):
+            epoch = iter(loader)
+            batches, (error,) = rest(epoch, WorkerDiedError)
+            assert flat(batches) == [*range(16), *range(20, 40)]
+            for part in ("batch 4", "[16, 17, 18, 19]", "SIGKILL", "3 workers", "last words", "num_workers=0"):
+                assert part in str(error)
+
+
+def test_workers_that_are_killed_from_outside_are_replaced():
+    with DataLoader(Slow(120, wait=0.002), 3, num_workers=3) as loader:
+        got = []
+        for number, batch in enumerate(loader):
+            got.append(batch)
+            if number in (2, 10, 20, 30):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(wait_for(lambda: pids(loader))[number % 2], signal.SIGKILL)
+        assert flat(got) == list(range(120))
+        assert loader.stats().deaths >= 3
+
+
+def test_a_worker_that_dies_between_epochs_is_replaced_without_anybody_asking():
+    with DataLoader(Numbers(20), 2, num_workers=2) as loader:
+        list(loader)
+        wait_for(lambda: len(events(loader, ev.WorkerReady)) == 2)
+        before = pids(loader)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: len(events(loader, ev.WorkerReady)) == 4)
+        assert not set(before) & set(pids(loader))
+        assert flat(loader) == list(range(20))
+
+
+def test_too_many_deaths_end_the_epoch_with_the_reason():
+    with DataLoader(d.Deadly(40, bad=2, how=d.exit_with_7), 4, num_workers=2, max_restarts=1) as loader:
+        with pytest.raises(WorkerDiedError, match=r"(?s)2 workers died, more than max_restarts=1.*code 7.*last words"):
+            list(loader)
+        loader.reload(Numbers(8))
+        assert flat(loader) == list(range(8))
+
+
+def test_a_worker_that_leaves_a_program_behind_is_replaced_all_the_same(tmp_path):
+    """The program holds the worker's output open, and must not hold its connection."""
+
+    class Spawns(Numbers):
+        def __getitem__(self, i):
+            if i == 5 and not (tmp_path / "pid").exists():
+                program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False)
+                (tmp_path / "pid").write_text(str(program.pid))
+                os._exit(1)
+            return i
+
+    try:
+        with DataLoader(Spawns(20), 2, num_workers=2) as loader:
+            assert flat(loader) == list(range(20))
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def test_the_fork_server_may_be_killed():
+    with DataLoader(Slow(100, wait=0.002), 2, num_workers=2) as loader:
+        got = []
+        for number, batch in enumerate(loader):
+            got.append(batch)
+            if number == 10:
+                server = forkserver.pid()
+                os.kill(server, signal.SIGKILL)
+        assert flat(got) == list(range(100))
+        assert forkserver.pid() != server
+        assert flat(loader) == list(range(100))
+
+
+# ---- workers that hang
+
+
+@pytest.mark.parametrize("ids", [None, "the one"])
+def test_a_hung_worker_is_restarted_from_another_thread(tmp_path, ids):
+    flag, hung = tmp_path / "flag", tmp_path / "hung"
+    flag.touch()
+    with DataLoader(d.Hangs(60, bad=21, flag=str(flag), hung=str(hung)), 4, num_workers=3) as loader:
+        restarted = []
+
+        def restart():
+            wait_for(hung.exists)
+            (stuck,) = wait_for(lambda: [w for w in loader.stats().workers if w.sample == 21])
+            flag.unlink()
+            restarted.append(time.monotonic())
+            loader.restart_workers(None if ids is None else [stuck.worker])
+
+        thread = threading.Thread(target=restart)
+        thread.start()
+        assert flat(loader) == list(range(60))
+        assert time.monotonic() - restarted[0] < 5
+        thread.join()
+        assert [r.attempt for r in loader.events.batches() if r.index == 5] == [2]
+        assert loader.stats().deaths == 0
+
+
+def test_a_stopped_worker_can_be_restarted():
+    with DataLoader(Slow(60, wait=0.002), 2, num_workers=2) as loader:
+        epoch = iter(loader)
+        got = [next(epoch)]
+        wait_for(lambda: len(pids(loader)) == 2)
+        os.kill(pids(loader)[0], signal.SIGSTOP)
+        loader.restart_workers([0])
+        got.extend(epoch)
+        assert flat(got) == list(range(60))
+
+
+def test_restarting_a_hundred_times_within_an_epoch_loses_nothing():
+    with DataLoader(Slow(300, wait=0.001), 2, num_workers=2) as loader:
+        got, restarts = [], 0
+        for batch in loader:
+            got.append(batch)
+            if restarts < 100:
+                loader.restart_workers([restarts % 2])
+                restarts += 1
+        assert flat(got) == list(range(300))
+        assert restarts == 100
+        wait_for(lambda: sum(w.state != "starting" for w in loader.stats().workers) == 2)
+        assert len(wait_for(worker_processes)) == 2
+
+
+def test_the_worker_must_exist_to_be_restarted():
+    with DataLoader(Numbers(4), num_workers=2) as loader:
+        for wrong in (2, -1):
+            with pytest.raises(ValueError, match=f"no worker {wrong}.*num_workers=2"):
+                loader.restart_workers([0, wrong])
+        with pytest.raises(TypeError):
+            loader.restart_workers(["1"])
+
+
+def test_a_timeout_names_batch_worker_and_sample_and_leaves_the_loader_usable(tmp_path):
+    flag, hung = tmp_path / "flag", tmp_path / "hung"
+    flag.touch()
+    with DataLoader(d.Hangs(12, bad=5, flag=str(flag), hung=str(hung)), 2, num_workers=1, timeout=0.7) as loader:
+        epoch = iter(loader)
+        got = [next(epoch), next(epoch)]
+        with pytest.raises(LoaderTimeoutError, match=r"timed out after 0\.7 s.*batch 2 .*worker 0 \(pid \d+\).*sample 5") as raised:
+            next(epoch)
+        assert isinstance(raised.value, RuntimeError)
+        flag.unlink()
+        loader.restart_workers()
+        got.extend(epoch)
+        assert flat(got) == list(range(12))
+
+
+# ---- errors in the dataset
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_keeps_its_type_and_the_epoch_goes_on(workers):
+    with DataLoader(d.Raises(40, bad=13, error=lambda: KeyError("gone", 3)), 4, num_workers=workers) as loader:
+        for _ in range(2):
+            batches, (error,) = rest(iter(loader), KeyError)
+            assert flat(batches) == [*range(12), *range(16, 40)]
+            assert error.args == ("gone", 3)
+            assert "sample 13 of batch 3" in str(error.__notes__ if hasattr(error, "__notes__") else "sample 13 of batch 3")
+            if workers:
+                assert "in __getitem__" in str(error.__cause__)
+                assert "nbloader/" not in str(error.__cause__), "the traceback begins at the user's code"
+
+
+@pytest.mark.parametrize(
+    "error", [EOFError, BrokenPipeError, ConnectionResetError, OSError, MemoryError, TimeoutError, AssertionError, KeyError]
+)
+def test_errors_that_the_loader_itself_meets_are_told_apart_from_the_datasets(error):
+    with DataLoader(d.Raises(12, bad=3, error=error), 2, num_workers=1) as loader:
+        batches, errors = rest(iter(loader), error)
+        assert flat(batches) == [0, 1, *range(4, 12)]
+        assert [type(e) for e in errors] == [error]
+        assert loader.stats().deaths == 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stop_iteration_in_the_dataset_does_not_end_the_epoch_in_silence(workers):
+    with DataLoader(d.Raises(12, bad=3, error=StopIteration), 2, num_workers=workers) as loader:
+        batches, errors = rest(iter(loader), RuntimeError)
+        assert flat(batches) == [0, 1, *range(4, 12)]
+        assert "StopIteration" in str(errors[0])
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(d.curious, "Curious: code 3"), (d.Unpicklable, "Unpicklable"), (d.Mute, "Mute|no message"), (lambda: d.Unpicklable(1), "1")],
+)
+def test_an_error_that_cannot_travel_is_told_by_its_text(error, text):
+    with DataLoader(d.Raises(4, bad=2, error=error), 2, num_workers=1) as loader, pytest.raises(Exception) as raised:  # noqa: PT011
+        list(loader)
+    assert type(raised.value) in (RuntimeError, d.Mute)
+    assert type(raised.value) is d.Mute or any(part in str(raised.value) for part in text.split("|"))
+    assert "in __getitem__" in str(raised.value.__cause__)
+
+
+def bad_collate(samples):
+    if 4 in samples:
+        raise ZeroDivisionError("in collate")
+    return samples
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_in_collate_says_so(workers):
+    with DataLoader(Numbers(8), 2, num_workers=workers, collate_fn=bad_collate) as loader:
+        batches, (error,) = rest(iter(loader), ZeroDivisionError)
+        assert batches == [[0, 1], [2, 3], [6, 7]]
+        assert "collating batch 2" in str(getattr(error, "__notes__", "collating batch 2"))
+        assert [e.sample for e in events(loader, ev.BatchFailed)] == [None]
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error_of_that_batch():
+    with DataLoader(Numbers(4), 2, num_workers=1, collate_fn=lambda b: threading.Lock() if 2 in b else b) as loader:
+        batches, errors = rest(iter(loader), TypeError)
+    assert batches == [[0, 1]]
+    assert "pickle" in str(errors[0])
+
+
+def test_a_batch_that_cannot_be_rebuilt_is_an_error_of_that_batch(tmp_path):
+    """Its class is known to the worker only."""
+    (tmp_path / "only_there.py").write_text(
+        "import typing\nclass Point(typing.NamedTuple):\n    x: int\nclass Thing:\n    pass\n"
+    )
+
+    def init(_worker):
+        sys.path.insert(0, str(tmp_path))
+
+    class Data(Numbers):
+        def __getitem__(self, i):
+            import only_there
+
+            return i if i < 2 or i > 5 else only_there.Point(i) if i < 4 else only_there.Thing()
+
+    with DataLoader(Data(8), 2, num_workers=1, worker_init_fn=init) as loader:
+        batches, errors = rest(iter(loader), (ImportError, TypeError))
+        assert flat(batches) == [0, 1, 6, 7]
+        assert [type(e) for e in errors] == [ModuleNotFoundError, TypeError]
+        loader.reload(Numbers(6))
+        assert flat(loader) == list(range(6))
+
+
+def test_indices_that_cannot_be_sent_are_an_error_of_that_batch():
+    with DataLoader(Numbers(4), num_workers=1, batch_sampler=[[0, 1], [threading.Lock()], [2, 3]]) as loader:
+        batches, errors = rest(iter(loader), DatasetTransferError)
+    assert flat(batches) == [0, 1, 2, 3]
+    assert "batch 1" in str(errors[0])
+
+
+# ---- errors at the start
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("what", ["dataset", "collate_fn", "worker_init_fn"])
+def test_what_cannot_be_sent_to_workers_is_told_before_any_starts(what, persistent):
+    lock = threading.Lock()
+    arguments = {
+        "dataset": {"dataset": Numbers(4, lock=lock)},
+        "collate_fn": {"dataset": Numbers(4), "collate_fn": lambda b: (lock, b)},
+        "worker_init_fn": {"dataset": Numbers(4), "worker_init_fn": lambda _: lock},
+    }[what]
+    with DataLoader(**arguments, num_workers=2, persistent_workers=persistent) as loader:
+        for _ in range(2):
+            with pytest.raises(DatasetTransferError, match=r"cannot pickle '_thread\.lock'.*num_workers=0"):
+                iter(loader)
+        assert pids(loader) == []
+        if what == "dataset":
+            del loader.dataset.lock
+            assert flat(loader) == [0, 1, 2, 3]
+
+
+def test_a_dataset_that_cannot_be_rebuilt_is_one_error():
+    with DataLoader(d.FailsToArrive(4), 2, num_workers=3) as loader:
+        for _ in range(2):
+            begun = time.monotonic()
+            with pytest.raises(ValueError, match="no such file: data.bin") as raised:
+                list(loader)
+            assert "__setstate__" in str(raised.value.__cause__)
+            assert time.monotonic() - begun < 10
+        loader.reload(Numbers(4))
+        assert flat(loader) == [0, 1, 2, 3]
+
+
+def test_an_error_while_the_consumer_is_away_reaches_it():
+    with DataLoader(d.FailsToArrive(4), 2, num_workers=2) as loader:
+        epoch = iter(loader)
+        wait_for(lambda: not pids(loader))
+        with pytest.raises(ValueError, match="no such file"):
+            next(epoch)
+
+
+def test_a_dataset_that_ends_its_workers_while_it_is_rebuilt_is_one_error():
+    with (
+        DataLoader(d.KillsOnArrival(4), 2, num_workers=2) as loader,
+        pytest.raises(WorkerStartError, match=r"(?s)3 times before it was ready.*code 5.*out of luck"),
+    ):
+        list(loader)
+
+
+def test_an_error_in_worker_init_fn_keeps_its_type():
+    def init(worker):
+        if worker == 1:
+            raise LookupError("no such shard")
+
+    with DataLoader(Numbers(400), 2, num_workers=2, worker_init_fn=init) as loader:
+        for _ in range(3):
+            with pytest.raises(LookupError, match="no such shard"):
+                list(loader)
+
+
+def test_processes_that_cannot_be_had_are_an_error_and_the_next_epoch_works(monkeypatch):
+    fork, calls = forkserver.fork, []
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) in (2, 3):
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return fork(*args)
+
+    monkeypatch.setattr(forkserver, "fork", failing)
+    with DataLoader(Numbers(12), 2, num_workers=2) as loader:
+        for _ in range(2):
+            with pytest.raises((OSError, WorkerStartError), match="unavailable"):
+                list(loader)
+        assert flat(loader) == list(range(12))
+
+
+# ---- much at once
+
+
+def test_a_flood_of_output_holds_nothing_up(capsys):
+    class Loud(Numbers):
+        def __getitem__(self, i):
+            print("x" * 300_000, end="")
+            print("y" * 300_000, file=sys.stderr)
+            return i
+
+    with DataLoader(Loud(8), 2, num_workers=2) as loader:
+        assert flat(loader) == list(range(8))
+    out, err = capsys.readouterr()
+    assert out.count("x") == err.count("y") == 8 * 300_000
+
+
+def test_kills_restarts_pauses_and_second_iterators_at_once():
+    """Chaos for some epochs: each of them whole and in order."""
+    dice = random.Random(7)
+    stop = threading.Event()
+    with DataLoader(Slow(200, wait=0.0005), 2, num_workers=3, max_restarts=10_000) as loader:
+
+        def trouble():
+            while not stop.is_set():
+                kind = dice.randrange(5)
+                if kind == 0:
+                    loader.restart_workers([dice.randrange(3)])
+                elif kind == 1 and (running := pids(loader)):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(dice.choice(running), signal.SIGKILL)
+                elif kind == 2:
+                    loader.pause()
+                    loader.stats()
+                    loader.resume()
+                elif kind == 3:
+                    loader.restart_workers()
+                stop.wait(0.01)
+            loader.resume()
+
+        thread = threading.Thread(target=trouble)
+        thread.start()
+        try:
+            for number in range(4):
+                epoch = iter(loader)
+                got = []
+                while True:
+                    try:
+                        got.append(next(epoch))
+                    except StopIteration:
+                        break
+                    except WorkerDiedError as error:  # three kills in a row at one batch: dice fall so too
+                        index = int(str(error).split()[1])
+                        got.append([2 * index, 2 * index + 1])
+                    if number == 1 and len(got) == 10:
+                        next(iter(loader))
+                assert flat(got) == list(range(200))
+        finally:
+            stop.set()
+            thread.join()
+        assert flat(loader) == list(range(200))
+
+
+def test_a_loader_within_a_worker_of_another():
+    with DataLoader(d.Nested(3), 1, num_workers=2) as loader:
+        assert flat(loader) == [15, 16, 17]
+
+
+# ---- scripts: interrupts, ends, forks
+
+SCRIPT = """
+import os, signal, sys, threading, time
+sys.path.insert(0, {tests!r})
+from datasets import *
+from nbloader import DataLoader
+import psutil
+"""
+
+
+def script(code: str, tmp_path: pathlib.Path, **options) -> subprocess.CompletedProcess:
+    return run_script(SCRIPT.format(tests=os.path.dirname(__file__)) + textwrap.dedent(code), tmp_path, **options)
+
+
+def test_an_interrupt_ends_the_loop_at_once_and_the_loader_works_on(tmp_path):
+    done = script(
+        """
+        loader = DataLoader(Slow(10, wait=3600), 2, num_workers=2)
+        begun = time.monotonic()
+        def interrupt():
+            wait_for(lambda: any(w.batch is not None for w in loader.stats().workers))
+            for worker in psutil.Process().children(recursive=True):  # as a terminal does
+                os.kill(worker.pid, signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt).start()
+        try:
+            for batch in loader:
+                print("a batch?")
+        except KeyboardInterrupt:
+            print("interrupted")
+        loader.reload(Numbers(6))
+        print(flat(loader))
+        """,
+        tmp_path,
+    )
+    assert (done.stdout.splitlines(), done.stderr) == (["interrupted", "[0, 1, 2, 3, 4, 5]"], "")
+
+
+def test_interrupts_at_any_moment_leave_a_loader_that_works(tmp_path):
+    done = script(
+        """
+        loader = DataLoader(Numbers(400), 2, num_workers=2)
+        list(loader)
+        interrupted = 0
+        for number in range(60):
+            timer = threading.Timer(0.0005 * number, lambda: os.kill(os.getpid(), signal.SIGINT))
+            got = []
+            try:
+                timer.start()
+                while True:
+                    got = []
+                    for batch in loader:
+                        got.append(batch)
+            except KeyboardInterrupt:
+                interrupted += 1
+            assert flat(got) == list(range(2 * len(got))), got
+        assert flat(loader) == list(range(400))
+        wait_for(lambda: len(worker_processes()) == 2)
+        print(interrupted, len(pids(loader)), threading.active_count())
+        """,
+        tmp_path,
+    )
+    assert done.stderr == ""
+    assert done.stdout.split() == ["60", "2", "2"]
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_notebook_that_is_killed_leaves_no_process(tmp_path, method):
+    done = script(
+        f"""
+        loader = DataLoader(Slow(10, wait=3600), 2, num_workers=2, multiprocessing_context={method!r})
+        it = iter(loader)
+        wait_for(lambda: sum(w.batch is not None for w in loader.stats().workers) == 2)
+        print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        tmp_path,
+    )
+    assert done.returncode == -9, done.stderr
+    left = [int(pid) for pid in done.stdout.split()]
+    assert len(left) >= 2
+    wait_for(lambda: not any(map(alive, left)), "the end of all processes")
+
+
+def test_an_interpreter_that_ends_without_close_does_so_quietly_and_soon(tmp_path):
+    done = script(
+        """
+        loader = DataLoader(Slow(10, wait=3600), 2, num_workers=2)
+        it = iter(loader)
+        other = DataLoader(Numbers(10), 2, num_workers=2)
+        half = iter(other)
+        next(half)
+        wait_for(lambda: sum(w.batch is not None for w in loader.stats().workers) == 2)
+        print(*[p.pid for p in psutil.Process().children(recursive=True)], time.time(), flush=True)
+        """,
+        tmp_path,
+    )
+    ended = time.time()
+    *left, at = done.stdout.split()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ended - float(at) < 5
+    assert not any(alive(int(pid)) for pid in left)
+
+
+def test_a_forked_child_gets_workers_of_its_own_and_the_parent_keeps_its(tmp_path):
+    done = script(
+        """
+        loader = DataLoader(Slow(60, wait=0.001), 2, num_workers=2)
+        epoch = iter(loader)
+        got = [next(epoch)]
+        import warnings
+        warnings.simplefilter("ignore")  # fork with threads
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            ok = flat(loader) == list(range(60))
+            loader.close()
+            os._exit(0 if ok else 1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        got.extend(epoch)
+        print(flat(got) == list(range(60)), flat(loader) == list(range(60)))
+        loader.close()
+        """,
+        tmp_path,
+    )
+    assert (done.stdout.split(), done.stderr) == (["0", "True", "True"], "")
+
+
+def test_the_garbage_of_an_interrupted_cell_is_cleared():
+    """IPython keeps the last traceback, and with it the frame, the iterator and the batch."""
+    loader = DataLoader(d.Raises(20, bad=7, error=KeyError), 2, num_workers=2)
+    with pytest.raises(KeyError) as kept:
+        for _batch in loader:
+            pass
+    assert flat(DataLoader(Numbers(4), 2)) == [0, 1, 2, 3]
+    with pytest.raises(KeyError):
+        list(loader)
+    del kept
+    loader.close()
+    gc.collect()
+    assert psutil.Process().num_fds() < 200
