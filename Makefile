@@ -1,8 +1,9 @@
 # make demo    the quickstart notebook in JupyterLab    (PORT=8899 BROWSER=none on a remote machine)
 # make test    everything: ruff, mypy, pytest, the notebooks, the browser tests
 # make lint    only ruff and mypy
-# make bench   side by side with torch, under five minutes    (ROWS=tiny,large for some rows; PEERS="paddle spdl grain
+# make bench   side by side with torch, under ten minutes    (ROWS=tiny,large for some rows; PEERS="paddle spdl grain
 #              mxnet" makes those environments first; table.md and results.json in build/bench)
+# make soak    minutes of killing, restarting and comparing    (SECONDS=300)
 # make clean   take away .venv and what tools have left
 #
 # All of them work in .venv, which is made with PYTHON (3.10 or newer) when it is not there.
@@ -13,6 +14,7 @@ PORT    ?= 8888
 BROWSER ?=
 ROWS    ?=
 PEERS   ?=
+SECONDS ?= 300
 
 VENV := .venv
 PY   := $(VENV)/bin/python
@@ -20,7 +22,7 @@ PIP  := $(PY) -m pip --disable-pip-version-check --no-input
 MADE := $(VENV)/.made
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench soak clean
 
 demo: $(MADE)-demo
 	@if [ "$(BROWSER)" = none ]; then \
@@ -41,6 +43,9 @@ lint: $(MADE)-test
 
 bench: $(MADE)-test $(foreach peer,$(PEERS),$(VENV)/peers/$(peer)/.made)
 	$(PY) tests/bench/run.py --rows '$(ROWS)'
+
+soak: $(MADE)-test
+	NBLOADER_SOAK_SECONDS=$(SECONDS) $(PY) -m pytest -q tests/test_soak.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

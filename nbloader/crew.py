@@ -99,6 +99,10 @@ class Crew:
         self._preload = modules_to_preload(payload.data, dataset)
         return old is not None and old.identity != payload.identity
 
+    def unload(self) -> None:
+        """Let the dataset's shared memory go."""
+        self._payload = None
+
     @property
     def loaded(self) -> bool:
         """Whether there is a dataset to send."""

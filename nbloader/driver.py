@@ -160,9 +160,13 @@ class Driver:
         if self._crew.pool is not None:
             for report in self._crew.pool.poll(0):
                 self._handle(report)
+        self._carry_out()
+        self._dispatch()
+
+    def _carry_out(self) -> None:
+        """Do what was commanded until now."""
         while self._commands:
             self._commands.popleft()()
-        self._dispatch()
 
     def _dispatch(self) -> None:
         pool = self._crew.pool
@@ -243,6 +247,7 @@ class Driver:
         for run in list(self._dispatcher.runs):
             self._close_run(run)
         self._crew.stop()
+        self._crew.unload()
         self._wake_all()
 
     # ---- the supervisor -------------------------------------------------------------------------------------------

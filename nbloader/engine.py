@@ -109,6 +109,7 @@ class Engine(Driver):
         self._crew.options["seed"] = seed
         self._outlet.belongs_here()
         self._asked = time.monotonic()
+        self._carry_out()  # a restart that was asked for before holds for this epoch
         self._get_going()
         window = self._window if self._dispatcher.depth == self._depth else self._dispatcher.depth * self._num_workers
         self._cancel(self._dispatcher.open_run(run, window=window, in_order=self._in_order))

@@ -59,7 +59,9 @@ def rebuild(error: Described, note: str) -> Exception:
             rebuilt = pickle.loads(data)
         except Exception:  # noqa: BLE001 - an exception's own unpickling may raise anything
             rebuilt = None
-    raised = rebuilt if isinstance(rebuilt, Exception) else RuntimeError(f"{name}: {message}")
+    # A StopIteration would end the loop as if the epoch were over.
+    usable = isinstance(rebuilt, Exception) and not isinstance(rebuilt, StopIteration)
+    raised: Exception = rebuilt if usable else RuntimeError(f"{name}: {message}")
     add_note(raised, note)
     raised.__cause__ = WorkerTraceback(trace)
     return raised

@@ -152,13 +152,22 @@ class DataLoader(Generic[T_co]):
             self._engine = LocalEngine(self.events, batched=self.batch_sampler is not None, output=output)
         else:
             self._engine = Engine(
-                self.events, num_workers=num_workers, window=chosen.window, adapts=prefetch is None and prefetch_factor is None, start_method=chosen.start_method,
-                in_order=in_order, timeout=timeout, max_restarts=max_restarts,
+                self.events,
+                num_workers=num_workers,
+                window=chosen.window,
+                adapts=prefetch is None and prefetch_factor is None,
+                start_method=chosen.start_method,
+                in_order=in_order,
+                timeout=timeout,
+                max_restarts=max_restarts,
                 idle=None if persistent_workers else IDLE,
                 options={
-                    "batched": self.batch_sampler is not None, "output": output, "transport": transport, "seed": 0,
+                    "batched": self.batch_sampler is not None,
+                    "output": output,
+                    "transport": transport,
+                    "seed": 0,
                 },
-            )  # fmt: skip
+            )
         self._finalizer = weakref.finalize(self, self._engine.close_soon)
         self._finalizer.atexit = False  # then all are closed, by _close_all
         _engines.add(self._engine)

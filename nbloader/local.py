@@ -113,6 +113,8 @@ class LocalEngine:
                 parcel = self._make(task)
         except Exception as error:
             self._explain(task, error)
+            if isinstance(error, StopIteration):  # it would end the loop as if the epoch were over
+                raise RuntimeError(f"StopIteration: {error}") from error  # noqa: TRY004
             raise
         finally:
             self._status[f.STATE], self._status[f.NUMBER] = f.IDLE, -1

@@ -89,12 +89,15 @@ class Handle:
         for task in held:
             if state == f.FETCHING and task.number == number and task.run == run and position >= 0:
                 indices = task.indices
-                sample = indices[position] if isinstance(indices, (list, tuple)) else indices
+                if not isinstance(indices, (list, tuple)):
+                    sample = indices
+                elif position < len(indices):  # the page is read while the worker writes it
+                    sample = indices[position]
         return WorkerGauge(
             worker=self.worker,
             pid=self.pid,
             state=f.STATES[state],
-            batch=number if number >= 0 else None,
+            batch=number if number >= 0 and state != f.STARTING else None,
             since=since or self.requested,
             sample=sample,
             queued=max(0, len(held) - 1),
@@ -185,7 +188,7 @@ class Pool:
         return handle
 
     def _spawn(self, handle: Handle, sock: int, stdout: int, stderr: int) -> None:
-        command = forkserver.python_command(f"from nbloader.worker import main; main({sock})")
+        command = forkserver.python_command(f"from nbloader.worker import main; main({sock}, watched=False)")
         handle.popen = subprocess.Popen(
             command, pass_fds=(sock,), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
             env=forkserver.worker_environment(),

@@ -12,10 +12,12 @@ import faulthandler
 import mmap
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
 from collections import deque
@@ -111,12 +113,16 @@ class Start(NamedTuple):
     """Pickle of (dataset, collate_fn, worker_init_fn)."""
 
 
-def main(fd: int) -> None:
+def main(fd: int, *, watched: bool = True) -> None:
     """Run a worker on its connection until that closes.
 
     Args:
         fd: Descriptor of the connected socket.
+        watched: Whether somebody ends this process when the notebook's is gone, even while it hangs. The fork server
+            does; a spawned worker looks after itself.
     """
+    if not watched:
+        threading.Thread(target=_leave_with_the_notebook, name="nbloader-watch", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdout = _line_writer(1)
     sys.stderr = _line_writer(2)
@@ -128,6 +134,14 @@ def main(fd: int) -> None:
         worker = _settle(channel)
         if worker is not None:
             worker.run()
+
+
+def _leave_with_the_notebook() -> None:
+    """End this process when nobody can read its standard output any more."""
+    poll = select.poll()
+    poll.register(1, 0)
+    poll.poll()
+    os._exit(1)
 
 
 def _line_writer(fd: int) -> TextIO:

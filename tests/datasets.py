@@ -241,10 +241,10 @@ def worker_processes() -> list[psutil.Process]:
     return []
 
 
-def run_script(code: str, tmp_path: pathlib.Path, *, name: str = "script.py", timeout: float = 60) -> subprocess.CompletedProcess:
+def run_script(code: str, tmp_path: pathlib.Path, *, warnings: str = "error", timeout: float = 60) -> subprocess.CompletedProcess:
     """Run code as a script in a process of its own."""
-    script = tmp_path / name
+    script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(code))
     return subprocess.run(
-        [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=timeout, check=False, cwd=tmp_path
+        [sys.executable, "-W", warnings, str(script)], capture_output=True, text=True, timeout=timeout, check=False, cwd=tmp_path
     )
