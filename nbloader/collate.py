@@ -87,7 +87,10 @@ class Plan:
         if scalar is not None:
             if len(set(map(type, values))) > 1:
                 raise NotPlannedError
-            array = np.array(values, scalar)
+            try:
+                array = np.array(values, scalar)
+            except OverflowError:
+                raise NotPlannedError from None  # torch says what it takes
             return self._leaf(array, array.shape, array.dtype)
         if kind is dict:
             return "dict", tuple(first), tuple([self._walk([v[key] for v in values]) for key in first])
@@ -108,6 +111,8 @@ class Plan:
                 raise NotPlannedError
             return self._leaf(array, array.shape, array.dtype)
         if isinstance(first, tuple) and hasattr(first, "_fields"):
+            if len(set(map(len, values))) > 1:
+                raise NotPlannedError
             children = tuple([self._walk(column) for column in _columns(values, len(first))])
             return "namedtuple", kind, children
         if isinstance(first, (int, float, np.ndarray, Mapping, Sequence)) or _registered(kind):

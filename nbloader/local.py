@@ -15,6 +15,7 @@ from nbloader import fetch as f
 from nbloader.callbacks import WaitCallbacks
 from nbloader.collate import NotPlannedError, Plan, builder, collate_object, convert
 from nbloader.dispatch import Task
+from nbloader.errors import LoaderClosedError
 from nbloader.faults import add_note
 from nbloader.pickles import tensor_of
 from nbloader.stats import Gauges
@@ -102,6 +103,8 @@ class LocalEngine:
         self.callbacks.call()
         while not self._going.wait(self.callbacks.interval):
             self.callbacks.call()
+        if self.closed:
+            raise LoaderClosedError("this iterator was ended: its loader was closed")
         queue = self._runs.get(run)
         if not queue:
             return None

@@ -31,6 +31,7 @@ import numpy as np
 
 from nbloader import fetch as f
 from nbloader.collate import ArrayToBeTensor, NotPlannedError, Plan, collate_object, convert, dump_object
+from nbloader.imports import when_imported
 from nbloader.shm import INLINE_LIMIT, SegmentPool, aligned, load_shared
 from nbloader.wire import Bytes, Channel, Kind
 
@@ -179,21 +180,21 @@ def _introduce(start: Start, dataset: Any) -> None:
     seed = start.seed + start.worker
     _info = WorkerInfo(start.worker, start.num_workers, seed, dataset)
     f.seed_everything(seed)
-    introduce_to_torch()
+    when_imported("torch", introduce_to_torch)
 
 
 def introduce_to_torch() -> None:
-    """Tell torch, if it has been imported meanwhile, that this process is a worker."""
-    data = sys.modules.get("torch.utils.data")
-    if data is None or _info is None or not hasattr(data, "_utils"):
-        return
-    theirs = data._utils.worker
-    if theirs._worker_info is None:
+    """Tell torch, just imported (maybe by a sample), that this process is a worker, and seed it as the others are."""
+    import torch
+    from torch.utils.data._utils import worker as theirs
+
+    if _info is not None:
         theirs._worker_info = theirs.WorkerInfo(
             id=_info.id, num_workers=_info.num_workers, seed=_info.seed, dataset=_info.dataset
         )
-        if "OMP_NUM_THREADS" not in os.environ:
-            sys.modules["torch"].set_num_threads(1)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    f.seed_torch()
 
 
 class HungUpError(Exception):
@@ -230,7 +231,6 @@ class Worker:
         self._status = status
         self._segments = SegmentPool()
         self._layouts: dict[Any, int] = {}
-        self._torch_knows = False
         self._pending = deque(frames)  # frames that have come and were not looked at
 
     def run(self) -> None:
@@ -249,9 +249,6 @@ class Worker:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever the user's dataset or collate raises goes to the notebook
                 self._report(run, number, error)
-            if not self._torch_knows and "torch.utils.data" in sys.modules:
-                introduce_to_torch()
-                self._torch_knows = True
 
     def _next_task(self) -> tuple[int, int, Any, int]:
         status = self._status

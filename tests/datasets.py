@@ -109,7 +109,7 @@ def segfault():
 
 
 class Deadly(Numbers):
-    """Ends its worker by `how` at index `bad`; only while the file `flag` is there, which it removes, if one is given."""
+    """Ends its worker by `how` at index `bad`; if a file `flag` is given, only while that is there, and removes it."""
 
     flag = None
 
@@ -241,10 +241,17 @@ def worker_processes() -> list[psutil.Process]:
     return []
 
 
-def run_script(code: str, tmp_path: pathlib.Path, *, warnings: str = "error", timeout: float = 60) -> subprocess.CompletedProcess:
+def run_script(
+    code: str, tmp_path: pathlib.Path, *, warnings: str = "error", timeout: float = 60
+) -> subprocess.CompletedProcess:
     """Run code as a script in a process of its own."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(code))
     return subprocess.run(
-        [sys.executable, "-W", warnings, str(script)], capture_output=True, text=True, timeout=timeout, check=False, cwd=tmp_path
+        [sys.executable, "-W", warnings, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        cwd=tmp_path,
     )

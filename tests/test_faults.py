@@ -82,7 +82,10 @@ def test_the_batches_of_a_worker_that_dies_are_made_again(how, reason, exitcode,
 
 
 def test_a_segfault_shows_where(tmp_path):
-    with DataLoader(d.Deadly(8, bad=5, how=d.segfault), 4, num_workers=1) as loader, pytest.raises(WorkerDiedError) as raised:
+    with (
+        DataLoader(d.Deadly(8, bad=5, how=d.segfault), 4, num_workers=1) as loader,
+        pytest.raises(WorkerDiedError) as raised,
+    ):
         list(loader)
     assert "SIGSEGV" in str(raised.value)
     assert "in segfault" in str(raised.value), "faulthandler's stack"
@@ -230,7 +233,9 @@ def test_a_timeout_names_batch_worker_and_sample_and_leaves_the_loader_usable(tm
     with DataLoader(d.Hangs(12, bad=5, flag=str(flag), hung=str(hung)), 2, num_workers=1, timeout=0.7) as loader:
         epoch = iter(loader)
         got = [next(epoch), next(epoch)]
-        with pytest.raises(LoaderTimeoutError, match=r"timed out after 0\.7 s.*batch 2 .*worker 0 \(pid \d+\).*sample 5") as raised:
+        with pytest.raises(
+            LoaderTimeoutError, match=r"timed out after 0\.7 s.*batch 2 .*worker 0 \(pid \d+\).*sample 5"
+        ) as raised:
             next(epoch)
         assert isinstance(raised.value, RuntimeError)
         flag.unlink()
@@ -249,14 +254,17 @@ def test_an_error_keeps_its_type_and_the_epoch_goes_on(workers):
             batches, (error,) = rest(iter(loader), KeyError)
             assert flat(batches) == [*range(12), *range(16, 40)]
             assert error.args == ("gone", 3)
-            assert "sample 13 of batch 3" in str(error.__notes__ if hasattr(error, "__notes__") else "sample 13 of batch 3")
+            assert "sample 13 of batch 3" in str(
+                error.__notes__ if hasattr(error, "__notes__") else "sample 13 of batch 3"
+            )
             if workers:
                 assert "in __getitem__" in str(error.__cause__)
                 assert "nbloader/" not in str(error.__cause__), "the traceback begins at the user's code"
 
 
 @pytest.mark.parametrize(
-    "error", [EOFError, BrokenPipeError, ConnectionResetError, OSError, MemoryError, TimeoutError, AssertionError, KeyError]
+    "error",
+    [EOFError, BrokenPipeError, ConnectionResetError, OSError, MemoryError, TimeoutError, AssertionError, KeyError],
 )
 def test_errors_that_the_loader_itself_meets_are_told_apart_from_the_datasets(error):
     with DataLoader(d.Raises(12, bad=3, error=error), 2, num_workers=1) as loader:
@@ -276,10 +284,15 @@ def test_a_stop_iteration_in_the_dataset_does_not_end_the_epoch_in_silence(worke
 
 @pytest.mark.parametrize(
     ("error", "text"),
-    [(d.curious, "Curious: code 3"), (d.Unpicklable, "Unpicklable"), (d.Mute, "Mute|no message"), (lambda: d.Unpicklable(1), "1")],
+    [
+        (d.curious, "Curious: code 3"),
+        (d.Unpicklable, "Unpicklable"),
+        (d.Mute, "Mute|no message"),
+        (lambda: d.Unpicklable(1), "1"),
+    ],
 )
 def test_an_error_that_cannot_travel_is_told_by_its_text(error, text):
-    with DataLoader(d.Raises(4, bad=2, error=error), 2, num_workers=1) as loader, pytest.raises(Exception) as raised:  # noqa: PT011
+    with DataLoader(d.Raises(4, bad=2, error=error), 2, num_workers=1) as loader, pytest.raises(Exception) as raised:
         list(loader)
     assert type(raised.value) in (RuntimeError, d.Mute)
     assert type(raised.value) is d.Mute or any(part in str(raised.value) for part in text.split("|"))
@@ -364,7 +377,7 @@ def test_a_dataset_that_cannot_be_rebuilt_is_one_error():
     with DataLoader(d.FailsToArrive(4), 2, num_workers=3) as loader:
         for _ in range(2):
             begun = time.monotonic()
-            with pytest.raises(ValueError, match="no such file: data.bin") as raised:
+            with pytest.raises(ValueError, match=r"no such file: data\.bin") as raised:
                 list(loader)
             assert "__setstate__" in str(raised.value.__cause__)
             assert time.monotonic() - begun < 10
@@ -432,46 +445,43 @@ def test_a_flood_of_output_holds_nothing_up(capsys):
     assert out.count("x") == err.count("y") == 8 * 300_000
 
 
+def make_trouble(loader, stop, dice):
+    """Restart, kill, pause and resume until `stop` is set."""
+    while not stop.wait(0.01):
+        kind = dice.randrange(5)
+        if kind == 0:
+            loader.restart_workers([dice.randrange(3)])
+        elif kind == 1 and (running := at_work(loader)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(dice.choice(running), signal.SIGKILL)
+        elif kind == 2:
+            loader.pause()
+            loader.stats()
+            loader.resume()
+        elif kind == 3:
+            loader.restart_workers()
+
+
+def given_up(error: WorkerDiedError) -> int:
+    """The batch that was given up: three kills in a row may meet the same one."""
+    return int(str(error).split()[1])
+
+
 def test_kills_restarts_pauses_and_second_iterators_at_once():
     """Chaos for some epochs: each of them whole and in order."""
-    dice = random.Random(7)
     stop = threading.Event()
     with DataLoader(Slow(200, wait=0.0005), 2, num_workers=3, max_restarts=10_000) as loader:
-
-        def trouble():
-            while not stop.is_set():
-                kind = dice.randrange(5)
-                if kind == 0:
-                    loader.restart_workers([dice.randrange(3)])
-                elif kind == 1 and (running := pids(loader)):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(dice.choice(running), signal.SIGKILL)
-                elif kind == 2:
-                    loader.pause()
-                    loader.stats()
-                    loader.resume()
-                elif kind == 3:
-                    loader.restart_workers()
-                stop.wait(0.01)
-            loader.resume()
-
-        thread = threading.Thread(target=trouble)
+        thread = threading.Thread(target=make_trouble, args=(loader, stop, random.Random(7)))
         thread.start()
         try:
-            for number in range(4):
+            for _ in range(4):
                 epoch = iter(loader)
-                got = []
-                while True:
-                    try:
-                        got.append(next(epoch))
-                    except StopIteration:
-                        break
-                    except WorkerDiedError as error:  # three kills in a row at one batch: dice fall so too
-                        index = int(str(error).split()[1])
-                        got.append([2 * index, 2 * index + 1])
-                    if number == 1 and len(got) == 10:
-                        next(iter(loader))
-                assert flat(got) == list(range(200))
+                got = [next(epoch) for _ in range(10)]
+                next(iter(loader))
+                batches, errors = rest(epoch, WorkerDiedError)
+                lost = {i for error in errors for i in (2 * given_up(error), 2 * given_up(error) + 1)}
+                assert flat(got + batches) == [i for i in range(200) if i not in lost]
+                assert len(lost) < 20
         finally:
             stop.set()
             thread.join()

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 from nbloader import DataLoader
 
 DATA = list(range(10))
+IN_ORDER = SequentialSampler(DATA)
 
 
 class Endless(IterableDataset):
@@ -44,13 +45,13 @@ WRONG = [
     (DATA, {"batch_size": "8"}, ValueError, "batch_size.*'8'"),
     (DATA, {"batch_size": True}, ValueError, "batch_size.*True"),
     (DATA, {"batch_size": None, "drop_last": True}, ValueError, "batch_size=None.*drop_last"),
-    (DATA, {"sampler": SequentialSampler(DATA), "shuffle": True}, ValueError, "sampler.*mutually exclusive with shuffle"),
+    (DATA, {"sampler": IN_ORDER, "shuffle": True}, ValueError, "sampler.*mutually exclusive with shuffle"),
     *[
-        (DATA, {"batch_sampler": BatchSampler(SequentialSampler(DATA), 2, False), **other}, ValueError, "batch_sampler.*" + name)
+        (DATA, {"batch_sampler": BatchSampler(IN_ORDER, 2, False), **other}, ValueError, "batch_sampler.*" + name)
         for name, other in (
             ("batch_size=4", {"batch_size": 4}),
             ("shuffle=True", {"shuffle": True}),
-            ("sampler=given", {"sampler": SequentialSampler(DATA)}),
+            ("sampler=given", {"sampler": IN_ORDER}),
             ("drop_last=True", {"drop_last": True}),
         )
     ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import functools
 import gc
+import itertools
 import mmap
 import os
 import pathlib
@@ -64,18 +66,20 @@ class Leases(RuleBasedStateMachine):
         self.most = max(self.most, len(self.kept))
 
     @precondition(lambda self: self.kept)
-    @rule(data=st.data(), how=st.sampled_from(["slice", "tensor", "tensor slice", "memoryview", "reshape", "numpy of it"]))
+    @rule(
+        data=st.data(), how=st.sampled_from(["slice", "tensor", "tensor slice", "memoryview", "reshape", "numpy of it"])
+    )
     def a_view_is_made_and_its_parent_dropped(self, data, how):
         _value, views = self.kept[data.draw(st.integers(0, len(self.kept) - 1))]
         array = np.asarray(views.pop())
         views.append(
             {
                 "slice": lambda: array[5:-5],
-                "tensor": lambda: torch.from_numpy(array),
+                "tensor": functools.partial(torch.from_numpy, array),
                 "tensor slice": lambda: torch.from_numpy(array)[3:].view(-1)[1:],
                 "memoryview": lambda: memoryview(array)[2:],
                 "reshape": lambda: array[: len(array) // 4 * 4].reshape(2, -1).T.ravel(order="K"),
-                "numpy of it": lambda: torch.from_numpy(array)[1:].numpy(),
+                "numpy of it": torch.from_numpy(array)[1:].numpy,
             }[how]()
         )
 
@@ -150,7 +154,8 @@ def test_a_thread_may_drop_batches(lender):
     batches.clear()
     assert not lender.maps._lent
     assert lender.count < 3000
-    assert sorted(lender.maps.take_returned() + sum(lender.pool._free.values(), [])) == list(range(lender.count))
+    free = itertools.chain(lender.maps.take_returned(), *lender.pool._free.values())
+    assert sorted(free) == list(range(lender.count)), "each segment is free, once"
 
 
 def test_beyond_the_bound_batches_are_copied_out(lender, monkeypatch):
@@ -258,7 +263,8 @@ def test_lambdas_and_classes_of_functions_travel():
         factor = 3
 
         def __getitem__(self, i):
-            return (lambda x: x * self.factor)(i)
+            times = lambda x: x * self.factor  # noqa: E731 - it is a lambda that is to travel
+            return times(i)
 
     assert load(SharedPickle(Local()))[4] == 12
 
