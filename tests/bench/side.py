@@ -151,10 +151,10 @@ class Side:
         digest.add(batch)
         for batch in iterator:
             digest.add(batch)
-        begin = _clock()
+        before = _clock()
         if self.row == "first_torch":
             subprocess.run([sys.executable, "-c", "import torch"], check=True)
-        once = 1e3 * (_clock() - begin)
+        once = 1e3 * (_clock() - before)
         return {
             "value": 1e3 * (now - begin), "with_init": 1e3 * (now - made), "once": once,
             "strict": digest.strict, "loose": digest.loose,
