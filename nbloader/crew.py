@@ -243,6 +243,14 @@ class Crew:
                 self._hear(report)
         pool.dispose()
 
+    def abandon(self) -> None:
+        """End all workers at once, in whatever state an interrupt has left them."""
+        pool, self.pool = self.pool, None
+        for slot in self._slots:
+            slot.handle = None
+        if pool is not None:
+            pool.abandon()
+
     def forget(self) -> None:
         """In a forked child: the workers are the parent's."""
         self.pool = None

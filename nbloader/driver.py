@@ -118,8 +118,9 @@ class Driver:
                 except BaseException:
                     self._driving = -1
                     self._dispatcher.clear()
-                    self._crew.kill()
-                    self._crew.stop(0)
+                    self._crew.abandon()
+                    if self._supervisor is not None and not self._supervisor.is_alive():
+                        self._supervisor = None  # interrupted before it was started
                     raise
         finally:
             self._tell()

@@ -12,9 +12,9 @@ import numpy as np
 
 _clock = time.perf_counter_ns
 
-# Where a worker tells what it is at: five integers, in shared memory so that they can be read while it hangs.
-STATE, RUN, NUMBER, SINCE, POSITION = range(5)
-STATUS_SIZE = 5
+# Where a worker tells what it is at: integers in shared memory, so that they can be read while it hangs.
+STATE, RUN, NUMBER, SINCE, POSITION, PID = range(6)
+STATUS_SIZE = 6
 STATES = ("starting", "idle", "fetching", "collating", "sending")
 STARTING, IDLE, FETCHING, COLLATING, SENDING = range(5)
 

@@ -30,7 +30,7 @@ from typing import NoReturn
 from nbloader.wire import Channel, Kind
 
 LIFELINE = struct.Struct("<q")
-"""What a lifeline carries, twice: the pid, then the wait status (as `os.waitpid`)."""
+"""What a lifeline carries: the pid, then `~status` (negative) of the wait status, as `os.waitpid` gives it."""
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -170,13 +170,20 @@ def main(fd: int) -> None:
 
 def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[int]) -> None:
     sock, stdout, stderr, lifeline = (channel.take_fd() for _ in range(4))
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:  # no process left: the worker's place sees its lifeline end, and this as its last words
+        os.write(stderr, f"no process could be started: {error}\n".encode())
+        for fd in (sock, stdout, stderr, lifeline):
+            os.close(fd)
+        return
     if pid == 0:
         for fd in (channel.fileno(), lifeline, *lifelines.values(), *inherited):
             os.close(fd)
         _become_worker(sock, stdout, stderr)
     lifelines[pid] = lifeline
-    os.write(lifeline, LIFELINE.pack(pid))
+    with contextlib.suppress(BrokenPipeError):  # given up meanwhile: it will see its connection closed
+        os.write(lifeline, LIFELINE.pack(pid))
     for fd in (sock, stdout, stderr):
         os.close(fd)
 
@@ -228,7 +235,7 @@ def _reap(lifelines: dict[int, int]) -> None:
         lifeline = lifelines.pop(pid, None)
         if lifeline is not None:
             with contextlib.suppress(BrokenPipeError):
-                os.write(lifeline, LIFELINE.pack(status))
+                os.write(lifeline, LIFELINE.pack(~status))
             os.close(lifeline)
 
 

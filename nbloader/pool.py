@@ -84,7 +84,7 @@ class Handle:
             held: The batches that it was given.
             exit_reason: Why the process before it ended.
         """
-        state, run, number, since, position = self.status
+        state, run, number, since, position, _pid = self.status
         sample = None
         for task in held:
             if state == f.FETCHING and task.number == number and task.run == run and position >= 0:
@@ -107,12 +107,19 @@ class Handle:
             rss=None,
         )
 
+    def take_fds(self) -> list[int]:
+        """The descriptors of its outputs and its lifeline, to be closed."""
+        fds = [fd for fd in (*self.outputs, self.lifeline) if fd >= 0]
+        self.outputs, self.lifeline = {}, -1
+        return fds
+
     def kill(self) -> None:
         """End the process at once, whatever it does."""
         self.killed = True
-        if self.pid and not self.gone:
+        pid = self.pid or self.status[f.PID]
+        if pid and not self.gone:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
 
 class Pool:
@@ -265,15 +272,15 @@ class Pool:
             self._end(handle, handle.popen.wait(), reports)
             return
         data = os.read(fd, forkserver.LIFELINE.size)
-        if not handle.pid and len(data) == forkserver.LIFELINE.size:
-            (handle.pid,) = forkserver.LIFELINE.unpack(data)
+        value = forkserver.LIFELINE.unpack(data)[0] if data else None
+        if value is not None and value >= 0:
+            handle.pid = value
             reports.append(Started(handle))
             if handle.killed:
                 handle.kill()
             return
         self._read_channel_to_the_end(handle, reports)
-        exitcode = os.waitstatus_to_exitcode(forkserver.LIFELINE.unpack(data)[0]) if data else None
-        self._end(handle, exitcode, reports)
+        self._end(handle, None if value is None else os.waitstatus_to_exitcode(~value), reports)
 
     def _read_channel_to_the_end(self, handle: Handle, reports: list[Report]) -> None:
         """What a worker sent before it died still counts."""
@@ -303,8 +310,8 @@ class Pool:
                 if not data:
                     return None  # the fork server was killed, and its workers with it
                 (value,) = forkserver.LIFELINE.unpack(data)
-                if handle.pid:
-                    return os.waitstatus_to_exitcode(value)
+                if value < 0:
+                    return os.waitstatus_to_exitcode(~value)
                 handle.pid = value
 
     def _read_output(self, handle: Handle, fd: int, reports: list[Report]) -> None:
@@ -345,9 +352,8 @@ class Pool:
             if fd in registered:
                 self._selector.unregister(fd)
         handle.channel.close()
-        for fd in (*handle.outputs, handle.lifeline):
-            if fd >= 0:
-                os.close(fd)
+        for fd in handle.take_fds():
+            os.close(fd)
 
     def partial_output(self) -> list[tuple[str, str]]:
         """What workers wrote after their last line ends, as (stream, text); taken out."""
@@ -379,6 +385,20 @@ class Pool:
                 left = STATUS_WAIT
             reports += self.poll(left)
         return reports
+
+    def abandon(self) -> None:
+        """End all workers at once and hear nothing of them: after an interrupt, what is read may begin anywhere."""
+        for handle in self.handles.values():
+            handle.kill()
+            if handle.popen is not None:
+                handle.popen.wait()
+            handle.gone = True
+            handle.channel.close()
+            for fd in handle.take_fds():
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        self.handles.clear()
+        self.dispose()
 
     def dispose(self) -> None:
         """Close what is left when no worker is."""

@@ -158,7 +158,7 @@ def _settle(channel: Channel) -> Worker | None:
     status_fd = channel.take_fd()
     status = memoryview(mmap.mmap(status_fd, 8 * f.STATUS_SIZE)).cast("q")
     os.close(status_fd)
-    status[f.SINCE] = _clock()
+    status[f.SINCE], status[f.PID] = _clock(), os.getpid()
     start.surroundings.take_over()
     try:
         dataset, collate_fn, worker_init_fn = load_shared(
