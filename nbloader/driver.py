@@ -257,6 +257,8 @@ class Driver:
         """Drive while the consumer is away. Ends with the workers."""
         while not self.closed:
             with self._lock:
+                if self._supervisor is not threading.current_thread():
+                    return  # an interrupt came while this one was started, and another took its place
                 pool = self._crew.pool
                 if pool is None and not self._commands:
                     self._supervisor = None  # decided under the lock: whoever starts workers starts another

@@ -30,7 +30,7 @@ from nbloader.collate import (
 from nbloader.pickles import tensor_of
 from nbloader.shm import aligned
 
-pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns once, of what it is given here
 
 
 class Pair(NamedTuple):
