@@ -176,7 +176,7 @@ class Engine(Driver):
         """What is ready. Else None, and the number of the batch to wait for, or None when none is outstanding."""
         state = self._dispatcher.runs.get(run)
         if state is None:
-            raise LoaderClosedError("this iterator was ended: its loader was closed or interrupted; iterate again")
+            raise LoaderClosedError(self._why_ended())
         if state.parked:
             self._dispatcher.unpark(run)
         self._driving = run
@@ -195,6 +195,11 @@ class Engine(Driver):
                 self._adapt(state)
             return (*item, (state.assigned, state.reorder.reordering, state.reorder.ready)), None
         return None, state.taken if self._dispatcher.outstanding(run) else None
+
+    def _why_ended(self) -> str:
+        if self.closed:
+            return "this loader was closed while it was iterated: make a new one"
+        return "this iterator was ended by an interrupt: iterate the loader again"
 
     def _adapt(self, state: Run[Payload]) -> None:
         """Small, quick batches are asked for many at a time.

@@ -44,6 +44,8 @@ _clock = time.perf_counter_ns
 _made_at: weakref.WeakValueDictionary[tuple[str, int], DataLoader[Any]] = weakref.WeakValueDictionary()
 """Loaders by the line that made them: when a cell is run again, the loader it made before gives up its workers."""
 
+_FIXED = frozenset({"batch_size", "batch_sampler", "sampler", "drop_last", "num_workers", "persistent_workers"})
+
 _engines: weakref.WeakSet[Engine | LocalEngine] = weakref.WeakSet()
 
 
@@ -73,7 +75,9 @@ class DataLoader(Generic[T_co]):
         worker_init_fn: Called with the worker id in each worker before it begins.
         multiprocessing_context: "forkserver" or "spawn", or a context of `multiprocessing` with that start method.
         generator: A `torch.Generator` for the order and the seeds, as torch's.
-        prefetch_factor: Batches asked for ahead, per worker; 2 by default.
+        prefetch_factor: Batches asked for ahead, per worker; 2 by default. Left open, small and quick batches are
+            asked for further ahead; and while one batch is late, workers go on beyond it, by at most 16 batches each
+            and 1 GB.
         persistent_workers: Workers always stay between epochs here. False (as in torch, the default) still makes
             changes of the dataset object between epochs reach them: they are replaced when its pickle differs.
         pin_memory_device: Deprecated in torch; accepted.
@@ -217,6 +221,16 @@ class DataLoader(Generic[T_co]):
         from torch.utils.data._utils.collate import default_convert
 
         return default_convert if self.batch_sampler is None else default_collate
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, but for those that the loader was made of.
+
+        Raises:
+            ValueError: It would change nothing any more (as torch's DataLoader says of most of them).
+        """
+        if name in _FIXED and "_engine" in self.__dict__:
+            raise ValueError(f"{name} attribute should not be set after DataLoader is initialized: make a new loader")
+        super().__setattr__(name, value)
 
     # ---- watching ---------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ COMPUTES, WAITS = 0.75, 0.4
 """CPU time over wall time of fetching, above and below which workers compute or wait."""
 FULL = 0.85
 """Workers that together use this share of the cores leave none free."""
+_CARRIED = 1e5
+"""Bytes of a mean batch from which carrying it can limit a loop: a smaller one mostly waits to be read."""
 _MOSTLY = 0.5
 _NO_STEP = 0.1
 _WHOLE = 0.05
@@ -197,7 +199,7 @@ def _limit(s: Snapshot, e: Evidence) -> tuple[str, str]:
     slow = _slow_worker(s, e)
     if slow is not None:
         return slow
-    if transport > make and transport > 1.0:
+    if transport > make and transport > 1.0 and e.nbytes_mean > _CARRIED:
         remedy = (
             "They travel by pickle: a collate function that returns tensors or arrays moves them by shared memory."
             if e.pickled > _MOSTLY
