@@ -501,6 +501,7 @@ sys.path.insert(0, {tests!r})
 from datasets import *
 from nbloader import DataLoader
 import psutil
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background may have it ignored
 """
 
 
