@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbloader import events as ev
+from nbloader import preload
 from nbloader.dispatch import MAX_DEATHS, Dispatcher
 from nbloader.errors import DatasetTransferError, WorkerDiedError, WorkerStartError
 from nbloader.faults import Given, died_message, rebuild
-from nbloader.pool import Handle, Pool, modules_to_preload
+from nbloader.pool import Handle, Pool
 from nbloader.reports import Gone, InitFailed, Ready, Report, Started
 from nbloader.shm import SharedPickle
 from nbloader.stats import WorkerGauge
@@ -96,7 +97,7 @@ class Crew:
                 "pickled: open them on first use inside __getitem__, or use num_workers=0."
             ) from error
         old, self._payload = self._payload, payload
-        self._preload = modules_to_preload(payload.data, dataset)
+        self._preload = preload.needed(payload.data, dataset)
         return old is not None and old.identity != payload.identity
 
     def unload(self) -> None:

@@ -82,10 +82,14 @@ def fork(sock: int, stdout: int, stderr: int, preload: list[str]) -> int:
     return lifeline
 
 
-def start() -> None:
-    """Start the server now, so that the first worker need not wait for it."""
-    with _lock:
-        _ensure()
+def start(preload: list[str]) -> None:
+    """Start the server now, without waiting for it, so that the first worker need not.
+
+    Args:
+        preload: Modules for it to import.
+    """
+    with _lock, contextlib.suppress(OSError):  # what fails here fails again in `fork`, where somebody asks for it
+        _ensure().send(Kind.PRELOAD, json.dumps(preload).encode())
 
 
 def pid() -> int | None:
@@ -160,9 +164,10 @@ def main(fd: int) -> None:
                         _kill_all(lifelines)
                         channel.close()
                         return
-                    for _kind, body in frames:
+                    for kind, body in frames:
                         _import_all(json.loads(bytes(body)))
-                        _fork_worker(channel, lifelines, [selector.fileno(), wakeup, wakeup_write])
+                        if kind == Kind.FORK:
+                            _fork_worker(channel, lifelines, [selector.fileno(), wakeup, wakeup_write])
                 else:
                     os.read(wakeup, 4096)
                     _reap(lifelines)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nbloader import device as dev
 from nbloader import events as ev
-from nbloader import options
+from nbloader import forkserver, options, preload
 from nbloader.engine import IDLE, Engine
 from nbloader.epoch import Epoch
 from nbloader.errors import LoaderClosedError
@@ -155,6 +155,8 @@ class DataLoader(Generic[T_co]):
         if num_workers == 0:
             self._engine = LocalEngine(self.events, batched=self.batch_sampler is not None, output=output)
         else:
+            if chosen.start_method == "forkserver":  # it gets ready while the notebook goes on to the loop
+                forkserver.start(preload.expected(dataset))
             self._engine = Engine(
                 self.events,
                 num_workers=num_workers,

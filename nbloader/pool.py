@@ -16,7 +16,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from typing import Any
@@ -39,8 +38,6 @@ TAIL = 4096
 """Characters of a worker's standard error that are kept."""
 STATUS_WAIT = 1.0
 """Seconds to wait for the wait status of a worker whose connection has closed."""
-PRELOADABLE = ("torch", "torchvision", "PIL.Image", "pandas", "scipy", "cv2")
-"""Modules that the fork server imports for a dataset that mentions them: slow to import, never edited by the user."""
 
 
 class Handle:
@@ -403,19 +400,3 @@ class Pool:
     def dispose(self) -> None:
         """Close what is left when no worker is."""
         self._selector.close()
-
-
-def modules_to_preload(payload: bytes, dataset: Any) -> list[str]:
-    """What a dataset will import that is slow to import: the fork server imports it once for all workers.
-
-    A class of the notebook names what it uses in its pickle; one of a module needs all that its module imports.
-    """
-    home = type(dataset).__module__
-    module = sys.modules.get(home) if home != "__main__" else None
-    imported = [value.__name__ for value in vars(module).values() if isinstance(value, type(sys))] if module else []
-    used = {name.split(".")[0] for name in imported}
-    return [
-        name
-        for name in PRELOADABLE
-        if name in sys.modules and (name.split(".")[0] in used or name.split(".")[0].encode() in payload)
-    ]

@@ -49,6 +49,8 @@ class Kind(IntEnum):
     """From the worker: the dataset could not be rebuilt, or `worker_init_fn` raised."""
     FORK = 10
     """To the fork server, with four descriptors: start a worker."""
+    PRELOAD = 11
+    """To the fork server: import these modules."""
 
 
 class Channel:
