@@ -30,7 +30,6 @@ demo: $(MADE)-demo
 	fi
 	$(PY) -m jupyterlab --log-level=WARN --ServerApp.ip=$(HOST) --ServerApp.port=$(PORT) \
 	    --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/01_quickstart.ipynb \
-	    --LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	    $(if $(filter none,$(BROWSER)),--no-browser) $$([ "$$(id -u)" -ne 0 ] || echo --allow-root)
 
 test: lint $(VENV)/kernels/ipykernel-6.30/.made $(VENV)/kernels/ipykernel-7.3/.made
@@ -64,11 +63,13 @@ $(MADE):
 
 $(MADE)-demo: $(MADE) pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[demo]'
+	@# Nothing shall stand between the reader and the notebook: no question about news, no search for updates.
+	@$(PY) -m jupyterlab.labextensions disable --level=sys_prefix @jupyterlab/apputils-extension:announcements 2>/dev/null
 	touch $@
 
-$(MADE)-test: $(MADE) pyproject.toml constraints.txt
+$(MADE)-test: $(MADE)-demo pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
-	touch $@ $(MADE)-demo
+	touch $@
 
 # Two more kernels for the browser tests: ipykernel handles a click during a busy cell in three different ways.
 $(VENV)/kernels/ipykernel-%/.made: $(MADE)-test
