@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbloader import events as ev
-from nbloader import preload
 from nbloader.dispatch import MAX_DEATHS, Dispatcher
-from nbloader.errors import DatasetTransferError, WorkerDiedError, WorkerStartError
+from nbloader.errors import WorkerDiedError, WorkerStartError
 from nbloader.faults import Given, died_message, rebuild
-from nbloader.pool import Handle, Pool
+from nbloader.handle import Handle, Payload, PoolKind, WorkerPool
 from nbloader.reports import Gone, InitFailed, Ready, Report, Started
-from nbloader.shm import SharedPickle
 from nbloader.stats import WorkerGauge
 
 _clock = time.perf_counter_ns
@@ -27,7 +25,7 @@ BY_REQUEST = "restarted by request"
 
 
 class Slot:
-    """One worker id and the process behind it."""
+    """One worker id and the process or thread behind it."""
 
     def __init__(self) -> None:
         self.handle: Handle | None = None
@@ -43,7 +41,7 @@ class Crew:
         dispatcher: Is told which workers can be given batches.
         num_workers: How many.
         options: What every worker is told (fields of `worker.Start`).
-        start_method: "forkserver" or "spawn".
+        kind: Processes or threads.
         max_restarts: Workers that may die unasked.
         hear: Takes the reports of workers that are being ended.
         failed: Called when the crew cannot work any more; `fatal` says why.
@@ -56,48 +54,39 @@ class Crew:
         *,
         num_workers: int,
         options: dict[str, Any],
-        start_method: str,
+        kind: PoolKind,
         max_restarts: int,
         hear: Callable[[Report], None],
         failed: Callable[[], None],
     ) -> None:
-        self.pool: Pool | None = None
-        """The processes; None before the first iteration, after a long idle time and after a failure."""
+        self.pool: WorkerPool | None = None
+        """The workers; None before the first iteration, after a long idle time and after a failure."""
         self.fatal: Exception | None = None
         """Why the last pool ended, where it failed."""
         self.options = options
         self._publish = publish
         self._dispatcher = dispatcher
         self._slots = [Slot() for _ in range(num_workers)]
-        self._start_method = start_method
+        self._kind = kind
         self._max_restarts = max_restarts
         self._hear = hear
         self._failed = failed
-        self._payload: SharedPickle | None = None
-        self._preload: list[str] = []
+        self._payload: Payload | None = None
         self._deaths = 0
 
     # ---- start --------------------------------------------------------------------------------------------------
 
     def load(self, dataset: Any, collate_fn: Any, worker_init_fn: Any) -> bool:
-        """Pickle what workers need. Those that run have what was loaded before until they are restarted.
+        """Take what workers need. Those that run have what was loaded before until they are restarted.
 
         Returns:
             Whether it differs from what was loaded before (False the first time).
 
         Raises:
-            DatasetTransferError: It cannot be pickled.
+            DatasetTransferError: It cannot be given to them.
         """
-        try:
-            payload = SharedPickle((dataset, collate_fn, worker_init_fn))
-        except Exception as error:  # pickling runs the user's code, which may raise anything
-            raise DatasetTransferError(
-                f"the dataset ({type(dataset).__name__}), collate_fn or worker_init_fn cannot be sent to worker "
-                f"processes: {type(error).__name__}: {error}. Open files, connections, locks and generators cannot be "
-                "pickled: open them on first use inside __getitem__, or use num_workers=0."
-            ) from error
+        payload = self._kind.pack(dataset, collate_fn, worker_init_fn)
         old, self._payload = self._payload, payload
-        self._preload = preload.needed(payload.data, dataset)
         return old is not None and old.identity != payload.identity
 
     def unload(self) -> None:
@@ -120,7 +109,7 @@ class Crew:
                 if slot.handle is None:  # it died when nobody needed it
                     self._replace(worker, slot.exit_reason)
             return False
-        self.pool = Pool(self._start_method, self.options["output"])
+        self.pool = self._kind.make()
         self.fatal = None
         try:
             for worker in range(len(self._slots)):
@@ -134,7 +123,7 @@ class Crew:
         if self.pool is None or self._payload is None:
             raise RuntimeError("a worker can be started only in a pool, and when a dataset is loaded")
         options = {**self.options, "num_workers": len(self._slots)}
-        self._slots[worker].handle = self.pool.start(worker, options, self._payload, self._preload)
+        self._slots[worker].handle = self.pool.start(worker, options, self._payload)
 
     # ---- reports ------------------------------------------------------------------------------------------------
 

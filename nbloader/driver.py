@@ -16,23 +16,20 @@ import collections
 import contextlib
 import logging
 import os
-import pickle
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
-
-import cloudpickle
 
 from nbloader import events as ev
 from nbloader.crew import Crew
 from nbloader.dispatch import Cancel, Dispatcher, Task
 from nbloader.errors import DatasetTransferError, LoaderClosedError, NbloaderError
 from nbloader.faults import Failure, Given, shown
+from nbloader.handle import PoolKind
 from nbloader.output import Outlet
 from nbloader.reports import Output, Parcel, Report, Result
 from nbloader.waker import Waker
-from nbloader.wire import Kind
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
@@ -44,8 +41,6 @@ IDLE_SUPERSEDED = 2.0
 
 Payload: TypeAlias = "Parcel | Failure | Given"
 
-_PLAIN = {int, str, bool, float, bytes}
-
 
 class Driver:
     """The workers, the dispatcher and the lock around them; the base of `engine.Engine`.
@@ -53,9 +48,9 @@ class Driver:
     Args:
         bus: Where events go, always without the lock: a subscriber may call the loader.
         depth: Batches that one worker may hold.
-        num_workers: Worker processes.
+        num_workers: How many workers.
         options: What every worker is told (fields of `worker.Start`).
-        start_method: "forkserver" or "spawn".
+        kind: Processes or threads.
         max_restarts: Workers that may die unasked, over the life of the loader.
         idle: Seconds without a request after which workers are given up; None for never.
     """
@@ -67,7 +62,7 @@ class Driver:
         depth: int,
         num_workers: int,
         options: dict[str, Any],
-        start_method: str,
+        kind: PoolKind,
         max_restarts: int,
         idle: float | None,
     ) -> None:
@@ -85,7 +80,7 @@ class Driver:
             self._dispatcher,
             num_workers=num_workers,
             options=options,
-            start_method=start_method,
+            kind=kind,
             max_restarts=max_restarts,
             hear=self._handle,
             failed=self._wake_all,
@@ -173,25 +168,21 @@ class Driver:
         pool = self._crew.pool
         if pool is None:
             return
-        messages: dict[int, list[bytes]] = {}
+        given: dict[int, list[Task]] = {}
         now = _clock()
         for uid, task in self._dispatcher.assignments():
             task.dispatched = now
-            try:
-                message = _dump_task(task, pool.handles[uid].maps.take_returned())
-            except Exception as error:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
+            given.setdefault(uid, []).append(task)
+        for uid, tasks in given.items():
+            for task, error in pool.give(uid, tasks):
                 why = f"the indices {shown(task.indices)} of batch {task.number} cannot be pickled: {error}"
                 self._dispatcher.result(uid, task.run, task.number, Given(DatasetTransferError(why)))
-            else:
-                messages.setdefault(uid, []).append(message)
-        for uid, bodies in messages.items():  # one system call a worker: it costs more than all the rest
-            pool.send(pool.handles[uid], *[(Kind.TASK, body) for body in bodies])
 
     def _cancel(self, cancels: list[Cancel]) -> None:
         pool = self._crew.pool
-        for uid, run, numbers in cancels:
-            if pool is not None and uid in pool.handles:
-                pool.send(pool.handles[uid], (Kind.CANCEL, pickle.dumps((run, numbers))))
+        if pool is not None:
+            for uid, run, numbers in cancels:
+                pool.cancel(uid, run, numbers)
 
     def _handle(self, report: Report) -> None:
         if isinstance(report, Result):
@@ -212,7 +203,7 @@ class Driver:
         failed, freed = accepted
         for task, _payload in freed:
             task.in_order = now
-        if isinstance(result, Parcel):
+        if not isinstance(result, Failure):
             self._batch_bytes = result.header[4]
             self._batch_ns += (result.header[9] - result.header[7] - self._batch_ns) // 8
         if report.run != self._driving and report.run in self._waiting:
@@ -296,11 +287,3 @@ class Driver:
             return None
         limit = IDLE_SUPERSEDED if self._superseded else self._idle
         return None if limit is None else limit - (time.monotonic() - self._asked)
-
-
-def _dump_task(task: Task, returned: list[int]) -> bytes:
-    """A task for a worker. Indices of the notebook's own types go by value."""
-    message = (task.run, task.number, task.indices, task.seed, returned)
-    indices = task.indices
-    kinds = set(map(type, indices)) if type(indices) is list else {type(indices)}
-    return pickle.dumps(message, 5) if kinds <= _PLAIN else bytes(cloudpickle.dumps(message, 5))

@@ -17,6 +17,7 @@ from nbloader.callbacks import WaitCallbacks
 from nbloader.dispatch import Run, Task
 from nbloader.driver import Driver, Payload
 from nbloader.errors import LoaderClosedError, LoaderTimeoutError
+from nbloader.handle import PoolKind
 from nbloader.shm import INLINE_LIMIT
 from nbloader.stats import Gauges
 from nbloader.waker import Waker
@@ -43,11 +44,11 @@ class Engine(Driver):
 
     Args:
         bus: Where events go.
-        num_workers: Worker processes.
+        num_workers: How many workers.
         window: Batches asked for ahead.
         adapts: Whether small and quick batches may be asked for further ahead.
         options: What every worker is told (fields of `worker.Start`).
-        start_method: "forkserver" or "spawn".
+        kind: Processes or threads.
         in_order: False delivers batches as they come.
         timeout: Seconds that a consumer may wait for one batch; 0 for no limit.
         max_restarts: Workers that may die unasked, over the life of the loader.
@@ -62,7 +63,7 @@ class Engine(Driver):
         window: int,
         adapts: bool,
         options: dict[str, Any],
-        start_method: str,
+        kind: PoolKind,
         in_order: bool,
         timeout: float,
         max_restarts: int,
@@ -73,7 +74,7 @@ class Engine(Driver):
             depth=max(1, -(-window // num_workers)),
             num_workers=num_workers,
             options=options,
-            start_method=start_method,
+            kind=kind,
             max_restarts=max_restarts,
             idle=idle,
         )

@@ -32,6 +32,7 @@ from nbloader.engine import IDLE, Engine
 from nbloader.epoch import Epoch
 from nbloader.errors import LoaderClosedError
 from nbloader.local import LocalEngine
+from nbloader.pool import Processes
 from nbloader.probe import ProcessProbe
 from nbloader.stats import Point, Snapshot, StatsFold
 
@@ -162,7 +163,7 @@ class DataLoader(Generic[T_co]):
                 num_workers=num_workers,
                 window=chosen.window,
                 adapts=prefetch is None and prefetch_factor is None,
-                start_method=chosen.start_method,
+                kind=Processes(chosen.start_method, output),
                 in_order=in_order,
                 timeout=timeout,
                 max_restarts=max_restarts,

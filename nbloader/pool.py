@@ -8,7 +8,6 @@ blocking call waits for all of them and a death is seen at once.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import mmap
 import os
 import pickle
@@ -18,21 +17,25 @@ import socket
 import subprocess
 import time
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import cloudpickle
 
 from nbloader import fetch as f
 from nbloader import forkserver
+from nbloader.cargo import Cargo
 from nbloader.dispatch import Task
 from nbloader.faults import Failure
+from nbloader.handle import Handle
 from nbloader.reports import Gone, InitFailed, Layout, Output, Parcel, Ready, Report, Result, Started
-from nbloader.shm import SegmentMaps, SharedPickle, anonymous_file
-from nbloader.stats import WorkerGauge
+from nbloader.shm import SegmentMaps, anonymous_file
 from nbloader.wire import Channel, Kind
 from nbloader.worker import Start, Surroundings
 
 _clock = time.perf_counter_ns
-
-_uids = itertools.count(1)
+_PLAIN = {int, str, bool, float, bytes}
 
 TAIL = 4096
 """Characters of a worker's standard error that are kept."""
@@ -40,69 +43,27 @@ STATUS_WAIT = 1.0
 """Seconds to wait for the wait status of a worker whose connection has closed."""
 
 
-class Handle:
-    """One worker process, from its start to its end. A replacement gets a handle of its own."""
+class ProcessHandle(Handle):
+    """One worker process."""
 
-    def __init__(self, uid: int, worker: int) -> None:
-        self.uid = uid
-        """Unique number of this process."""
-        self.worker = worker
-        """Worker id; a replacement has the same."""
-        self.pid = 0
-        """0 until the process exists."""
-        self.ready = False
-        self.gone = False
+    def __init__(self, worker: int) -> None:
+        fd = anonymous_file(8 * f.STATUS_SIZE)
+        self._page = memoryview(mmap.mmap(fd, 8 * f.STATUS_SIZE)).cast("q")
+        super().__init__(worker, self._page)
+        self.status_fd = fd
         self.killed = False
-        self.expected = False
-        """True when its end was asked for."""
-        self.held: tuple[int, ...] = ()
-        """Batch numbers that were taken from it when its end was asked for."""
-        self.requested = _clock()
         self.maps = SegmentMaps()
         self.layouts: dict[int, Layout] = {}
         self.tail: deque[str] = deque(maxlen=100)
         self.lifeline = -1
         self.popen: subprocess.Popen[bytes] | None = None
         self.outputs: dict[int, tuple[str, bytearray]] = {}
-        fd = anonymous_file(8 * f.STATUS_SIZE)
-        self.status_fd = fd
-        self.status = memoryview(mmap.mmap(fd, 8 * f.STATUS_SIZE)).cast("q")
         self.channel: Channel
 
     @property
     def stderr_tail(self) -> str:
         """The last lines that it wrote to its standard error."""
         return "".join(self.tail)[-TAIL:]
-
-    def gauge(self, held: list[Task], exit_reason: str) -> WorkerGauge:
-        """What is known of it now, read from its status page without asking it.
-
-        Args:
-            held: The batches that it was given.
-            exit_reason: Why the process before it ended.
-        """
-        state, run, number, since, position, _pid = self.status
-        sample = None
-        for task in held:
-            if state == f.FETCHING and task.number == number and task.run == run and position >= 0:
-                indices = task.indices
-                if not isinstance(indices, (list, tuple)):
-                    sample = indices
-                elif position < len(indices):  # the page is read while the worker writes it
-                    sample = indices[position]
-        return WorkerGauge(
-            worker=self.worker,
-            pid=self.pid,
-            state=f.STATES[state],
-            batch=number if number >= 0 and state != f.STARTING else None,
-            since=since or self.requested,
-            sample=sample,
-            queued=max(0, len(held) - 1),
-            exit_reason=exit_reason,
-            stderr_tail=self.stderr_tail,
-            cpu_percent=None,
-            rss=None,
-        )
 
     def take_fds(self) -> list[int]:
         """The descriptors of its outputs and its lifeline, to be closed."""
@@ -119,6 +80,31 @@ class Handle:
                 os.kill(pid, signal.SIGKILL)
 
 
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Makes pools of processes.
+
+    Args:
+        start_method: "forkserver" or "spawn".
+        output: "torch" or "numpy": what the arrays of a batch become.
+    """
+
+    start_method: str
+    output: str
+
+    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any) -> Cargo:
+        """Pickle what workers need.
+
+        Raises:
+            DatasetTransferError: It cannot be pickled.
+        """
+        return Cargo(dataset, collate_fn, worker_init_fn)
+
+    def make(self) -> Pool:
+        """A pool without processes."""
+        return Pool(self.start_method, self.output)
+
+
 class Pool:
     """The worker processes of one loader.
 
@@ -132,7 +118,7 @@ class Pool:
         self._output = output
         self._selector = selectors.DefaultSelector()
         self._early: list[Report] = []
-        self.handles: dict[int, Handle] = {}
+        self.handles: dict[int, ProcessHandle] = {}
         """Processes that have not ended, by their unique number."""
 
     def fileno(self) -> int:
@@ -141,26 +127,26 @@ class Pool:
 
     # ---- processes --------------------------------------------------------------------------------------------
 
-    def start(self, worker: int, options: dict[str, Any], payload: SharedPickle, preload: list[str]) -> Handle:
+    def start(self, worker: int, options: dict[str, Any], payload: Cargo) -> ProcessHandle:
         """Start a worker process.
 
         Args:
             worker: Its id.
             options: The fields of `worker.Start` that do not come from here.
             payload: The dataset and functions.
-            preload: What the fork server imports first.
 
         Raises:
             OSError: No process, pipe or memory could be had.
         """
-        shared = payload.fd()
-        handle = Handle(next(_uids), worker)
+        pickled = payload.pickled
+        shared = pickled.fd()
+        handle = ProcessHandle(worker)
         ours, theirs = socket.socketpair()
         out, out_theirs = os.pipe()
         err, err_theirs = os.pipe()
         try:
             if self._start_method == "forkserver":
-                handle.lifeline = forkserver.fork(theirs.fileno(), out_theirs, err_theirs, preload)
+                handle.lifeline = forkserver.fork(theirs.fileno(), out_theirs, err_theirs, payload.preload)
             else:
                 self._spawn(handle, theirs.fileno(), out_theirs, err_theirs)
         except BaseException:
@@ -183,15 +169,15 @@ class Pool:
         self._selector.register(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
         self.handles[handle.uid] = handle
         start = Start(
-            surroundings=Surroundings.here(), worker=worker, spans=payload.spans, shared=shared is not None,
-            payload=payload.data, **options,
+            surroundings=Surroundings.here(), worker=worker, spans=pickled.spans, shared=shared is not None,
+            payload=pickled.data, **options,
         )  # fmt: skip
         fds = (handle.status_fd,) if shared is None else (handle.status_fd, shared)
-        self.send(handle, (Kind.INIT, pickle.dumps(start, 5)), fds=fds)
+        self._send(handle, (Kind.INIT, pickle.dumps(start, 5)), fds=fds)
         os.close(handle.status_fd)
         return handle
 
-    def _spawn(self, handle: Handle, sock: int, stdout: int, stderr: int) -> None:
+    def _spawn(self, handle: ProcessHandle, sock: int, stdout: int, stderr: int) -> None:
         command = forkserver.python_command(f"from nbloader.worker import main; main({sock}, watched=False)")
         handle.popen = subprocess.Popen(
             command, pass_fds=(sock,), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
@@ -202,7 +188,33 @@ class Pool:
             handle.lifeline = os.pidfd_open(handle.pid)
         self._early.append(Started(handle))
 
-    def send(self, handle: Handle, *frames: tuple[Kind, bytes], fds: tuple[int, ...] = ()) -> None:
+    def give(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
+        """Have a worker make batches. All go with one system call: it costs more than all the rest.
+
+        Returns:
+            Those whose indices cannot be pickled, and why.
+        """
+        handle = self.handles[uid]
+        frames, unsent = [], []
+        for task in tasks:
+            returned = handle.maps.take_returned()
+            try:
+                message = _dump_task(task, returned)
+            except Exception as error:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
+                handle.maps.returned.extend(returned)
+                unsent.append((task, error))
+            else:
+                frames.append((Kind.TASK, message))
+        if frames:
+            self._send(handle, *frames)
+        return unsent
+
+    def cancel(self, uid: int, run: int, numbers: tuple[int, ...]) -> None:
+        """Have a worker forget batches that it was given and has not begun."""
+        if uid in self.handles:
+            self._send(self.handles[uid], (Kind.CANCEL, pickle.dumps((run, numbers))))
+
+    def _send(self, handle: ProcessHandle, *frames: tuple[Kind, bytes], fds: tuple[int, ...] = ()) -> None:
         """Send frames to a worker. One that has died meanwhile will be reported by `poll`."""
         channel = handle.channel
         was_backlogged = channel.backlogged
@@ -233,13 +245,13 @@ class Pool:
                 read(handle, key.fd, reports)
         return reports
 
-    def _flush(self, handle: Handle) -> None:
+    def _flush(self, handle: ProcessHandle) -> None:
         with contextlib.suppress(OSError):
             handle.channel.flush()
             if not handle.channel.backlogged:
                 self._selector.modify(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
 
-    def _read_channel(self, handle: Handle, _fd: int, reports: list[Report]) -> None:
+    def _read_channel(self, handle: ProcessHandle, _fd: int, reports: list[Report]) -> None:
         try:
             frames = handle.channel.receive()
         except (EOFError, OSError):
@@ -264,7 +276,7 @@ class Pool:
             elif kind == Kind.INIT_ERROR:
                 reports.append(InitFailed(handle, pickle.loads(body)))
 
-    def _read_lifeline(self, handle: Handle, fd: int, reports: list[Report]) -> None:
+    def _read_lifeline(self, handle: ProcessHandle, fd: int, reports: list[Report]) -> None:
         if handle.popen is not None:
             self._end(handle, handle.popen.wait(), reports)
             return
@@ -279,7 +291,7 @@ class Pool:
         self._read_channel_to_the_end(handle, reports)
         self._end(handle, None if value is None else os.waitstatus_to_exitcode(~value), reports)
 
-    def _read_channel_to_the_end(self, handle: Handle, reports: list[Report]) -> None:
+    def _read_channel_to_the_end(self, handle: ProcessHandle, reports: list[Report]) -> None:
         """What a worker sent before it died still counts."""
         while not handle.gone and not handle.killed:
             before = len(reports)
@@ -287,7 +299,7 @@ class Pool:
             if len(reports) == before:
                 return
 
-    def _wait_status(self, handle: Handle) -> int | None:
+    def _wait_status(self, handle: ProcessHandle) -> int | None:
         """The exit code of a worker whose connection has closed; one that lives on is killed."""
         if handle.popen is not None:
             try:
@@ -311,7 +323,7 @@ class Pool:
                     return os.waitstatus_to_exitcode(~value)
                 handle.pid = value
 
-    def _read_output(self, handle: Handle, fd: int, reports: list[Report]) -> None:
+    def _read_output(self, handle: ProcessHandle, fd: int, reports: list[Report]) -> None:
         stream, partial = handle.outputs[fd]
         try:
             data = os.read(fd, 1 << 16)
@@ -328,7 +340,7 @@ class Pool:
                 handle.tail.extend(text.splitlines(keepends=True))
             reports.append(Output(handle, stream, text))
 
-    def _end(self, handle: Handle, exitcode: int | None, reports: list[Report]) -> None:
+    def _end(self, handle: ProcessHandle, exitcode: int | None, reports: list[Report]) -> None:
         """Forget a process that has ended; what it wrote last is read first."""
         if handle.gone:
             return
@@ -343,7 +355,7 @@ class Pool:
         self.handles.pop(handle.uid, None)
         reports.append(Gone(handle, exitcode))
 
-    def _release(self, handle: Handle) -> None:
+    def _release(self, handle: ProcessHandle) -> None:
         registered = self._selector.get_map()
         for fd in (*handle.outputs, handle.lifeline, handle.channel.fileno()):
             if fd in registered:
@@ -400,3 +412,11 @@ class Pool:
     def dispose(self) -> None:
         """Close what is left when no worker is."""
         self._selector.close()
+
+
+def _dump_task(task: Task, returned: list[int]) -> bytes:
+    """A task for a worker. Indices of the notebook's own types go by value."""
+    message = (task.run, task.number, task.indices, task.seed, returned)
+    indices = task.indices
+    kinds = set(map(type, indices)) if type(indices) is list else {type(indices)}
+    return pickle.dumps(message, 5) if kinds <= _PLAIN else bytes(cloudpickle.dumps(message, 5))

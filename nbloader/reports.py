@@ -12,7 +12,8 @@ from nbloader.wire import Bytes
 from nbloader.worker import NO_SEGMENT, PICKLED, RESULT
 
 if TYPE_CHECKING:
-    from nbloader.pool import Handle
+    from nbloader.handle import Handle
+    from nbloader.pool import ProcessHandle
 
 
 class Layout:
@@ -49,7 +50,7 @@ class Parcel:
         "worker",
     )
 
-    def __init__(self, handle: Handle, body: Bytes, received: int) -> None:
+    def __init__(self, handle: ProcessHandle, body: Bytes, received: int) -> None:
         self.header = header = RESULT.unpack_from(body)
         self.received = received
         self.worker = handle.worker

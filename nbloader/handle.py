@@ -1,0 +1,159 @@
+"""What the crew, the driver and the dispatcher know of workers, be they processes (pool.py) or threads (threads.py)."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nbloader import fetch as f
+from nbloader.dispatch import Task
+from nbloader.stats import WorkerGauge
+
+if TYPE_CHECKING:
+    from nbloader.reports import Report
+
+_clock = time.perf_counter_ns
+_uids = itertools.count(1)
+
+
+class Handle:
+    """One worker, from its start to its end. A replacement gets a handle of its own.
+
+    Args:
+        worker: Its id.
+        status: Where it tells what it is at (fields of `fetch.STATE` and so on); read while it writes.
+    """
+
+    def __init__(self, worker: int, status: Sequence[int]) -> None:
+        self.uid = next(_uids)
+        """Unique number of this process or thread."""
+        self.worker = worker
+        """Worker id; a replacement has the same."""
+        self.pid = 0
+        """Of its process; 0 until that exists."""
+        self.ready = False
+        self.gone = False
+        self.expected = False
+        """True when its end was asked for."""
+        self.held: tuple[int, ...] = ()
+        """Batch numbers that were taken from it when its end was asked for."""
+        self.requested = _clock()
+        self.status = status
+
+    @property
+    def stderr_tail(self) -> str:
+        """The last lines that it wrote to its standard error."""
+        return ""
+
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+        raise NotImplementedError
+
+    def gauge(self, held: list[Task], exit_reason: str) -> WorkerGauge:
+        """What is known of it now, read from its status page without asking it.
+
+        Args:
+            held: The batches that it was given.
+            exit_reason: Why the worker before it ended.
+        """
+        state, run, number, since, position, *_ = self.status
+        sample = None
+        for task in held:
+            if state == f.FETCHING and task.number == number and task.run == run and position >= 0:
+                indices = task.indices
+                if not isinstance(indices, (list, tuple)):
+                    sample = indices
+                elif position < len(indices):  # the page is read while the worker writes it
+                    sample = indices[position]
+        return WorkerGauge(
+            worker=self.worker,
+            pid=self.pid,
+            state=f.STATES[state],
+            batch=number if number >= 0 and state != f.STARTING else None,
+            since=since or self.requested,
+            sample=sample,
+            queued=max(0, len(held) - 1),
+            exit_reason=exit_reason,
+            stderr_tail=self.stderr_tail,
+            cpu_percent=None,
+            rss=None,
+        )
+
+
+class Payload(Protocol):
+    """What workers are given when they start: dataset, `collate_fn`, `worker_init_fn`."""
+
+    identity: Any
+    """Equal for two payloads where workers that have the one need not be given the other."""
+
+
+class WorkerPool(Protocol):
+    """The workers of one loader: started, given batches, listened to, ended. It decides nothing, it reports."""
+
+    @property
+    def handles(self) -> Mapping[int, Handle]:
+        """Workers that have not ended, by their unique number."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `poll` has something to report."""
+
+    def start(self, worker: int, options: dict[str, Any], payload: Any) -> Handle:
+        """Start a worker.
+
+        Args:
+            worker: Its id.
+            options: What it is told (fields of `worker.Start`).
+            payload: What `pack` of the same kind of pool gave.
+
+        Raises:
+            OSError: No process, thread, pipe or memory could be had.
+        """
+
+    def give(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
+        """Have a worker make batches, one after the other.
+
+        Returns:
+            Those that cannot be sent to it, and why; it does not get them.
+        """
+
+    def cancel(self, uid: int, run: int, numbers: tuple[int, ...]) -> None:
+        """Have a worker forget batches that it was given and has not begun."""
+
+    def poll(self, timeout: float | None) -> list[Report]:
+        """Wait until something happens, and tell what.
+
+        Args:
+            timeout: Seconds; 0 does not wait, None waits for ever.
+        """
+
+    def partial_output(self) -> list[tuple[str, str]]:
+        """What workers wrote after their last line ends, as (stream, text); taken out."""
+
+    def close(self, grace: float) -> list[Report]:
+        """End all workers: those that do not leave within `grace` seconds are killed.
+
+        Returns:
+            What there was to report meanwhile (last output, ends).
+        """
+
+    def abandon(self) -> None:
+        """End all workers at once and hear nothing of them, in whatever state an interrupt has left them."""
+
+    def dispose(self) -> None:
+        """Close what is left when no worker is."""
+
+
+class PoolKind(Protocol):
+    """Makes pools of one kind of worker."""
+
+    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any) -> Payload:
+        """What workers of this kind are given when they start.
+
+        Raises:
+            DatasetTransferError: It cannot be given to them.
+        """
+
+    def make(self) -> WorkerPool:
+        """A pool without workers."""
