@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
 
+KEPT_INDICES = 8
+"""Dataset indices that a batch's record keeps."""
+
 
 class Epoch(Iterator[T_co]):
     """One pass over the sampler."""
@@ -129,7 +132,8 @@ class Epoch(Iterator[T_co]):
             self._run, self._run, task.number, parcel.worker, parcel.pid, task.attempt, samples, nbytes,
             parcel.transport, requested, task.dispatched, begin, fetched, collated, parcel.received, task.in_order,
             _clock(),
-        ), (fetch_cpu, collate_cpu, *depths, index, slowest_ns)  # fmt: skip
+        ), (fetch_cpu, collate_cpu, *depths, index, slowest_ns,
+            task.indices[:KEPT_INDICES] if self._batched else (task.indices,))  # fmt: skip
 
     def _finish(self) -> NoReturn:
         if self._sampler_error is not None:

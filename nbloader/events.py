@@ -75,6 +75,8 @@ class BatchRecord(NamedTuple):
     """Dataset index of the slowest sample of the batch (None where samples are not fetched one by one)."""
     slowest_ns: int
     """Time of that sample, ns."""
+    indices: Any = ()
+    """The first eight of its dataset indices."""
 
     @property
     def waited(self) -> int:
@@ -275,7 +277,7 @@ class EventBus:
 
     def __init__(self, history: int = 10_000) -> None:
         self.history: collections.deque[Event] = collections.deque(maxlen=history)
-        """The last events, oldest first. Copy it (`list(bus.history)`) before a long look: it moves."""
+        """The last events, oldest first. It moves: before a long look copy it, by `recent()`."""
         self._subscribers: tuple[Subscription, ...] = ()
         self._lock = threading.Lock()
 
@@ -311,9 +313,10 @@ class EventBus:
 
     def batches(self) -> list[BatchRecord]:
         """The batch records in the history, oldest first."""
-        return [event for event in self._copy() if isinstance(event, BatchRecord)]
+        return [event for event in self.recent() if isinstance(event, BatchRecord)]
 
-    def _copy(self) -> list[Event]:
+    def recent(self) -> list[Event]:
+        """A copy of the history, oldest first."""
         while True:
             try:
                 return list(self.history)

@@ -35,9 +35,13 @@ from nbloader.local import LocalEngine
 from nbloader.pool import Processes
 from nbloader.probe import ProcessProbe
 from nbloader.stats import Point, Snapshot, StatsFold
+from nbloader.trace import Trace
 
 if TYPE_CHECKING:
+    from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
+
     from nbloader.dashboard import Dashboard
+    from nbloader.dashboard.page import Report
 
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
@@ -245,6 +249,31 @@ class DataLoader(Generic[T_co]):
     def points(self) -> list[Point]:
         """The history that the dashboard plots: a point for each `stats()` that was asked for, 0.2 s apart at least."""
         return self._fold.points()
+
+    @property
+    def trace(self) -> Trace:
+        """What happened to the last 10,000 batches: `loader.trace.save("epoch.json")` writes it for Perfetto."""
+        return Trace(self.events.recent())
+
+    def timeline(self, epoch: int | None = None) -> Figure:
+        """A Bokeh figure of what each worker and the loop were at, over time; for `bokeh.plotting.show`.
+
+        Args:
+            epoch: Which one; the newest by default.
+        """
+        from nbloader.dashboard.figures import timeline
+
+        return timeline(self.trace.epoch(epoch))
+
+    def report(self, epoch: int | None = None) -> Report:
+        """The pictures of an epoch on a page of HTML without a kernel: `loader.report().save("report.html")`.
+
+        Args:
+            epoch: Which one; the newest by default.
+        """
+        from nbloader.dashboard.page import Report
+
+        return Report(self.stats(), self.trace.epoch(epoch))
 
     def dashboard(self) -> Dashboard:
         """Show the live dashboard in this cell's output. A loader as the last line of a cell does the same.

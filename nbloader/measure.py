@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nbloader.events import BatchRecord
-from nbloader.snapshot import STAGES, Point, Snapshot, StageStats
+from nbloader.snapshot import STAGES, Histogram, Point, Snapshot, StageStats
 
 SLOWEST = 10
 """Slowest samples that are kept."""
+BINS = 6
+"""Bins of the histogram per power of ten."""
 POINT_NS, POINTS_NS = 200_000_000, 120_000_000_000
 """Least time between two plot points, and how long they are kept, ns."""
 
@@ -25,7 +27,7 @@ class Plot:
         self._waited = 0
         self._now: int | None = None
         self._idle = True
-        self._marks: collections.deque[tuple[int, int]] = collections.deque(maxlen=5)
+        self._marks: collections.deque[tuple[int, int]] = collections.deque(maxlen=5)  # when, batches until then
 
     def add(self, s: Snapshot, now: int, age: int, *, total: int, waited: int, fresh: Sequence[BatchRecord]) -> None:
         """Add a point, unless the last one is less than 0.2 s old or nothing goes on.
@@ -52,10 +54,12 @@ class Plot:
             since, before = self._marks[0] if self._marks else (now - gap, 0)
             rate = (total - before) * 1e9 / max(1, now - since)
             share = share_of(max(0, waited - self._waited), gap)
-        stages = self.points[-1].stages if self.points else (0.0,) * len(STAGES)
+        stages: tuple[float, ...] = self.points[-1].stages if self.points else (0.0,) * len(STAGES)
+        spread: tuple[tuple[float, float, float], ...] = ()
         if fresh:
-            stages = tuple(sum(ns) / len(ns) / 1e6 for ns in zip(*map(durations, fresh), strict=True))
+            stages, spread = spread_of(fresh)
         seen = len(fresh) + 1
+        each = rate / max(1e-9, s.batches_per_second)
         self.points.append(
             Point(
                 time=at,
@@ -65,6 +69,9 @@ class Plot:
                 batches_per_second=rate,
                 wait_share=share,
                 stages=stages,
+                samples_per_second=each * s.samples_per_second,
+                mb_per_second=each * s.mb_per_second,
+                spread=spread,
             )
         )
         while self.points[0].time < at - POINTS_NS / 1e9:
@@ -116,9 +123,90 @@ def stage_stats(records: list[BatchRecord]) -> tuple[StageStats, ...]:
     for name, column in zip(STAGES, zip(*map(durations, whole), strict=True), strict=False):
         ns = sorted(column)
         n = len(ns)
-        p50, p95 = ns[(n + 1) // 2 - 1], ns[math.ceil(0.95 * n) - 1]
-        stages.append(StageStats(name, sum(ns) / n / 1e6, p50 / 1e6, p95 / 1e6, ns[-1] / 1e6))
+        p50, p95, p99 = percentiles(ns)
+        stages.append(StageStats(name, sum(ns) / n / 1e6, p50, p95, p99, ns[-1] / 1e6))
     return tuple(stages)
+
+
+def percentiles(ns: Sequence[int]) -> tuple[float, float, float]:
+    """Give p50, p95 and p99 of sorted nanoseconds, by nearest rank, in milliseconds."""
+    n = len(ns)
+    return ns[(n + 1) // 2 - 1] / 1e6, ns[math.ceil(0.95 * n) - 1] / 1e6, ns[math.ceil(0.99 * n) - 1] / 1e6
+
+
+def spread_of(records: Sequence[BatchRecord]) -> tuple[tuple[float, ...], tuple[tuple[float, float, float], ...]]:
+    """Give mean and percentiles of each stage of some batches, milliseconds, in the order of `STAGES`."""
+    columns = [sorted(ns) for ns in zip(*map(durations, records), strict=True)]
+    return tuple(sum(ns) / len(ns) / 1e6 for ns in columns), tuple(map(percentiles, columns))
+
+
+def histogram(records: Sequence[BatchRecord]) -> Histogram:
+    """Count how long batches took to make, in bins of a sixth of a decade; about 0.4 us a batch."""
+    bins = collections.Counter(
+        math.floor(BINS * math.log10(max(1, r.collated - r.fetch_begin))) for r in records if r.collated > 0
+    )
+    if not bins:
+        return Histogram()
+    first, last = min(bins), max(bins)
+    edges = tuple(10 ** (b / BINS) / 1e6 for b in range(first, last + 2))
+    return Histogram(edges, tuple(bins[b] for b in range(first, last + 1)))
+
+
+def points_of(records: Sequence[BatchRecord], count: int = 240) -> list[Point]:
+    """Give the plots over time of records that are complete, as for an epoch that has ended.
+
+    Args:
+        records: Batches of one epoch.
+        count: Points at most; fewer where that would be less than four batches each.
+
+    Returns:
+        One point per interval, its time in seconds since the first batch was asked for.
+    """
+    if not records:
+        return []
+    records = sorted(records, key=back)
+    begin, end = min(r.requested for r in records), back(records[-1])
+    width = max(1, -(-(end - begin) // max(1, min(count, len(records) // 4))))
+    points: list[Point] = []
+    stages: tuple[float, ...] = (0.0,) * len(STAGES)
+    at = 0
+    waits = collections.deque(sorted((r.requested, r.delivered) for r in records if r.delivered > r.requested))
+    nothing = Point(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, stages)
+    for left in range(begin, end, width):
+        right = left + width
+        picked = []
+        while at < len(records) and back(records[at]) <= right:
+            picked.append(records[at])
+            at += 1
+        spread: tuple[tuple[float, float, float], ...] = ()
+        if picked:
+            stages, spread = spread_of(picked)
+        waited = 0
+        while waits and waits[0][0] < right:
+            waited += max(0, min(waits[0][1], right) - max(waits[0][0], left))
+            if waits[0][1] > right:
+                break
+            waits.popleft()
+        before = points[-1] if points else nothing
+        points.append(
+            Point(
+                time=(right - begin) / 1e9,
+                in_flight=_mean([r.in_flight for r in picked], before.in_flight),
+                reordering=_mean([r.reordering for r in picked], before.reordering),
+                ready=_mean([r.ready for r in picked], 0.0),
+                batches_per_second=len(picked) * 1e9 / width,
+                wait_share=share_of(waited, width),
+                stages=stages,
+                samples_per_second=sum(r.samples for r in picked) * 1e9 / width,
+                mb_per_second=sum(r.nbytes for r in picked) * 1e3 / width,
+                spread=spread,
+            )
+        )
+    return points
+
+
+def _mean(values: list[int], otherwise: float) -> float:
+    return sum(values) / len(values) if values else otherwise
 
 
 def slowest(records: list[BatchRecord]) -> list[BatchRecord]:

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from nbloader import colours
 from nbloader.text import clean, duration, megabytes, number, percent, plural, tail
 
 if TYPE_CHECKING:
@@ -17,26 +18,6 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 BAR = 24
-STAGE_COLOURS = {
-    "queue": "#94a3b8",
-    "fetch": "#3b82f6",
-    "collate": "#14b8a6",
-    "transport": "#a855f7",
-    "reorder": "#f97316",
-    "ready": "#cbb26a",
-    "step": "#22a55b",
-}
-"""Chosen to be told apart, and to be seen on white and on black."""
-STATE_COLOURS = {
-    "idle": "#94a3b8",
-    "starting": "#a855f7",
-    "fetching": "#3b82f6",
-    "collating": "#14b8a6",
-    "sending": "#14b8a6",
-    "dead": "#dc4545",
-}
-CAUSE_COLOURS = {"consumer": "#22a55b", "worker": "#dc4545"}
-CAUSE_COLOURS |= dict.fromkeys(("workers", "workers_compute", "workers_wait", "transport", "in_process"), "#f0932b")
 STAGE_MEANING = {
     "queue": "sent to a worker, waits for it",
     "fetch": "the worker gets the samples",
@@ -63,8 +44,8 @@ def to_text(s: Snapshot) -> str:
     """Give the whole snapshot as aligned text of about 80 columns."""
     blocks = ["\n".join(textwrap.wrap(s.verdict, WIDTH)), _progress_text(s)]
     if s.stages:
-        rows = [[st.name, *(f"{ms:,.2f}" for ms in (st.mean, st.p50, st.p95, st.max))] for st in s.stages]
-        blocks.append(_grid([["stage, ms", "mean", "median", "95 %", "max"], *rows], left=(0,)))
+        rows = [[st.name, *(f"{ms:,.2f}" for ms in (st.mean, st.p50, st.p95, st.p99, st.max))] for st in s.stages]
+        blocks.append(_grid([["stage, ms", "mean", "median", "95 %", "99 %", "max"], *rows], left=(0,)))
     if s.workers:
         head = ["worker", "pid", "state", "at batch", "for", "batches", "per s", "CPU", "memory", "restarts"]
         notes = [note for w in s.workers for note in _notes(w)]
@@ -192,7 +173,7 @@ def _text(value: object) -> str:
 
 
 def _verdict_html(s: Snapshot) -> str:
-    colour = CAUSE_COLOURS.get(s.cause, "#94a3b8")
+    colour = colours.CAUSES.get(s.cause, colours.OTHER)
     verdict = html.escape(clean(s.verdict, 1000))
     return (
         f'<div style="border-left:4px solid {colour};background:{colour}1c;border-radius:4px;'
@@ -210,7 +191,7 @@ def _progress_html(s: Snapshot) -> str:
         bar = (
             '<div style="height:6px;border-radius:3px;background:rgba(128,128,128,.22);overflow:hidden;'
             'margin:3px 0 7px">'
-            f'<div style="height:100%;width:{100 * share:.1f}%;background:{STAGE_COLOURS["fetch"]}"></div></div>'
+            f'<div style="height:100%;width:{100 * share:.1f}%;background:{colours.STAGES["fetch"]}"></div></div>'
         )
     part = "" if share is None else f" ({percent(share)})"
     head = (
@@ -219,7 +200,7 @@ def _progress_html(s: Snapshot) -> str:
         f'<span style="{_MUTED}">{_times(s)}</span></div>'
     )
     faults = _faults(s)
-    more = f'<div style="color:{CAUSE_COLOURS["worker"]};margin-top:4px">{faults}</div>' if faults else ""
+    more = f'<div style="color:{colours.CAUSES["worker"]};margin-top:4px">{faults}</div>' if faults else ""
     loop = f'<div style="{_MUTED};margin-top:4px">The loop {_loop(s)}.</div>'
     return head + bar + _chips([*_rates(s), *chips]) + loop + more
 
@@ -238,13 +219,14 @@ def _stages_html(s: Snapshot) -> str:
         return ""
     bar = "".join(
         f'<div title="{stage.name}: {stage.mean:.2f} ms" '
-        f'style="width:{100 * stage.mean / total:.2f}%;background:{STAGE_COLOURS[stage.name]}"></div>'
+        f'style="width:{100 * stage.mean / total:.2f}%;background:{colours.STAGES[stage.name]}"></div>'
         for stage in s.stages
     )
     rows = [
         [
-            _dot(STAGE_COLOURS[stage.name]) + f'{stage.name} <span style="{_MUTED}">{STAGE_MEANING[stage.name]}</span>',
-            *(f"{ms:,.2f}" for ms in (stage.mean, stage.p50, stage.p95, stage.max)),
+            _dot(colours.STAGES[stage.name])
+            + f'{stage.name} <span style="{_MUTED}">{STAGE_MEANING[stage.name]}</span>',
+            *(f"{ms:,.2f}" for ms in (stage.mean, stage.p50, stage.p95, stage.p99, stage.max)),
         ]
         for stage in s.stages
     ]
@@ -252,7 +234,7 @@ def _stages_html(s: Snapshot) -> str:
     return (
         _title(f"The path of a batch: {duration(total / 1e3)} on average{share}")
         + f'<div style="display:flex;height:14px;border-radius:4px;overflow:hidden;margin:0 0 4px">{bar}</div>'
-        + _table(["stage, ms", "mean", "median", "95 %", "max"], rows, left=(0,))
+        + _table(["stage, ms", "mean", "median", "95 %", "99 %", "max"], rows, left=(0,))
     )
 
 
@@ -262,7 +244,7 @@ def _workers_html(s: Snapshot) -> str:
     rows = []
     for w in s.workers:
         row = [html.escape(cell) for cell in _worker_row(w)]
-        colour = CAUSE_COLOURS["worker"] if w.stuck else STATE_COLOURS.get(w.state, "#94a3b8")
+        colour = colours.CAUSES["worker"] if w.stuck else colours.STATES.get(w.state, colours.OTHER)
         state = f"{_text(w.state)}, stuck" if w.stuck else _text(w.state)
         row[2] = _dot(colour, radius="50%") + state
         rows.append(row)
@@ -315,7 +297,7 @@ def _dot(colour: str, radius: str = "2px") -> str:
 def _meter(share: float) -> str:
     return (
         f'<span style="display:inline-block;height:7px;width:{90 * share:.0f}px;border-radius:2px;margin-right:7px;'
-        f'background:{STAGE_COLOURS["fetch"]}"></span>'
+        f'background:{colours.STAGES["fetch"]}"></span>'
     )
 
 

@@ -72,6 +72,7 @@ class StageStats:
     mean: float
     p50: float
     p95: float
+    p99: float
     max: float
 
 
@@ -134,6 +135,20 @@ class Point:
     """Share of the interval in which the consumer waited, 0 to 1."""
     stages: tuple[float, ...]
     """Mean milliseconds by stage, in the order of `STAGES`."""
+    samples_per_second: float = 0.0
+    mb_per_second: float = 0.0
+    spread: tuple[tuple[float, float, float], ...] = ()
+    """p50, p95 and p99 by stage, milliseconds, of the same batches as `stages`; empty where there were none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How long the last 2,000 batches took to make (fetch and collate), in bins of a sixth of a decade."""
+
+    edges: tuple[float, ...] = ()
+    """Milliseconds, one more than there are bins; empty before the first batch."""
+    counts: tuple[int, ...] = ()
+    """Batches in each bin."""
 
 
 STAGES = ("queue", "fetch", "collate", "transport", "reorder", "ready", "step")
@@ -193,6 +208,8 @@ class Snapshot:
     """The verdict as a word: "closed", "new", "paused", "starting", "idle", "consumer" (the loop is the limit),
     "in_process" (no workers), "worker" (one of them is stuck or slow), "workers", "workers_compute", "workers_wait" or
     "transport"."""
+    make_times: Histogram = Histogram()
+    """How long the last batches took to make."""
 
     def __repr__(self) -> str:
         """Give one line; `print` the snapshot for all of it."""

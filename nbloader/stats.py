@@ -21,10 +21,11 @@ from nbloader.events import (
     WorkerDied,
     WorkerRestarted,
 )
-from nbloader.measure import SLOWEST, Plot, back, between, middle, share_of, slowest, stage_stats
+from nbloader.measure import SLOWEST, Plot, back, between, histogram, middle, share_of, slowest, stage_stats
 from nbloader.snapshot import (
     STAGES,
     Gauges,
+    Histogram,
     Point,
     SlowSample,
     Snapshot,
@@ -36,6 +37,7 @@ from nbloader.snapshot import (
 __all__ = [
     "STAGES",
     "Gauges",
+    "Histogram",
     "Point",
     "SlowSample",
     "Snapshot",
@@ -254,6 +256,7 @@ class StatsFold:
             deaths=self._deaths,
             restarts=sum(self._replaced.values()),
             verdict="",
+            make_times=histogram(records),
         )
         cause, sentence = verdict.judge(picture, self._evidence(g, last, usual_ns, rates))
         return replace(picture, cause=cause, verdict=sentence), records

@@ -122,7 +122,7 @@ class FakeLoader:
             in_flight=4,
             reordering=2 if hung else 1,
             ready=0 if hung else 1,
-            stages=tuple(StageStats(name, 5.0 + i, 4.2 * (i + 1), 9.0, 20.0) for i, name in enumerate(STAGES)),
+            stages=tuple(StageStats(name, 5.0 + i, 4.2 * (i + 1), 9.0, 14.0, 20.0) for i, name in enumerate(STAGES)),
             cpu_share=0.91,
             workers=workers,
             slowest=(SlowSample("<script>alert(1)</script>", 1.3, 3, 0, 1),),

@@ -16,7 +16,7 @@ import pytest
 from fake_loader import FakeLoader
 
 from nbloader.dashboard import picture, plots, show, widget
-from nbloader.dashboard.payload import COLUMNS, columns_of, view_of
+from nbloader.dashboard.payload import COLUMNS, TIPS, columns_of, view_of
 from nbloader.stats import STAGES, Point
 
 TIMEOUT = 10
@@ -82,7 +82,7 @@ def test_a_view_that_is_ready_gets_everything_and_then_only_news(loader: FakeLoa
     say(dashboard, kind="ready", view="a")
     full = screen.next("full")
     assert [chart["name"] for chart in full["plots"]["charts"]] == [chart.name for chart in plots.CHARTS]
-    assert list(full["points"]) == list(COLUMNS)
+    assert list(full["points"]) == [*COLUMNS, *TIPS]
     for _ in loader:
         pass
     while (view := screen.next("tick")["view"])["state"] != "idle":
@@ -200,7 +200,7 @@ def test_points_become_columns_and_what_is_not_finite_none() -> None:
     columns = columns_of([point])
     assert columns["time"] == [1.0]
     assert columns["in_flight"] == columns["batches_per_second"] == [None]
-    assert columns_of([]) == {name: [] for name in COLUMNS}
+    assert columns_of([]) == {name: [] for name in (*COLUMNS, *TIPS)}
 
 
 def test_a_picture_of_a_large_loader_is_small_and_its_texts_are_escaped() -> None:

@@ -727,7 +727,7 @@ batch_records = st.builds(
     BatchRecord,
     *(small, small, counts, small, counts, small, counts, counts, st.sampled_from(["segment", "pickle", "local"])),
     *[times] * 9,
-    *(times, times, counts, counts, counts, anything, times),
+    *(times, times, counts, counts, counts, anything, times, st.just(())),
 )
 events: st.SearchStrategy[Event] = st.one_of(
     batch_records,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from nbloader.stats import Point, Snapshot, WorkerStats
 
-Columns = dict[str, list[float | None]]
+Columns = dict[str, list[Any]]
 """Name of a column -> its values; all of one length."""
 
 COLUMNS = (
@@ -25,10 +25,14 @@ COLUMNS = (
     "reordering",
     "ready",
     "batches_per_second",
+    "samples_per_second",
+    "mb_per_second",
     "wait_share",
     *(f"stage_{name}" for name in STAGES),
 )
 """Columns of the plots over time. `time` in seconds, `wait_share` from 0 to 1, stages in milliseconds."""
+TIPS = tuple(f"tip_{name}" for name in STAGES)
+"""Further columns, of text: p50, p95 and p99 of a stage at that time."""
 
 WORKER_COLUMNS = ("Worker", "State", "Now at", "Queued", "Made", "Rate", "CPU", "Memory", "Restarts", "Last exit")
 """Heads of the table of workers; the buttons stand in a column after these."""
@@ -54,13 +58,20 @@ def view_of(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def columns_of(points: Sequence[Point]) -> Columns:
-    """Give points as columns, one list per name in `COLUMNS`. Values that are not finite become None."""
-    rows = [(p.time, p.in_flight, p.reordering, p.ready, p.batches_per_second, p.wait_share, *p.stages) for p in points]
+    """Give points as columns, one list per name in `COLUMNS` and `TIPS`. Values that are not finite become None."""
+    rows = [
+        (p.time, p.in_flight, p.reordering, p.ready, p.batches_per_second, p.samples_per_second, p.mb_per_second,
+         p.wait_share, *p.stages)
+        for p in points
+    ]  # fmt: skip
     values = zip(*rows, strict=True) if rows else ((),) * len(COLUMNS)
-    return {
+    columns: Columns = {
         name: [round(v, 4) if math.isfinite(v) else None for v in column]
         for name, column in zip(COLUMNS, values, strict=True)
     }
+    for i, name in enumerate(TIPS):
+        columns[name] = [" / ".join(map(number, p.spread[i])) if p.spread else "" for p in points]
+    return columns
 
 
 def _progress(snapshot: Snapshot) -> dict[str, Any]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nbloader.dashboard.payload import COLUMNS
+from nbloader import colours
+from nbloader.dashboard.payload import COLUMNS, TIPS, Columns
 
 if TYPE_CHECKING:
     from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
+
+    from nbloader.snapshot import Histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Chart:
     stacked: bool = False
     top: float | None = None
     """Upper end of the y axis; None follows the data."""
+    one_of: bool = False
+    """One series is shown at a time, at first the first: they have different units."""
 
 
 CHARTS = (
@@ -44,22 +49,18 @@ CHARTS = (
         "Queues",
         "batches",
         (
-            Series("in_flight", "in flight", "#3b8fd6"),
-            Series("reordering", "reorder buffer", "#e08a1e"),
-            Series("ready", "ready", "#1a9e77"),
+            Series("in_flight", "in flight", colours.STAGES["fetch"]),
+            Series("reordering", "reorder buffer", colours.STAGES["reorder"]),
+            Series("ready", "ready", colours.STAGES["collate"]),
         ),
     ),
     Chart(
         "stages",
         "Time per batch",
         "ms",
-        (
-            Series("stage_queue", "queue", "#8d99a8", "queue"),
-            Series("stage_fetch", "fetch", "#3b8fd6", "fetch"),
-            Series("stage_collate", "collate", "#1a9e77", "collate"),
-            Series("stage_transport", "transport", "#c76bb0", "transport"),
-            Series("stage_reorder", "reorder", "#e08a1e", "reorder"),
-            Series("stage_ready", "ready", "#7cc4ee", "ready"),
+        tuple(
+            Series(f"stage_{name}", name, colours.STAGES[name], name)
+            for name in ("queue", "fetch", "collate", "transport", "reorder", "ready")
         ),
         stacked=True,
     ),
@@ -67,10 +68,20 @@ CHARTS = (
         "wait",
         "Your loop waits",
         "share of time spent waiting for a batch",
-        (Series("wait_share", "", "#d1573a"),),
+        (Series("wait_share", "", colours.WAIT),),
         top=1.0,
     ),
-    Chart("rate", "Throughput", "batches per second", (Series("batches_per_second", "", "#1a9e77"),)),
+    Chart(
+        "rate",
+        "Throughput",
+        "a second",
+        (
+            Series("batches_per_second", "batches", colours.STAGES["collate"]),
+            Series("samples_per_second", "samples", colours.STAGES["fetch"]),
+            Series("mb_per_second", "MB", colours.STAGES["transport"]),
+        ),
+        one_of=True,
+    ),
 )
 """What the dashboard and the picture draw, in this order."""
 
@@ -91,30 +102,63 @@ def describe() -> dict[str, Any]:
             "name": chart.name,
             "title": chart.title,
             "unit": chart.unit,
+            "oneOf": chart.one_of,
             "series": [{"label": s.label, "color": s.color, "stage": s.stage} for s in chart.series if s.label],
-            "item": json_item(_figure(chart)),
+            "item": json_item(_figure(chart, {name: [] for name in (*COLUMNS, *TIPS)})),
         }
         for chart in CHARTS
     ]
     return {"charts": charts, "seconds": SECONDS_SHOWN, "atLeast": SECONDS_AT_LEAST}
 
 
-def _figure(chart: Chart) -> Figure:
+def figure_of(chart: Chart, columns: Columns) -> Figure:
+    """Draw a chart of values that stay as they are, with a legend; for a report."""
+    from bokeh.models import Range1d
+
+    fig = _figure(chart, columns, still=True)
+    fig.height, fig.toolbar_location = 190, "right"
+    fig.add_tools("xpan", "xwheel_zoom", "reset")
+    fig.x_range = Range1d(start=0, end=max(columns["time"], default=1.0))
+    if fig.legend:
+        fig.legend.click_policy = "hide"
+        fig.legend.orientation = "horizontal"
+        fig.legend.label_text_font_size = "10px"
+        fig.add_layout(fig.legend[0], "above")
+    return fig
+
+
+def histogram_of(times: Histogram) -> Figure:
+    """Draw how long batches took to make; for a report."""
+    from bokeh.models import DataRange1d
+    from bokeh.plotting import figure
+
+    fig = figure(
+        height=190, sizing_mode="stretch_width", toolbar_location=None, tools="hover", x_axis_type="log",
+        y_range=DataRange1d(start=0),
+        tooltips=[("batches", "@top"), ("ms", "@left{0.000} to @right{0.000}")],
+    )  # fmt: skip
+    left, right = list(times.edges[:-1]), list(times.edges[1:])
+    fig.quad(left=left, right=right, top=list(times.counts), bottom=0, color=colours.STAGES["fetch"], line_color=None)
+    return fig
+
+
+def _figure(chart: Chart, columns: Columns, *, still: bool = False) -> Figure:
     from bokeh.models import (
         BasicTicker,
         ColumnDataSource,
         DataRange1d,
+        HoverTool,
         NumeralTickFormatter,
         PrintfTickFormatter,
         Range1d,
     )
     from bokeh.plotting import figure
 
-    columns = ["time", *(s.column for s in chart.series)]
-    if unknown := set(columns) - set(COLUMNS):
+    names = ["time", *(s.column for s in chart.series), *(f"tip_{s.stage}" for s in chart.series if s.stage)]
+    if unknown := set(names) - set(columns):
         raise ValueError(f"no such column: {sorted(unknown)}")
-    source = ColumnDataSource({name: [] for name in columns}, name="source")
-    y_range = DataRange1d(start=0, range_padding=0.12, min_interval=1)
+    source = ColumnDataSource({name: columns[name] for name in names}, name="source")
+    y_range = DataRange1d(start=0, range_padding=0.12, min_interval=1, only_visible=True)
     fig = figure(
         height=HEIGHT,
         sizing_mode="stretch_width",
@@ -128,19 +172,32 @@ def _figure(chart: Chart) -> Figure:
         min_border=2,
         min_border_left=38,  # or plots with longer labels would not stand in line with the others
     )
+    labels = [{"legend_label": s.label} if still and s.label else {} for s in chart.series]
     if chart.stacked:
+        stack = [s.column for s in chart.series]
         fig.varea_stack(
-            [s.column for s in chart.series], x="time", color=[s.color for s in chart.series], alpha=0.85, source=source
-        )
-    elif len(chart.series) == 1:
-        only = chart.series[0]
-        fig.varea("time", 0, only.column, color=only.color, alpha=0.22, source=source)
-        fig.line("time", only.column, color=only.color, line_width=1.8, source=source)
+            stack, x="time", color=[s.color for s in chart.series], alpha=0.85, source=source,
+            **({"legend_label": [s.label for s in chart.series]} if still else {}),
+        )  # fmt: skip
+    elif len(chart.series) == 1 or chart.one_of:
+        for i, series in enumerate(chart.series):
+            area = fig.varea("time", 0, series.column, color=series.color, alpha=0.22, source=source, **labels[i])
+            line = fig.line("time", series.column, color=series.color, line_width=1.8, source=source, **labels[i])
+            area.visible = line.visible = i == 0
+            area.name = line.name = f"only {i}"
     else:
-        for series, dash in zip(chart.series, ("solid", "dashed", "dotdash"), strict=False):
-            fig.line("time", series.column, color=series.color, line_width=1.8, line_dash=dash, source=source)
-    fig.xaxis.formatter = PrintfTickFormatter(format="%d s")
-    fig.xaxis.ticker = BasicTicker(desired_num_ticks=5, min_interval=1)
+        for series, label, dash in zip(chart.series, labels, ("solid", "dashed", "dotdash"), strict=False):
+            fig.line("time", series.column, color=series.color, line_width=1.8, line_dash=dash, source=source, **label)
+    touched = fig.line("time", chart.series[0].column, alpha=0, source=source)  # areas feel no pointer
+    tips = [("", "@time{0.0} s")]
+    if chart.stacked:
+        tips += [(s.label, f"@{s.column}{{0.00}} ms; p50 / p95 / p99: @tip_{s.stage}") for s in chart.series]
+    else:
+        form = "{0 %}" if chart.top == 1.0 else "{0.0}"
+        tips += [(s.label, f"@{s.column}{form}") for s in chart.series]
+    fig.add_tools(HoverTool(renderers=[touched], tooltips=tips, mode="vline", line_policy="nearest"))
+    fig.xaxis.formatter = PrintfTickFormatter(format="%g s" if still else "%d s")
+    fig.xaxis.ticker = BasicTicker(desired_num_ticks=5, min_interval=0.001 if still else 1)
     fig.yaxis.ticker = fig.ygrid.ticker = BasicTicker(desired_num_ticks=3)
     fig.yaxis.formatter = NumeralTickFormatter(format="0%" if chart.top == 1.0 else "0[.]0a")
     fig.axis.axis_line_color = None

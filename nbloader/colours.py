@@ -1,0 +1,29 @@
+"""The colours of stages and states: one palette for text reports, plots, the live view and pictures.
+
+They stay apart for colour-blind eyes and are seen on light and dark grounds; nothing is told by colour alone.
+"""
+
+from __future__ import annotations
+
+STAGES = {
+    "queue": "#8d99a8",
+    "fetch": "#3b8fd6",
+    "collate": "#1a9e77",
+    "transport": "#c76bb0",
+    "reorder": "#e08a1e",
+    "ready": "#7cc4ee",
+    "step": "#a8a03c",
+}
+WAIT = "#d1573a"
+"""The loop waits."""
+STATES = {
+    "idle": "#8d99a8",
+    "starting": STAGES["transport"],
+    "fetching": STAGES["fetch"],
+    "collating": STAGES["collate"],
+    "sending": STAGES["transport"],
+    "dead": "#c93c3c",
+}
+CAUSES = {"consumer": "#1a9e77", "worker": "#c93c3c"}
+CAUSES |= dict.fromkeys(("workers", "workers_compute", "workers_wait", "transport", "in_process"), STAGES["reorder"])
+OTHER = "#8d99a8"

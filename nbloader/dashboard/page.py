@@ -1,0 +1,126 @@
+"""`loader.report()`: an epoch on one page of HTML that needs no kernel, no network and no other file."""
+
+from __future__ import annotations
+
+import os
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nbloader import report
+from nbloader.dashboard import figures, plots
+from nbloader.dashboard.payload import columns_of
+from nbloader.eventlog import line_of
+from nbloader.events import BatchRecord
+from nbloader.measure import histogram, points_of
+from nbloader.text import plural
+
+if TYPE_CHECKING:
+    from bokeh.model import Model
+
+    from nbloader.snapshot import Snapshot
+    from nbloader.trace import Trace
+
+LINES = 300
+"""Lines of the log, the last ones."""
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>nbloader: {title}</title>
+{resources}
+<style>
+body {{ max-width: 1180px; margin: 24px auto; padding: 0 16px; color: #1f2328; background: #ffffff;
+  font: 14px/1.45 system-ui, sans-serif; }}
+.nbloader-report {{ max-width: none !important; }}
+h1 {{ font-size: 20px; }} h2 {{ margin: 28px 0 6px; font-size: 16px; }}
+.plots {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 6px 20px; }}
+.log {{ max-height: 320px; overflow: auto; font-size: 12px; }}
+.log td {{ padding: 1px 12px 1px 0; vertical-align: top; }}
+</style>
+</head>
+<body>
+<h1>nbloader: {title}</h1>
+{summary}
+<h2>Timeline</h2>
+{timeline}
+<h2>Over time</h2>
+<div class="plots">{charts}</div>
+<h2>Events</h2>
+<div class="log"><table>{log}</table></div>
+{script}
+</body>
+</html>
+"""
+
+
+class Report:
+    """An epoch on a page; `loader.report()` makes one. In a notebook its summary is shown, and how to save the rest.
+
+    Args:
+        snapshot: The loader when the report was made.
+        trace: The events of the epoch.
+    """
+
+    def __init__(self, snapshot: Snapshot, trace: Trace) -> None:
+        self.snapshot = snapshot
+        self.trace = trace
+
+    def __repr__(self) -> str:
+        """One line."""
+        return f"<Report of {plural(len(self.trace), 'batch')}: save it with .save('report.html')>"
+
+    def _repr_html_(self) -> str:
+        """The summary; the whole page has 1.3 MB of BokehJS in it, too much for a notebook."""
+        return report.to_html(self.snapshot) + "<p>With timeline and plots: <code>.save('report.html')</code></p>"
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page, of about 1.5 MB, most of which is BokehJS.
+
+        Args:
+            path: File to write, such as "report.html".
+
+        Returns:
+            The path.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        target = Path(path)
+        target.write_text(self.html(), "utf-8")
+        return target
+
+    def html(self) -> str:
+        """The page."""
+        from bokeh.embed import components
+        from bokeh.resources import Resources
+
+        points = columns_of(points_of(self.trace.batches))
+        made: dict[str, Model] = {
+            "timeline": figures.timeline(self.trace),
+            **{chart.name: plots.figure_of(chart, points) for chart in plots.CHARTS},
+            "histogram": plots.histogram_of(histogram(self.trace.batches)),
+        }
+        script, divs = components(made)
+        titles = {chart.name: f"{chart.title}, {chart.unit}" for chart in plots.CHARTS}
+        titles["histogram"] = "Time to make a batch, batches by ms"
+        charts = "".join(f"<figure><figcaption>{titles[n]}</figcaption>{divs[n]}</figure>" for n in titles)
+        s = self.snapshot
+        return _PAGE.format(
+            title=f"epoch {s.epoch}" if s.epoch >= 0 else "no epoch yet",
+            resources=Resources(mode="inline", components=["bokeh"]).render(),
+            summary=report.to_html(s),
+            timeline=divs["timeline"],
+            charts=charts,
+            log=self._log(),
+            script=script,
+        )
+
+    def _log(self) -> str:
+        lines = [line_of(e) for e in self.trace.events if not isinstance(e, BatchRecord)][-LINES:]
+        return "".join(
+            f"<tr><td>{(line.time - self.trace.origin) / 1e9:.3f} s</td><td>{escape(line.text)}</td></tr>"
+            for line in lines
+        )

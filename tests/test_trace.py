@@ -1,0 +1,243 @@
+"""Claims about the trace, the timeline and the report of an epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Numbers
+
+from nbloader import DataLoader
+from nbloader.dashboard.figures import timeline
+from nbloader.dashboard.page import Report
+from nbloader.eventlog import line_of
+from nbloader.events import (
+    BatchFailed,
+    BatchRecord,
+    DatasetReloaded,
+    EpochEnded,
+    EpochStarted,
+    LoaderClosed,
+    LoaderPaused,
+    LoaderResumed,
+    WorkerDied,
+    WorkerReady,
+    WorkerRestarted,
+    WorkerStarted,
+)
+from nbloader.lanes import consumer_lanes, lane_order, slices, stalls
+from nbloader.measure import histogram, points_of
+from nbloader.trace import Trace
+
+MS = 1_000_000
+
+
+def record(number: int, begin: int, *, worker: int = 0, wait: int = 5, step: int = 10, **changes: Any) -> BatchRecord:
+    """A batch asked for at `begin` (ms); times in ms."""
+    delivered = begin + wait
+    given = {
+        "run": 0, "epoch": 0, "index": number, "worker": worker, "pid": 100 + worker, "attempt": 1, "samples": 4,
+        "nbytes": 1000, "transport": "segment", "requested": begin * MS, "dispatched": (delivered - 6) * MS,
+        "fetch_begin": (delivered - 5) * MS, "fetched": (delivered - 3) * MS, "collated": (delivered - 2) * MS,
+        "received": (delivered - 2) * MS, "in_order": delivered * MS, "delivered": delivered * MS,
+        "returned": (delivered + step) * MS, "fetch_cpu": MS, "collate_cpu": MS, "in_flight": 1, "reordering": 0,
+        "ready": 0, "slowest_index": 4 * number, "slowest_ns": MS, "indices": tuple(range(4 * number, 4 * number + 4)),
+    }  # fmt: skip
+    return BatchRecord(**(given | changes))
+
+
+def epoch(count: int, begin: int = 1000, **changes: Any) -> list[BatchRecord]:
+    return [record(i, begin + 15 * i, worker=i % 2, **changes) for i in range(count)]
+
+
+LIFECYCLE = [
+    WorkerStarted(990 * MS, 0, 100),
+    WorkerReady(995 * MS, 0, 100, 5 * MS),
+    EpochStarted(999 * MS, 0, 0, 10, 2),
+    WorkerDied(1010 * MS, 1, 101, -9, "was killed by SIGKILL", False, (3,), "<script>\x00\nlast"),
+    WorkerRestarted(1011 * MS, 1, "was killed by SIGKILL"),
+    BatchFailed(1020 * MS, 0, 4, 1, "<b>\x00", "ValueError: bad"),
+    LoaderPaused(1030 * MS),
+    LoaderResumed(1031 * MS),
+    DatasetReloaded(1032 * MS),
+    EpochEnded(1200 * MS, 0, 0, 10, "exhausted"),
+    LoaderClosed(1201 * MS),
+]
+
+
+def load(text: str) -> dict[str, list[dict[str, Any]]]:
+    """Check what holds for every event of the format, and group by phase."""
+    by_phase = defaultdict(list)
+    for event in json.loads(text)["traceEvents"]:
+        by_phase[event["ph"]].append(event)
+        assert isinstance(event["name"], str)
+        if event["ph"] != "M":
+            assert event["ts"] >= 0
+    return by_phase
+
+
+def test_a_trace_of_a_real_epoch_has_a_lane_per_worker_and_an_arrow_per_batch(tmp_path: Path):
+    with DataLoader(Numbers(40), batch_size=4, num_workers=2) as loader:
+        for _ in loader:
+            pass
+        path = loader.trace.save(tmp_path / "epoch.json")
+    by_phase = load(path.read_text())
+    lanes = {e["tid"]: e["args"]["name"] for e in by_phase["M"] if e["name"] == "thread_name"}
+    assert sorted(lanes.values()) == ["worker 0", "worker 1", "your loop"]
+    assert len({e["id"] for e in by_phase["s"]}) == 10
+    assert {e["id"] for e in by_phase["s"]} == {e["id"] for e in by_phase["f"]}
+    fetched = [e for e in by_phase["X"] if e["cat"] == "fetch"]
+    assert sorted(e["args"]["batch"] for e in fetched) == list(range(10))
+    assert fetched[0]["args"]["indices"].count(",") == 3
+
+
+def test_slices_of_a_lane_do_not_overlap_and_arrows_begin_and_end_in_slices():
+    by_phase = load(Trace([*LIFECYCLE[:3], *epoch(10), *LIFECYCLE[3:]]).to_json())
+    lanes = defaultdict(list)
+    for e in by_phase["X"]:
+        lanes[e["tid"]].append((e["ts"], e["ts"] + e["dur"], e["cat"]))
+    assert len(lanes) == 3
+    for spans in lanes.values():
+        assert all(a[1] <= b[0] + 1e-6 for a, b in itertools.pairwise(sorted(spans)))
+    for e in by_phase["s"] + by_phase["f"]:
+        assert any(begin <= e["ts"] <= end for begin, end, _ in lanes[e["tid"]]), e
+    assert {len(by_phase["s"]), len(by_phase["f"]), len(by_phase["C"])} == {10}
+    assert [e["id"] for e in by_phase["b"]] == [e["id"] for e in by_phase["e"]]
+
+
+def test_times_are_microseconds_from_the_first_event():
+    by_phase = load(Trace([LIFECYCLE[0], record(0, 1000)]).to_json())
+    assert min(e["ts"] for e in by_phase["i"]) == 0
+    fetch = next(e for e in by_phase["X"] if e["cat"] == "fetch")
+    assert (fetch["ts"], fetch["dur"]) == (10_000, 2_000)
+
+
+def test_lifecycle_events_are_instants_whose_words_are_plain():
+    instants = load(Trace(LIFECYCLE).to_json())["i"]
+    assert len(instants) == len(LIFECYCLE)
+    assert all(e["name"].isprintable() for e in instants)
+    assert {e["s"] for e in instants} == {"p", "t"}
+
+
+@pytest.mark.parametrize("event", [*LIFECYCLE, record(0, 1000)], ids=lambda e: type(e).__name__)
+def test_every_event_has_a_line(event: Any):
+    line = line_of(event)
+    assert line.text
+    assert line.text.isprintable()
+    assert line.kind in {"worker", "error", "epoch", "command"}
+
+
+def test_an_index_of_any_kind_makes_valid_json():
+    class Odd:
+        def __str__(self) -> str:
+            raise ValueError
+
+    odd = record(0, 1000, slowest_index=Odd(), indices=(Odd(), float("nan"), "\x00" * 10_000))
+    text = Trace([odd]).to_json()
+    assert "NaN" not in text
+    assert len(text) < 5_000
+
+
+def test_loops_that_run_at_once_get_lanes_of_their_own_and_later_ones_share():
+    two = [*epoch(3), *(r._replace(run=1) for r in epoch(3)), *(r._replace(run=2) for r in epoch(3, begin=5000))]
+    lanes = consumer_lanes(two)
+    assert len({lanes[0], lanes[1]}) == 2
+    assert lanes[2] in {lanes[0], lanes[1]}
+
+
+def test_lanes_stand_in_order():
+    lanes = ["worker 10", "worker 2", "in this process", "your loop", "your loop, iterator 2"]
+    assert sorted(lanes, key=lane_order)[2:] == ["in this process", "worker 2", "worker 10"]
+
+
+def test_a_stall_is_a_wait_out_of_the_ordinary():
+    records = epoch(10)
+    slow = record(10, 2000, wait=900)
+    assert stalls([*records, slow]) == [slow]
+    assert stalls(records) == []
+    assert stalls([]) == []
+
+
+def test_stamps_that_are_missing_make_no_slice():
+    assert {s.kind for s in slices([record(0, 1000, fetch_begin=0, in_order=0)])} == {"collate", "wait", "step"}
+
+
+def test_the_table_has_a_row_per_batch():
+    pytest.importorskip("pandas")
+    table = Trace(epoch(10)).to_pandas()
+    assert len(table) == 10
+    assert table.batch.tolist() == list(range(10))
+    assert table.wait_ms.tolist() == [5.0] * 10
+    assert table.requested[1] - table.requested[0] == pytest.approx(0.015)
+
+
+def test_without_pandas_the_error_has_the_command(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install pandas"):
+        Trace(epoch(1)).to_pandas()
+
+
+def test_an_epoch_can_be_taken_out():
+    trace = Trace([*epoch(4), *(r._replace(run=1, epoch=1) for r in epoch(6, begin=3000)), LIFECYCLE[3]])
+    assert len(trace.epoch()) == 6
+    assert len(trace.epoch(0)) == 4
+    assert trace.epoch(0).events[-1] == LIFECYCLE[3]
+    assert len(trace.epoch(7)) == len(Trace([]).epoch()) == 0
+
+
+def test_the_timeline_is_a_figure_with_a_hover_for_every_kind_of_slice():
+    fig = timeline(Trace(epoch(10)))
+    sources = [r.data_source.data for r in fig.renderers if "what" in getattr(r, "data_source", r).data]
+    assert {len(s["left"]) for s in sources} == {10}
+    assert len(sources) == 5
+    assert "0, 1, 2, 3" in sources[0]["indices"][0]
+    assert timeline(Trace([])) is not None
+
+
+def test_plots_of_an_ended_epoch_add_up():
+    records = epoch(100)
+    points = points_of(records, 20)
+    width = points[1].time - points[0].time
+    assert sum(p.batches_per_second * width for p in points) == pytest.approx(100)
+    assert sum(p.wait_share * width for p in points) == pytest.approx(0.5, rel=0.05)
+    assert points_of([]) == []
+
+
+def test_the_histogram_counts_every_batch_where_it_belongs():
+    times = histogram([*epoch(9), record(9, 3000, fetch_begin=1000 * MS)])
+    assert sum(times.counts) == 10
+    assert times.counts[0] == 9
+    assert times.edges[0] <= 3 <= times.edges[1]
+    assert times.edges[-2] <= 2003 <= times.edges[-1]
+    assert histogram([]).counts == ()
+
+
+def test_a_report_needs_no_network_and_foreign_text_does_no_harm(tmp_path: Path):
+    with DataLoader(Numbers(40), batch_size=4, num_workers=0) as loader:
+        for _ in loader:
+            pass
+        snapshot, trace = loader.stats(), loader.trace
+    evil = dataclasses.replace(LIFECYCLE[5], time=trace.batches[0].delivered)
+    page = Report(snapshot, Trace([*trace.events, evil])).save(tmp_path / "report.html").read_text()
+    assert "<script src=" not in page
+    assert "cdn.bokeh.org" not in page.partition("<body>")[2]
+    assert "&lt;b&gt;" in page
+    assert len(page) < 2_000_000
+    assert "save('report.html')" in Report(snapshot, trace)._repr_html_()
+
+
+def test_a_loader_gives_them_all():
+    with DataLoader(Numbers(8), batch_size=4) as loader:
+        assert len(loader.trace) == 0
+        assert "epoch" in loader.report().html()
+        for _ in range(2):
+            list(loader)
+        assert len(loader.trace) == 4
+        assert len(loader.report(0).trace) == 2
+        assert loader.timeline().renderers
