@@ -21,6 +21,32 @@ class LoaderControl(Protocol):
 
     events: EventBus
 
+    @property
+    def num_workers(self) -> int:
+        """Workers. Assigning another number changes how many there are, in mid-epoch too.
+
+        Raises:
+            ValueError: 0 for a loader with workers, or anything but 0 for one without.
+            TypeError: Not an int.
+        """
+        ...
+
+    @num_workers.setter
+    def num_workers(self, value: int) -> None: ...
+
+    @property
+    def prefetch_factor(self) -> int | None:
+        """Batches asked for ahead, per worker; None without workers. Can be assigned in mid-epoch.
+
+        Raises:
+            ValueError: It is negative, or there are no workers.
+            TypeError: Not an int.
+        """
+        ...
+
+    @prefetch_factor.setter
+    def prefetch_factor(self, value: int) -> None: ...
+
     def stats(self) -> Snapshot:
         """A frozen picture of the loader now. Cheap enough for four times a second."""
         ...
@@ -41,7 +67,14 @@ class LoaderControl(Protocol):
         ...
 
     def resume(self) -> None:
-        """Go on after `pause()`."""
+        """Go on after `pause()` or `step()`."""
+        ...
+
+    def step(self) -> None:
+        """Pause if that is not so already, and let exactly one batch go to the consumer.
+
+        What credit it frees is dispatched; nothing else moves until the next `step()` or `resume()`.
+        """
         ...
 
     def on_wait(self, callback: Callable[[], object]) -> Callable[[], None]:

@@ -106,7 +106,7 @@ class Crew:
         """
         if self.pool is not None:
             for worker, slot in enumerate(self._slots):
-                if slot.handle is None:  # it died when nobody needed it
+                if slot.handle is None and self.pool is not None:  # it died when nobody needed it
                     self._replace(worker, slot.exit_reason)
             return False
         self.pool = self._kind.make()
@@ -136,7 +136,8 @@ class Crew:
             if handle.expected or self.pool is None or handle.uid not in self.pool.handles:
                 return  # it was ended meanwhile
             self._dispatcher.worker_ready(handle.uid)
-            self._slots[handle.worker].failed_starts = 0
+            slot = self._slots[handle.worker]  # there is one: a worker that loses its place is ended by request
+            slot.failed_starts = 0
             now = _clock()
             self._publish(ev.WorkerReady(now, handle.worker, handle.pid, now - handle.requested))
         elif isinstance(report, InitFailed):
@@ -153,7 +154,7 @@ class Crew:
         tail = handle.stderr_tail
         now = _clock()
         self._publish(ev.WorkerDied(now, handle.worker, handle.pid, exitcode, reason, handle.expected, numbers, tail))
-        slot = self._slots[handle.worker]
+        slot = self._slots[handle.worker] if handle.worker < len(self._slots) else Slot()  # its place is gone, too
         if not handle.expected:
             slot.exit_reason = reason
             self._deaths += 1
@@ -177,12 +178,17 @@ class Crew:
             self._replace(handle.worker, reason)
 
     def _replace(self, worker: int, reason: str) -> None:
+        if self._start_another(worker):
+            self._publish(ev.WorkerRestarted(_clock(), worker, reason))
+
+    def _start_another(self, worker: int) -> bool:
+        """Start a worker in a pool that runs. False when that failed, and the pool was ended."""
         try:
             self._start_worker(worker)
         except (OSError, MemoryError) as error:
-            self._fail(WorkerStartError(f"worker {worker} could not be replaced: {error}"))
-        else:
-            self._publish(ev.WorkerRestarted(_clock(), worker, reason))
+            self._fail(WorkerStartError(f"worker {worker} could not be started: {error}"))
+            return False
+        return True
 
     def _fail(self, error: Exception) -> None:
         """The pool cannot work: end it. Who waits for a batch gets the error; who asks again starts another pool."""
@@ -196,16 +202,29 @@ class Crew:
     def restart(self, ids: list[int]) -> None:
         """Replace workers at once, whatever they do; what they held is made again by others."""
         for worker in ids:
-            slot = self._slots[worker]
-            if slot.handle is None or self.pool is None:
-                continue
-            handle = slot.handle
-            handle.expected = True
-            held, _fatal = self._dispatcher.worker_gone(handle.uid, blame=False)
-            handle.held = tuple(task.number for task in held)
-            handle.kill()
-            slot.exit_reason = BY_REQUEST
-            self._replace(worker, "request")
+            slot = self._slots[worker] if worker < len(self._slots) else None  # or it has left meanwhile
+            if slot is not None and slot.handle is not None and self.pool is not None:
+                self._dismiss(slot.handle)
+                slot.exit_reason = BY_REQUEST
+                self._replace(worker, "request")
+
+    def _dismiss(self, handle: Handle) -> None:
+        """End a worker at once; what it held is made again by others."""
+        handle.expected = True
+        held, _fatal = self._dispatcher.worker_gone(handle.uid, blame=False)
+        handle.held = tuple(task.number for task in held)
+        handle.kill()
+
+    def resize(self, num_workers: int) -> None:
+        """Have so many workers from now on: the last ones leave, or new ones come."""
+        for slot in self._slots[num_workers:]:
+            if slot.handle is not None:
+                self._dismiss(slot.handle)
+        del self._slots[num_workers:]
+        for worker in range(len(self._slots), num_workers):
+            self._slots.append(Slot())
+            if self.pool is not None:
+                self._start_another(worker)
 
     def kill(self) -> None:
         """Kill all workers; `stop` clears up behind them."""

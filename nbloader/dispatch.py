@@ -73,6 +73,9 @@ class Dispatcher(Generic[R]):
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self.paused = False
+        self.steps = 0
+        """Batches that the consumer may have though the loader is paused."""
+        self._owed = 0  # batches that may be sent though it is paused: as many as were taken by steps
         self.runs: dict[int, Run[R]] = {}
         self._held: dict[int, dict[tuple[int, int], Task]] = {}  # worker -> its batches, in the order it got them
 
@@ -112,6 +115,21 @@ class Dispatcher(Generic[R]):
         """The batches that a worker holds, the one it works on first."""
         return list(self._held.get(worker, {}).values())
 
+    # ---- pace -------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Give out nothing and deliver nothing until `resume`."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Go on."""
+        self.paused = False
+        self.steps = self._owed = 0
+
+    def step(self) -> None:
+        """While paused: let one batch go to the consumer, and as many be sent as that frees credit for."""
+        self.steps += 1
+
     # ---- runs -------------------------------------------------------------------------------------------------
 
     def open_run(self, run: int, *, window: int, in_order: bool = True) -> list[Cancel]:
@@ -135,6 +153,8 @@ class Dispatcher(Generic[R]):
         if state is None:
             return [], []
         cancels = self._take_back(run, [])
+        if not self.runs:
+            self.steps = self._owed = 0  # steps beyond the last batch of an epoch are none of the next one
         return [result for _task, result in state.reorder.drain()], cancels
 
     def park(self, run: int) -> list[Cancel]:
@@ -204,7 +224,8 @@ class Dispatcher(Generic[R]):
 
     def assignments(self) -> list[tuple[int, Task]]:
         """Give waiting batches to the least loaded workers. Returns (worker, task) pairs to send, in order."""
-        if self.paused or not self._held:
+        free = not self.paused or self.steps > 0
+        if not (free or self._owed) or not self._held:
             return []
         out: list[tuple[int, Task]] = []
         for run in self.runs.values():
@@ -212,11 +233,12 @@ class Dispatcher(Generic[R]):
                 continue
             while run.waiting:
                 worker, held = min(self._held.items(), key=_load)
-                if len(held) >= self.depth:
+                if len(held) >= self.depth or not (free or self._owed):
                     return out
                 _number, task = heapq.heappop(run.waiting)
                 if run.reorder.has(task.number):  # it came, late, from a worker that was thought lost
                     continue
+                self._owed -= not free
                 task.attempt += 1
                 run.assigned += 1
                 held[task.run, task.number] = task
@@ -250,11 +272,14 @@ class Dispatcher(Generic[R]):
     def take(self, run: int) -> tuple[Task, R] | None:
         """The next batch for the consumer, or None when it has not come or the loader is paused."""
         state = self.runs[run]
-        if self.paused:
+        if self.paused and not self.steps:
             return None
         item = state.reorder.take()
         if item is not None:
             state.taken += 1
+            if self.paused:
+                self.steps -= 1
+                self._owed += 1
             if not state.reorder.reordering:
                 state.extra = 0
         return item

@@ -47,7 +47,6 @@ class Driver:
 
     Args:
         bus: Where events go, always without the lock: a subscriber may call the loader.
-        depth: Batches that one worker may hold.
         num_workers: How many workers.
         options: What every worker is told (fields of `worker.Start`).
         kind: Processes or threads.
@@ -59,7 +58,6 @@ class Driver:
         self,
         bus: ev.EventBus,
         *,
-        depth: int,
         num_workers: int,
         options: dict[str, Any],
         kind: PoolKind,
@@ -73,7 +71,7 @@ class Driver:
         self._asked = time.monotonic()
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._dispatcher: Dispatcher[Payload] = Dispatcher(depth)
+        self._dispatcher: Dispatcher[Payload] = Dispatcher(1)
         self._events: collections.deque[ev.Event] = collections.deque()  # to be published without the lock
         self._crew = Crew(
             self._events.append,

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from nbloader import events as ev
 from nbloader.callbacks import WaitCallbacks
-from nbloader.dispatch import Run, Task
+from nbloader.dispatch import Task
 from nbloader.driver import Driver, Payload
 from nbloader.errors import LoaderClosedError, LoaderTimeoutError
 from nbloader.handle import PoolKind
@@ -45,7 +45,8 @@ class Engine(Driver):
     Args:
         bus: Where events go.
         num_workers: How many workers.
-        window: Batches asked for ahead.
+        prefetch_factor: Batches asked for ahead, per worker.
+        prefetch: Batches asked for ahead in total, which counts instead; None where it was not given.
         adapts: Whether small and quick batches may be asked for further ahead.
         options: What every worker is told (fields of `worker.Start`).
         kind: Processes or threads.
@@ -60,7 +61,8 @@ class Engine(Driver):
         bus: ev.EventBus,
         *,
         num_workers: int,
-        window: int,
+        prefetch_factor: int,
+        prefetch: int | None,
         adapts: bool,
         options: dict[str, Any],
         kind: PoolKind,
@@ -71,7 +73,6 @@ class Engine(Driver):
     ) -> None:
         super().__init__(
             bus,
-            depth=max(1, -(-window // num_workers)),
             num_workers=num_workers,
             options=options,
             kind=kind,
@@ -79,16 +80,27 @@ class Engine(Driver):
             idle=idle,
         )
         self.callbacks = WaitCallbacks()
-        self.ahead = window > 0
-        """Whether batches are asked for before they are wanted."""
         self.load = self._crew.load
         self._num_workers = num_workers
-        self._window = window
+        self._prefetch_factor = prefetch_factor
+        self._prefetch = prefetch
         self._adapts = adapts
-        self._depth = self._dispatcher.depth
+        self._deep = False  # small and quick batches are asked for further ahead
+        self._plan_window()
         self._in_order = in_order
         self._timeout = timeout
         self._waiting_for: tuple[int, int] | None = None  # (batch number, since)
+
+    def _plan_window(self) -> None:
+        """How many batches to ask for ahead, in total and of each worker."""
+        n = self._num_workers
+        self._base = self._prefetch_factor * n if self._prefetch is None else self._prefetch
+        self._window = DEEP * n if self._deep else self._base
+        self.ahead = self._base > 0
+        """Whether batches are asked for before they are wanted."""
+        self._dispatcher.depth = max(1, -(-self._window // n))
+        for run in self._dispatcher.runs.values():
+            run.window = self._window
 
     @property
     def loaded(self) -> bool:
@@ -112,8 +124,7 @@ class Engine(Driver):
         self._asked = time.monotonic()
         self._carry_out()  # a restart that was asked for before holds for this epoch
         self._get_going()
-        window = self._window if self._dispatcher.depth == self._depth else self._dispatcher.depth * self._num_workers
-        self._cancel(self._dispatcher.open_run(run, window=window, in_order=self._in_order))
+        self._cancel(self._dispatcher.open_run(run, window=self._window, in_order=self._in_order))
 
     def room(self, run: int) -> int:
         """How many batches the sampler may be asked for now: none until some can be sent together."""
@@ -162,7 +173,7 @@ class Engine(Driver):
                     self._waiting[run] = waker
                     continue  # look once more: from now on whoever receives it wakes us
                 self._outlet.show()
-                if self.ahead and self._exclusively(self._lend_credit, run) and refill():
+                if self.ahead and self._exclusively(self._more_room, run) and refill():
                     continue
                 if self._dispatcher.paused:
                     since = _clock()  # a pause does not count as the workers' delay
@@ -193,7 +204,7 @@ class Engine(Driver):
         self._asked = time.monotonic()
         if item is not None:
             if self._adapts:
-                self._adapt(state)
+                self._adapt()
             return (*item, (state.assigned, state.reorder.reordering, state.reorder.ready)), None
         return None, state.taken if self._dispatcher.outstanding(run) else None
 
@@ -202,19 +213,21 @@ class Engine(Driver):
             return "this loader was closed while it was iterated: make a new one"
         return "this iterator was ended by an interrupt: iterate the loader again"
 
-    def _adapt(self, state: Run[Payload]) -> None:
+    def _adapt(self) -> None:
         """Small, quick batches are asked for many at a time.
 
         Waking a worker for each costs more than making it: with 2 a worker the system calls took two thirds of the
         consumer's time on tiny batches.
         """
         quick = self._batch_bytes < INLINE_LIMIT and self._batch_ns < QUICK
-        depth = DEEP if quick else self._depth
-        if depth != self._dispatcher.depth:
-            self._dispatcher.depth = depth
-            state.window = depth * self._num_workers if quick else self._window
+        if quick != self._deep:
+            self._deep = quick
+            self._plan_window()
 
-    def _lend_credit(self, run: int) -> bool:
+    def _more_room(self, run: int) -> bool:
+        """Whether the sampler may be asked for more while the consumer waits."""
+        if self.room(run) > 0:  # there are more workers than when it was asked last
+            return True
         fits = EXTRA_BYTES // max(1, self._batch_bytes)
         return self._dispatcher.lend_credit(run, self._window + min(EXTRA_BATCHES * self._num_workers, fits))
 
@@ -274,17 +287,53 @@ class Engine(Driver):
 
     def pause(self) -> None:
         """Deliver and dispatch nothing until `resume`."""
-        self._command(lambda: self._set_paused(paused=True))
+        self._command(self._pause)
 
     def resume(self) -> None:
         """Go on after `pause`."""
-        self._command(lambda: self._set_paused(paused=False))
+        self._command(self._resume)
 
-    def _set_paused(self, *, paused: bool) -> None:
-        if self._dispatcher.paused != paused:
-            self._dispatcher.paused = paused
-            self._events.append(ev.LoaderPaused(_clock()) if paused else ev.LoaderResumed(_clock()))
+    def step(self) -> None:
+        """Pause, and let one batch go to the consumer."""
+        self._command(self._step)
+
+    def _pause(self) -> None:
+        if not self._dispatcher.paused:
+            self._dispatcher.pause()
+            self._events.append(ev.LoaderPaused(_clock()))
             self._wake_all()
+
+    def _resume(self) -> None:
+        if self._dispatcher.paused:
+            self._dispatcher.resume()
+            self._events.append(ev.LoaderResumed(_clock()))
+            self._wake_all()
+
+    def _step(self) -> None:
+        self._pause()
+        self._dispatcher.step()
+        self._wake_all()
+
+    def resize(self, num_workers: int) -> None:
+        """Have so many workers from now on."""
+        self._command(lambda: self._resize(num_workers))
+
+    def _resize(self, num_workers: int) -> None:
+        before, self._num_workers = self._num_workers, num_workers
+        self._events.append(ev.WorkersResized(_clock(), before, num_workers))
+        self._plan_window()
+        self._crew.resize(num_workers)
+        self._wake_all()  # there may be more credit
+
+    def set_prefetch_factor(self, prefetch_factor: int) -> None:
+        """Ask for so many batches ahead, per worker, from now on."""
+        self._command(lambda: self._set_prefetch_factor(prefetch_factor))
+
+    def _set_prefetch_factor(self, prefetch_factor: int) -> None:
+        self._prefetch_factor, self._prefetch = prefetch_factor, None
+        self._adapts = self._deep = False
+        self._plan_window()
+        self._wake_all()
 
     def close_run(self, run: int) -> None:
         """End an iterator."""

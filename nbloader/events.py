@@ -173,6 +173,34 @@ class BatchFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleFailed:
+    """A sample could not be fetched, and `on_error` made the batch without it or with another in its place."""
+
+    time: int
+    run: int
+    index: int
+    """Batch number."""
+    worker: int
+    """Worker id; -1 for a batch made in the notebook's own process."""
+    sample: Any
+    """Dataset index."""
+    error: str
+    """Type and message."""
+    traceback: str
+    done: str
+    """"skipped" or "replaced"."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersResized:
+    """The number of workers was changed."""
+
+    time: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoaderPaused:
     """No batch is delivered or dispatched until `resume()`."""
 
@@ -209,6 +237,8 @@ Event: TypeAlias = (
     | EpochStarted
     | EpochEnded
     | BatchFailed
+    | SampleFailed
+    | WorkersResized
     | LoaderPaused
     | LoaderResumed
     | DatasetReloaded

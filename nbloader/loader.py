@@ -8,7 +8,7 @@
     dispatch  who makes which batch; retry, credit, order: a state machine without I/O (dispatch.py, reorder.py)
     worker    a process (worker.py) that fetches (fetch.py) and collates (collate.py) into a segment (shm.py)
     receive   connections, deaths, output: one selector (pool.py, wire.py, forkserver.py); who replaces whom (crew.py)
-    engine    the lock, the supervisor thread, commands (engine.py)
+    engine    the lock, the supervisor thread, commands (engine.py, driver.py); what users may ask (steering.py)
     consumer  the iterator (epoch.py)
 
 Every stage stamps its time; when the consumer comes back for the next batch the record goes to the event bus
@@ -18,7 +18,6 @@ Every stage stamps its time; when the consumer comes back for the next batch the
 from __future__ import annotations
 
 import atexit
-import operator
 import sys
 import time
 import weakref
@@ -30,11 +29,11 @@ from nbloader import events as ev
 from nbloader import forkserver, options, preload
 from nbloader.engine import IDLE, Engine
 from nbloader.epoch import Epoch
-from nbloader.errors import LoaderClosedError
 from nbloader.local import LocalEngine
 from nbloader.pool import Processes
 from nbloader.probe import ProcessProbe
 from nbloader.stats import Point, Snapshot, StatsFold
+from nbloader.steering import Steering
 from nbloader.trace import Trace
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ _clock = time.perf_counter_ns
 _made_at: weakref.WeakValueDictionary[tuple[str, int], DataLoader[Any]] = weakref.WeakValueDictionary()
 """Loaders by the line that made them: when a cell is run again, the loader it made before gives up its workers."""
 
-_FIXED = frozenset({"batch_size", "batch_sampler", "sampler", "drop_last", "num_workers", "persistent_workers"})
+_FIXED = frozenset({"batch_size", "batch_sampler", "sampler", "drop_last", "persistent_workers"})
 
 _engines: weakref.WeakSet[Engine | LocalEngine] = weakref.WeakSet()
 
@@ -61,7 +60,7 @@ def _close_all() -> None:
         engine.close()
 
 
-class DataLoader(Generic[T_co]):
+class DataLoader(Steering, Generic[T_co]):
     """Loads batches of samples; a drop-in for `torch.utils.data.DataLoader` that can be watched and steered.
 
     Args:
@@ -133,8 +132,8 @@ class DataLoader(Generic[T_co]):
             transport=transport, max_restarts=max_restarts,
         )  # fmt: skip
         self._dataset = dataset
-        self.num_workers = num_workers
-        self.prefetch_factor = chosen.prefetch_factor
+        self._num_workers = num_workers = chosen.num_workers
+        self._prefetch_factor = chosen.prefetch_factor
         self.pin_memory = pin_memory
         self.pin_memory_device = pin_memory_device
         self.timeout = timeout
@@ -165,7 +164,8 @@ class DataLoader(Generic[T_co]):
             self._engine = Engine(
                 self.events,
                 num_workers=num_workers,
-                window=chosen.window,
+                prefetch_factor=chosen.prefetch_factor or 0,
+                prefetch=chosen.prefetch,
                 adapts=prefetch is None and prefetch_factor is None,
                 kind=Processes(chosen.start_method, output),
                 in_order=in_order,
@@ -194,8 +194,7 @@ class DataLoader(Generic[T_co]):
             DatasetTransferError: The dataset cannot be sent to workers.
             ValueError: The dataset is empty.
         """
-        if self._engine.closed:
-            raise LoaderClosedError("this loader is closed: make a new one")
+        self._check_open()
         options.check_not_empty(self._dataset, self.sampler)
         run, self._iterations = self._iterations, self._iterations + 1
         return Epoch(self, run)
@@ -296,62 +295,7 @@ class DataLoader(Generic[T_co]):
         """See `nbloader.control.LoaderControl.on_wait`."""
         return self._engine.callbacks.add(callback)
 
-    # ---- steering ---------------------------------------------------------------------------------------------------
-
-    def restart_workers(self, ids: Iterable[int] | None = None) -> None:
-        """Replace workers by fresh ones, at any time and from any thread; returns at once.
-
-        What they held is made again by others; the consumer sees every batch once and in order. Modules that were
-        edited are loaded anew.
-
-        Args:
-            ids: Worker ids; all when None.
-
-        Raises:
-            ValueError: There is no such worker.
-        """
-        chosen = list(range(self.num_workers)) if ids is None else [operator.index(i) for i in ids]
-        wrong = [i for i in chosen if not 0 <= i < self.num_workers]
-        if wrong:
-            raise ValueError(f"no worker {wrong[0]}: this loader has num_workers={self.num_workers}")
-        self._engine.restart_workers(chosen)
-
-    def pause(self) -> None:
-        """Deliver and dispatch nothing until `resume()`; what workers are at is finished. From any thread."""
-        self._engine.pause()
-
-    def resume(self) -> None:
-        """Go on after `pause()`. From any thread."""
-        self._engine.resume()
-
-    def reload(self, dataset: Any = None) -> None:
-        """Give fresh workers a new dataset, or the old one under its class as it is now defined.
-
-        Batches that are made or asked for already are kept, so within an epoch the change shows after at most the
-        prefetch window.
-
-        Args:
-            dataset: The new dataset; of the same length when an epoch is under way. None keeps the old object and
-                gives it its class's present definition (a notebook cell or a reloaded module).
-
-        Raises:
-            DatasetTransferError: It cannot be sent to workers; the old one stays.
-        """
-        if dataset is None:
-            dataset = options.with_current_class(self._dataset)
-        old, self._dataset = self._dataset, dataset
-        try:
-            self._load()
-        except Exception:
-            self._dataset = old
-            raise
-        self._engine.replace_all()
-        if dataset is not old:
-            options.point_samplers_at(dataset, old, self.sampler)
-        self.events.publish(ev.DatasetReloaded(_clock()))
-
-    def _load(self) -> bool:
-        return self._engine.load(self._dataset, self._collate_fn, self.worker_init_fn)
+    # ---- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the workers, now. The loader cannot be used any more; closing twice is harmless."""

@@ -66,8 +66,9 @@ class LocalEngine:
         self._runs: dict[int, deque[Task]] = {}
         self._made: dict[int, int] = {}
         self._status = [f.IDLE, 0, -1, 0, 0]
-        self._going = threading.Event()
-        self._going.set()
+        self._pace = threading.Condition()
+        self._paused = False
+        self._steps = 0  # batches that the consumer may have though the loader is paused
         self.closed = False
 
     def load(self, dataset: Any, collate_fn: Any, _worker_init_fn: Any) -> bool:
@@ -84,6 +85,8 @@ class LocalEngine:
         """End an iterator."""
         self._runs.pop(run, None)
         self._made.pop(run, None)
+        if not self._runs:
+            self._steps = 0  # steps beyond the last batch of an epoch are none of the next one
 
     def room(self, run: int) -> int:
         """One batch at a time."""
@@ -101,8 +104,8 @@ class LocalEngine:
     ) -> tuple[Task, LocalParcel, tuple[int, int, int]] | None:
         """Make the next batch; None when none was added."""
         self.callbacks.call()
-        while not self._going.wait(self.callbacks.interval):
-            self.callbacks.call()
+        if self._paused and self._runs.get(run):
+            self._wait_for_a_step()
         if self.closed:
             raise LoaderClosedError("this iterator was ended: its loader was closed")
         queue = self._runs.get(run)
@@ -123,6 +126,17 @@ class LocalEngine:
             self._status[f.STATE], self._status[f.NUMBER] = f.IDLE, -1
         task.in_order = parcel.received
         return task, parcel, (0, 0, 0)
+
+    def _wait_for_a_step(self) -> None:
+        while True:
+            with self._pace:
+                if not self._paused:
+                    return
+                if self._steps:
+                    self._steps -= 1
+                    return
+                self._pace.wait(self.callbacks.interval)
+            self.callbacks.call()
 
     def _make(self, task: Task) -> LocalParcel:
         cpu_0 = time.thread_time_ns()
@@ -168,21 +182,35 @@ class LocalEngine:
 
     def pause(self) -> None:
         """Make nothing until `resume`."""
-        if self._going.is_set():
-            self._going.clear()
-            self.bus.publish(ev.LoaderPaused(_clock()))
+        self._set_pace(paused=True, steps=0)
 
     def resume(self) -> None:
         """Go on."""
-        if not self._going.is_set():
-            self._going.set()
-            self.bus.publish(ev.LoaderResumed(_clock()))
+        self._set_pace(paused=False, steps=0)
+
+    def step(self) -> None:
+        """Pause, and make one batch."""
+        self._set_pace(paused=True, steps=1)
+
+    def _set_pace(self, *, paused: bool, steps: int) -> None:
+        with self._pace:
+            changed, self._paused = self._paused != paused, paused
+            self._steps = self._steps + steps if paused else 0
+            self._pace.notify_all()
+        if changed:
+            self.bus.publish(ev.LoaderPaused(_clock()) if paused else ev.LoaderResumed(_clock()))
 
     def restart_workers(self, _ids: list[int]) -> None:
         """There is none."""
 
     def replace_all(self) -> None:
         """There is none."""
+
+    def resize(self, _num_workers: int) -> None:
+        """There is none, and none can come."""
+
+    def set_prefetch_factor(self, _prefetch_factor: int) -> None:
+        """Nothing is made ahead."""
 
     def supersede(self) -> None:
         """There is nothing to give up."""
@@ -194,7 +222,7 @@ class LocalEngine:
         """The state now."""
         if self.closed:
             state = "closed"
-        elif not self._going.is_set():
+        elif self._paused:
             state = "paused"
         elif self._runs:
             state = "running"
@@ -207,7 +235,9 @@ class LocalEngine:
         """End every iterator."""
         self.closed = True
         self._runs.clear()
-        self._going.set()
+        with self._pace:
+            self._paused = False
+            self._pace.notify_all()
 
 
 def _as_tensor(array: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 from nbloader import sampler as samplers
 
 START_METHODS = ("forkserver", "spawn")
+PREFETCH_FACTOR = "it is the number of batches asked for ahead, per worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +24,9 @@ class Chosen:
     sampler: Any
     batch_sampler: Any
     drop_last: bool
+    num_workers: int
     prefetch_factor: int | None
-    window: int
-    """Batches asked for ahead."""
+    prefetch: int | None
     start_method: str
 
     def samplers(self, generator: Any) -> tuple[Any, Any]:
@@ -63,7 +65,7 @@ def check(
         TypeError: A wrong type.
     """
     _check_dataset(dataset, needs_length=sampler is None and batch_sampler is None)
-    _natural("num_workers", num_workers, "use num_workers=0 to make batches in this process")
+    num_workers = natural("num_workers", num_workers, "use num_workers=0 to make batches in this process")
     if not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
     if not timeout >= 0:  # NaN too
@@ -76,26 +78,35 @@ def check(
             raise TypeError(f"{name} must be iterable or None, not {type(value).__name__}: {value!r}")
     _check_choice("output", output, ("torch", "numpy"))
     _check_choice("transport", transport, ("shared_memory", "pickle"))
-    _natural("max_restarts", max_restarts, "0 raises at the first worker that dies")
+    natural("max_restarts", max_restarts, "0 raises at the first worker that dies")
     _check_workers_needed(num_workers, prefetch_factor, prefetch, persistent_workers, multiprocessing_context)
     _check_generator(generator)
     batch_size, drop_last = _check_batching(batch_size, shuffle, sampler, batch_sampler, drop_last)
-    if prefetch_factor is None and num_workers:
+    if prefetch_factor is not None:
+        prefetch_factor = natural("prefetch_factor", prefetch_factor, PREFETCH_FACTOR)
+    elif num_workers:
         prefetch_factor = 2
     if prefetch is not None:
-        _natural("prefetch", prefetch, "0 asks for a batch when it is wanted")
-    window = prefetch if prefetch is not None else (prefetch_factor or 0) * num_workers
+        prefetch = natural("prefetch", prefetch, "0 asks for a batch when it is wanted")
     return Chosen(
-        dataset, batch_size, bool(shuffle), sampler, batch_sampler, drop_last, prefetch_factor, window,
+        dataset, batch_size, bool(shuffle), sampler, batch_sampler, drop_last, num_workers, prefetch_factor, prefetch,
         _start_method(multiprocessing_context),
     )  # fmt: skip
 
 
-def _natural(name: str, value: Any, hint: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def natural(name: str, value: Any, hint: str) -> int:
+    """An argument that must be an int (of any kind, such as NumPy's) and not negative.
+
+    Raises:
+        TypeError: It is no int.
+        ValueError: It is negative.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}: {value!r}")
-    if value < 0:
-        raise ValueError(f"{name} option should be non-negative, not {value}; {hint}")
+    number = operator.index(value)
+    if number < 0:
+        raise ValueError(f"{name} option should be non-negative, not {number}; {hint}")
+    return number
 
 
 def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
@@ -138,8 +149,6 @@ def _check_workers_needed(
                 "multiprocessing_context can only be used with multi-process loading (num_workers > 0), but got "
                 f"num_workers={num_workers}"
             )
-    elif prefetch_factor is not None:
-        _natural("prefetch_factor", prefetch_factor, "it is the number of batches asked for ahead, per worker")
 
 
 def _check_batching(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbloader import report
+from nbloader.events import SampleFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +211,12 @@ class Snapshot:
     "transport"."""
     make_times: Histogram = Histogram()
     """How long the last batches took to make."""
+    skipped: int = 0
+    """Samples that could not be fetched and were left out (`on_error="skip"`), since the loader was made."""
+    replaced: int = 0
+    """Samples that could not be fetched and were replaced (by the function `on_error`), since the loader was made."""
+    failed_samples: tuple[SampleFailed, ...] = ()
+    """The last hundred of both, oldest first."""
 
     def __repr__(self) -> str:
         """Give one line; `print` the snapshot for all of it."""

@@ -18,6 +18,7 @@ from nbloader.events import (
     Event,
     LoaderPaused,
     LoaderResumed,
+    SampleFailed,
     WorkerDied,
     WorkerRestarted,
 )
@@ -56,6 +57,8 @@ RATE_BATCHES = 4
 """Batches that rates rest on at least, however long they took."""
 STAGE_BATCHES = 200
 """Batches that stage times rest on."""
+FAILED_SAMPLES = 100
+"""Samples that could not be fetched whose errors are kept."""
 SLOW_RUNS = 3
 """Runs whose slowest samples are kept."""
 STUCK_S, STUCK_TIMES = 2.0, 10
@@ -81,6 +84,8 @@ class StatsFold:
         self._failed: collections.Counter[int] = collections.Counter()
         self._replaced: collections.Counter[int] = collections.Counter()
         self._deaths = 0
+        self._failed_samples: collections.deque[SampleFailed] = collections.deque(maxlen=FAILED_SAMPLES)
+        self._spared: collections.Counter[str] = collections.Counter()
         self._slow: dict[int, list[BatchRecord]] = {}
         self._slow_floor: dict[int, int] = {}
         self._pauses: collections.deque[tuple[int, int]] = collections.deque(maxlen=64)
@@ -160,6 +165,9 @@ class StatsFold:
             self._replaced[event.worker] += 1
         elif isinstance(event, BatchFailed):
             self._failed[event.worker] += 1
+        elif isinstance(event, SampleFailed):
+            self._spared[event.done] += 1
+            self._failed_samples.append(event)
         elif isinstance(event, LoaderPaused):
             if self._paused_at is None:
                 self._paused_at = event.time
@@ -257,6 +265,9 @@ class StatsFold:
             restarts=sum(self._replaced.values()),
             verdict="",
             make_times=histogram(records),
+            skipped=self._spared["skipped"],
+            replaced=self._spared["replaced"],
+            failed_samples=tuple(self._failed_samples),
         )
         cause, sentence = verdict.judge(picture, self._evidence(g, last, usual_ns, rates))
         return replace(picture, cause=cause, verdict=sentence), records

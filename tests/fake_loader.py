@@ -19,6 +19,7 @@ from nbloader.events import (
     LoaderPaused,
     LoaderResumed,
     WorkerRestarted,
+    WorkersResized,
 )
 from nbloader.stats import STAGES, Point, SlowSample, Snapshot, StageStats, WorkerStats
 
@@ -41,6 +42,8 @@ class FakeLoader:
         self.epoch = -1
         self.commands: list[str] = []
         self.restarts = [0] * workers
+        self._steps = 0
+        self._prefetch_factor = 2
         self._hung_since: float | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._change = threading.Condition()
@@ -71,12 +74,16 @@ class FakeLoader:
     def _wait_for(self, batch: int) -> None:
         ready = time.perf_counter() + self.pace
         with self._change:
-            if batch == self.hang_at and self.restarts[1] == 0:
+            if batch == self.hang_at and self.restarts[1:2] == [0]:
                 self._hung_since = time.perf_counter()
-            while self._hung_since or self.state == "paused" or time.perf_counter() < ready:
+            while self._hung_since or self._held_back() or time.perf_counter() < ready:
                 for callback in self._callbacks:
                     callback()
                 self._change.wait(min(0.1, self.pace))
+            self._steps -= self.state == "paused"
+
+    def _held_back(self) -> bool:
+        return self.state == "paused" and not self._steps
 
     def stats(self) -> Snapshot:
         now = time.perf_counter() - self._zero
@@ -118,7 +125,7 @@ class FakeLoader:
             wait_share_epoch=0.45,
             waiting=hung or None,
             waiting_for=self.done if hung else None,
-            window=2 * len(self.restarts),
+            window=self._prefetch_factor * len(self.restarts),
             in_flight=4,
             reordering=2 if hung else 1,
             ready=0 if hung else 1,
@@ -169,10 +176,51 @@ class FakeLoader:
             self.state = "paused"
         self.events.publish(LoaderPaused(time.perf_counter_ns()))
 
+    def step(self) -> None:
+        with self._change:
+            self.commands.append("step")
+            self._steps += 1
+            pausing, self.state = self.state != "paused", "paused"
+            self._change.notify_all()
+        if pausing:
+            self.events.publish(LoaderPaused(time.perf_counter_ns()))
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.restarts)
+
+    @num_workers.setter
+    def num_workers(self, n: int) -> None:
+        with self._change:
+            self.commands.append(f"resize {n}")
+            before, self.restarts = len(self.restarts), [*self.restarts, *[0] * n][:n]
+            if n < 2:
+                self._hung_since = None
+            self._change.notify_all()
+        self.events.publish(WorkersResized(time.perf_counter_ns(), before, n))
+
+    @property
+    def prefetch_factor(self) -> int | None:
+        return self._prefetch_factor
+
+    @prefetch_factor.setter
+    def prefetch_factor(self, n: int) -> None:
+        self.commands.append(f"prefetch {n}")
+        self._prefetch_factor = n
+
+    def stack(self, worker: int) -> str:
+        self.commands.append(f"stack {worker}")
+        return (
+            "Current thread 0x00007f0000000000 (most recent call first):\n"
+            f'  File "/home/me/data.py", line {12 + worker} in __getitem__\n'
+            '  File "<string>", line 1 in <module>\n'
+        )
+
     def resume(self) -> None:
         with self._change:
             self.commands.append("resume")
             self.state = "running"
+            self._steps = 0
             self._change.notify_all()
         self.events.publish(LoaderResumed(time.perf_counter_ns()))
 

@@ -15,6 +15,7 @@ import threading
 import time
 
 import datasets as d
+import numpy as np
 import psutil
 import pytest
 from datasets import Numbers, Slow, alive, flat, pids, run_script, wait_for, worker_processes
@@ -223,8 +224,11 @@ def test_the_worker_must_exist_to_be_restarted():
         for wrong in (2, -1):
             with pytest.raises(ValueError, match=f"no worker {wrong}.*num_workers=2"):
                 loader.restart_workers([0, wrong])
-        with pytest.raises(TypeError):
-            loader.restart_workers(["1"])
+        for wrong in ("1", ["1"], 1.0, [None]):
+            with pytest.raises(TypeError, match=r"worker ids must be an int or a list of ints, not .*"):
+                loader.restart_workers(wrong)
+        with pytest.raises(ValueError, match="no worker 2"):
+            loader.restart_workers(np.int64(2))
 
 
 def test_a_timeout_names_batch_worker_and_sample_and_leaves_the_loader_usable(tmp_path):

@@ -1,0 +1,179 @@
+"""What can be asked of a loader while it runs, from any thread: restart, resize, pause, step, reload, stack.
+
+The methods check what they are given, hand a command to the engine and return.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from nbloader import events as ev
+from nbloader import options
+from nbloader.engine import Engine
+from nbloader.errors import LoaderClosedError
+from nbloader.local import LocalEngine
+
+_clock = time.perf_counter_ns
+
+
+class Steering:
+    """The steering part of `DataLoader`; `nbloader.control.LoaderControl` is its protocol."""
+
+    events: ev.EventBus
+    sampler: Any
+    _engine: Engine | LocalEngine
+    _dataset: Any
+    _collate_fn: Callable[[Any], Any] | None
+    worker_init_fn: Callable[[int], None] | None
+    _num_workers: int
+    _prefetch_factor: int | None
+
+    # ---- how many ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """Workers. Assign another number to have so many from now on, in mid-epoch too and from any thread.
+
+        What a worker that leaves held is made again by others. `get_worker_info().num_workers` stays as it was in
+        the workers that run already.
+
+        Raises:
+            ValueError: 0 for a loader with workers, or anything but 0 for one without: make a new loader for that.
+            TypeError: Not an int.
+        """
+        return self._num_workers
+
+    @num_workers.setter
+    def num_workers(self, value: int) -> None:
+        self._check_open()
+        value = options.natural("num_workers", value, "1 is the least for a loader with workers")
+        if (value == 0) != (self._num_workers == 0):
+            raise ValueError(
+                f"num_workers cannot be changed from {self._num_workers} to {value}: a loader either has workers or "
+                "makes batches in this process. Make a new loader."
+            )
+        if value != self._num_workers:
+            self._num_workers = value
+            self._engine.resize(value)
+
+    @property
+    def prefetch_factor(self) -> int | None:
+        """Batches asked for ahead, per worker; None without workers. Can be assigned at any time.
+
+        From then on it counts, even where `prefetch` was given or the window adapted itself.
+
+        Raises:
+            ValueError: It is negative, or there are no workers.
+            TypeError: Not an int.
+        """
+        return self._prefetch_factor
+
+    @prefetch_factor.setter
+    def prefetch_factor(self, value: int) -> None:
+        self._check_open()
+        if not self._num_workers:
+            raise ValueError("prefetch_factor needs num_workers > 0: without workers nothing is made ahead")
+        self._prefetch_factor = options.natural("prefetch_factor", value, options.PREFETCH_FACTOR)
+        self._engine.set_prefetch_factor(self._prefetch_factor)
+
+    # ---- workers ----------------------------------------------------------------------------------------------------
+
+    def restart_workers(self, ids: int | Iterable[int] | None = None) -> None:
+        """Replace workers by fresh ones, at any time and from any thread; returns at once.
+
+        What they held is made again by others; the consumer sees every batch once and in order. Modules that were
+        edited are loaded anew. Without workers there is nothing to replace, and nothing happens.
+
+        Args:
+            ids: A worker id, or several; all when None.
+
+        Raises:
+            ValueError: There is no such worker.
+            TypeError: It is no worker id.
+            LoaderClosedError: After `close()`.
+        """
+        self._check_open()
+        self._engine.restart_workers(self._worker_ids(ids))
+
+    def _worker_ids(self, ids: Any) -> list[int]:
+        if ids is None:
+            return list(range(self._num_workers))
+        try:
+            chosen = [operator.index(i) for i in ([ids] if hasattr(ids, "__index__") else ids)]
+        except TypeError:
+            raise TypeError(f"worker ids must be an int or a list of ints, not {ids!r}") from None
+        for i in chosen:
+            if not 0 <= i < self._num_workers:
+                raise ValueError(f"no worker {i}: this loader has num_workers={self._num_workers}")
+        return chosen
+
+    # ---- pace -------------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Deliver and dispatch nothing until `resume()`; what workers are at is finished. From any thread.
+
+        Raises:
+            LoaderClosedError: After `close()`.
+        """
+        self._check_open()
+        self._engine.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause()` or `step()`. From any thread.
+
+        Raises:
+            LoaderClosedError: After `close()`.
+        """
+        self._check_open()
+        self._engine.resume()
+
+    def step(self) -> None:
+        """Pause if that is not so already, and let exactly one batch go to the consumer. From any thread.
+
+        What credit it frees is dispatched; nothing else moves until the next `step()` or `resume()`.
+
+        Raises:
+            LoaderClosedError: After `close()`.
+        """
+        self._check_open()
+        self._engine.step()
+
+    # ---- the dataset ------------------------------------------------------------------------------------------------
+
+    def reload(self, dataset: Any = None) -> None:
+        """Give fresh workers a new dataset, or the old one under its class as it is now defined.
+
+        Batches that are made or asked for already are kept, so within an epoch the change shows after at most the
+        prefetch window; without workers it shows with the next batch.
+
+        Args:
+            dataset: The new dataset; of the same length when an epoch is under way. None keeps the old object and
+                gives it its class's present definition (a notebook cell or a reloaded module).
+
+        Raises:
+            DatasetTransferError: It cannot be sent to workers; the old one stays.
+            LoaderClosedError: After `close()`.
+        """
+        self._check_open()
+        if dataset is None:
+            dataset = options.with_current_class(self._dataset)
+        old, self._dataset = self._dataset, dataset
+        try:
+            self._load()
+        except Exception:
+            self._dataset = old
+            raise
+        self._engine.replace_all()
+        if dataset is not old:
+            options.point_samplers_at(dataset, old, self.sampler)
+        self.events.publish(ev.DatasetReloaded(_clock()))
+
+    def _load(self) -> bool:
+        return self._engine.load(self._dataset, self._collate_fn, self.worker_init_fn)
+
+    def _check_open(self) -> None:
+        if self._engine.closed:
+            raise LoaderClosedError("this loader is closed: make a new one")

@@ -1,0 +1,254 @@
+"""A loader does what it is told while it runs: more workers or fewer, one batch at a time, another window."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from datasets import Augmented, Hangs, Images, Numbers, Slow, flat, pids, wait_for, worker_processes
+from test_collate import assert_same
+
+from nbloader import DataLoader, LoaderClosedError
+from nbloader import events as ev
+
+
+def events(loader, kind):
+    return [event for event in list(loader.events.history) if isinstance(event, kind)]
+
+
+# ---- how many workers
+
+
+def test_workers_come_and_go_within_an_epoch():
+    with DataLoader(Slow(240, wait=0.001), 2, num_workers=2) as loader:
+        got = []
+        sizes = {10: 4, 30: 1, 50: 3, 52: 1, 54: 5, 90: 2}
+        for number, batch in enumerate(loader):
+            got.append(batch)
+            if number in sizes:
+                loader.num_workers = sizes[number]
+                assert loader.num_workers == sizes[number]
+        assert flat(got) == list(range(240))
+        assert [(e.before, e.after) for e in events(loader, ev.WorkersResized)] == [
+            (2, 4), (4, 1), (1, 3), (3, 1), (1, 5), (5, 2),
+        ]  # fmt: skip
+        wait_for(lambda: len(worker_processes()) == 2)
+        stats = loader.stats()
+        assert ([w.worker for w in stats.workers], stats.window, stats.deaths) == ([0, 1], 4, 0)
+        assert flat(loader) == list(range(240))
+
+
+def test_the_batches_are_the_same_whatever_the_number_of_workers():
+    def epoch(sizes):
+        with DataLoader(Augmented(120), 2, num_workers=2, shuffle=True) as loader:
+            torch.manual_seed(5)
+            got = []
+            for number, batch in enumerate(loader):
+                got.append(batch)
+                loader.num_workers = sizes.get(number, loader.num_workers)
+            return got
+
+    assert_same(epoch({}), epoch({3: 1, 9: 3, 20: 2, 30: 1}))
+
+
+def test_what_a_worker_that_leaves_held_is_made_by_those_that_stay(tmp_path):
+    flag, hung = tmp_path / "flag", tmp_path / "hung"
+    flag.touch()
+
+    def shrink(loader):
+        wait_for(hung.exists)
+        (at,) = wait_for(lambda: [w.worker for w in loader.stats().workers if w.sample == 6])
+        flag.unlink()
+        if at == 0:  # the last ones leave, and the one that hangs shall
+            loader.restart_workers(0)
+        loader.num_workers = 1
+
+    with DataLoader(Hangs(40, bad=6, flag=str(flag), hung=str(hung)), 2, num_workers=3) as loader:
+        thread = threading.Thread(target=shrink, args=(loader,))
+        thread.start()
+        assert flat(loader) == list(range(40))
+        thread.join()
+        assert loader.stats().deaths == 0
+        assert len(loader.stats().workers) == 1
+
+
+def test_new_workers_get_to_work_while_the_loop_waits(tmp_path):
+    class Waits(Numbers):
+        def __getitem__(self, i):
+            (self.folder / str(i)).touch()
+            wait_for((self.folder / "go").exists)
+            return i
+
+    with DataLoader(Waits(20, folder=tmp_path), 1, num_workers=1, prefetch_factor=1) as loader:
+
+        def grow():
+            wait_for((tmp_path / "0").exists)
+            loader.num_workers = 4
+            wait_for(lambda: len(list(tmp_path.iterdir())) == 4, "four samples being made at once")
+            (tmp_path / "go").touch()
+
+        thread = threading.Thread(target=grow)
+        thread.start()
+        assert flat(loader) == list(range(20))
+        thread.join()
+
+
+def test_resizing_while_nothing_runs_holds_for_the_next_epoch():
+    with DataLoader(Numbers(20), 2, num_workers=1) as loader:
+        loader.num_workers = 3
+        assert flat(loader) == list(range(20))
+        assert len(pids(loader)) == 3
+        loader.num_workers = 2
+        wait_for(lambda: len(worker_processes()) == 2)
+        assert flat(loader) == list(range(20))
+        loader.num_workers = np.int64(2)
+        assert len(events(loader, ev.WorkersResized)) == 2, "as many as before is no change"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_number_of_workers_that_cannot_be_is_an_error_and_changes_nothing(workers):
+    with DataLoader(Numbers(8), 2, num_workers=workers) as loader:
+        with pytest.raises(ValueError, match=rf"num_workers cannot be changed from {workers} to {2 - workers}"):
+            loader.num_workers = 2 - workers
+        with pytest.raises(ValueError, match=r"num_workers.*-1"):
+            loader.num_workers = -1
+        for wrong in (True, 1.0, "3", None):
+            with pytest.raises(TypeError, match="num_workers must be an int"):
+                loader.num_workers = wrong
+        assert loader.num_workers == workers
+        assert flat(loader) == list(range(8))
+
+
+# ---- how far ahead
+
+
+def test_the_window_follows_prefetch_factor_and_the_number_of_workers():
+    with DataLoader(Slow(200), 2, num_workers=2, prefetch=3) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        assert loader.stats().window == 3
+        loader.num_workers = 4
+        wait_for(lambda: len(loader.stats().workers) == 4)
+        assert loader.stats().window == 3, "prefetch is a total"
+        loader.prefetch_factor = 5
+        assert loader.prefetch_factor == 5
+        wait_for(lambda: loader.stats().window == 20)
+        got = [next(epoch) for _ in range(8)]
+        wait_for(lambda: (s := loader.stats()).in_flight + s.reordering + s.ready > 17)  # asked for two at a time
+        loader.prefetch_factor = 0
+        wait_for(lambda: loader.stats().window == 0)
+        got.extend(epoch)
+        assert flat(got) == list(range(2, 200))
+
+
+def test_a_prefetch_factor_that_cannot_be_is_an_error():
+    with DataLoader(Numbers(8), 2, num_workers=1) as loader:
+        with pytest.raises(ValueError, match=r"prefetch_factor.*-2"):
+            loader.prefetch_factor = -2
+        with pytest.raises(TypeError, match=r"prefetch_factor.*1\.5"):
+            loader.prefetch_factor = 1.5
+    with DataLoader(Numbers(8), 2) as loader:
+        assert loader.prefetch_factor is None
+        with pytest.raises(ValueError, match="num_workers > 0"):
+            loader.prefetch_factor = 2
+
+
+# ---- one batch at a time
+
+
+def consume(loader):
+    """Iterate on a thread; gives the list that grows."""
+    got: list[object] = []
+    thread = threading.Thread(target=lambda: got.extend(loader))
+    thread.start()
+    return got, thread
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_step_lets_one_batch_go(workers):
+    with DataLoader(Numbers(40), 2, num_workers=workers) as loader:
+        loader.step()
+        got, thread = consume(loader)
+        for count in (1, 2, 3):
+            wait_for(lambda count=count: len(got) == count)
+            assert loader.stats().state == "paused"
+            thread.join(0.05)
+            assert len(got) == count, "no more than one came"
+            loader.step()
+        wait_for(lambda: len(got) == 4)
+        loader.step()
+        loader.step()
+        wait_for(lambda: len(got) == 6)
+        loader.resume()
+        thread.join()
+        assert flat(got) == list(range(40))
+        assert [len(events(loader, kind)) for kind in (ev.LoaderPaused, ev.LoaderResumed)] == [1, 1]
+
+
+def test_a_step_dispatches_what_it_frees_and_nothing_else_moves():
+    with DataLoader(Images(60), 2, num_workers=2) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        wait_for(lambda: (s := loader.stats()).ready >= 4 and not s.in_flight + s.reordering)
+        loader.pause()
+        ready = loader.stats().ready
+        for _ in range(8):
+            loader.step()
+            next(epoch)
+            # one in the place of the one that was taken, unless there were more than the window while one was late
+            ready = max(4, ready - 1)
+            wait_for(lambda ready=ready: (s := loader.stats()).ready == ready and not s.in_flight + s.reordering)
+        assert (ready, loader.stats().window) == (4, 4)
+        assert len({r.index for r in loader.events.batches()}) == 8
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_ends_by_steps_and_a_step_too_many_is_none_of_the_next(workers):
+    with DataLoader(Numbers(4), 2, num_workers=workers) as loader:
+        for _ in range(4):
+            loader.step()
+        assert flat(loader) == [0, 1, 2, 3]
+        wait_for(lambda: not loader._engine._dispatcher.runs if workers else True)
+        got, thread = consume(loader)
+        thread.join(0.2)
+        assert got == []
+        loader.resume()
+        thread.join()
+        assert flat(got) == [0, 1, 2, 3]
+
+
+# ---- after the end
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_closed_loader_does_nothing_in_silence(workers):
+    loader = DataLoader(Numbers(4), num_workers=workers)
+    loader.close()
+    calls = [loader.pause, loader.resume, loader.step, loader.reload, loader.restart_workers]
+    calls += [lambda: setattr(loader, "num_workers", 3), lambda: setattr(loader, "prefetch_factor", 3)]
+    for call in calls:
+        with pytest.raises(LoaderClosedError, match="closed: make a new one"):
+            call()
+    loader.close()
+
+
+# ---- without workers
+
+
+def test_a_loader_without_workers_can_be_reloaded_and_has_nothing_to_restart():
+    class Data(Numbers):
+        def __getitem__(self, i):
+            return 2 * i
+
+    with DataLoader(Numbers(8), 2) as loader:
+        epoch = iter(loader)
+        got = [next(epoch)]
+        loader.restart_workers()
+        loader.reload(Data(8))
+        got.extend(epoch)
+        assert flat(got) == [0, 1, 4, 6, 8, 10, 12, 14]
+        assert flat(loader) == [0, 2, 4, 6, 8, 10, 12, 14]
+        with pytest.raises(ValueError, match=r"no worker 0.*num_workers=0"):
+            loader.restart_workers(0)
