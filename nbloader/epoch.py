@@ -166,7 +166,7 @@ class _Pass:
         if self.record is not None:
             before, after = self.record
             self.record = None
-            self._bus.publish(ev.BatchRecord._make((*before, returned, *after)))
+            self._bus.publish(ev.BatchRecord._make((*before, returned, *after, None)))
 
     def end(self, engine: Engine | LocalEngine, reason: str) -> None:
         """End the run and tell."""

@@ -18,6 +18,30 @@ from typing import Any, NamedTuple, TypeAlias
 log = logging.getLogger(__name__)
 
 
+class Placed(NamedTuple):
+    """How a batch came into pinned memory or onto an accelerator. Part of its `BatchRecord`."""
+
+    device: str
+    """Such as "cuda:0"; "" where it was only pinned."""
+    memory: str
+    """Where the device read it: "registered" (the shared memory in which the worker wrote it, pinned where it lies),
+    "copied" (to a pool of pinned memory) or "pageable"."""
+    begin: int
+    """When it was taken up, between `in_order` and `delivered`, ns."""
+    pinned: int
+    """When it lay in pinned memory, ns: at once where that is "registered". 0 where it is "pageable"."""
+    upload_begin: int
+    """When the copy to the device began, ns: a time of the device, told in this machine's clock. 0 where there was no
+    copy, or where the epoch ended before it was known."""
+    uploaded: int
+    """When that copy was done, ns; a time of the device."""
+    needed: int
+    """When the consumer's work on the device came to this batch, ns; a time of the device. What of the copy lies
+    before it was hidden behind the work on earlier batches."""
+    nbytes: int
+    """Bytes copied to the device."""
+
+
 class BatchRecord(NamedTuple):
     """Where one batch spent its time. Published when the consumer comes back for the next batch.
 
@@ -77,6 +101,8 @@ class BatchRecord(NamedTuple):
     """Time of that sample, ns."""
     indices: Any = ()
     """The first eight of its dataset indices."""
+    placed: Placed | None = None
+    """How it was pinned and uploaded; None where neither was asked for."""
 
     @property
     def waited(self) -> int:
