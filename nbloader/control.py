@@ -77,6 +77,17 @@ class LoaderControl(Protocol):
         """
         ...
 
+    def stack(self, worker: int) -> str:
+        """The Python stack of a worker now, innermost frame first, also while it hangs in C code.
+
+        The one method that waits, two seconds at most.
+
+        Raises:
+            ValueError: There is no such worker.
+            NbloaderError: It does not run now, or does not answer.
+        """
+        ...
+
     def on_wait(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback` from inside `__next__`, on the consumer's thread, at most every 100 ms.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbloader import events as ev
 from nbloader.dispatch import MAX_DEATHS, Dispatcher
-from nbloader.errors import WorkerDiedError, WorkerStartError
+from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
 from nbloader.faults import Given, died_message, rebuild
 from nbloader.handle import Handle, Payload, PoolKind, WorkerPool
 from nbloader.reports import Gone, InitFailed, Ready, Report, Started
@@ -266,12 +266,23 @@ class Crew:
         for slot in self._slots:
             slot.handle = None
 
-    # ---- gauges -------------------------------------------------------------------------------------------------
+    # ---- watching -----------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
         """Whether a worker can be given batches."""
         return any(slot.handle is not None and slot.handle.ready for slot in self._slots)
+
+    def asker(self, worker: int) -> Callable[[], str]:
+        """A function that asks a worker for its stack, to be called without the lock.
+
+        Raises:
+            NbloaderError: It does not run.
+        """
+        slot = self._slots[worker] if worker < len(self._slots) else Slot()
+        if slot.handle is None:
+            raise NbloaderError(f"worker {worker} does not run now")
+        return slot.handle.asker()
 
     def gauges(self) -> Iterator[WorkerGauge]:
         """What is known of each worker now."""

@@ -346,6 +346,16 @@ class Engine(Driver):
 
     # ---- watching, closing ------------------------------------------------------------------------------------------
 
+    def stack(self, worker: int) -> str:
+        """The Python stack of a worker now.
+
+        Raises:
+            NbloaderError: It does not run, or does not answer.
+        """
+        with self._lock:
+            ask = self._crew.asker(worker)
+        return ask()
+
     def gauges(self, state: str) -> Gauges:
         """The state now.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nbloader import fetch as f
@@ -49,6 +49,16 @@ class Handle:
 
     def kill(self) -> None:
         """End it at once, whatever it does."""
+        raise NotImplementedError
+
+    def asker(self) -> Callable[[], str]:
+        """A function that asks for the worker's Python stack, and waits for it.
+
+        This is called with the engine's lock, and the function without.
+
+        Raises:
+            NbloaderError: It has none yet. The function raises it where the worker does not answer.
+        """
         raise NotImplementedError
 
     def gauge(self, held: list[Task], exit_reason: str) -> WorkerGauge:

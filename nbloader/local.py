@@ -12,6 +12,7 @@ from typing import Any
 
 from nbloader import events as ev
 from nbloader import fetch as f
+from nbloader import stacks
 from nbloader.callbacks import WaitCallbacks
 from nbloader.collate import NotPlannedError, Plan, builder, collate_object, convert
 from nbloader.dispatch import Task
@@ -211,6 +212,10 @@ class LocalEngine:
 
     def set_prefetch_factor(self, _prefetch_factor: int) -> None:
         """Nothing is made ahead."""
+
+    def stack(self, _worker: int) -> str:
+        """The stack of the main thread: the cell's."""
+        return stacks.of_thread(threading.main_thread().ident)
 
     def supersede(self) -> None:
         """There is nothing to give up."""

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +27,12 @@ from nbloader import fetch as f
 from nbloader import forkserver
 from nbloader.cargo import Cargo
 from nbloader.dispatch import Task
+from nbloader.errors import NbloaderError
 from nbloader.faults import Failure
 from nbloader.handle import Handle
 from nbloader.reports import Gone, InitFailed, Layout, Output, Parcel, Ready, Report, Result, Started
 from nbloader.shm import SegmentMaps, anonymous_file
+from nbloader.stacks import StackPipe
 from nbloader.wire import Channel, Kind
 from nbloader.worker import Start, Surroundings
 
@@ -51,6 +53,7 @@ class ProcessHandle(Handle):
         self._page = memoryview(mmap.mmap(fd, 8 * f.STATUS_SIZE)).cast("q")
         super().__init__(worker, self._page)
         self.status_fd = fd
+        self.stack = StackPipe()
         self.killed = False
         self.maps = SegmentMaps()
         self.layouts: dict[int, Layout] = {}
@@ -66,10 +69,17 @@ class ProcessHandle(Handle):
         return "".join(self.tail)[-TAIL:]
 
     def take_fds(self) -> list[int]:
-        """The descriptors of its outputs and its lifeline, to be closed."""
-        fds = [fd for fd in (*self.outputs, self.lifeline) if fd >= 0]
-        self.outputs, self.lifeline = {}, -1
+        """The descriptors of its outputs, its lifeline and its stack, to be closed."""
+        fds = [fd for fd in (*self.outputs, self.lifeline, self.stack.fd) if fd >= 0]
+        self.outputs, self.lifeline, self.stack.fd = {}, -1, -1
         return fds
+
+    def asker(self) -> Callable[[], str]:
+        """See `Handle.asker`."""
+        pid = self.status[f.PID]  # it is there as soon as the worker can answer
+        if not pid:
+            raise NbloaderError(f"worker {self.worker} is being started: it has no Python stack yet")
+        return self.stack.asker(pid, lambda: self.gone)
 
     def kill(self) -> None:
         """End the process at once, whatever it does."""
@@ -151,9 +161,8 @@ class Pool:
                 self._spawn(handle, theirs.fileno(), out_theirs, err_theirs)
         except BaseException:
             ours.close()
-            os.close(out)
-            os.close(err)
-            os.close(handle.status_fd)
+            for fd in (out, err, handle.status_fd, handle.stack.fd, handle.stack.theirs):
+                os.close(fd)
             raise
         finally:
             theirs.close()
@@ -172,9 +181,10 @@ class Pool:
             surroundings=Surroundings.here(), worker=worker, spans=pickled.spans, shared=shared is not None,
             payload=pickled.data, **options,
         )  # fmt: skip
-        fds = (handle.status_fd,) if shared is None else (handle.status_fd, shared)
+        fds = (handle.status_fd, handle.stack.theirs, *(() if shared is None else (shared,)))
         self._send(handle, (Kind.INIT, pickle.dumps(start, 5)), fds=fds)
         os.close(handle.status_fd)
+        os.close(handle.stack.theirs)
         return handle
 
     def _spawn(self, handle: ProcessHandle, sock: int, stdout: int, stderr: int) -> None:

@@ -110,6 +110,24 @@ class Steering:
                 raise ValueError(f"no worker {i}: this loader has num_workers={self._num_workers}")
         return chosen
 
+    def stack(self, worker: int) -> str:
+        """The Python stack of a worker now, innermost frame first, also while it hangs in C code. From any thread.
+
+        A worker process is asked by a signal, which ends a C function that sleeps and does not go on by itself (the C
+        library's `sleep`, not Python's).
+
+        Args:
+            worker: A worker id. For a loader without workers 0, and the stack is that of the main thread.
+
+        Raises:
+            ValueError: There is no such worker.
+            NbloaderError: It does not run now, or does not answer within two seconds.
+        """
+        self._check_open()
+        if self._num_workers or operator.index(worker) != 0:
+            self._worker_ids([worker])
+        return self._engine.stack(operator.index(worker))
+
     # ---- pace -------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:

@@ -30,6 +30,7 @@ import cloudpickle
 import numpy as np
 
 from nbloader import fetch as f
+from nbloader import stacks
 from nbloader.collate import ArrayToBeTensor, NotPlannedError, Plan, collate_object, convert, dump_object
 from nbloader.imports import when_imported
 from nbloader.shm import INLINE_LIMIT, SegmentPool, aligned, load_shared
@@ -158,6 +159,7 @@ def _settle(channel: Channel) -> Worker | None:
     status_fd = channel.take_fd()
     status = memoryview(mmap.mmap(status_fd, 8 * f.STATUS_SIZE)).cast("q")
     os.close(status_fd)
+    stacks.answer(channel.take_fd())
     status[f.SINCE], status[f.PID] = _clock(), os.getpid()
     start.surroundings.take_over()
     try:

@@ -82,13 +82,31 @@ class Raises(Numbers):
         return i
 
 
+def sleep():
+    time.sleep(3600)
+
+
+def spin():
+    while True:
+        pass
+
+
+def hang_in_c():
+    """In a function of the C library that waits for itself, with the interpreter lock."""
+    mutex = ctypes.create_string_buffer(256)
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+
+
 class Hangs(Numbers):
-    """Sleeps for an hour at index `bad` for as long as the file `flag` is there; touches the file `hung` first."""
+    """Hangs at index `bad` for as long as the file `flag` is there; touches the file `hung` first."""
+
+    how = staticmethod(sleep)
 
     def __getitem__(self, i):
         if i == self.bad and pathlib.Path(self.flag).exists():
             pathlib.Path(self.hung).touch()
-            time.sleep(3600)
+            self.how()
         return i
 
 
@@ -156,6 +174,11 @@ class KillsOnArrival(FailsToArrive):
     def __setstate__(self, _state):
         print("out of luck", file=sys.stderr)
         os._exit(5)
+
+
+class NeverArrives(FailsToArrive):
+    def __setstate__(self, _state):
+        time.sleep(3600)
 
 
 class Nested(Numbers):

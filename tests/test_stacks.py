@@ -1,0 +1,160 @@
+"""Where a worker stands can be told while it hangs, whatever it hangs in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sysconfig
+import threading
+import time
+
+import datasets as d
+import psutil
+import pytest
+from datasets import Hangs, Numbers, Slow, flat, pids, run_script, wait_for
+
+from nbloader import DataLoader, NbloaderError, stacks
+
+STACK = """\
+Thread 0x00007f00 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 320 in wait
+
+Current thread 0x00007f01 (most recent call first):
+  File "{stdlib}/json/decoder.py", line 355 in raw_decode
+  File "{site}/PIL/Image.py", line 2 in open
+  File "/home/me/data.py", line 12 in __getitem__
+  File "{ours}/fetch.py", line 7 in fetch
+  File "<string>", line 1 in <module>
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("how", [d.sleep, d.spin, d.hang_in_c], ids=lambda how: how.__name__)
+def test_the_stack_of_a_worker_that_hangs(how, method, tmp_path):
+    flag, hung = tmp_path / "flag", tmp_path / "hung"
+    flag.touch()
+    data = Hangs(20, bad=1, flag=str(flag), hung=str(hung), how=how)
+    with DataLoader(data, 2, num_workers=1, multiprocessing_context=method) as loader:
+        epoch = iter(loader)
+        wait_for(hung.exists)
+        wait_for(lambda: f"in {how.__name__}\n" in loader.stack(0))
+        begun = time.monotonic()
+        texts = {loader.stack(0) for _ in range(3)}
+        assert time.monotonic() - begun < stacks.WAIT, "each is complete, none was waited for"
+        for text in texts:
+            assert "Current thread" in text
+            assert text.endswith('File "<string>", line 1 in <module>\n')
+            where = stacks.place(text)
+            assert where.startswith(d.__file__)
+            assert where.endswith(f"in {how.__name__}")
+        flag.unlink()
+        loader.restart_workers(0)
+        assert flat(epoch) == list(range(20))
+
+
+def test_many_may_ask_at_once_and_nothing_is_disturbed():
+    with DataLoader(Slow(200, wait=0.001), 2, num_workers=2) as loader:
+        epoch = iter(loader)
+        got = [next(epoch)]
+        wait_for(lambda: len(pids(loader)) == 2)
+        texts = []
+
+        def ask():
+            texts.extend(loader.stack(number % 2) for number in range(20))
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        got.extend(epoch)
+        for thread in threads:
+            thread.join()
+        assert flat(got) == list(range(200))
+        assert len(texts) == 60
+        assert all(text.count("Current thread") == 1 and text.endswith("<module>\n") for text in texts)
+
+
+def test_a_worker_that_cannot_answer_is_an_error_in_bounded_time(monkeypatch):
+    monkeypatch.setattr(stacks, "WAIT", 0.3)
+    with DataLoader(Numbers(4), 2, num_workers=2) as loader:
+        with pytest.raises(NbloaderError, match="worker 1 does not run"):
+            loader.stack(1)
+        assert flat(loader) == [0, 1, 2, 3]
+        wait_for(lambda: all(w.state == "idle" for w in loader.stats().workers))
+        assert "_next_task" in loader.stack(1)
+        os.kill(pids(loader)[0], signal.SIGSTOP)
+        with pytest.raises(NbloaderError, match=r"did not tell its stack within 0\.3 s: .*stopped"):
+            loader.stack(0)
+        os.kill(pids(loader)[0], signal.SIGCONT)
+        with pytest.raises(ValueError, match="no worker 2"):
+            loader.stack(2)
+        with pytest.raises(TypeError, match="must be an int"):
+            loader.stack("0")
+
+
+def test_a_worker_that_dies_when_it_is_asked_is_an_error():
+    with DataLoader(Slow(10, wait=3600), 2, num_workers=1) as loader:
+        epoch = iter(loader)
+        wait_for(lambda: any(w.batch is not None for w in loader.stats().workers))
+        (pid,) = pids(loader)
+        os.kill(pid, signal.SIGSTOP)
+        with loader._engine._lock:
+            ask = loader._engine._crew.asker(0)
+            threading.Thread(target=lambda: os.kill(pid, signal.SIGKILL)).start()
+            begun = time.monotonic()
+            with pytest.raises(NbloaderError, match="it has ended"):
+                ask()
+            assert time.monotonic() - begun < stacks.WAIT
+        assert epoch is not None
+
+
+def test_without_workers_it_is_the_main_threads_stack():
+    with DataLoader(Numbers(4), 2) as loader:
+        text = loader.stack(0)
+        assert text.startswith("Current thread")
+        assert "in test_without_workers_it_is_the_main_threads_stack\n" in text
+        with pytest.raises(ValueError, match=r"no worker 1.*num_workers=0"):
+            loader.stack(1)
+
+
+def test_the_place_is_the_users_own_line_where_there_is_one():
+
+    stdlib, site = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
+    text = STACK.format(stdlib=stdlib, site=site, ours=os.path.dirname(stacks.__file__))
+    assert stacks.place(text) == "/home/me/data.py, line 12 in __getitem__"
+    without = text.replace('  File "/home/me/data.py", line 12 in __getitem__\n', "")
+    assert stacks.place(without) == f"{stdlib}/json/decoder.py, line 355 in raw_decode"
+    assert stacks.place("") == "an unknown place"
+
+
+def test_the_place_in_a_notebook_is_named_as_its_tracebacks_name_it(tmp_path):
+    done = run_script(
+        """
+        from IPython.core.interactiveshell import InteractiveShell
+        from nbloader import stacks
+        shell = InteractiveShell.instance()
+        shell.run_cell("def f():\\n    g(1)")
+        path = shell.user_ns["f"].__code__.co_filename
+        print(stacks.place(f'Current thread 0x1 (most recent call first):\\n  File "{path}", line 2 in f\\n'))
+        """,
+        tmp_path,
+        warnings="default",
+    )
+    assert "In[" in done.stdout, done.stderr
+    assert done.stdout.strip().endswith(", line 2 in f")
+
+
+def test_a_dataset_that_does_not_arrive_can_be_looked_at_too():
+    with DataLoader(d.NeverArrives(4), 2, num_workers=1) as loader:
+        epoch = iter(loader)
+        assert "in __setstate__" in wait_for(lambda: asked(loader))
+        assert [w.state for w in loader.stats().workers] == ["starting"]
+        assert psutil.pid_exists(pids(loader)[0])
+        assert epoch is not None
+
+
+def asked(loader):
+    try:
+        text = loader.stack(0)
+    except NbloaderError:
+        return ""
+    return text if "__setstate__" in text else ""
