@@ -14,6 +14,7 @@ from nbloader.faults import Given, died_message, rebuild
 from nbloader.handle import Handle, Payload, PoolKind, WorkerPool
 from nbloader.reports import Gone, InitFailed, Ready, Report, Started
 from nbloader.stats import WorkerGauge
+from nbloader.whereabouts import with_batches
 
 _clock = time.perf_counter_ns
 
@@ -291,7 +292,7 @@ class Crew:
                 yield WorkerGauge(worker, 0, "dead", None, _clock(), None, 0, slot.exit_reason, "", None, None)
             else:
                 held = self._dispatcher.held_by(slot.handle.uid)
-                yield slot.handle.gauge(held, slot.exit_reason)
+                yield with_batches(slot.handle.gauge(held, slot.exit_reason), held, self._dispatcher.runs)
 
 
 def exit_phrase(exitcode: int | None) -> str:

@@ -21,6 +21,7 @@ from nbloader.handle import PoolKind
 from nbloader.shm import INLINE_LIMIT
 from nbloader.stats import Gauges
 from nbloader.waker import Waker
+from nbloader.whereabouts import batches_of
 
 _clock = time.perf_counter_ns
 
@@ -90,6 +91,7 @@ class Engine(Driver):
         self._in_order = in_order
         self._timeout = timeout
         self._waiting_for: tuple[int, int] | None = None  # (batch number, since)
+        self._last: Task | None = None  # the batch that was delivered last
 
     def _plan_window(self) -> None:
         """How many batches to ask for ahead, in total and of each worker."""
@@ -205,6 +207,7 @@ class Engine(Driver):
         if item is not None:
             if self._adapts:
                 self._adapt()
+            self._last = item[0]
             return (*item, (state.assigned, state.reorder.reordering, state.reorder.ready)), None
         return None, state.taken if self._dispatcher.outstanding(run) else None
 
@@ -380,7 +383,19 @@ class Engine(Driver):
             waiting_since=waiting[1] if waiting else None,
             waiting_for=waiting[0] if waiting else None,
             workers=tuple(self._crew.gauges()),
+            **self._batches(),
         )
+
+    def _batches(self) -> dict[str, Any]:
+        """Which batch is where, of the newest iterator."""
+        told = batches_of(self._dispatcher)
+        last = self._last
+        if last is not None and last.run == told.get("run"):
+            told["delivered"] = self._dispatcher.runs[last.run].taken
+            if last.run not in self._waiting:
+                told["at"] = last.number
+                told["at_since"] = _clock() - round((time.monotonic() - self._asked) * 1e9)
+        return told
 
     def _state(self, state: str) -> str:
         if self.closed:

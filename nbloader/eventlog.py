@@ -13,9 +13,11 @@ from nbloader.events import (
     Event,
     LoaderPaused,
     LoaderResumed,
+    SampleFailed,
     WorkerDied,
     WorkerReady,
     WorkerRestarted,
+    WorkersResized,
     WorkerStarted,
 )
 from nbloader.text import clean, duration, plural, tail
@@ -42,7 +44,7 @@ def line_of(event: Event) -> Line:
     return Line(time, kind, text)
 
 
-def _say(event: Event) -> tuple[str, str]:  # noqa: C901, PLR0911 - one branch per kind of event
+def _say(event: Event) -> tuple[str, str]:  # noqa: C901, PLR0911, PLR0912 - one branch per kind of event
     if isinstance(event, BatchRecord):
         return "epoch", f"batch {event.index} delivered"
     if isinstance(event, WorkerStarted):
@@ -67,6 +69,11 @@ def _say(event: Event) -> tuple[str, str]:  # noqa: C901, PLR0911 - one branch p
     if isinstance(event, BatchFailed):
         where = "collate" if event.sample is None else f"sample {clean(event.sample, 40)}"
         return "error", f"batch {event.index} failed in worker {event.worker}, at {where}: {clean(event.error)}"
+    if isinstance(event, SampleFailed):
+        at = f"sample {clean(event.sample, 40)} of batch {event.index}"
+        return "error", f"{at} was {event.done}: {clean(event.error)}"
+    if isinstance(event, WorkersResized):
+        return "command", f"{plural(event.after, 'worker')} instead of {event.before}"
     if isinstance(event, LoaderPaused):
         return "command", "paused"
     if isinstance(event, LoaderResumed):

@@ -231,7 +231,19 @@ class LocalEngine:
             state = "paused"
         elif self._runs:
             state = "running"
-        return Gauges(_clock(), state, 0, 0, 0, 0, None, None, ())
+        now = _clock()
+        runs = dict(self._runs)  # the consumer's thread goes on meanwhile
+        if not runs:
+            return Gauges(now, state, 0, 0, 0, 0, None, None, ())
+        run = max(runs)
+        _state, of_run, number, since, *_ = self._status
+        making = number if of_run == run and number >= 0 else None
+        delivered = max(0, self._made.get(run, 0) - len(runs[run]) - (making is not None))
+        at = delivered - 1 if delivered and making is None else None
+        return Gauges(
+            now, state, 0, 0, 0, 0, None if making is None else since, making, (),
+            run=run, iterators=len(runs), delivered=delivered, at=at,
+        )  # fmt: skip
 
     def close_soon(self) -> None:
         """Nothing runs that would have to be ended."""

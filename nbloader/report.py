@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from nbloader.snapshot import Snapshot, WorkerStats
 
 WIDTH = 80
+WORKERS = "Workers, batches since the loader was made"
+SLOWEST = "Slowest samples of the last three epochs"
 BAR = 24
 STAGE_MEANING = {
     "queue": "sent to a worker, waits for it",
@@ -45,15 +47,18 @@ def to_text(s: Snapshot) -> str:
     blocks = ["\n".join(textwrap.wrap(s.verdict, WIDTH)), _progress_text(s)]
     if s.stages:
         rows = [[st.name, *(f"{ms:,.2f}" for ms in (st.mean, st.p50, st.p95, st.p99, st.max))] for st in s.stages]
-        blocks.append(_grid([["stage, ms", "mean", "median", "95 %", "99 %", "max"], *rows], left=(0,)))
-    if s.workers:
+        grid = _grid([["stage, ms", "mean", "median", "95 %", "99 %", "max"], *rows], left=(0,))
+        blocks.append(f"Stages, the last 200 batches\n{grid}")
+    if s.workers and not any(w.pid or w.exit_reason for w in s.workers):
+        blocks.append(_no_workers(s))
+    elif s.workers:
         head = ["worker", "pid", "state", "at batch", "for", "batches", "per s", "CPU", "memory", "restarts"]
         notes = [note for w in s.workers for note in _notes(w)]
         grid = _grid([head, *(_worker_row(w) for w in s.workers)], left=(2,))
-        blocks.append("\n".join([grid, *(textwrap.shorten(note, WIDTH, placeholder="...") for note in notes)]))
+        blocks.append("\n".join([WORKERS, grid, *(textwrap.shorten(note, WIDTH, placeholder="...") for note in notes)]))
     if s.slowest:
         rows = [[clean(x.index, 30), duration(x.seconds), str(x.batch), str(x.epoch), str(x.worker)] for x in s.slowest]
-        blocks.append(_grid([["slowest samples", "took", "batch", "epoch", "worker"], *rows], left=(0,)))
+        blocks.append(f"{SLOWEST}\n{_grid([['sample', 'took', 'batch', 'epoch', 'worker'], *rows], left=(0,))}")
     return "\n\n".join(blocks)
 
 
@@ -67,9 +72,14 @@ def _share_done(s: Snapshot) -> float | None:
     return min(1.0, s.batches_done / s.batches_total) if s.batches_total else None
 
 
+def _no_workers(s: Snapshot) -> str:
+    return f"{plural(len(s.workers), 'worker')}: {'ended' if s.state == 'closed' else 'not started'}"
+
+
 def _times(s: Snapshot) -> str:
     left = "" if s.eta is None else f", {duration(s.eta)} left"
-    return duration(s.elapsed) + left
+    mean = f" ({number(s.epoch_rate)} batches/s, start-up included)" if s.epoch_rate else ""
+    return f"{duration(s.elapsed)}{left}{mean}"
 
 
 def _rates(s: Snapshot) -> list[str]:
@@ -104,9 +114,11 @@ def _progress_text(s: Snapshot) -> str:
         lines = [
             f"Epoch   {s.epoch}, {s.state}  {bar}{_done(s)}{part}",
             f"Time    {_times(s)}",
-            f"Rate    {'   '.join(_rates(s))}",
+            f"Rate    {'   '.join(_rates(s))}   (the last 5 s)",
             f"Loop    {_loop(s)}",
         ]
+    if s.iterators > 1:
+        lines.append(f"Loops   {s.iterators} iterators: rates and queues of all, progress of the newest")
     lines.append(f"Queues  in flight {s.in_flight} of {s.window}   reorder {s.reordering}   ready {s.ready}")
     if faults := _faults(s):
         lines.append(f"Faults  {faults}")
@@ -116,8 +128,8 @@ def _progress_text(s: Snapshot) -> str:
 def _worker_row(w: WorkerStats) -> list[str]:
     return [
         str(w.worker),
-        str(w.pid),
-        clean(w.state, 12) + (" (!)" if w.stuck else ""),
+        str(w.pid or "-"),
+        state_of(w) + (" (!)" if w.stuck else ""),
         "-" if w.batch is None else str(w.batch),
         "-" if w.batch_age is None else duration(w.batch_age),
         f"{w.batches:,}",
@@ -128,11 +140,20 @@ def _worker_row(w: WorkerStats) -> list[str]:
     ]
 
 
+def state_of(w: WorkerStats) -> str:
+    """Give a worker's state for people: a place that has no process is not a dead one."""
+    if w.state == "dead" and not w.pid and not w.exit_reason:
+        return "not started"
+    return f"{clean(w.state, 12)}, unwanted" if w.left else clean(w.state, 12)
+
+
 def _notes(w: WorkerStats) -> list[str]:
     notes = []
     if w.stuck:
         sample = "" if w.sample is None else f", sample {clean(w.sample, 40)}"
         notes.append(f"worker {w.worker} seems stuck at batch {w.batch}{sample}")
+    if w.left:
+        notes.append(f"worker {w.worker} finishes a batch of an iterator that has ended")
     if w.errors:
         notes.append(f"worker {w.worker}: {plural(w.errors, 'failed batch')}")
     if w.exit_reason:
@@ -201,7 +222,8 @@ def _progress_html(s: Snapshot) -> str:
     )
     faults = _faults(s)
     more = f'<div style="color:{colours.CAUSES["worker"]};margin-top:4px">{faults}</div>' if faults else ""
-    loop = f'<div style="{_MUTED};margin-top:4px">The loop {_loop(s)}.</div>'
+    several = f" {s.iterators} iterators are under way; rates and queues are of all." if s.iterators > 1 else ""
+    loop = f'<div style="{_MUTED};margin-top:4px">The loop {_loop(s)}; rates are of the last 5 s.{several}</div>'
     return head + bar + _chips([*_rates(s), *chips]) + loop + more
 
 
@@ -232,7 +254,7 @@ def _stages_html(s: Snapshot) -> str:
     ]
     share = "" if s.cpu_share is None else f"; fetching is {percent(s.cpu_share)} computing"
     return (
-        _title(f"The path of a batch: {duration(total / 1e3)} on average{share}")
+        _title(f"The path of a batch, the last 200: {duration(total / 1e3)} on average{share}")
         + f'<div style="display:flex;height:14px;border-radius:4px;overflow:hidden;margin:0 0 4px">{bar}</div>'
         + _table(["stage, ms", "mean", "median", "95 %", "99 %", "max"], rows, left=(0,))
     )
@@ -241,16 +263,18 @@ def _stages_html(s: Snapshot) -> str:
 def _workers_html(s: Snapshot) -> str:
     if not s.workers:
         return ""
+    if not any(w.pid or w.exit_reason for w in s.workers):
+        return f'<div style="{_MUTED};margin-top:10px">{_no_workers(s)}</div>'
     rows = []
     for w in s.workers:
         row = [html.escape(cell) for cell in _worker_row(w)]
         colour = colours.CAUSES["worker"] if w.stuck else colours.STATES.get(w.state, colours.OTHER)
-        state = f"{_text(w.state)}, stuck" if w.stuck else _text(w.state)
+        state = f"{_text(state_of(w))}, stuck" if w.stuck else _text(state_of(w))
         row[2] = _dot(colour, radius="50%") + state
         rows.append(row)
     head = ["worker", "pid", "state", "at batch", "for", "batches", "per s", "CPU", "memory", "restarts"]
     notes = "".join(f'<div style="{_MUTED}">{_text(note)}</div>' for w in s.workers for note in _notes(w))
-    return _title("Workers") + _table(head, rows, left=(2,)) + notes + "".join(map(_stderr_html, s.workers))
+    return _title(WORKERS) + _table(head, rows, left=(2,)) + notes + "".join(map(_stderr_html, s.workers))
 
 
 def _stderr_html(w: WorkerStats) -> str:
@@ -280,7 +304,7 @@ def _slowest_html(s: Snapshot) -> str:
         ]
         for x in s.slowest
     ]
-    return _title("Slowest samples") + _table(["sample", "took", "batch", "epoch", "worker"], rows, left=(0,))
+    return _title(SLOWEST) + _table(["sample", "took", "batch", "epoch", "worker"], rows, left=(0,))
 
 
 def _title(text: str) -> str:

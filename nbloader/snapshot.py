@@ -37,6 +37,29 @@ class WorkerGauge:
     """CPU use since the last picture, 100 = one core. None where unknown."""
     rss: int | None
     """Resident memory, bytes. None where unknown."""
+    held: tuple[int, ...] = ()
+    """Numbers of the batches it was given, the one it is at first; the first eight."""
+    left: bool = False
+    """The iterator of the batch it is at has ended: what it makes will be thrown away."""
+    private: int | None = None
+    """Memory that is its own, bytes. None where unknown; looked up every few seconds."""
+    shared: int | None = None
+    """Resident memory that it shares with other processes (dataset, segments, libraries), bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A batch that has come from its worker and has not gone to the consumer. Times are perf_counter ns."""
+
+    run: int
+    number: int
+    worker: int
+    fetch_begin: int
+    fetched: int
+    collated: int
+    received: int
+    in_order: int
+    """When every earlier batch had come too; 0 while one has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +84,24 @@ class Gauges:
     waiting_for: int | None
     """Number of the batch that the consumer waits for; None while it works."""
     workers: tuple[WorkerGauge, ...]
+    iterators: int = 0
+    """Iterators that have not ended. Queue depths are over all; what follows is of the newest."""
+    run: int = -1
+    """The newest iterator that has not ended; -1 for none."""
+    delivered: int = 0
+    """Batches that it has delivered, the one that the consumer is at included."""
+    at: int | None = None
+    """Number of the batch that the consumer is at; None before the first and while it waits."""
+    at_since: int = 0
+    """When the consumer got it, perf_counter ns; 0 where unknown."""
+    asked: tuple[int, ...] = ()
+    """Numbers of the batches that no worker has been given yet, the first 64."""
+    made: tuple[Made, ...] = ()
+    """Batches that have come and wait: first those that are in order; of each kind the first 64."""
+    pinned: bool = False
+    """Batches are copied to pinned memory."""
+    device: str = ""
+    """Where batches are moved; "" for nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +149,14 @@ class WorkerStats:
     stderr_tail: str
     stuck: bool
     """True when its current batch has lasted longer than 2 s and longer than ten times the median batch."""
+    held: tuple[int, ...] = ()
+    """As `WorkerGauge.held`."""
+    left: bool = False
+    """As `WorkerGauge.left`."""
+    private: int | None = None
+    """Memory that is its own, bytes."""
+    shared: int | None = None
+    """Resident memory that it shares with other processes, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +213,7 @@ class Snapshot:
     epoch: int
     """Epoch of the newest iterator, from 0; -1 before the first."""
     batches_done: int
-    """Delivered in that epoch."""
+    """Delivered in that epoch, the one that the loop is at included."""
     batches_total: int | None
     """In that epoch; None where not known."""
     samples_done: int
@@ -181,7 +230,7 @@ class Snapshot:
     wait_share: float
     """Share of the same time in which the consumer waited for the loader, 0 to 1. Time paused counts as neither."""
     wait_share_epoch: float
-    """The same over the epoch, the wait for its first batch included."""
+    """The same over the epoch, the wait for its first batch included; time paused counts as neither here too."""
     waiting: float | None
     """For how long the consumer has been waiting now, seconds; None while it works."""
     waiting_for: int | None
@@ -217,6 +266,24 @@ class Snapshot:
     """Samples that could not be fetched and were replaced (by the function `on_error`), since the loader was made."""
     failed_samples: tuple[SampleFailed, ...] = ()
     """The last hundred of both, oldest first."""
+    epoch_rate: float = 0.0
+    """Batches a second over the whole epoch, start-up included, time paused left out."""
+    iterators: int = 0
+    """Iterators that have not ended. Queues and rates are over all of them, progress is the newest one's."""
+    at: int | None = None
+    """Number of the batch that the loop works on; None before the first and while it waits."""
+    at_for: float | None = None
+    """For how long, seconds."""
+    asked: tuple[int, ...] = ()
+    """As `Gauges.asked`."""
+    made: tuple[Made, ...] = ()
+    """As `Gauges.made`."""
+    pinned: bool = False
+    """As `Gauges.pinned`."""
+    device: str = ""
+    """As `Gauges.device`."""
+    now: int = 0
+    """When the picture was taken, perf_counter ns."""
 
     def __repr__(self) -> str:
         """Give one line; `print` the snapshot for all of it."""

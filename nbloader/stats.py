@@ -88,7 +88,7 @@ class StatsFold:
         self._spared: collections.Counter[str] = collections.Counter()
         self._slow: dict[int, list[BatchRecord]] = {}
         self._slow_floor: dict[int, int] = {}
-        self._pauses: collections.deque[tuple[int, int]] = collections.deque(maxlen=64)
+        self._pauses: collections.deque[tuple[int, int]] = collections.deque(maxlen=4096)
         self._paused_at: int | None = None
         self._origin: int | None = None
         self._run = self._epoch = -1
@@ -208,9 +208,11 @@ class StatsFold:
 
     def _paused_in(self, begin: int, end: int) -> int:
         """How much of an interval the loader was paused, ns."""
-        paused = sum(max(0, min(end, b) - max(begin, a)) for a, b in self._pauses)
-        if self._paused_at is not None:
-            paused += max(0, end - max(begin, self._paused_at))
+        paused = 0 if self._paused_at is None else max(0, end - max(begin, self._paused_at))
+        for a, b in reversed(self._pauses):  # newest first: a batch asks for the last ones only
+            if b <= begin:
+                break
+            paused += max(0, min(end, b) - max(begin, a))
         return paused
 
     def _active(self, begin: int, end: int) -> int:
@@ -231,6 +233,9 @@ class StatsFold:
         rates = self._rates(g, records, live=live)
         end = g.now if self._ended is None else self._ended.time
         done = self._done if self._ended is None else max(self._done, self._ended.batches)
+        if live and g.run == self._run:
+            done = max(done, g.delivered)
+        active = self._active(self._began, end) if self._run >= 0 else 0
         left = max(0, self._batches - done) if live and g.state != "paused" and self._batches is not None else None
         fetch_ns = sum(between(r.fetch_begin, r.fetched) for r in last)
         usual_ns = middle([between(r.fetch_begin, r.collated) for r in last])
@@ -268,6 +273,15 @@ class StatsFold:
             skipped=self._spared["skipped"],
             replaced=self._spared["replaced"],
             failed_samples=tuple(self._failed_samples),
+            epoch_rate=done * 1e9 / active if active else 0.0,
+            iterators=g.iterators,
+            at=g.at,
+            at_for=max(0, g.now - g.at_since) / 1e9 if g.at is not None and g.at_since else None,
+            asked=g.asked,
+            made=g.made,
+            pinned=g.pinned,
+            device=g.device,
+            now=g.now,
         )
         cause, sentence = verdict.judge(picture, self._evidence(g, last, usual_ns, rates))
         return replace(picture, cause=cause, verdict=sentence), records
@@ -344,7 +358,19 @@ class StatsFold:
             exit_reason=w.exit_reason,
             stderr_tail=w.stderr_tail,
             stuck=age is not None and age > limit and w.state in ("fetching", "collating", "sending"),
+            held=w.held,
+            left=w.left,
+            private=w.private,
+            shared=w.shared,
         )
+
+    def _first_batch(self, g: Gauges) -> float | None:
+        """Seconds until the epoch's first batch was delivered; its record comes only when the loop is done with it."""
+        if self._first is not None:
+            return max(0, self._first.delivered - self._began) / 1e9
+        if g.run == self._run and g.delivered and g.at_since:
+            return max(0, g.at_since - self._began) / 1e9
+        return None
 
     def _evidence(self, g: Gauges, last: list[BatchRecord], usual_ns: int | None, rates: _Rates) -> verdict.Evidence:
         pids = {w.worker: w.pid for w in g.workers}
@@ -356,7 +382,7 @@ class StatsFold:
         return verdict.Evidence(
             cores=self._cores,
             recent=rates.count,
-            first_batch=None if self._first is None else max(0, self._first.delivered - self._began) / 1e9,
+            first_batch=self._first_batch(g),
             ended="" if self._ended is None else self._ended.reason or "abandoned",
             paused_for=None if self._paused_at is None else max(0, g.now - self._paused_at) / 1e9,
             in_process=not g.workers and bool(last) and last[-1].worker < 0,

@@ -118,6 +118,11 @@ def _starting(s: Snapshot, e: Evidence) -> tuple[str, str] | None:
         at = max((w for w in s.workers if w.batch is not None), key=lambda w: w.batch_age or 0.0, default=None)
         where = "" if at is None else f" Worker {at.worker} is at {_place(at)}."
         return "starting", f"Starting up for {duration(s.elapsed)}: no batch yet.{where}"
+    if not e.recent and s.at is not None and s.at_for is not None:
+        return "starting", (
+            f"Starting up: the first batch came after {duration(e.first_batch)}; the loop has worked on "
+            f"{'it' if s.batches_done <= 1 else f'batch {s.at}'} for {duration(s.at_for)}."
+        )
     if e.recent < ENOUGH and s.wait_share >= WAIT_IS_SMALL:
         done = plural(s.batches_done, "batch")
         return "starting", (

@@ -291,7 +291,7 @@ def test_an_abandoned_epoch_stands_still():
     now = loop(fold, 20)
     fold.update(EpochEnded(now, 0, 0, 21, "abandoned"))
     first, later = (fold.snapshot(gauges(now + t * S, state="idle")) for t in (1, 1000))
-    assert first == later
+    assert first == dataclasses.replace(later, now=first.now)
     assert (first.batches_done, first.eta) == (21, None)
     assert first.elapsed == pytest.approx(0.2)
     assert first.verdict.startswith("Epoch 0 was left early after 21 of 100 batches in 200 ms; the loop waited 0 %")
@@ -788,3 +788,50 @@ def test_whatever_comes_the_snapshot_is_finite_and_readable(script: list[Event |
             words.encode()
         assert parse(s._repr_html_()).tags <= ALLOWED
     assert len(fold.points()) <= 600
+
+
+# --- between two records, and after the end
+
+
+def test_the_batch_that_the_loop_is_at_counts_as_delivered():
+    fold = StatsFold()
+    fold.update(EpochStarted(START, 0, 0, 100, 2))
+    s = fold.snapshot(gauges(START + 3 * S, *pair(), run=0, delivered=1, at=0, at_since=START + S))
+    assert s.batches_done == 1
+    assert s.at_for == pytest.approx(2)
+    assert s.verdict == "Starting up: the first batch came after 1.0 s; the loop has worked on it for 2.0 s."
+
+
+def test_many_pauses_are_none_of_the_waiting():
+    fold = StatsFold()
+    now = loop(fold, 10, wait=10 * MS, step=30 * MS)
+    for index in range(10, 310):
+        fold.update(LoaderPaused(now))
+        fold.update(LoaderResumed(now + S))
+        fold.update(record(now, wait=S + 10 * MS, step=30 * MS, index=index))
+        now += S + 40 * MS
+    assert fold.snapshot(gauges(now)).wait_share_epoch == pytest.approx(0.25, abs=0.01)
+
+
+def test_a_worker_without_a_process_is_not_called_dead():
+    fold = StatsFold()
+    idle = [gauge(i, pid=0, state="dead") for i in range(4)]
+    new = fold.snapshot(gauges(START, *idle, state="new"))
+    assert "4 workers: not started" in str(new)
+    assert "4 workers: not started" in new._repr_html_()
+    assert "4 workers: ended" in str(dataclasses.replace(new, state="closed"))
+    assert "dead" in str(fold.snapshot(gauges(START, gauge(0, pid=0, state="dead", exit_reason="was killed"))))
+
+
+def test_a_batch_that_nobody_wants_any_more_is_told_from_others():
+    s = StatsFold().snapshot(gauges(START, gauge(0, state="fetching", batch=7, left=True)))
+    assert "fetching, unwanted" in str(s)
+    assert "an iterator that has ended" in str(s)
+
+
+def test_several_iterators_are_said_to_share_the_figures():
+    fold = StatsFold()
+    loop(fold, 3)
+    s = fold.snapshot(gauges(START + S, iterators=2))
+    assert "2 iterators" in str(s)
+    assert "2 iterators" in s._repr_html_()

@@ -26,9 +26,11 @@ from nbloader.events import (
     LoaderClosed,
     LoaderPaused,
     LoaderResumed,
+    SampleFailed,
     WorkerDied,
     WorkerReady,
     WorkerRestarted,
+    WorkersResized,
     WorkerStarted,
 )
 from nbloader.lanes import consumer_lanes, lane_order, slices, stalls
@@ -66,6 +68,8 @@ LIFECYCLE = [
     LoaderPaused(1030 * MS),
     LoaderResumed(1031 * MS),
     DatasetReloaded(1032 * MS),
+    SampleFailed(1033 * MS, 0, 4, 1, "<b>\x00", "ValueError: bad", "", "skipped"),
+    WorkersResized(1034 * MS, 2, 3),
     EpochEnded(1200 * MS, 0, 0, 10, "exhausted"),
     LoaderClosed(1201 * MS),
 ]

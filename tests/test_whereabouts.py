@@ -1,0 +1,46 @@
+"""Claims about where a picture says that each batch is, with real workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from datasets import Hangs, wait_for
+
+from nbloader import DataLoader
+
+
+def test_behind_a_hanging_worker_the_others_batches_are_told_by_number(tmp_path: Path):
+    flag, hung = tmp_path / "flag", tmp_path / "hung"
+    flag.touch()
+    dataset = Hangs(400, bad=12, flag=str(flag), hung=str(hung))
+    with DataLoader(dataset, batch_size=4, num_workers=2, prefetch_factor=2) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        s = wait_for(lambda: hung.exists() and (s := loader.stats()).made and s, "a batch behind the one that hangs")
+        stuck = next(w for w in s.workers if w.batch == 3)
+        assert stuck.held[0] == 3
+        assert s.at == 2
+        assert s.batches_done == 3
+        early = [m for m in s.made if not m.in_order]
+        assert early == list(s.made)
+        assert {m.worker for m in early} == {1 - stuck.worker}
+        assert all(m.number > 3 and 0 < m.fetch_begin <= m.fetched <= m.collated <= m.received for m in early)
+        flag.unlink()
+        loader.restart_workers([stuck.worker])
+        assert next(batches).tolist() == [12, 13, 14, 15]
+        del batches
+
+
+def test_after_a_break_a_worker_at_work_is_said_to_be_unwanted(tmp_path: Path):
+    flag, hung = tmp_path / "flag", tmp_path / "hung"
+    flag.touch()
+    dataset = Hangs(400, bad=6, flag=str(flag), hung=str(hung))
+    with DataLoader(dataset, batch_size=4, num_workers=1) as loader:
+        for _ in loader:
+            wait_for(hung.exists, "the hang")
+            break
+        s = wait_for(lambda: (s := loader.stats()).iterators == 0 and s, "the end of the iterator")
+        assert s.workers[0].left
+        assert s.in_flight == 0
+        assert s.at is None
