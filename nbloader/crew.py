@@ -160,7 +160,7 @@ class Crew:
             slot.exit_reason = reason
             self._deaths += 1
         if fatal is not None:
-            message = died_message(fatal.number, fatal.indices, MAX_DEATHS, reason, tail)
+            message = died_message(fatal.number, fatal.indices, MAX_DEATHS, handle.pid, exitcode, reason, tail)
             self._dispatcher.fail(fatal, Given(WorkerDiedError(message)))
         if slot.handle is not handle or self.pool is None:
             return  # replaced already, or all are being ended

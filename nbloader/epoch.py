@@ -61,6 +61,10 @@ class Epoch(Iterator[T_co]):
         """Give the iterator itself."""
         return self
 
+    def __getstate__(self) -> NoReturn:
+        """An iterator is bound to its workers: torch's cannot be pickled either."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be pickled: pickle loader.state_dict() or the dataset")
+
     def __len__(self) -> int:
         """Batches of the whole epoch."""
         if self._loader is None:

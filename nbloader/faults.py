@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -79,10 +80,14 @@ def shown(indices: Any) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
-def died_message(number: int, indices: Any, deaths: int, reason: str, tail: str) -> str:
-    """What `WorkerDiedError` says about a batch that killed its workers."""
+def died_message(number: int, indices: Any, deaths: int, pid: int, exitcode: int | None, reason: str, tail: str) -> str:
+    """What `WorkerDiedError` says about a batch that killed its workers; begins with the words of torch's error."""
+    if exitcode is not None and exitcode < 0:
+        begin = f"DataLoader worker (pid {pid}) is killed by signal: {signal.strsignal(-exitcode) or -exitcode}"
+    else:
+        begin = f"DataLoader worker (pid(s) {pid}) exited unexpectedly"
     return (
-        f"batch {number} (samples {shown(indices)}) ended {deaths} workers in a row; the last one {reason}. "
+        f"{begin}: batch {number} (samples {shown(indices)}) ended {deaths} workers in a row; the last one {reason}. "
         "A crash in native code or too little memory are the usual causes: load these samples with num_workers=0 to "
         f"see it. The worker's standard error ended with:\n{tail or '(nothing)'}"
     )

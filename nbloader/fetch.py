@@ -97,6 +97,12 @@ def seed_torch() -> None:
         torch.default_generator.manual_seed(_seed & 0x7FFFFFFFFFFFFFFF)
 
 
+def torch_was_seeded() -> bool:
+    """Whether somebody else has seeded torch since."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.initial_seed() != _seed & 0x7FFFFFFFFFFFFFFF
+
+
 class KeptRandomState:
     """In a `with`: gives the notebook its own random state back afterwards, for batches made in its process."""
 

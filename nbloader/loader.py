@@ -22,11 +22,14 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch.utils.data
+from torch.utils.data._utils import collate as theirs
 
 from nbloader import device as dev
 from nbloader import events as ev
-from nbloader import forkserver, options, preload
+from nbloader import forkserver, options, preload, torchlike
 from nbloader.engine import IDLE, Engine
 from nbloader.epoch import Epoch
 from nbloader.local import LocalEngine
@@ -48,7 +51,7 @@ _clock = time.perf_counter_ns
 _made_at: weakref.WeakValueDictionary[tuple[str, int], DataLoader[Any]] = weakref.WeakValueDictionary()
 """Loaders by the line that made them: when a cell is run again, the loader it made before gives up its workers."""
 
-_FIXED = frozenset({"batch_size", "batch_sampler", "sampler", "drop_last", "persistent_workers"})
+_FIXED = frozenset({"dataset", "batch_size", "batch_sampler", "sampler", "drop_last", "persistent_workers"})
 
 _engines: weakref.WeakSet[Engine | LocalEngine] = weakref.WeakSet()
 
@@ -60,8 +63,10 @@ def _close_all() -> None:
         engine.close()
 
 
-class DataLoader(Steering, Generic[T_co]):
+class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
     """Loads batches of samples; a drop-in for `torch.utils.data.DataLoader` that can be watched and steered.
+
+    It is a subclass of torch's loader, since programs ask for one (`isinstance`), but shares no code with it.
 
     Args:
         dataset: Anything with `__len__` and `__getitem__`: torch datasets, lists, NumPy arrays, tensors. Classes and
@@ -76,8 +81,10 @@ class DataLoader(Steering, Generic[T_co]):
         pin_memory: Copy batches to pinned memory; without an accelerator a warning.
         drop_last: Leave out the last batch of an epoch if it is incomplete.
         timeout: Seconds to wait for one batch; 0 waits for ever. Needs workers.
-        worker_init_fn: Called with the worker id in each worker before it begins.
+        worker_init_fn: Called with the worker id in each worker before it begins. Each batch is seeded by its number;
+            one that calls `torch.manual_seed` is obeyed instead.
         multiprocessing_context: "forkserver" or "spawn", or a context of `multiprocessing` with that start method.
+            "fork" is taken for "forkserver", with a warning.
         generator: A `torch.Generator` for the order and the seeds, as torch's.
         prefetch_factor: Batches asked for ahead, per worker; 2 by default. Left open, small and quick batches are
             asked for further ahead; and while one batch is late, workers go on beyond it, by at most 16 batches each
@@ -131,21 +138,22 @@ class DataLoader(Steering, Generic[T_co]):
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers, prefetch=prefetch, output=output,
             transport=transport, max_restarts=max_restarts,
         )  # fmt: skip
-        self._dataset = dataset
+        self.dataset = dataset
         self._num_workers = num_workers = chosen.num_workers
         self._prefetch_factor = chosen.prefetch_factor
         self.pin_memory = pin_memory
         self.pin_memory_device = pin_memory_device
         self.timeout = timeout
         self.worker_init_fn = worker_init_fn
-        self.multiprocessing_context = multiprocessing_context
+        self.multiprocessing_context = chosen.multiprocessing_context
         self.generator = generator
         self.persistent_workers = persistent_workers
         self.in_order = in_order
         self.drop_last = drop_last
         self.batch_size = chosen.batch_size
         self.sampler, self.batch_sampler = chosen.samplers(generator)
-        self._collate_fn = collate_fn
+        default = theirs.default_convert if self.batch_sampler is None else theirs.default_collate
+        self.collate_fn: Callable[[Any], Any] = default if collate_fn is None else collate_fn
         self._output = output
         self._device = dev.check_device(device)
         self._pin = dev.check_pin(pin_memory)
@@ -159,7 +167,9 @@ class DataLoader(Steering, Generic[T_co]):
         if num_workers == 0:
             self._engine = LocalEngine(self.events, batched=self.batch_sampler is not None, output=output)
         else:
-            if chosen.start_method == "forkserver":  # it gets ready while the notebook goes on to the loop
+            torchlike.warn_of_a_crowd(num_workers)
+            start_method = torchlike.start_method(chosen.multiprocessing_context)
+            if start_method == "forkserver":  # it gets ready while the notebook goes on to the loop
                 forkserver.start(preload.expected(dataset))
             self._engine = Engine(
                 self.events,
@@ -167,7 +177,7 @@ class DataLoader(Steering, Generic[T_co]):
                 prefetch_factor=chosen.prefetch_factor or 0,
                 prefetch=chosen.prefetch,
                 adapts=prefetch is None and prefetch_factor is None,
-                kind=Processes(chosen.start_method, output),
+                kind=Processes(start_method, output),
                 in_order=in_order,
                 timeout=timeout,
                 max_restarts=max_restarts,
@@ -184,9 +194,32 @@ class DataLoader(Steering, Generic[T_co]):
         _engines.add(self._engine)
         self._supersede_older()
 
+    @classmethod
+    def from_torch(cls, loader: torch.utils.data.DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:
+        """Make a loader that gives what an existing loader of torch gives.
+
+        One that Accelerate made is a shell around torch's loader, for placement, gradient accumulation and
+        synchronized shuffling: there the loader inside is exchanged, and the same shell is given back.
+
+        Args:
+            loader: torch's loader, or what Lightning or Accelerate made of one. Its dataset, samplers and functions
+                are used on.
+            changes: Arguments of this class that shall differ, such as `num_workers=4`.
+
+        Raises:
+            TypeError: It is no loader of torch.
+        """
+        inside = getattr(loader, "base_dataloader", None)
+        if inside is not None:
+            loader.base_dataloader = cls.from_torch(inside, **changes)
+            return loader  # type: ignore[return-value]
+        if not isinstance(loader, torch.utils.data.DataLoader):
+            raise TypeError(f"from_torch takes a torch.utils.data.DataLoader, not {type(loader).__name__}: {loader!r}")
+        return cls(**{**torchlike.arguments_of(loader), **changes})
+
     # ---- iteration ------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[T_co]:
+    def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         """Begin an epoch: workers start and the first batches are asked for at once.
 
         Raises:
@@ -195,38 +228,13 @@ class DataLoader(Steering, Generic[T_co]):
             ValueError: The dataset is empty.
         """
         self._check_open()
-        options.check_not_empty(self._dataset, self.sampler)
+        options.check_not_empty(self.dataset, self.sampler)
         run, self._iterations = self._iterations, self._iterations + 1
         return Epoch(self, run)
 
     def __len__(self) -> int:
         """Batches an epoch, as torch counts them."""
         return len(self._index_sampler)
-
-    @property
-    def _index_sampler(self) -> Any:
-        return self.sampler if self.batch_sampler is None else self.batch_sampler
-
-    @property
-    def dataset(self) -> Any:
-        """The dataset. To exchange it use `reload(dataset)`."""
-        return self._dataset
-
-    @dataset.setter
-    def dataset(self, _value: Any) -> None:
-        raise ValueError(
-            "dataset attribute should not be set after DataLoader is initialized: use loader.reload(dataset)"
-        )
-
-    @property
-    def collate_fn(self) -> Callable[[Any], Any]:
-        """What makes a batch of samples: the function given, or torch's default, whose rules are followed."""
-        if self._collate_fn is not None:
-            return self._collate_fn
-        from torch.utils.data import default_collate
-        from torch.utils.data._utils.collate import default_convert
-
-        return default_convert if self.batch_sampler is None else default_collate
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, but for those that the loader was made of.
@@ -235,7 +243,8 @@ class DataLoader(Steering, Generic[T_co]):
             ValueError: It would change nothing any more (as torch's DataLoader says of most of them).
         """
         if name in _FIXED and "_engine" in self.__dict__:
-            raise ValueError(f"{name} attribute should not be set after DataLoader is initialized: make a new loader")
+            instead = "use loader.reload(dataset)" if name == "dataset" else "make a new loader"
+            raise ValueError(f"{name} attribute should not be set after DataLoader is initialized: {instead}")
         super().__setattr__(name, value)
 
     # ---- watching ---------------------------------------------------------------------------------------------------
@@ -289,7 +298,7 @@ class DataLoader(Steering, Generic[T_co]):
 
     def __repr__(self) -> str:
         """One line."""
-        return f"<nbloader.DataLoader of {type(self._dataset).__name__}, num_workers={self.num_workers}>"
+        return f"<nbloader.DataLoader of {type(self.dataset).__name__}, num_workers={self.num_workers}>"
 
     def on_wait(self, callback: Callable[[], object]) -> Callable[[], None]:
         """See `nbloader.control.LoaderControl.on_wait`."""

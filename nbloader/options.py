@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbloader import sampler as samplers
+from nbloader import torchlike
 
-START_METHODS = ("forkserver", "spawn")
 PREFETCH_FACTOR = "it is the number of batches asked for ahead, per worker"
 
 
@@ -27,7 +27,7 @@ class Chosen:
     num_workers: int
     prefetch_factor: int | None
     prefetch: int | None
-    start_method: str
+    multiprocessing_context: Any
 
     def samplers(self, generator: Any) -> tuple[Any, Any]:
         """The sampler and the batch sampler (None where batching is off)."""
@@ -79,7 +79,7 @@ def check(
     _check_choice("output", output, ("torch", "numpy"))
     _check_choice("transport", transport, ("shared_memory", "pickle"))
     natural("max_restarts", max_restarts, "0 raises at the first worker that dies")
-    _check_workers_needed(num_workers, prefetch_factor, prefetch, persistent_workers, multiprocessing_context)
+    _check_workers_needed(num_workers, prefetch_factor, prefetch, persistent_workers)
     _check_generator(generator)
     batch_size, drop_last = _check_batching(batch_size, shuffle, sampler, batch_sampler, drop_last)
     if prefetch_factor is not None:
@@ -90,7 +90,7 @@ def check(
         prefetch = natural("prefetch", prefetch, "0 asks for a batch when it is wanted")
     return Chosen(
         dataset, batch_size, bool(shuffle), sampler, batch_sampler, drop_last, num_workers, prefetch_factor, prefetch,
-        _start_method(multiprocessing_context),
+        torchlike.check_context(multiprocessing_context, num_workers),
     )  # fmt: skip
 
 
@@ -131,9 +131,7 @@ def _check_dataset(dataset: Any, *, needs_length: bool) -> None:
         raise TypeError(f"dataset {type(dataset).__name__} has no __len__: add one, or give a sampler")
 
 
-def _check_workers_needed(
-    num_workers: int, prefetch_factor: Any, prefetch: Any, persistent_workers: bool, multiprocessing_context: Any
-) -> None:
+def _check_workers_needed(num_workers: int, prefetch_factor: Any, prefetch: Any, persistent_workers: bool) -> None:
     if num_workers == 0:
         if prefetch_factor is not None:
             raise ValueError(
@@ -144,11 +142,6 @@ def _check_workers_needed(
             raise ValueError(f"prefetch={prefetch!r} needs num_workers > 0")
         if persistent_workers:
             raise ValueError("persistent_workers option needs num_workers > 0")
-        if multiprocessing_context is not None:
-            raise ValueError(
-                "multiprocessing_context can only be used with multi-process loading (num_workers > 0), but got "
-                f"num_workers={num_workers}"
-            )
 
 
 def _check_batching(
@@ -180,18 +173,6 @@ def _check_generator(generator: Any) -> None:
 
     if not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator or None, not {type(generator).__name__}: {generator!r}")
-
-
-def _start_method(context: Any) -> str:
-    if context is None:
-        return "forkserver" if sys.platform != "win32" else "spawn"
-    name = context if isinstance(context, str) else getattr(context, "get_start_method", lambda: None)()
-    if name not in START_METHODS:
-        raise ValueError(
-            f"multiprocessing_context must be one of {', '.join(map(repr, START_METHODS))} or a context with that "
-            f"start method, not {context!r}. A kernel with threads cannot be forked safely."
-        )
-    return str(name)
 
 
 def check_not_empty(dataset: Any, sampler: Any) -> None:

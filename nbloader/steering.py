@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from nbloader import events as ev
-from nbloader import options
+from nbloader import options, torchlike
 from nbloader.engine import Engine
 from nbloader.errors import LoaderClosedError
 from nbloader.local import LocalEngine
@@ -25,8 +25,8 @@ class Steering:
     events: ev.EventBus
     sampler: Any
     _engine: Engine | LocalEngine
-    _dataset: Any
-    _collate_fn: Callable[[Any], Any] | None
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
     worker_init_fn: Callable[[int], None] | None
     _num_workers: int
     _prefetch_factor: int | None
@@ -177,12 +177,12 @@ class Steering:
         """
         self._check_open()
         if dataset is None:
-            dataset = options.with_current_class(self._dataset)
-        old, self._dataset = self._dataset, dataset
+            dataset = options.with_current_class(self.dataset)
+        old, self.__dict__["dataset"] = self.dataset, dataset
         try:
             self._load()
         except Exception:
-            self._dataset = old
+            self.__dict__["dataset"] = old
             raise
         self._engine.replace_all()
         if dataset is not old:
@@ -190,7 +190,7 @@ class Steering:
         self.events.publish(ev.DatasetReloaded(_clock()))
 
     def _load(self) -> bool:
-        return self._engine.load(self._dataset, self._collate_fn, self.worker_init_fn)
+        return self._engine.load(self.dataset, torchlike.collate_to_load(self.collate_fn), self.worker_init_fn)
 
     def _check_open(self) -> None:
         if self._engine.closed:

@@ -173,7 +173,7 @@ def _settle(channel: Channel) -> Worker | None:
         channel.send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
         return None
     channel.send(Kind.READY)
-    return Worker(channel, start, dataset, collate_fn, status, frames[1:])
+    return Worker(channel, start, dataset, collate_fn, status, frames[1:], seeded=f.torch_was_seeded())
 
 
 def _introduce(start: Start, dataset: Any) -> None:
@@ -213,6 +213,8 @@ class Worker:
         collate_fn: The user's, or None for the default.
         status: Where it tells what it is at.
         frames: Frames that have come already.
+        seeded: Whether `worker_init_fn` has seeded torch: then it looks after the seeds itself, as it would have to in
+            torch's workers, and batches are not seeded by their number.
     """
 
     def __init__(
@@ -223,6 +225,8 @@ class Worker:
         collate_fn: Callable[[Any], Any] | None,
         status: Any,
         frames: list[tuple[int, Bytes]],
+        *,
+        seeded: bool,
     ) -> None:
         self._channel = channel
         self._batched = start.batched
@@ -231,6 +235,7 @@ class Worker:
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._status = status
+        self._seeded = seeded
         self._segments = SegmentPool()
         self._layouts: dict[Any, int] = {}
         self._pending = deque(frames)  # frames that have come and were not looked at
@@ -244,7 +249,8 @@ class Worker:
         """
         while True:
             run, number, indices, seed = self._next_task()
-            f.seed_everything(seed)
+            if not self._seeded:
+                f.seed_everything(seed)
             try:
                 self._make(run, number, indices)
             except HungUpError:

@@ -1,0 +1,621 @@
+"""What torch.utils.data.DataLoader does, done here: compared with torch's own wherever it can be."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+import multiprocessing
+import pickle
+import re
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from datasets import Deadly, Numbers, Slow, flat, sigkill
+from test_collate import assert_same
+from torch.utils import data as theirs
+
+from nbloader import DataLoader, get_worker_info
+
+RNG = np.random.default_rng(3)
+
+
+def same_as_torch(dataset, how, *args, **kwargs):
+    """Check our epoch against torch's; give ours."""
+    with DataLoader(dataset, *args, **kwargs, **how) as loader:
+        ours = list(loader)
+    assert_same(ours, list(theirs.DataLoader(dataset, *args, **kwargs)))
+    return ours
+
+
+# ---- the constructor
+
+
+def test_every_argument_of_torch_is_taken_in_its_place_with_its_default():
+    ours, torchs = (inspect.signature(cls.__init__).parameters for cls in (DataLoader, theirs.DataLoader))
+    assert list(ours)[: len(torchs)] == list(torchs)
+    for name, parameter in torchs.items():
+        assert (ours[name].kind, ours[name].default) == (parameter.kind, parameter.default), name
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_workers": 2}, {"batch_size": None}, {"batch_sampler": [[1]]}])
+def test_a_loader_has_the_attributes_of_torchs(arguments):
+    one, other = DataLoader(Numbers(4), **arguments), theirs.DataLoader(Numbers(4), **arguments)
+    with one:
+        assert isinstance(one, theirs.DataLoader)
+        for name in (
+            "batch_size", "num_workers", "prefetch_factor", "pin_memory", "pin_memory_device", "timeout", "drop_last",
+            "worker_init_fn", "generator", "persistent_workers", "in_order", "multiprocessing_context", "collate_fn",
+        ):  # fmt: skip
+            assert getattr(one, name) == getattr(other, name), name
+        for name in ("sampler", "batch_sampler"):
+            assert type(getattr(one, name)) is type(getattr(other, name)), name
+        assert one._auto_collation == other._auto_collation
+
+
+@pytest.mark.parametrize("name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset"])
+def test_what_torch_forbids_to_set_cannot_be_set(name):
+    with DataLoader(Numbers(4)) as loader, pytest.raises(ValueError, match=f"{name} attribute should not be set"):
+        setattr(loader, name, {})
+
+
+def test_a_context_that_names_fork_is_taken_for_forkserver_with_one_warning():
+    for context in ("fork", multiprocessing.get_context("fork")):
+        with pytest.warns(UserWarning, match="forkserver") as caught:
+            loader = DataLoader(Numbers(6), 2, num_workers=1, multiprocessing_context=context)
+        assert [w.filename for w in caught] == [__file__]
+        with loader:
+            assert loader.multiprocessing_context.get_start_method() == "fork"
+            assert flat(loader) == list(range(6))
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_workers_start_by_the_method_of_the_context(method):
+    with DataLoader(Numbers(6), 2, num_workers=1, multiprocessing_context=multiprocessing.get_context(method)) as one:
+        assert flat(one) == list(range(6))
+        assert one.multiprocessing_context.get_start_method() == method
+
+
+def test_very_many_workers_are_warned_of_as_by_torch():
+    with pytest.warns(UserWarning, match="excessive worker creation might get DataLoader running slow") as caught:
+        DataLoader(Numbers(4), num_workers=2000).close()
+    assert [w.filename for w in caught] == [__file__]
+
+
+def test_errors_of_arguments_begin_as_torchs_do():
+    sampler = theirs.SequentialSampler(Numbers(4))
+    batches = theirs.BatchSampler(sampler, 3, drop_last=False)
+    for wrong in (
+        {"num_workers": -1},
+        {"timeout": -1},
+        {"batch_size": None, "drop_last": True},
+        {"sampler": sampler, "shuffle": True},
+        {"batch_sampler": batches, "sampler": sampler, "shuffle": 3},
+        {"batch_sampler": batches, "batch_size": 11},
+        {"batch_sampler": batches, "drop_last": 3},
+        {"batch_size": 0},
+        {"prefetch_factor": 2},
+        {"prefetch_factor": -1, "num_workers": 1},
+        {"persistent_workers": True},
+        {"num_workers": 0, "multiprocessing_context": "spawn"},
+        {"num_workers": 1, "multiprocessing_context": "bad"},
+        {"num_workers": 1, "multiprocessing_context": object()},
+    ):
+        with pytest.raises(Exception) as expected:
+            theirs.DataLoader(Numbers(4), **wrong)
+        with pytest.raises(type(expected.value)) as raised:
+            DataLoader(Numbers(4), **wrong)
+        begin = 22
+        assert str(raised.value)[:begin] == str(expected.value)[:begin], wrong
+
+
+# ---- what programs catch
+
+
+def test_an_iterator_cannot_be_pickled_and_says_so_as_torchs_does():
+    with DataLoader(Numbers(4)) as loader, pytest.raises(NotImplementedError, match="cannot be pickled"):
+        pickle.dumps(iter(loader))
+
+
+def test_a_worker_that_is_killed_again_and_again_is_told_in_torchs_words():
+    dataset = Deadly(4, bad=0, how=sigkill)
+    with (
+        DataLoader(dataset, 2, num_workers=1) as loader,
+        pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed"),
+    ):
+        list(loader)
+
+
+def test_a_worker_that_exits_again_and_again_is_told_in_torchs_words():
+    dataset = Deadly(4, bad=0, how=Leave(7))
+    with (
+        DataLoader(dataset, 2, num_workers=1) as loader,
+        pytest.raises(RuntimeError, match=r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly"),
+    ):
+        list(loader)
+
+
+class Leave:
+    """A function that ends its process."""
+
+    def __init__(self, code):
+        self.code = code
+
+    def __call__(self):
+        import os
+
+        os._exit(self.code)
+
+
+def test_a_timeout_is_told_in_torchs_words():
+    with (
+        DataLoader(Slow(4, wait=20), 2, num_workers=1, timeout=1) as loader,
+        pytest.raises(RuntimeError, match=r"DataLoader timed out after \d+ seconds"),
+    ):
+        next(iter(loader))
+
+
+class NotThere(theirs.Dataset):
+    """`__getitem__` is torch's, which raises NotImplementedError."""
+
+    def __len__(self):
+        return 7
+
+
+def test_each_batch_that_raises_does_so_and_the_others_come(how):
+    errors = 0
+    with DataLoader(NotThere(), 2, shuffle=True, **how) as loader:
+        batches = iter(loader)
+        while True:
+            try:
+                next(batches)
+            except NotImplementedError:
+                errors += 1
+            except StopIteration:
+                break
+    assert errors == 4
+
+
+def fail(_):
+    raise RuntimeError("Error in worker_init_fn")
+
+
+def test_an_error_in_worker_init_fn_is_raised(with_workers):
+    with (
+        DataLoader(Numbers(4), worker_init_fn=fail, **with_workers) as loader,
+        pytest.raises(RuntimeError, match="Error in worker_init_fn"),
+    ):
+        list(loader)
+
+
+# ---- fetching
+
+
+class Bulk(Numbers):
+    """`__getitems__` only."""
+
+    def __getitem__(self, i):
+        raise AssertionError("one by one")
+
+    def __getitems__(self, indices):
+        assert isinstance(indices, list)
+        return [i * 10 for i in indices]
+
+
+class NoBulk(Numbers):
+    """`__getitems__` is there and empty, as of datasets that switch it off."""
+
+    __getitems__ = None
+
+
+def test_getitems_fetches_a_whole_batch(how):
+    assert [b.tolist() for b in same_as_torch(Bulk(5), how, 2)] == [[0, 10], [20, 30], [40]]
+    assert [b.tolist() for b in same_as_torch(NoBulk(5), how, 2)] == [[0, 1], [2, 3], [4]]
+
+
+class Indexed(Numbers):
+    """Takes whatever a sampler gives."""
+
+    def __getitem__(self, index):
+        return torch.as_tensor(index)
+
+
+class Bunches(theirs.Sampler):
+    """Gives whole batches as its samples: torch's way to load in bulk."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __iter__(self):
+        for part in torch.randperm(self.n).split(4):
+            yield part.tolist()
+
+    def __len__(self):
+        return (self.n + 3) // 4
+
+
+def test_a_sampler_may_give_lists_where_batching_is_off(how):
+    with DataLoader(Indexed(35), batch_size=None, sampler=Bunches(35), **how) as loader:
+        assert not loader._auto_collation
+        assert set(torch.cat(list(loader)).tolist()) == set(range(35))
+
+
+def test_a_dataset_that_grows_makes_a_longer_epoch(how):
+    dataset = [torch.ones(4) for _ in range(4)]
+    with DataLoader(dataset, **how) as loader, DataLoader(dataset, shuffle=True, **how) as shuffled:
+        assert (len(loader), len(shuffled)) == (4, 4)
+        dataset.append(torch.ones(4))
+        assert (len(loader), len(shuffled)) == (5, 5)
+        assert (len(list(loader)), len(list(shuffled))) == (5, 5)
+
+
+def numbers_and_names(n):
+    return [{"x": torch.full((2,), float(i)), "name": str(i)} for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        theirs.TensorDataset(torch.arange(12.0).view(6, 2), torch.arange(6)),
+        theirs.Subset(Numbers(20), [3, 1, 4, 1, 5]),
+        theirs.Subset(theirs.TensorDataset(torch.arange(6)), [5, 0, 2]),
+        theirs.ConcatDataset([[0, 1, 2], [], [10, 11]]),
+        theirs.TensorDataset(torch.arange(3)) + theirs.TensorDataset(torch.arange(4)),
+        theirs.StackDataset(Numbers(5), theirs.TensorDataset(torch.rand(5, 2))),
+        theirs.StackDataset(image=torch.rand(5, 2), label=list(range(5))),
+        theirs.random_split(Numbers(9), [0.5, 0.5], generator=torch.Generator().manual_seed(1))[1],
+        numbers_and_names(5),
+        range(7),
+        torch.arange(6).view(3, 2),
+        np.arange(6).reshape(3, 2),
+    ],
+    ids=lambda d: type(d).__name__,
+)
+def test_torchs_datasets_give_the_batches_that_torch_gives(dataset, how):
+    same_as_torch(dataset, how, 2)
+    same_as_torch(dataset, how, None)
+
+
+# ---- order
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        theirs.SequentialSampler(Numbers(9)),
+        theirs.RandomSampler(Numbers(9), generator=torch.Generator().manual_seed(1)),
+        theirs.RandomSampler(Numbers(9), replacement=True, num_samples=20),
+        theirs.RandomSampler(Numbers(9), num_samples=20),
+        theirs.SubsetRandomSampler([2, 4, 6]),
+        theirs.SubsetRandomSampler(torch.tensor([2, 4, 6])),
+        theirs.WeightedRandomSampler([0.1, 0.9, 0.4, 3.0], 12),
+        theirs.WeightedRandomSampler([0.1, 0.9, 0.4, 3.0], 3, replacement=False),
+        theirs.DistributedSampler(Numbers(9), 2, 1),
+        theirs.DistributedSampler(Numbers(9), 2, 0, shuffle=False, drop_last=True),
+        range(2, 8),
+        (3, 1, 4),
+        np.array([3, 1, 4]),
+        torch.tensor([3, 1, 4]),
+    ],
+    ids=lambda s: type(s).__name__,
+)
+def test_every_sampler_gives_the_order_that_torch_gives(sampler, how):
+    expected = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        if hasattr(sampler, "generator") and sampler.generator is not None:
+            sampler.generator.manual_seed(1)
+        expected.append(flat(theirs.DataLoader(Numbers(9), 2, sampler=sampler)))
+    assert expected[0] == expected[1]
+    torch.manual_seed(5)
+    if hasattr(sampler, "generator") and sampler.generator is not None:
+        sampler.generator.manual_seed(1)
+    with DataLoader(Numbers(9), 2, sampler=sampler, **how) as loader:
+        assert len(loader) == -(-len(sampler) // 2)
+        assert flat(loader) == expected[0]
+
+
+def test_batch_samplers_of_any_kind_make_the_batches(how):
+    batches = [(0, 1), [2, 3, 4], (5, 6), torch.tensor([7, 8]), np.array([1])]
+    with DataLoader(Numbers(9), batch_sampler=batches, **how) as loader:
+        assert [b.tolist() for b in loader] == [[0, 1], [2, 3, 4], [5, 6], [7, 8], [1]]
+
+
+def test_distributed_samplers_part_the_samples_and_shuffle_by_epoch(how):
+    parts = [theirs.DistributedSampler(Numbers(10), 2, rank, seed=3) for rank in range(2)]
+    orders = []
+    for epoch in range(2):
+        seen = []
+        for part in parts:
+            part.set_epoch(epoch)
+            with DataLoader(Numbers(10), 2, sampler=part, **how) as loader:
+                seen += flat(loader)
+        assert sorted(seen) == list(range(10))
+        orders.append(seen)
+    assert orders[0] != orders[1]
+
+
+def test_a_generator_decides_the_order_as_in_torch(how):
+    orders = []
+    for cls, arguments in ((DataLoader, how), (DataLoader, how), (theirs.DataLoader, {})):
+        loader = cls(Numbers(20), 4, shuffle=True, generator=torch.Generator().manual_seed(42), **arguments)
+        orders.append([flat(loader), flat(loader)])
+    assert orders[0] == orders[1] == orders[2]
+
+
+# ---- workers
+
+
+class Informed(Numbers):
+    """Who makes a sample."""
+
+    def __getitem__(self, i):
+        one, other = theirs.get_worker_info(), get_worker_info()
+        assert (one.id, one.seed, one.num_workers) == (other.id, other.seed, other.num_workers)
+        return one.id, one.num_workers, self.value
+
+
+def take_note(worker):
+    """A `worker_init_fn` as in torch's documentation: configures the worker's copy of the dataset."""
+    info = theirs.get_worker_info()
+    assert info.id == worker < info.num_workers
+    assert info.seed == torch.initial_seed()
+    info.dataset.value = worker * 100
+    for name in ("id", "num_workers", "seed", "dataset"):
+        assert f"{name}=" in repr(info)
+
+
+def test_worker_info_and_worker_init_fn_work_as_in_torch():
+    assert theirs.get_worker_info() is None
+    dataset = Informed(12)
+    with DataLoader(dataset, 2, num_workers=2, worker_init_fn=take_note) as loader:
+        for ids, of, values in loader:
+            assert of.tolist() == [2, 2]
+            assert values.tolist() == [i * 100 for i in ids.tolist()]
+    assert not hasattr(dataset, "value")
+    assert theirs.get_worker_info() is None
+
+
+class Seeds(Numbers):
+    def __getitem__(self, i):
+        return torch.initial_seed()
+
+
+def seed_12345(_):
+    torch.manual_seed(12345)
+
+
+def test_a_worker_init_fn_that_seeds_torch_is_obeyed(with_workers):
+    with DataLoader(Seeds(8), 2, worker_init_fn=seed_12345, **with_workers) as loader:
+        assert {int(seed) for batch in loader for seed in batch} == {12345}
+
+
+# ---- collating
+
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+
+def collate_points(batch, *, collate_fn_map):
+    return torch.tensor([p.x for p in batch]) + 1000
+
+
+def collate_shifted(batch, *, collate_fn_map):
+    return torch.tensor(batch) + 5
+
+
+class Points(Numbers):
+    def __getitem__(self, i):
+        return {"point": Point(i), "i": i}
+
+
+def test_functions_in_default_collate_fn_map_reach_the_workers(how, monkeypatch):
+    known = theirs._utils.collate.default_collate_fn_map
+    monkeypatch.setitem(known, Point, collate_points)
+    same_as_torch(Points(4), how, 2)
+    monkeypatch.setitem(known, int, collate_shifted)
+    assert [b["i"].tolist() for b in same_as_torch(Points(4), how, 2)] == [[5, 6], [7, 8]]
+
+
+def test_torchs_own_collate_functions_may_be_given_by_name(how):
+    same_as_torch(numbers_and_names(5), how, 2, collate_fn=theirs.default_collate)
+    same_as_torch([np.ones(3), 2, "x"], how, None, collate_fn=theirs.default_convert)
+
+
+class CustomList(list):
+    pass
+
+
+class CustomDict(dict):
+    pass
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [CustomDict(a=1, b=2), CustomDict(a=3, b=4)],
+        [CustomList([1, 2, 3]), CustomList([4, 5, 6])],
+        [range(2), range(2)],
+        [Pair(Pair(1, -1), "x"), Pair(Pair(2, -2), "y")],
+        [collections.OrderedDict(b=1, a=2), collections.OrderedDict(b=3, a=4)],
+        [(1, 2.0, True, "s", b"b", None.__class__.__name__)] * 2,
+        [np.float16(1), np.float16(2)],
+        [np.bool_(True), np.bool_(False)],
+        [torch.tensor(1), torch.tensor(2)],
+    ],
+    ids=lambda s: type(s[0]).__name__,
+)
+def test_containers_and_scalars_keep_the_types_that_torch_gives(samples, how):
+    (batch,) = same_as_torch(samples, how, 2)
+    (expected,) = theirs.DataLoader(samples, 2)
+    assert type(batch) is type(expected)
+
+
+# Those below a byte and the raw bits cannot be filled with values; the quantized ones have a test of their own.
+DTYPES = [
+    dtype
+    for dtype in dict.fromkeys(d for d in vars(torch).values() if isinstance(d, torch.dtype))
+    if not re.match(r"torch\.(q?u?int[1-7]$|qint|quint|bits)", str(dtype))
+]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+def test_tensors_of_every_dtype_come_as_from_torch(dtype):
+    sample = torch.ones(2, 3 * dtype.itemsize, dtype=torch.uint8).view(dtype).clone()
+    (expected,) = theirs.DataLoader([sample, sample], 2)
+    batch = from_a_worker([sample, sample])
+    assert (batch.dtype, batch.shape) == (expected.dtype, expected.shape)
+    assert bytes_of(batch) == bytes_of(expected)
+
+
+def bytes_of(tensor):
+    return tensor.contiguous().flatten().view(torch.uint8).tolist()
+
+
+def from_a_worker(samples):
+    """The batch of these samples, made in a worker."""
+    with DataLoader(samples, len(samples), num_workers=1) as loader:
+        (batch,) = loader
+    return batch
+
+
+STRANGE = {
+    "strided": torch.arange(24.0).view(4, 6)[::2, ::3],
+    "transposed": torch.arange(24.0).view(4, 6).t(),
+    "expanded": torch.ones(1).expand(3, 4),
+    "zero-size": torch.empty(0, 3),
+    "0-d": torch.tensor(2.5),
+    "channels last": torch.rand(1, 3, 4, 4).to(memory_format=torch.channels_last)[0],
+    "conjugate": torch.tensor([1 + 2j]).conj(),
+    "negative": torch.tensor([1 + 2j]).conj().imag,
+    "parameter": torch.nn.Parameter(torch.ones(2)).detach(),
+    "big-endian": np.arange(3, dtype=">f8").astype("<f8"),
+    "backwards": np.arange(6.0)[2:].copy(),
+    "Fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_tensors_of_any_layout_come_as_from_torch(name):
+    sample = STRANGE[name]
+    (expected,) = theirs.DataLoader([sample, sample], 2)
+    assert_same(from_a_worker([sample, sample]), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_and_nested_tensors_are_refused_by_the_default_as_in_torch(how):
+    for sample in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), nested()):
+        with (
+            DataLoader([sample, sample], 2, **how) as loader,
+            pytest.raises(RuntimeError, match="not currently supported by the default collate_fn"),
+        ):
+            list(loader)
+
+
+def nested():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+@pytest.mark.filterwarnings("ignore:.*(nested|[Ss]parse|quantize_per_tensor|TypedStorage).*")  # torch's own
+@pytest.mark.parametrize("layout", ["coo", "csr", "nested", "quantized"])
+def test_sparse_nested_and_quantized_tensors_pass_through_a_collate_fn(layout, how):
+    sample = {
+        "coo": lambda: torch.eye(3).to_sparse(),
+        "csr": lambda: torch.eye(3).to_sparse_csr(),
+        "nested": nested,
+        "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    }[layout]()
+    with DataLoader([sample, sample], 2, collate_fn=list, **how) as loader:
+        (batch,) = loader
+    for tensor in batch:
+        assert tensor.layout == sample.layout
+        if layout == "nested":
+            assert [t.tolist() for t in tensor.unbind()] == [[1, 1], [1, 1, 1]]
+        else:
+            assert (tensor.dtype, tensor.shape) == (sample.dtype, sample.shape)
+            dense = torch.Tensor.dequantize if layout == "quantized" else torch.Tensor.to_dense
+            assert dense(tensor).tolist() == dense(sample).tolist()
+
+
+# ---- pinning
+
+
+class CustomBatch:
+    def __init__(self, samples):
+        self.tensor = torch.stack(samples)
+        self.pinned = 0
+
+    def pin_memory(self):
+        self.pinned += 1
+        return self
+
+
+@pytest.mark.parametrize("how_many", [0, 2])
+def test_custom_types_with_pin_memory_are_pinned_by_it(how_many, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    dataset = [torch.ones(2)] * 4
+    with DataLoader(dataset, 2, collate_fn=CustomBatch, pin_memory=True, num_workers=how_many) as loader:
+        monkeypatch.undo()
+        assert [(batch.pinned, batch.tensor.shape) for batch in loader] == [(1, (2, 2))] * 2
+
+
+# ---- taking over a loader of torch
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"batch_size": 3, "drop_last": True},
+        {"batch_size": 3, "shuffle": True},
+        {"batch_size": None},
+        {"sampler": [3, 1, 4], "batch_size": 2},
+        {"batch_sampler": [[3, 1], [4]]},
+        {"batch_size": 4, "collate_fn": sum},
+        {"batch_size": 4, "num_workers": 1, "prefetch_factor": 3, "persistent_workers": True, "in_order": False},
+        {"batch_size": 4, "num_workers": 1, "multiprocessing_context": "spawn", "timeout": 30, "worker_init_fn": int},
+    ],
+    ids=str,
+)
+def test_from_torch_gives_what_torchs_loader_gives(arguments):
+    old = theirs.DataLoader(Numbers(11), generator=torch.Generator().manual_seed(4), **arguments)
+    with DataLoader.from_torch(old) as loader:
+        for name in ("num_workers", "prefetch_factor", "persistent_workers", "in_order", "timeout", "worker_init_fn"):
+            assert getattr(loader, name) == getattr(old, name)
+        ours = list(loader)
+    old.generator.manual_seed(4)
+    expected = theirs.DataLoader(
+        Numbers(11), generator=torch.Generator().manual_seed(4),
+        **{k: v for k, v in arguments.items() if k in {"batch_size", "shuffle", "sampler", "batch_sampler",
+                                                       "collate_fn", "drop_last"}},
+    )  # fmt: skip
+    assert_same(ours, list(expected))
+
+
+def test_from_torch_takes_changes_and_refuses_what_is_no_loader():
+    old = theirs.DataLoader(Numbers(10), 5)
+    with DataLoader.from_torch(old, num_workers=2, output="numpy") as loader:
+        assert loader.num_workers == 2
+        assert isinstance(next(iter(loader)), np.ndarray)
+    with pytest.raises(TypeError, match=r"from_torch takes a torch.utils.data.DataLoader, not list: \[1\]"):
+        DataLoader.from_torch([1])
+
+
+def test_a_distributed_sampler_goes_on_with_the_loader_that_takes_over():
+    """As Lightning makes them: it calls `set_epoch` of the sampler it made."""
+    sampler = theirs.DistributedSampler(Numbers(8), 2, 0, seed=1)
+    with DataLoader.from_torch(theirs.DataLoader(Numbers(8), 2, sampler=sampler)) as loader:
+        first = flat(loader)
+        sampler.set_epoch(1)
+        assert flat(loader) == list(sampler) != first
