@@ -264,6 +264,21 @@ class Dispatcher(Generic[R]):
             return None
         return task, state.reorder.put(number, (task, result))
 
+    def redo(self) -> list[R]:
+        """Have all batches made again that have come and were not taken.
+
+        Returns:
+            What came for them, so that its memory can be given back.
+        """
+        dropped = []
+        for run in self.runs.values():
+            items = run.reorder.drain()
+            run.reorder.forget(task.number for task, _result in items)
+            for task, result in items:
+                heapq.heappush(run.waiting, (task.number, task))
+                dropped.append(result)
+        return dropped
+
     def fail(self, task: Task, result: R) -> list[tuple[Task, R]]:
         """Put an error in the place of a batch that no worker holds."""
         run = self.runs.get(task.run)

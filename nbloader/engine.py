@@ -193,6 +193,8 @@ class Engine(Driver):
             raise LoaderClosedError(self._why_ended())
         if state.parked:
             self._dispatcher.unpark(run)
+        if self._commands:  # what was asked for before this batch holds for it
+            self._carry_out()
         self._driving = run
         item = self._dispatcher.take(run)
         if item is None:
@@ -284,9 +286,20 @@ class Engine(Driver):
         """Replace workers; what they held is made again by others."""
         self._command(lambda: self._crew.restart(ids))
 
-    def replace_all(self) -> None:
-        """Give all workers what was loaded last; batches made already are kept."""
-        self.restart_workers(list(range(self._num_workers)))
+    def replace_all(self, *, keep: bool = True) -> None:
+        """Give all workers what was loaded last.
+
+        Args:
+            keep: Whether batches that are made already are delivered, or made again.
+        """
+        self._command(lambda: self._replace_all(keep=keep))
+
+    def _replace_all(self, *, keep: bool) -> None:
+        self._work()  # what has been sent counts as made
+        if not keep:
+            for payload in self._dispatcher.redo():
+                payload.discard()
+        self._crew.restart(list(range(self._num_workers)))
 
     def pause(self) -> None:
         """Deliver and dispatch nothing until `resume`."""

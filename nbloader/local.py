@@ -204,8 +204,8 @@ class LocalEngine:
     def restart_workers(self, _ids: list[int]) -> None:
         """There is none."""
 
-    def replace_all(self) -> None:
-        """There is none."""
+    def replace_all(self, *, keep: bool = True) -> None:
+        """There is none, and nothing is made ahead."""
 
     def resize(self, _num_workers: int) -> None:
         """There is none, and none can come."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -83,3 +84,13 @@ class ReorderBuffer(Generic[T]):
         self._ready.clear()
         self._early.clear()
         return out
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """These items, drained, are to come again."""
+        again = set(numbers)
+        first = min(again, default=self._next)
+        if first < self._next:
+            if not self._in_order:
+                self._seen_early.update(range(first, self._next))
+            self._next = first
+        self._seen_early -= again

@@ -161,15 +161,16 @@ class Steering:
 
     # ---- the dataset ------------------------------------------------------------------------------------------------
 
-    def reload(self, dataset: Any = None) -> None:
+    def reload(self, dataset: Any = None, *, keep: bool = True) -> None:
         """Give fresh workers a new dataset, or the old one under its class as it is now defined.
 
-        Batches that are made or asked for already are kept, so within an epoch the change shows after at most the
-        prefetch window; without workers it shows with the next batch.
+        Within an epoch the change shows after the batches that are made already, at most the prefetch window; without
+        workers, or with `keep=False`, with the next batch.
 
         Args:
             dataset: The new dataset; of the same length when an epoch is under way. None keeps the old object and
                 gives it its class's present definition (a notebook cell or a reloaded module).
+            keep: Whether batches that are made already are delivered; False has them made again with the new dataset.
 
         Raises:
             DatasetTransferError: It cannot be sent to workers; the old one stays.
@@ -184,7 +185,7 @@ class Steering:
         except Exception:
             self.__dict__["dataset"] = old
             raise
-        self._engine.replace_all()
+        self._engine.replace_all(keep=keep)
         if dataset is not old:
             options.point_samplers_at(dataset, old, self.sampler)
         self.events.publish(ev.DatasetReloaded(_clock()))

@@ -155,6 +155,12 @@ class Chaos(RuleBasedStateMachine):
     def loader_is_paused_or_resumed(self, paused):
         self.dispatcher.paused = paused
 
+    @rule()
+    def what_has_come_is_dropped(self):
+        outside = {(run, number) for run, numbers in self.wanted.items() for number in numbers}
+        assert len(self.dispatcher.redo()) == len(self.accepted & outside)
+        self.accepted -= outside
+
     # ---- the consumer
 
     @precondition(lambda self: self.wanted)

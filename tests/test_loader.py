@@ -438,6 +438,29 @@ def test_reload_gives_another_dataset():
         assert len(events(loader, ev.DatasetReloaded)) == 1
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_made_before_a_reload_are_kept_or_made_again(workers, in_order):
+    for keep in (True, False):
+        with DataLoader(
+            Numbers(40), 2, num_workers=workers, prefetch_factor=4 if workers else None, in_order=in_order
+        ) as loader:
+            batches = iter(loader)
+            first = next(batches)
+            if workers:
+                wait_for(lambda: loader.stats().ready >= 7)  # noqa: B023 - it is called before the next loader
+            loader.reload(Sums(np.arange(1000.0, 1080.0).reshape(40, 2)), keep=keep)
+            rest = [batch.tolist() for batch in batches]
+        flat_rest = [x for batch in rest for x in batch]
+        new = [x for x in flat_rest if x >= 2000]
+        assert len(flat_rest) + len(first) == 40
+        assert len(set(flat_rest)) == len(flat_rest)
+        if keep and workers:
+            assert 0 < len(new) <= 24
+        else:
+            assert len(new) == 38
+
+
 def test_what_a_dataset_prints_is_in_the_cell_before_the_epoch_ends(capsys):
     class Talks(Numbers):
         def __getitem__(self, i):

@@ -66,3 +66,20 @@ def test_drain_gives_what_nobody_took(order, in_order, taken):
     out = [item for _ in range(taken) if (item := buffer.take()) is not None]
     assert sorted(out + buffer.drain()) == sorted(order[: len(order) // 2])
     assert (buffer.ready, buffer.reordering, buffer.take(), buffer.drain()) == (0, 0, None, [])
+
+
+@given(PERMUTATIONS, st.booleans(), st.integers(0, 40))
+def test_what_is_forgotten_comes_again_once(order, in_order, taken):
+    buffer: ReorderBuffer[int] = ReorderBuffer(in_order=in_order)
+    for number in order[: len(order) // 2]:
+        buffer.put(number, number)
+    out = [item for _ in range(taken) if (item := buffer.take()) is not None]
+    again = buffer.drain()
+    buffer.forget(again)
+    assert [n for n in order if buffer.has(n)] == [n for n in order if n in out]
+    for number in order:
+        if number not in out:
+            buffer.put(number, number)
+    out += buffer.drain()
+    assert sorted(out) == sorted(order)
+    assert out == sorted(order) or not in_order
