@@ -448,7 +448,7 @@ def test_batches_made_before_a_reload_are_kept_or_made_again(workers, in_order):
             batches = iter(loader)
             first = next(batches)
             if workers:
-                wait_for(lambda: loader.stats().ready >= 7)  # noqa: B023 - it is called before the next loader
+                wait_for(lambda: loader.stats().ready >= 7)
             loader.reload(Sums(np.arange(1000.0, 1080.0).reshape(40, 2)), keep=keep)
             rest = [batch.tolist() for batch in batches]
         flat_rest = [x for batch in rest for x in batch]

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from datasets import Augmented, Hangs, Images, Numbers, Slow, flat, pids, wait_for, worker_processes
+from datasets import Augmented, Hangs, Images, Numbers, Slow, flat, wait_for, worker_processes
 from test_collate import assert_same
 
 from nbloader import DataLoader, LoaderClosedError
@@ -99,7 +99,7 @@ def test_resizing_while_nothing_runs_holds_for_the_next_epoch():
     with DataLoader(Numbers(20), 2, num_workers=1) as loader:
         loader.num_workers = 3
         assert flat(loader) == list(range(20))
-        assert len(pids(loader)) == 3
+        wait_for(lambda: len(worker_processes()) == 3)
         loader.num_workers = 2
         wait_for(lambda: len(worker_processes()) == 2)
         assert flat(loader) == list(range(20))
