@@ -16,14 +16,14 @@ class Cargo:
         DatasetTransferError: They cannot be pickled.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Any, worker_init_fn: Any) -> None:
+    def __init__(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> None:
         try:
-            self.pickled = SharedPickle((dataset, collate_fn, worker_init_fn))
+            self.pickled = SharedPickle((dataset, collate_fn, worker_init_fn, on_error))
         except Exception as error:  # pickling runs the user's code, which may raise anything
             raise DatasetTransferError(
-                f"the dataset ({type(dataset).__name__}), collate_fn or worker_init_fn cannot be sent to worker "
-                f"processes: {type(error).__name__}: {error}. Open files, connections, locks and generators cannot be "
-                "pickled: open them on first use inside __getitem__, or use num_workers=0."
+                f"the dataset ({type(dataset).__name__}), collate_fn, worker_init_fn or on_error cannot be sent to "
+                f"worker processes: {type(error).__name__}: {error}. Open files, connections, locks and generators "
+                "cannot be pickled: open them on first use inside __getitem__, or use num_workers=0."
             ) from error
         self.preload = preload.needed(self.pickled.data, dataset)
         self.identity = self.pickled.identity

@@ -77,7 +77,7 @@ class Crew:
 
     # ---- start --------------------------------------------------------------------------------------------------
 
-    def load(self, dataset: Any, collate_fn: Any, worker_init_fn: Any) -> bool:
+    def load(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> bool:
         """Take what workers need. Those that run have what was loaded before until they are restarted.
 
         Returns:
@@ -86,7 +86,7 @@ class Crew:
         Raises:
             DatasetTransferError: It cannot be given to them.
         """
-        payload = self._kind.pack(dataset, collate_fn, worker_init_fn)
+        payload = self._kind.pack(dataset, collate_fn, worker_init_fn, on_error)
         old, self._payload = self._payload, payload
         return old is not None and old.identity != payload.identity
 

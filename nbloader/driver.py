@@ -22,10 +22,11 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from nbloader import events as ev
+from nbloader import tolerant
 from nbloader.crew import Crew
 from nbloader.dispatch import Cancel, Dispatcher, Task
 from nbloader.errors import DatasetTransferError, LoaderClosedError, NbloaderError
-from nbloader.faults import Failure, Given, shown
+from nbloader.faults import Failure, Given, Nothing, shown
 from nbloader.handle import PoolKind
 from nbloader.output import Outlet
 from nbloader.reports import Output, Parcel, Report, Result
@@ -39,7 +40,7 @@ LINGER = 0.02
 IDLE_SUPERSEDED = 2.0
 """Seconds without a request after which a loader whose cell was run again gives up its workers."""
 
-Payload: TypeAlias = "Parcel | Failure | Given"
+Outcome: TypeAlias = "Parcel | Failure | Given"
 
 
 class Driver:
@@ -71,7 +72,7 @@ class Driver:
         self._asked = time.monotonic()
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._dispatcher: Dispatcher[Payload] = Dispatcher(1)
+        self._dispatcher: Dispatcher[Outcome | Nothing] = Dispatcher(1)
         self._events: collections.deque[ev.Event] = collections.deque()  # to be published without the lock
         self._crew = Crew(
             self._events.append,
@@ -201,7 +202,10 @@ class Driver:
         failed, freed = accepted
         for task, _payload in freed:
             task.in_order = now
-        if not isinstance(result, Failure):
+        self._events.extend(
+            tolerant.events(report.spared, failed, report.handle.worker, batched=self._crew.options["batched"])
+        )
+        if not isinstance(result, (Failure, Nothing)):
             self._batch_bytes = result.header[4]
             self._batch_ns += (result.header[9] - result.header[7] - self._batch_ns) // 8
         if report.run != self._driving and report.run in self._waiting:

@@ -14,21 +14,18 @@ from typing import Any, TypeAlias
 
 from nbloader import events as ev
 from nbloader.callbacks import WaitCallbacks
+from nbloader.commands import Commands
 from nbloader.dispatch import Task
-from nbloader.driver import Driver, Payload
+from nbloader.driver import Outcome
 from nbloader.errors import LoaderClosedError, LoaderTimeoutError
+from nbloader.faults import Nothing
 from nbloader.handle import PoolKind
-from nbloader.shm import INLINE_LIMIT
 from nbloader.stats import Gauges
 from nbloader.waker import Waker
 from nbloader.whereabouts import batches_of
 
 _clock = time.perf_counter_ns
 
-DEEP = 16
-"""Batches asked for ahead per worker while they are small and quick, where the user left that open."""
-QUICK = 1_000_000
-"""What a quick batch takes a worker at most, ns."""
 EXTRA_BATCHES = 16
 """Batches per worker that may be asked for beyond the window while the head of the line is late."""
 EXTRA_BYTES = 1 << 30
@@ -36,11 +33,11 @@ EXTRA_BYTES = 1 << 30
 IDLE = 300.0
 """Seconds without a request after which a loader gives up its workers (until it is asked again)."""
 
-Taken: TypeAlias = "tuple[Task, Payload, tuple[int, int, int]]"
+Taken: TypeAlias = "tuple[Task, Outcome, tuple[int, int, int]]"
 """A batch, and the depths (in flight, reordering, ready) at its delivery."""
 
 
-class Engine(Driver):
+class Engine(Commands):
     """Workers, dispatch and delivery for one loader.
 
     Args:
@@ -75,6 +72,9 @@ class Engine(Driver):
         super().__init__(
             bus,
             num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            prefetch=prefetch,
+            adapts=adapts,
             options=options,
             kind=kind,
             max_restarts=max_restarts,
@@ -82,27 +82,10 @@ class Engine(Driver):
         )
         self.callbacks = WaitCallbacks()
         self.load = self._crew.load
-        self._num_workers = num_workers
-        self._prefetch_factor = prefetch_factor
-        self._prefetch = prefetch
-        self._adapts = adapts
-        self._deep = False  # small and quick batches are asked for further ahead
-        self._plan_window()
         self._in_order = in_order
         self._timeout = timeout
         self._waiting_for: tuple[int, int] | None = None  # (batch number, since)
         self._last: Task | None = None  # the batch that was delivered last
-
-    def _plan_window(self) -> None:
-        """How many batches to ask for ahead, in total and of each worker."""
-        n = self._num_workers
-        self._base = self._prefetch_factor * n if self._prefetch is None else self._prefetch
-        self._window = DEEP * n if self._deep else self._base
-        self.ahead = self._base > 0
-        """Whether batches are asked for before they are wanted."""
-        self._dispatcher.depth = max(1, -(-self._window // n))
-        for run in self._dispatcher.runs.values():
-            run.window = self._window
 
     @property
     def loaded(self) -> bool:
@@ -167,8 +150,12 @@ class Engine(Driver):
             while True:
                 got: Taken | None
                 got, number = self._exclusively(self._take, run)
-                if got is not None or number is None:
+                if got is not None:
                     return got
+                if number is None:
+                    if refill():  # those before had no sample left
+                        continue
+                    return None
                 if not since:
                     since = _clock()
                     self._waiting_for = number, since
@@ -196,12 +183,12 @@ class Engine(Driver):
         if self._commands:  # what was asked for before this batch holds for it
             self._carry_out()
         self._driving = run
-        item = self._dispatcher.take(run)
+        item = self._next(run)
         if item is None:
             self._raise_fatal()
             self._get_going()
             self._work()
-            item = self._dispatcher.take(run)
+            item = self._next(run)
             if item is None:
                 self._raise_fatal()
         self._driving = -1
@@ -213,21 +200,20 @@ class Engine(Driver):
             return (*item, (state.assigned, state.reorder.reordering, state.reorder.ready)), None
         return None, state.taken if self._dispatcher.outstanding(run) else None
 
+    def _next(self, run: int) -> tuple[Task, Outcome] | None:
+        """The next batch that is ready and has samples."""
+        while (item := self._dispatcher.take(run)) is not None:
+            task, outcome = item
+            if not isinstance(outcome, Nothing):
+                return task, outcome
+            if self._dispatcher.paused:
+                self._dispatcher.step()  # the one that let this go lets another go
+        return None
+
     def _why_ended(self) -> str:
         if self.closed:
             return "this loader was closed while it was iterated: make a new one"
         return "this iterator was ended by an interrupt: iterate the loader again"
-
-    def _adapt(self) -> None:
-        """Small, quick batches are asked for many at a time.
-
-        Waking a worker for each costs more than making it: with 2 a worker the system calls took two thirds of the
-        consumer's time on tiny batches.
-        """
-        quick = self._batch_bytes < INLINE_LIMIT and self._batch_ns < QUICK
-        if quick != self._deep:
-            self._deep = quick
-            self._plan_window()
 
     def _more_room(self, run: int) -> bool:
         """Whether the sampler may be asked for more while the consumer waits."""
@@ -279,86 +265,6 @@ class Engine(Driver):
         if self._crew.pool is not None:
             for stream, text in self._crew.pool.partial_output():
                 self._outlet.add(stream, text)
-
-    # ---- commands: from any thread ----------------------------------------------------------------------------------
-
-    def restart_workers(self, ids: list[int]) -> None:
-        """Replace workers; what they held is made again by others."""
-        self._command(lambda: self._crew.restart(ids))
-
-    def replace_all(self, *, keep: bool = True) -> None:
-        """Give all workers what was loaded last.
-
-        Args:
-            keep: Whether batches that are made already are delivered, or made again.
-        """
-        self._command(lambda: self._replace_all(keep=keep))
-
-    def _replace_all(self, *, keep: bool) -> None:
-        self._work()  # what has been sent counts as made
-        if not keep:
-            for payload in self._dispatcher.redo():
-                payload.discard()
-        self._crew.restart(list(range(self._num_workers)))
-
-    def pause(self) -> None:
-        """Deliver and dispatch nothing until `resume`."""
-        self._command(self._pause)
-
-    def resume(self) -> None:
-        """Go on after `pause`."""
-        self._command(self._resume)
-
-    def step(self) -> None:
-        """Pause, and let one batch go to the consumer."""
-        self._command(self._step)
-
-    def _pause(self) -> None:
-        if not self._dispatcher.paused:
-            self._dispatcher.pause()
-            self._events.append(ev.LoaderPaused(_clock()))
-            self._wake_all()
-
-    def _resume(self) -> None:
-        if self._dispatcher.paused:
-            self._dispatcher.resume()
-            self._events.append(ev.LoaderResumed(_clock()))
-            self._wake_all()
-
-    def _step(self) -> None:
-        self._pause()
-        self._dispatcher.step()
-        self._wake_all()
-
-    def resize(self, num_workers: int) -> None:
-        """Have so many workers from now on."""
-        self._command(lambda: self._resize(num_workers))
-
-    def _resize(self, num_workers: int) -> None:
-        before, self._num_workers = self._num_workers, num_workers
-        self._events.append(ev.WorkersResized(_clock(), before, num_workers))
-        self._plan_window()
-        self._crew.resize(num_workers)
-        self._wake_all()  # there may be more credit
-
-    def set_prefetch_factor(self, prefetch_factor: int) -> None:
-        """Ask for so many batches ahead, per worker, from now on."""
-        self._command(lambda: self._set_prefetch_factor(prefetch_factor))
-
-    def _set_prefetch_factor(self, prefetch_factor: int) -> None:
-        self._prefetch_factor, self._prefetch = prefetch_factor, None
-        self._adapts = self._deep = False
-        self._plan_window()
-        self._wake_all()
-
-    def close_run(self, run: int) -> None:
-        """End an iterator."""
-        self._command(lambda: self._close_run(run))
-
-    def supersede(self) -> None:
-        """The cell that made this loader was run again: give up the workers soon, at once if no epoch is under way."""
-        self._superseded = True
-        self._command(lambda: None if self._dispatcher.runs else self._crew.stop())
 
     # ---- watching, closing ------------------------------------------------------------------------------------------
 

@@ -36,7 +36,3 @@ class DatasetTransferError(NbloaderError, TypeError):
 
 class WorkerTraceback(NbloaderError):  # noqa: N818 - it is a traceback, shown as the cause of an error
     """The traceback of an error in a worker, as text: the `__cause__` of the error raised in the notebook."""
-
-    def __str__(self) -> str:
-        """Give the worker's traceback on lines of its own."""
-        return "\n" + super().__str__()

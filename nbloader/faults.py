@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pickle
 import signal
+import traceback
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+import cloudpickle
 
 from nbloader.errors import WorkerTraceback
 
 Described: TypeAlias = "tuple[bytes | None, str, str, str]"
-"""An error from another process: (pickle or None, type name, message, traceback). Made by `worker.describe`."""
+"""An error from another process: (pickle or None, type name, message, traceback). Made by `describe`."""
 
 SHOWN = 300
 """Characters of a list of indices that a message shows."""
@@ -32,6 +35,26 @@ class Failure:
         """Nothing to give back."""
 
 
+class SpareSample(NamedTuple):
+    """A sample that could not be fetched, and did not end its batch."""
+
+    position: int
+    """Position in the batch."""
+    error: str
+    """Type and message."""
+    traceback: str
+    done: str
+    """"skipped" or "replaced"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """In the place of a batch of which no sample is left: the consumer does not see it."""
+
+    def discard(self) -> None:
+        """Nothing to give back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """In the place of a batch that could not be made: an error of the loader's own."""
@@ -40,6 +63,27 @@ class Given:
 
     def discard(self) -> None:
         """Nothing to give back."""
+
+
+def describe(error: BaseException) -> tuple[bytes | None, str, str, str]:
+    """An error for another process: (pickle or None, type name, message, traceback)."""
+    own = "nbloader"
+    trace = error.__traceback__
+    while (
+        trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(own)
+    ):
+        trace = trace.tb_next  # begin at the user's code
+    text = "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
+    try:
+        data = cloudpickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # noqa: BLE001 - an exception's own pickling may raise anything
+        data = None
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - so may its __str__
+        message = "<no message: its __str__ raises>"
+    return data, type(error).__name__, message, text
 
 
 def rebuild(error: Described, note: str) -> Exception:
@@ -64,7 +108,7 @@ def rebuild(error: Described, note: str) -> Exception:
     usable = isinstance(rebuilt, Exception) and not isinstance(rebuilt, StopIteration)
     raised: Exception = rebuilt if usable else RuntimeError(f"{name}: {message}")
     add_note(raised, note)
-    raised.__cause__ = WorkerTraceback(trace)
+    raised.__cause__ = WorkerTraceback(f"{note}:\n{trace.rstrip()}")
     return raised
 
 

@@ -93,7 +93,7 @@ class Handle:
 
 
 class Payload(Protocol):
-    """What workers are given when they start: dataset, `collate_fn`, `worker_init_fn`."""
+    """What workers are given when they start: dataset, `collate_fn`, `worker_init_fn`, `on_error`."""
 
     identity: Any
     """Equal for two payloads where workers that have the one need not be given the other."""
@@ -158,7 +158,7 @@ class WorkerPool(Protocol):
 class PoolKind(Protocol):
     """Makes pools of one kind of worker."""
 
-    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any) -> Payload:
+    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> Payload:
         """What workers of this kind are given when they start.
 
         Raises:

@@ -37,6 +37,7 @@ from nbloader.pool import Processes
 from nbloader.probe import ProcessProbe
 from nbloader.stats import Point, Snapshot, StatsFold
 from nbloader.steering import Steering
+from nbloader.tolerant import OnError
 from nbloader.trace import Trace
 
 if TYPE_CHECKING:
@@ -97,6 +98,10 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         output: "torch" for tensors or "numpy" for arrays.
         transport: "shared_memory", or "pickle" for plain pickling through the connection, to compare.
         device: Where batches shall be: None or "cpu", or an accelerator such as "cuda".
+        on_error: What to do when the dataset raises. "raise" raises in the loop. "skip" makes the batch of the other
+            samples, and leaves it out if there is none. A function is given (index, exception) and returns a sample
+            to take in its place; it runs where the dataset does. What was skipped or replaced is counted, and kept
+            with its traceback, in `stats()`.
         max_restarts: Workers that may die unasked before the loader gives up.
 
     Raises:
@@ -129,6 +134,7 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         output: str = "torch",
         transport: str = "shared_memory",
         device: Any = None,
+        on_error: OnError = "raise",
         max_restarts: int = 100,
     ) -> None:
         chosen = options.check(
@@ -136,7 +142,7 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
             num_workers=num_workers, collate_fn=collate_fn, drop_last=drop_last, timeout=timeout,
             worker_init_fn=worker_init_fn, multiprocessing_context=multiprocessing_context, generator=generator,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers, prefetch=prefetch, output=output,
-            transport=transport, max_restarts=max_restarts,
+            transport=transport, max_restarts=max_restarts, on_error=on_error,
         )  # fmt: skip
         self.dataset = dataset
         self._num_workers = num_workers = chosen.num_workers
@@ -154,6 +160,7 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         self.sampler, self.batch_sampler = chosen.samplers(generator)
         default = theirs.default_convert if self.batch_sampler is None else theirs.default_collate
         self.collate_fn: Callable[[Any], Any] = default if collate_fn is None else collate_fn
+        self._on_error = on_error
         self._output = output
         self._device = dev.check_device(device)
         self._pin = dev.check_pin(pin_memory)

@@ -12,7 +12,7 @@ from typing import Any
 
 from nbloader import events as ev
 from nbloader import fetch as f
-from nbloader import stacks
+from nbloader import stacks, tolerant
 from nbloader.callbacks import WaitCallbacks
 from nbloader.collate import NotPlannedError, Plan, builder, collate_object, convert
 from nbloader.dispatch import Task
@@ -64,6 +64,7 @@ class LocalEngine:
         self._output = output
         self._dataset: Any = None
         self._collate_fn: Callable[[Any], Any] | None = None
+        self._on_error: tolerant.OnError = "raise"
         self._runs: dict[int, deque[Task]] = {}
         self._made: dict[int, int] = {}
         self._status = [f.IDLE, 0, -1, 0, 0]
@@ -72,9 +73,9 @@ class LocalEngine:
         self._steps = 0  # batches that the consumer may have though the loader is paused
         self.closed = False
 
-    def load(self, dataset: Any, collate_fn: Any, _worker_init_fn: Any) -> bool:
+    def load(self, dataset: Any, collate_fn: Any, _worker_init_fn: Any, on_error: tolerant.OnError) -> bool:
         """Take the dataset; always False, since there is no worker to replace."""
-        self._dataset, self._collate_fn = dataset, collate_fn
+        self._dataset, self._collate_fn, self._on_error = dataset, collate_fn, on_error
         return False
 
     def open_run(self, run: int, _seed: int) -> None:
@@ -101,23 +102,35 @@ class LocalEngine:
             self._made[run] += 1
 
     def next_batch(
-        self, run: int, _waker: object, _refill: object
+        self, run: int, _waker: object, refill: Callable[[], bool]
     ) -> tuple[Task, LocalParcel, tuple[int, int, int]] | None:
-        """Make the next batch; None when none was added."""
+        """Make the next batch; None when there is none.
+
+        Args:
+            run: Which run.
+            refill: Asks the sampler for another batch; whether it gave any.
+        """
         self.callbacks.call()
         if self._paused and self._runs.get(run):
             self._wait_for_a_step()
         if self.closed:
             raise LoaderClosedError("this iterator was ended: its loader was closed")
         queue = self._runs.get(run)
-        if not queue:
-            return None
-        task = queue.popleft()
-        self._status[f.RUN], self._status[f.NUMBER] = run, task.number
+        while queue or (queue is not None and refill()):
+            task = queue.popleft()
+            parcel = self._make_alone(task)
+            if parcel is not None:
+                task.in_order = parcel.received
+                return task, parcel, (0, 0, 0)
+        return None
+
+    def _make_alone(self, task: Task) -> LocalParcel | None:
+        """The batch; None if no sample of it is left. The notebook's random state stays as it is."""
+        self._status[f.RUN], self._status[f.NUMBER] = task.run, task.number
         try:
             with f.KeptRandomState():
                 f.seed_everything(task.seed)
-                parcel = self._make(task)
+                return self._make(task)
         except Exception as error:
             self._explain(task, error)
             if isinstance(error, StopIteration):  # it would end the loop as if the epoch were over
@@ -125,8 +138,6 @@ class LocalEngine:
             raise
         finally:
             self._status[f.STATE], self._status[f.NUMBER] = f.IDLE, -1
-        task.in_order = parcel.received
-        return task, parcel, (0, 0, 0)
 
     def _wait_for_a_step(self) -> None:
         while True:
@@ -139,9 +150,15 @@ class LocalEngine:
                 self._pace.wait(self.callbacks.interval)
             self.callbacks.call()
 
-    def _make(self, task: Task) -> LocalParcel:
+    def _make(self, task: Task) -> LocalParcel | None:
         cpu_0 = time.thread_time_ns()
-        got = f.fetch(self._dataset, task.indices, batched=self._batched, status=self._status)
+        got, spared = tolerant.fetch(
+            self._dataset, task.indices, batched=self._batched, status=self._status, on_error=self._on_error
+        )
+        for event in tolerant.events(spared, task, -1, batched=self._batched):
+            self.bus.publish(event)
+        if got is None:
+            return None
         cpu_1 = time.thread_time_ns()
         self._status[f.STATE], self._status[f.SINCE] = f.COLLATING, got.end
         batch, nbytes = self._collate(got.samples)

@@ -57,6 +57,7 @@ def check(
     output: str,
     transport: str,
     max_restarts: int,
+    on_error: Any,
 ) -> Chosen:
     """Check the arguments of `DataLoader`.
 
@@ -78,6 +79,7 @@ def check(
             raise TypeError(f"{name} must be iterable or None, not {type(value).__name__}: {value!r}")
     _check_choice("output", output, ("torch", "numpy"))
     _check_choice("transport", transport, ("shared_memory", "pickle"))
+    _check_on_error(on_error)
     natural("max_restarts", max_restarts, "0 raises at the first worker that dies")
     _check_workers_needed(num_workers, prefetch_factor, prefetch, persistent_workers)
     _check_generator(generator)
@@ -112,6 +114,13 @@ def natural(name: str, value: Any, hint: str) -> int:
 def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+
+
+def _check_on_error(on_error: Any) -> None:
+    if not callable(on_error) and on_error not in ("raise", "skip"):
+        raise ValueError(
+            f"on_error must be 'raise', 'skip' or a function from (index, exception) to a sample, not {on_error!r}"
+        )
 
 
 def _check_dataset(dataset: Any, *, needs_length: bool) -> None:

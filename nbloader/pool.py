@@ -17,7 +17,7 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +28,12 @@ from nbloader import forkserver
 from nbloader.cargo import Cargo
 from nbloader.dispatch import Task
 from nbloader.errors import NbloaderError
-from nbloader.faults import Failure
+from nbloader.faults import Failure, Nothing, SpareSample
 from nbloader.handle import Handle
 from nbloader.reports import Gone, InitFailed, Layout, Output, Parcel, Ready, Report, Result, Started
 from nbloader.shm import SegmentMaps, anonymous_file
 from nbloader.stacks import StackPipe
-from nbloader.wire import Channel, Kind
+from nbloader.wire import Bytes, Channel, Kind
 from nbloader.worker import Start, Surroundings
 
 _clock = time.perf_counter_ns
@@ -61,12 +61,21 @@ class ProcessHandle(Handle):
         self.lifeline = -1
         self.popen: subprocess.Popen[bytes] | None = None
         self.outputs: dict[int, tuple[str, bytearray]] = {}
+        self.spared: list[SpareSample] = []
+        """Samples that were left out of the batch that it sends next, or replaced."""
         self.channel: Channel
 
     @property
     def stderr_tail(self) -> str:
         """The last lines that it wrote to its standard error."""
         return "".join(self.tail)[-TAIL:]
+
+    def take_spared(self) -> list[SpareSample]:
+        """Those of the batch that has just come."""
+        if not self.spared:
+            return self.spared
+        spared, self.spared = self.spared, []
+        return spared
 
     def take_fds(self) -> list[int]:
         """The descriptors of its outputs, its lifeline and its stack, to be closed."""
@@ -102,13 +111,13 @@ class Processes:
     start_method: str
     output: str
 
-    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any) -> Cargo:
+    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> Cargo:
         """Pickle what workers need.
 
         Raises:
             DatasetTransferError: It cannot be pickled.
         """
-        return Cargo(dataset, collate_fn, worker_init_fn)
+        return Cargo(dataset, collate_fn, worker_init_fn, on_error)
 
     def make(self) -> Pool:
         """A pool without processes."""
@@ -271,20 +280,28 @@ class Pool:
         for kind, body in frames:
             if kind == Kind.BATCH:
                 parcel = Parcel(handle, body, received)
-                reports.append(Result(handle, parcel.header[0], parcel.header[1], parcel))
+                reports.append(Result(handle, parcel.header[0], parcel.header[1], parcel, handle.take_spared()))
             elif kind == Kind.SEGMENT:
                 handle.maps.add(int.from_bytes(body, "little"), handle.channel.take_fd())
             elif kind == Kind.LAYOUT:
                 handle.layouts[int.from_bytes(body[:8], "little")] = Layout(body[8:], self._output)
-            elif kind == Kind.ERROR:
-                run, number, stage, position, error = pickle.loads(body)
-                failure = Failure(handle.worker, handle.pid, stage, position, error)
-                reports.append(Result(handle, run, number, failure))
+            elif kind in (Kind.ERROR, Kind.SPARED):
+                reports.extend(self._read_fault(handle, kind, body))
             elif kind == Kind.READY:
                 handle.ready = True
                 reports.append(Ready(handle))
             elif kind == Kind.INIT_ERROR:
                 reports.append(InitFailed(handle, pickle.loads(body)))
+
+    def _read_fault(self, handle: ProcessHandle, kind: int, body: Bytes) -> Iterator[Result]:
+        if kind == Kind.ERROR:
+            run, number, stage, position, error = pickle.loads(body)
+            failure = Failure(handle.worker, handle.pid, stage, position, error)
+            yield Result(handle, run, number, failure, handle.take_spared())
+        else:
+            run, number, left, handle.spared = pickle.loads(body)
+            if not left:
+                yield Result(handle, run, number, Nothing(), handle.take_spared())
 
     def _read_lifeline(self, handle: ProcessHandle, fd: int, reports: list[Report]) -> None:
         if handle.popen is not None:

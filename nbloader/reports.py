@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nbloader.collate import Build, builder, load_object
-from nbloader.faults import Described, Failure
+from nbloader.faults import Described, Failure, Nothing, SpareSample
 from nbloader.wire import Bytes
 from nbloader.worker import NO_SEGMENT, PICKLED, RESULT
 
@@ -98,7 +99,9 @@ class Result:
     handle: Handle
     run: int
     number: int
-    result: Parcel | Failure
+    result: Parcel | Failure | Nothing
+    spared: Sequence[SpareSample] = ()
+    """Samples of the batch that could not be fetched and did not end it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from nbloader import options, torchlike
 from nbloader.engine import Engine
 from nbloader.errors import LoaderClosedError
 from nbloader.local import LocalEngine
+from nbloader.tolerant import OnError
 
 _clock = time.perf_counter_ns
 
@@ -28,6 +29,7 @@ class Steering:
     dataset: Any
     collate_fn: Callable[[Any], Any]
     worker_init_fn: Callable[[int], None] | None
+    _on_error: OnError
     _num_workers: int
     _prefetch_factor: int | None
 
@@ -191,7 +193,8 @@ class Steering:
         self.events.publish(ev.DatasetReloaded(_clock()))
 
     def _load(self) -> bool:
-        return self._engine.load(self.dataset, torchlike.collate_to_load(self.collate_fn), self.worker_init_fn)
+        collate = torchlike.collate_to_load(self.collate_fn)
+        return self._engine.load(self.dataset, collate, self.worker_init_fn, self._on_error)
 
     def _check_open(self) -> None:
         if self._engine.closed:

@@ -47,6 +47,9 @@ class Kind(IntEnum):
     """From the worker: a batch that could not be made."""
     INIT_ERROR = 9
     """From the worker: the dataset could not be rebuilt, or `worker_init_fn` raised."""
+    SPARED = 12
+    """From the worker, before the batch: samples of it that were left out or replaced; the batch is none if all were
+    left out."""
     FORK = 10
     """To the fork server, with four descriptors: start a worker."""
     PRELOAD = 11

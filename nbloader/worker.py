@@ -19,7 +19,6 @@ import struct
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,8 +29,9 @@ import cloudpickle
 import numpy as np
 
 from nbloader import fetch as f
-from nbloader import stacks
+from nbloader import stacks, tolerant
 from nbloader.collate import ArrayToBeTensor, NotPlannedError, Plan, collate_object, convert, dump_object
+from nbloader.faults import describe
 from nbloader.imports import when_imported
 from nbloader.shm import INLINE_LIMIT, SegmentPool, aligned, load_shared
 from nbloader.wire import Bytes, Channel, Kind
@@ -112,7 +112,7 @@ class Start(NamedTuple):
     shared: bool
     """Whether a descriptor with the dataset's large arrays came along."""
     payload: bytes
-    """Pickle of (dataset, collate_fn, worker_init_fn)."""
+    """Pickle of (dataset, collate_fn, worker_init_fn, on_error)."""
 
 
 def main(fd: int, *, watched: bool = True) -> None:
@@ -163,7 +163,7 @@ def _settle(channel: Channel) -> Worker | None:
     status[f.SINCE], status[f.PID] = _clock(), os.getpid()
     start.surroundings.take_over()
     try:
-        dataset, collate_fn, worker_init_fn = load_shared(
+        dataset, collate_fn, worker_init_fn, on_error = load_shared(
             start.payload, start.spans, channel.take_fd() if start.shared else None
         )
         _introduce(start, dataset)
@@ -173,7 +173,8 @@ def _settle(channel: Channel) -> Worker | None:
         channel.send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
         return None
     channel.send(Kind.READY)
-    return Worker(channel, start, dataset, collate_fn, status, frames[1:], seeded=f.torch_was_seeded())
+    seeded = f.torch_was_seeded()
+    return Worker(channel, start, dataset, collate_fn, on_error, status, frames[1:], seeded=seeded)
 
 
 def _introduce(start: Start, dataset: Any) -> None:
@@ -211,6 +212,7 @@ class Worker:
         start: What it was sent first.
         dataset: The rebuilt dataset.
         collate_fn: The user's, or None for the default.
+        on_error: What to do with a sample that raises.
         status: Where it tells what it is at.
         frames: Frames that have come already.
         seeded: Whether `worker_init_fn` has seeded torch: then it looks after the seeds itself, as it would have to in
@@ -223,6 +225,7 @@ class Worker:
         start: Start,
         dataset: Any,
         collate_fn: Callable[[Any], Any] | None,
+        on_error: tolerant.OnError,
         status: Any,
         frames: list[tuple[int, Bytes]],
         *,
@@ -234,6 +237,7 @@ class Worker:
         self._shared_memory = start.transport == "shared_memory"
         self._dataset = dataset
         self._collate_fn = collate_fn
+        self._on_error = on_error
         self._status = status
         self._seeded = seeded
         self._segments = SegmentPool()
@@ -293,8 +297,14 @@ class Worker:
     def _make(self, run: int, number: int, indices: Any) -> None:
         status = self._status
         cpu_0 = time.process_time_ns()
-        got = f.fetch(self._dataset, indices, batched=self._batched, status=status)
+        got, spared = tolerant.fetch(
+            self._dataset, indices, batched=self._batched, status=status, on_error=self._on_error
+        )
         cpu_1 = time.process_time_ns()
+        if spared:
+            self._send(Kind.SPARED, pickle.dumps((run, number, got is not None, spared)))
+        if got is None:
+            return
         status[f.STATE], status[f.SINCE] = f.COLLATING, got.end
         samples = got.samples
         size = len(samples) if self._batched else 1
@@ -381,24 +391,3 @@ class Worker:
         sys.stdout.flush()
         stage = "fetch" if fetching else "collate"
         self._send(Kind.ERROR, pickle.dumps((run, number, stage, position, describe(error))))
-
-
-def describe(error: BaseException) -> tuple[bytes | None, str, str, str]:
-    """An error for another process: (pickle or None, type name, message, traceback)."""
-    own = "nbloader"
-    trace = error.__traceback__
-    while (
-        trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(own)
-    ):
-        trace = trace.tb_next  # begin at the user's code
-    text = "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
-    try:
-        data = cloudpickle.dumps(error)
-        pickle.loads(data)
-    except Exception:  # noqa: BLE001 - an exception's own pickling may raise anything
-        data = None
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001 - so may its __str__
-        message = "<no message: its __str__ raises>"
-    return data, type(error).__name__, message, text

@@ -1,0 +1,162 @@
+"""What may be asked of an engine from any thread, and what follows for the window.
+
+Each command is queued, and carried out with the lock by whoever drives (driver.py).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from nbloader import events as ev
+from nbloader.driver import Driver
+from nbloader.handle import PoolKind
+from nbloader.shm import INLINE_LIMIT
+
+_clock = time.perf_counter_ns
+
+DEEP = 16
+"""Batches asked for ahead per worker while they are small and quick, where the user left that open."""
+QUICK = 1_000_000
+"""What a quick batch takes a worker at most, ns."""
+
+
+class Commands(Driver):
+    """The commands, and how far ahead batches are asked for; a base of `engine.Engine`.
+
+    Args:
+        bus: As `driver.Driver`; so are the arguments that are not named here.
+        num_workers: How many workers.
+        prefetch_factor: Batches asked for ahead, per worker.
+        prefetch: Batches asked for ahead in total, which counts instead; None where it was not given.
+        adapts: Whether small and quick batches may be asked for further ahead.
+        options: As `driver.Driver`.
+        kind: As `driver.Driver`.
+        max_restarts: As `driver.Driver`.
+        idle: As `driver.Driver`.
+    """
+
+    def __init__(
+        self,
+        bus: ev.EventBus,
+        *,
+        num_workers: int,
+        prefetch_factor: int,
+        prefetch: int | None,
+        adapts: bool,
+        options: dict[str, Any],
+        kind: PoolKind,
+        max_restarts: int,
+        idle: float | None,
+    ) -> None:
+        super().__init__(bus, num_workers=num_workers, options=options, kind=kind, max_restarts=max_restarts, idle=idle)
+        self._num_workers = num_workers
+        self._prefetch_factor = prefetch_factor
+        self._prefetch = prefetch
+        self._adapts = adapts
+        self._deep = False  # small and quick batches are asked for further ahead
+        self._plan_window()
+
+    # ---- the window -------------------------------------------------------------------------------------------------
+
+    def _plan_window(self) -> None:
+        """How many batches to ask for ahead, in total and of each worker."""
+        n = self._num_workers
+        self._base = self._prefetch_factor * n if self._prefetch is None else self._prefetch
+        self._window = DEEP * n if self._deep else self._base
+        self.ahead = self._base > 0
+        """Whether batches are asked for before they are wanted."""
+        self._dispatcher.depth = max(1, -(-self._window // n))
+        for run in self._dispatcher.runs.values():
+            run.window = self._window
+
+    def _adapt(self) -> None:
+        """Small, quick batches are asked for many at a time.
+
+        Waking a worker for each costs more than making it: with 2 a worker the system calls took two thirds of the
+        consumer's time on tiny batches.
+        """
+        quick = self._batch_bytes < INLINE_LIMIT and self._batch_ns < QUICK
+        if quick != self._deep:
+            self._deep = quick
+            self._plan_window()
+
+    # ---- commands: from any thread ----------------------------------------------------------------------------------
+
+    def restart_workers(self, ids: list[int]) -> None:
+        """Replace workers; what they held is made again by others."""
+        self._command(lambda: self._crew.restart(ids))
+
+    def replace_all(self, *, keep: bool = True) -> None:
+        """Give all workers what was loaded last.
+
+        Args:
+            keep: Whether batches that are made already are delivered, or made again.
+        """
+        self._command(lambda: self._replace_all(keep=keep))
+
+    def _replace_all(self, *, keep: bool) -> None:
+        self._work()  # what has been sent counts as made
+        if not keep:
+            for payload in self._dispatcher.redo():
+                payload.discard()
+        self._crew.restart(list(range(self._num_workers)))
+
+    def pause(self) -> None:
+        """Deliver and dispatch nothing until `resume`."""
+        self._command(self._pause)
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._command(self._resume)
+
+    def step(self) -> None:
+        """Pause, and let one batch go to the consumer."""
+        self._command(self._step)
+
+    def _pause(self) -> None:
+        if not self._dispatcher.paused:
+            self._dispatcher.pause()
+            self._events.append(ev.LoaderPaused(_clock()))
+            self._wake_all()
+
+    def _resume(self) -> None:
+        if self._dispatcher.paused:
+            self._dispatcher.resume()
+            self._events.append(ev.LoaderResumed(_clock()))
+            self._wake_all()
+
+    def _step(self) -> None:
+        self._pause()
+        self._dispatcher.step()
+        self._wake_all()
+
+    def resize(self, num_workers: int) -> None:
+        """Have so many workers from now on."""
+        self._command(lambda: self._resize(num_workers))
+
+    def _resize(self, num_workers: int) -> None:
+        before, self._num_workers = self._num_workers, num_workers
+        self._events.append(ev.WorkersResized(_clock(), before, num_workers))
+        self._plan_window()
+        self._crew.resize(num_workers)
+        self._wake_all()  # there may be more credit
+
+    def set_prefetch_factor(self, prefetch_factor: int) -> None:
+        """Ask for so many batches ahead, per worker, from now on."""
+        self._command(lambda: self._set_prefetch_factor(prefetch_factor))
+
+    def _set_prefetch_factor(self, prefetch_factor: int) -> None:
+        self._prefetch_factor, self._prefetch = prefetch_factor, None
+        self._adapts = self._deep = False
+        self._plan_window()
+        self._wake_all()
+
+    def close_run(self, run: int) -> None:
+        """End an iterator."""
+        self._command(lambda: self._close_run(run))
+
+    def supersede(self) -> None:
+        """The cell that made this loader was run again: give up the workers soon, at once if no epoch is under way."""
+        self._superseded = True
+        self._command(lambda: None if self._dispatcher.runs else self._crew.stop())

@@ -1,0 +1,206 @@
+"""A sample that raises ends the loop, or is left out, or is replaced, as `on_error` says; and it is told."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from datasets import Numbers, flat, wait_for
+
+from nbloader import DataLoader, DatasetTransferError
+from nbloader import events as ev
+
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
+
+
+class Holes(Numbers):
+    """Raises at the indices in `bad`."""
+
+    bad = frozenset()
+
+    def __getitem__(self, i):
+        if i in self.bad:
+            raise OSError(f"no sample {i}")
+        return i
+
+
+class AtOnce(Holes):
+    """Gives a batch at once, and so does not say which sample of it is bad."""
+
+    def __getitems__(self, indices):
+        return [self[i] for i in indices]
+
+
+def failed(loader):
+    return [event for event in list(loader.events.history) if isinstance(event, ev.SampleFailed)]
+
+
+def batches_failed(loader):
+    return [event for event in list(loader.events.history) if isinstance(event, ev.BatchFailed)]
+
+
+@WORKERS
+@pytest.mark.parametrize("dataset", [Holes, AtOnce])
+def test_skip_makes_the_batch_of_the_other_samples(workers, dataset):
+    with DataLoader(dataset(20, bad={3, 8, 9, 17}), 4, num_workers=workers, on_error="skip") as loader:
+        got = [batch.tolist() for batch in loader]
+        assert got == [[0, 1, 2], [4, 5, 6, 7], [10, 11], [12, 13, 14, 15], [16, 18, 19]]
+        assert [(e.run, e.index, e.sample, e.done) for e in sorted(failed(loader), key=lambda e: e.sample)] == [
+            (0, 0, 3, "skipped"), (0, 2, 8, "skipped"), (0, 2, 9, "skipped"), (0, 4, 17, "skipped"),
+        ]  # fmt: skip
+        event = next(e for e in failed(loader) if e.sample == 8)
+        assert event.error == "OSError: no sample 8"
+        assert "in __getitem__" in event.traceback
+        assert "nbloader/" not in event.traceback
+        assert (event.worker >= 0) == (workers > 0)
+        stats = loader.stats()
+        assert (stats.skipped, stats.replaced, stats.errors) == (4, 0, 0)
+        assert set(stats.failed_samples) == set(failed(loader))
+        assert [r.samples for r in loader.events.batches()] == [3, 4, 2, 4, 3]
+        assert flat(loader) == [i for i in range(20) if i not in {3, 8, 9, 17}]
+        assert loader.stats().skipped == 8
+
+
+@WORKERS
+@pytest.mark.parametrize("ahead", [{}, {"prefetch": 0}, {"prefetch": 1}, {"in_order": False}])
+def test_a_batch_of_which_nothing_is_left_is_left_out(workers, ahead):
+    if "prefetch" in ahead and not workers:
+        pytest.skip("nothing is made ahead without workers")
+    bad = {*range(8), *range(12, 16), 17, *range(32, 40)}
+    with DataLoader(Holes(40, bad=bad), 4, num_workers=workers, on_error="skip", **ahead) as loader:
+        for _ in range(2):
+            assert sorted(batch.tolist() for batch in loader) == [
+                [8, 9, 10, 11], [16, 18, 19], [20, 21, 22, 23], [24, 25, 26, 27], [28, 29, 30, 31],
+            ]  # fmt: skip
+    with DataLoader(Holes(40, bad=set(range(40))), 4, num_workers=workers, on_error="skip") as loader:
+        assert list(loader) == []
+        assert loader.stats().skipped == 40
+
+
+@WORKERS
+def test_without_batching_a_sample_that_raises_is_left_out(workers):
+    with DataLoader(Holes(9, bad={0, 4, 8}), None, num_workers=workers, on_error="skip") as loader:
+        assert list(loader) == [1, 2, 3, 5, 6, 7]
+        assert sorted(e.sample for e in failed(loader)) == [0, 4, 8]
+
+
+@WORKERS
+@pytest.mark.parametrize(("dataset", "size"), [(Holes, 4), (AtOnce, 4), (Holes, None)])
+def test_a_function_gives_another_sample_in_its_place(workers, dataset, size):
+    seen = {3: "no sample 3", 8: "no sample 8"}
+
+    def other(index, error):
+        assert str(error) == seen[index]
+        return -index
+
+    with DataLoader(dataset(12, bad={3, 8}), size, num_workers=workers, on_error=other) as loader:
+        want = [0, 1, 2, -3, 4, 5, 6, 7, -8, 9, 10, 11]
+        assert (flat(loader) if size else list(loader)) == want
+        assert sorted((e.sample, e.done) for e in failed(loader)) == [(3, "replaced"), (8, "replaced")]
+        stats = loader.stats()
+        assert (stats.skipped, stats.replaced, stats.errors) == (0, 2, 0)
+
+
+@WORKERS
+def test_a_function_that_raises_is_an_error_of_that_batch(workers):
+    def other(index, _error):
+        raise LookupError(f"nothing for {index}")
+
+    with DataLoader(Holes(12, bad={5}), 4, num_workers=workers, on_error=other) as loader:
+        epoch = iter(loader)
+        assert next(epoch).tolist() == [0, 1, 2, 3]
+        with pytest.raises(LookupError, match="nothing for 5") as raised:
+            next(epoch)
+        if workers:
+            assert "no sample 5" in str(raised.value.__cause__), "the error that the function was asked about"
+        else:
+            assert str(raised.value.__context__) == "no sample 5"
+        assert next(epoch).tolist() == [8, 9, 10, 11]
+        assert [e.sample for e in batches_failed(loader)] == [5]
+        assert failed(loader) == []
+
+
+@WORKERS
+def test_what_collate_raises_is_raised_whatever_on_error_says(workers):
+    def collate(samples):
+        if 5 in samples:
+            raise ZeroDivisionError
+        return samples
+
+    with DataLoader(Holes(12, bad={4}), 4, num_workers=workers, on_error="skip", collate_fn=collate) as loader:
+        epoch = iter(loader)
+        assert next(epoch) == [0, 1, 2, 3]
+        with pytest.raises(ZeroDivisionError):
+            next(epoch)
+        assert next(epoch) == [8, 9, 10, 11]
+        assert [e.sample for e in failed(loader)] == [4], "it was left out all the same"
+
+
+def test_the_samples_beside_it_are_the_same_for_any_number_of_workers():
+    class Random(Holes):
+        def __getitem__(self, i):
+            value = random.random(), np.random.rand(), float(torch.rand(1))
+            super().__getitem__(i)
+            return value
+
+    def epoch(workers):
+        torch.manual_seed(3)
+        with DataLoader(Random(40, bad={1, 2, 30}), 4, num_workers=workers, on_error="skip") as loader:
+            return [[column.tolist() for column in batch] for batch in loader]
+
+    assert epoch(0) == epoch(1) == epoch(3)
+
+
+def test_errors_are_counted_once_though_a_worker_dies_with_its_batch(tmp_path):
+    class Dies(Holes):
+        def __getitem__(self, i):
+            if i == 7 and not (tmp_path / "died").exists():
+                (tmp_path / "died").touch()
+
+                os._exit(1)
+            return super().__getitem__(i)
+
+    with DataLoader(Dies(16, bad={5}), 4, num_workers=2, on_error="skip") as loader:
+        assert flat(loader) == [i for i in range(16) if i != 5]
+        assert (loader.stats().skipped, loader.stats().deaths) == (1, 1)
+
+
+def test_a_step_goes_on_to_a_batch_that_has_samples():
+    for workers in (0, 1):
+        with DataLoader(Holes(12, bad={0, 1, 4, 5, 6, 7}), 2, num_workers=workers, on_error="skip") as loader:
+            loader.step()
+            epoch = iter(loader)
+            assert next(epoch).tolist() == [2, 3]
+            loader.step()
+            assert next(epoch).tolist() == [8, 9]
+            loader.step()
+            assert next(epoch).tolist() == [10, 11]
+            assert loader.stats().state == "paused"
+            loader.resume()
+            assert next(epoch, None) is None
+
+
+def test_only_the_last_errors_are_kept():
+    with DataLoader(Holes(300, bad=set(range(250))), 10, num_workers=2, on_error="skip") as loader:
+        list(loader)
+        stats = loader.stats()
+        assert (stats.skipped, len(stats.failed_samples)) == (250, 100)
+
+
+@pytest.mark.parametrize("wrong", ["ignore", None, 3, True, b"skip"])
+def test_a_value_that_on_error_does_not_have_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"on_error must be 'raise', 'skip' or a function .* not "):
+        DataLoader(Numbers(4), on_error=wrong)
+
+
+def test_a_function_that_cannot_be_sent_to_workers_is_told():
+
+    lock = threading.Lock()
+    with DataLoader(Numbers(4), num_workers=1, on_error=lambda i, e: lock) as loader:
+        with pytest.raises(DatasetTransferError, match="or on_error cannot be sent"):
+            iter(loader)
+        wait_for(lambda: loader.stats().state in ("new", "idle"))
