@@ -143,7 +143,7 @@ class Crew:
             self._publish(ev.WorkerReady(now, handle.worker, handle.pid, now - handle.requested))
         elif isinstance(report, InitFailed):
             where = f"raised in worker {handle.worker} while it rebuilt the dataset"
-            self._fail(rebuild(report.error, where))
+            self._fail(rebuild(report.error, where, report.raised))
         else:
             self._bury(handle, report.exitcode)
 

@@ -28,6 +28,7 @@ from nbloader.dispatch import Cancel, Dispatcher, Task
 from nbloader.errors import DatasetTransferError, LoaderClosedError, NbloaderError
 from nbloader.faults import Failure, Given, Nothing, shown
 from nbloader.handle import PoolKind
+from nbloader.making import LocalParcel
 from nbloader.output import Outlet
 from nbloader.reports import Output, Parcel, Report, Result
 from nbloader.waker import Waker
@@ -40,7 +41,7 @@ LINGER = 0.02
 IDLE_SUPERSEDED = 2.0
 """Seconds without a request after which a loader whose cell was run again gives up its workers."""
 
-Outcome: TypeAlias = "Parcel | Failure | Given"
+Outcome: TypeAlias = "Parcel | LocalParcel | Failure | Given"
 
 
 class Driver:

@@ -19,7 +19,8 @@ from nbloader.engine import Engine
 from nbloader.errors import LoaderClosedError
 from nbloader.faults import Failure, Given, rebuild
 from nbloader.fetch import mix
-from nbloader.local import LocalEngine, LocalParcel
+from nbloader.local import LocalEngine
+from nbloader.making import LocalParcel
 from nbloader.reports import Parcel
 from nbloader.waker import Waker
 
@@ -195,7 +196,7 @@ def _raise_failure(task: Task, payload: Failure | Given, batched: bool) -> NoRet
         what = f"fetching {task.indices!r}"
     else:
         what = f"collating batch {task.number}"
-    raise rebuild(payload.error, f"raised in {where} while {what}")
+    raise rebuild(payload.error, f"raised in {where} while {what}", payload.raised)
 
 
 def _draw_seed(generator: Any) -> int:

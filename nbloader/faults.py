@@ -6,6 +6,7 @@ import pickle
 import signal
 import traceback
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
 import cloudpickle
@@ -30,6 +31,8 @@ class Failure:
     position: int
     """Position of the sample in the batch; -1 where it is not known."""
     error: Described
+    raised: Exception | None = None
+    """The error itself, from a worker in this process."""
 
     def discard(self) -> None:
         """Nothing to give back."""
@@ -65,20 +68,22 @@ class Given:
         """Nothing to give back."""
 
 
-def describe(error: BaseException) -> tuple[bytes | None, str, str, str]:
-    """An error for another process: (pickle or None, type name, message, traceback)."""
-    own = "nbloader"
-    trace = error.__traceback__
-    while (
-        trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(own)
-    ):
-        trace = trace.tb_next  # begin at the user's code
-    text = "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
-    try:
-        data = cloudpickle.dumps(error)
-        pickle.loads(data)
-    except Exception:  # noqa: BLE001 - an exception's own pickling may raise anything
-        data = None
+def describe(error: BaseException, *, by_value: bool = True) -> Described:
+    """An error in words: (pickle, type name, message, traceback).
+
+    Args:
+        error: What was raised.
+        by_value: Whether it is for another process; else the pickle is None.
+    """
+    trace = users_part(error)
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    data = None
+    if by_value:
+        try:
+            data = cloudpickle.dumps(error)
+            pickle.loads(data)
+        except Exception:  # noqa: BLE001 - an exception's own pickling may raise anything
+            data = None
     try:
         message = str(error)
     except Exception:  # noqa: BLE001 - so may its __str__
@@ -86,18 +91,36 @@ def describe(error: BaseException) -> tuple[bytes | None, str, str, str]:
     return data, type(error).__name__, message, text
 
 
-def rebuild(error: Described, note: str) -> Exception:
+def users_part(error: BaseException) -> TracebackType | None:
+    """The traceback of an error from where the user's code begins."""
+    own = "nbloader"
+    trace = error.__traceback__
+    while (
+        trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(own)
+    ):
+        trace = trace.tb_next
+    return trace
+
+
+def rebuild(error: Described, note: str, raised: Exception | None = None) -> Exception:
     """The error that a worker described, to be raised here.
 
     Args:
         error: What the worker said.
         note: Where it happened, added as a note.
+        raised: The error itself, where the worker is a thread.
 
     Returns:
-        An error of the original type where it can be rebuilt, else a RuntimeError; its `__cause__` is the worker's
-        traceback as text.
+        The error itself; or one of the original type where that can be rebuilt, else a RuntimeError, whose `__cause__`
+        is the worker's traceback as text.
     """
     data, name, message, trace = error
+    if raised is not None:
+        if isinstance(raised, StopIteration):
+            raised, cause = RuntimeError(f"{name}: {message}"), raised
+            raised.__cause__ = cause
+        add_note(raised, note)
+        return raised
     rebuilt: Any = None
     if data is not None:
         try:
@@ -106,10 +129,10 @@ def rebuild(error: Described, note: str) -> Exception:
             rebuilt = None
     # A StopIteration would end the loop as if the epoch were over.
     usable = isinstance(rebuilt, Exception) and not isinstance(rebuilt, StopIteration)
-    raised: Exception = rebuilt if usable else RuntimeError(f"{name}: {message}")
-    add_note(raised, note)
-    raised.__cause__ = WorkerTraceback(f"{note}:\n{trace.rstrip()}")
-    return raised
+    result: Exception = rebuilt if usable else RuntimeError(f"{name}: {message}")
+    add_note(result, note)
+    result.__cause__ = WorkerTraceback(f"{note}:\n{trace.rstrip()}")
+    return result
 
 
 def add_note(error: BaseException, note: str) -> None:

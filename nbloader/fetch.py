@@ -94,7 +94,7 @@ def seed_torch() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         # torch.manual_seed would also queue a call for CUDA each time, with a formatted stack
-        torch.default_generator.manual_seed(_seed & 0x7FFFFFFFFFFFFFFF)
+        torch.random.default_generator.manual_seed(_seed & 0x7FFFFFFFFFFFFFFF)
 
 
 def torch_was_seeded() -> bool:
@@ -111,7 +111,7 @@ class KeptRandomState:
         self._random = random.getstate()
         self._numpy = np.random.get_state(legacy=False)  # noqa: NPY002
         torch = sys.modules.get("torch")
-        self._torch = torch.default_generator.get_state() if torch is not None else None
+        self._torch = torch.random.default_generator.get_state() if torch is not None else None
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -119,4 +119,4 @@ class KeptRandomState:
         random.setstate(self._random)
         np.random.set_state(self._numpy)  # noqa: NPY002
         if self._torch is not None:
-            sys.modules["torch"].default_generator.set_state(self._torch)
+            sys.modules["torch"].random.default_generator.set_state(self._torch)

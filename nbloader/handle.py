@@ -95,8 +95,9 @@ class Handle:
 class Payload(Protocol):
     """What workers are given when they start: dataset, `collate_fn`, `worker_init_fn`, `on_error`."""
 
-    identity: Any
-    """Equal for two payloads where workers that have the one need not be given the other."""
+    @property
+    def identity(self) -> Any:
+        """Equal for two payloads where workers that have the one need not be given the other."""
 
 
 class WorkerPool(Protocol):

@@ -6,7 +6,8 @@
 
     sampler   indices of each batch (sampler.py), asked for on the consumer's thread
     dispatch  who makes which batch; retry, credit, order: a state machine without I/O (dispatch.py, reorder.py)
-    worker    a process (worker.py) that fetches (fetch.py) and collates (collate.py) into a segment (shm.py)
+    worker    a process (worker.py) that fetches (fetch.py) and collates (collate.py) into a segment (shm.py),
+              or a thread (threads.py)
     receive   connections, deaths, output: one selector (pool.py, wire.py, forkserver.py); who replaces whom (crew.py)
     engine    the lock, the supervisor thread, commands (engine.py, driver.py); what users may ask (steering.py)
     consumer  the iterator (epoch.py)
@@ -32,11 +33,13 @@ from nbloader import events as ev
 from nbloader import forkserver, options, preload, torchlike
 from nbloader.engine import IDLE, Engine
 from nbloader.epoch import Epoch
+from nbloader.handle import PoolKind
 from nbloader.local import LocalEngine
 from nbloader.pool import Processes
 from nbloader.probe import ProcessProbe
 from nbloader.stats import Point, Snapshot, StatsFold
 from nbloader.steering import Steering
+from nbloader.threads import Threads
 from nbloader.tolerant import OnError
 from nbloader.trace import Trace
 
@@ -52,7 +55,7 @@ _clock = time.perf_counter_ns
 _made_at: weakref.WeakValueDictionary[tuple[str, int], DataLoader[Any]] = weakref.WeakValueDictionary()
 """Loaders by the line that made them: when a cell is run again, the loader it made before gives up its workers."""
 
-_FIXED = frozenset({"dataset", "batch_size", "batch_sampler", "sampler", "drop_last", "persistent_workers"})
+_FIXED = frozenset({"dataset", "batch_size", "batch_sampler", "sampler", "drop_last", "workers", "persistent_workers"})
 
 _engines: weakref.WeakSet[Engine | LocalEngine] = weakref.WeakSet()
 
@@ -62,6 +65,14 @@ def _close_all() -> None:
     """At interpreter exit: end all workers, quietly."""
     for engine in list(_engines):
         engine.close()
+
+
+def _kind(workers: str, start_method: str, output: str, dataset: Any) -> PoolKind:
+    if workers == "thread":
+        return Threads()
+    if start_method == "forkserver":  # it gets ready while the notebook goes on to the loop
+        forkserver.start(preload.expected(dataset))
+    return Processes(start_method, output)
 
 
 class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
@@ -76,7 +87,7 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         shuffle: Draw samples in a new random order each epoch.
         sampler: Gives the indices, one by one. Excludes `shuffle`.
         batch_sampler: Gives lists of indices. Excludes `batch_size`, `shuffle`, `sampler` and `drop_last`.
-        num_workers: Worker processes; 0 makes batches in this process when they are asked for.
+        num_workers: How many workers; 0 makes batches in this process when they are asked for.
         collate_fn: Makes a batch of a list of samples. The default follows torch's `default_collate` and writes
             straight into shared memory.
         pin_memory: Copy batches to pinned memory; without an accelerator a warning.
@@ -95,6 +106,9 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         pin_memory_device: Deprecated in torch; accepted.
         in_order: False delivers batches as they are made.
         prefetch: Batches asked for ahead in total; wins over `prefetch_factor`. 0 asks for a batch when it is wanted.
+        workers: "process", or "thread" for threads of this process: nothing is pickled or copied, and Python code runs
+            in one of them at a time, so they are for samples that are waited for or made by native code. Batches are
+            the same as with processes; private.py says which few random functions are beyond that.
         output: "torch" for tensors or "numpy" for arrays.
         transport: "shared_memory", or "pickle" for plain pickling through the connection, to compare.
         device: Where batches shall be: None or "cpu", or an accelerator such as "cuda".
@@ -131,6 +145,7 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         prefetch: int | None = None,
+        workers: str = "process",
         output: str = "torch",
         transport: str = "shared_memory",
         device: Any = None,
@@ -139,7 +154,7 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
     ) -> None:
         chosen = options.check(
             dataset=dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
-            num_workers=num_workers, collate_fn=collate_fn, drop_last=drop_last, timeout=timeout,
+            num_workers=num_workers, workers=workers, collate_fn=collate_fn, drop_last=drop_last, timeout=timeout,
             worker_init_fn=worker_init_fn, multiprocessing_context=multiprocessing_context, generator=generator,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers, prefetch=prefetch, output=output,
             transport=transport, max_restarts=max_restarts, on_error=on_error,
@@ -151,6 +166,7 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         self.pin_memory_device = pin_memory_device
         self.timeout = timeout
         self.worker_init_fn = worker_init_fn
+        self.workers = workers
         self.multiprocessing_context = chosen.multiprocessing_context
         self.generator = generator
         self.persistent_workers = persistent_workers
@@ -176,15 +192,13 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         else:
             torchlike.warn_of_a_crowd(num_workers)
             start_method = torchlike.start_method(chosen.multiprocessing_context)
-            if start_method == "forkserver":  # it gets ready while the notebook goes on to the loop
-                forkserver.start(preload.expected(dataset))
             self._engine = Engine(
                 self.events,
                 num_workers=num_workers,
                 prefetch_factor=chosen.prefetch_factor or 0,
                 prefetch=chosen.prefetch,
                 adapts=prefetch is None and prefetch_factor is None,
-                kind=Processes(start_method, output),
+                kind=_kind(workers, start_method, output, dataset),
                 in_order=in_order,
                 timeout=timeout,
                 max_restarts=max_restarts,

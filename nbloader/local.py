@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -14,33 +13,14 @@ from nbloader import events as ev
 from nbloader import fetch as f
 from nbloader import stacks, tolerant
 from nbloader.callbacks import WaitCallbacks
-from nbloader.collate import NotPlannedError, Plan, builder, collate_object, convert
 from nbloader.dispatch import Task
 from nbloader.errors import LoaderClosedError
 from nbloader.faults import add_note
-from nbloader.pickles import tensor_of
+from nbloader.making import LocalParcel, Maker
 from nbloader.stats import Gauges
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
-
-
-class LocalParcel:
-    """A batch made here, with what it cost, in the shape of `pool.Parcel`."""
-
-    __slots__ = ("_batch", "header", "pid", "received", "transport", "worker")
-
-    def __init__(self, batch: Any, header: tuple[int, ...], received: int) -> None:
-        self._batch = batch
-        self.header = header
-        self.pid = os.getpid()
-        self.received = received
-        self.transport = "local"
-        self.worker = -1
-
-    def open(self) -> Any:
-        """The batch."""
-        return self._batch
 
 
 class LocalEngine:
@@ -62,20 +42,20 @@ class LocalEngine:
         self.callbacks = WaitCallbacks()
         self._batched = batched
         self._output = output
-        self._dataset: Any = None
-        self._collate_fn: Callable[[Any], Any] | None = None
-        self._on_error: tolerant.OnError = "raise"
         self._runs: dict[int, deque[Task]] = {}
         self._made: dict[int, int] = {}
         self._status = [f.IDLE, 0, -1, 0, 0]
         self._pace = threading.Condition()
         self._paused = False
         self._steps = 0  # batches that the consumer may have though the loader is paused
+        self._maker: Maker
         self.closed = False
 
     def load(self, dataset: Any, collate_fn: Any, _worker_init_fn: Any, on_error: tolerant.OnError) -> bool:
         """Take the dataset; always False, since there is no worker to replace."""
-        self._dataset, self._collate_fn, self._on_error = dataset, collate_fn, on_error
+        self._maker = Maker(
+            dataset, collate_fn, self._status, batched=self._batched, output=self._output, on_error=on_error
+        )
         return False
 
     def open_run(self, run: int, _seed: int) -> None:
@@ -151,40 +131,10 @@ class LocalEngine:
             self.callbacks.call()
 
     def _make(self, task: Task) -> LocalParcel | None:
-        cpu_0 = time.thread_time_ns()
-        got, spared = tolerant.fetch(
-            self._dataset, task.indices, batched=self._batched, status=self._status, on_error=self._on_error
-        )
+        made, spared = self._maker.make(task)
         for event in tolerant.events(spared, task, -1, batched=self._batched):
             self.bus.publish(event)
-        if got is None:
-            return None
-        cpu_1 = time.thread_time_ns()
-        self._status[f.STATE], self._status[f.SINCE] = f.COLLATING, got.end
-        batch, nbytes = self._collate(got.samples)
-        cpu_2, end = time.thread_time_ns(), _clock()
-        size = len(got.samples) if self._batched else 1
-        header = (
-            task.run, task.number, 0, -1, nbytes, 0, size, got.begin, got.end, end, cpu_1 - cpu_0, cpu_2 - cpu_1,
-            got.slowest, got.slowest_ns,
-        )  # fmt: skip
-        return LocalParcel(batch, header, end)
-
-    def _collate(self, samples: Any) -> tuple[Any, int]:
-        if self._collate_fn is not None:
-            return self._collate_fn(samples), 0
-        if not self._batched:
-            import numpy as np
-
-            return convert(samples, _as_tensor if self._output == "torch" else np.asarray), 0
-        samples = samples if isinstance(samples, list) else list(samples)
-        try:
-            plan = Plan(samples)
-        except NotPlannedError:
-            return collate_object(samples), 0
-        memory = bytearray(plan.nbytes)
-        plan.fill(memory)
-        return builder(plan.tree, self._output)(memory, plan.extras), plan.nbytes
+        return made if isinstance(made, LocalParcel) else None
 
     def _explain(self, task: Task, error: Exception) -> None:
         fetching = self._status[f.STATE] == f.FETCHING
@@ -272,9 +222,3 @@ class LocalEngine:
         with self._pace:
             self._paused = False
             self._pace.notify_all()
-
-
-def _as_tensor(array: Any) -> Any:
-    import numpy as np
-
-    return tensor_of(np.asarray(array))

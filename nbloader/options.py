@@ -45,6 +45,7 @@ def check(
     sampler: Iterable[Any] | None,
     batch_sampler: Iterable[Any] | None,
     num_workers: int,
+    workers: str,
     collate_fn: Any,
     drop_last: bool,
     timeout: float,
@@ -77,6 +78,7 @@ def check(
     for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
         if value is not None and not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
             raise TypeError(f"{name} must be iterable or None, not {type(value).__name__}: {value!r}")
+    _check_workers(workers, transport, multiprocessing_context)
     _check_choice("output", output, ("torch", "numpy"))
     _check_choice("transport", transport, ("shared_memory", "pickle"))
     _check_on_error(on_error)
@@ -182,6 +184,19 @@ def _check_generator(generator: Any) -> None:
 
     if not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator or None, not {type(generator).__name__}: {generator!r}")
+
+
+def _check_workers(workers: str, transport: str, multiprocessing_context: Any) -> None:
+    _check_choice("workers", workers, ("process", "thread"))
+    if workers == "process":
+        return
+    if multiprocessing_context is not None:
+        raise ValueError(
+            f"multiprocessing_context={multiprocessing_context!r} is about worker processes: leave it out beside "
+            'workers="thread"'
+        )
+    if transport != "shared_memory":
+        raise ValueError(f'transport={transport!r} is for worker processes: leave it out beside workers="thread"')
 
 
 def check_not_empty(dataset: Any, sampler: Any) -> None:

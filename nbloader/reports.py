@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nbloader.collate import Build, builder, load_object
 from nbloader.faults import Described, Failure, Nothing, SpareSample
+from nbloader.making import LocalParcel
 from nbloader.wire import Bytes
 from nbloader.worker import NO_SEGMENT, PICKLED, RESULT
 
@@ -99,7 +100,7 @@ class Result:
     handle: Handle
     run: int
     number: int
-    result: Parcel | Failure | Nothing
+    result: Parcel | LocalParcel | Failure | Nothing
     spared: Sequence[SpareSample] = ()
     """Samples of the batch that could not be fetched and did not end it."""
 
@@ -110,6 +111,8 @@ class InitFailed:
 
     handle: Handle
     error: Described
+    raised: Exception | None = None
+    """The error itself, from a thread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def _one_by_one(
         except Exception as error:  # noqa: BLE001 - whatever the user's dataset raises
             if callable(on_error):
                 samples.append(on_error(index, error))
-            _data, name, message, trace = describe(error)
+            _data, name, message, trace = describe(error, by_value=False)
             done = "replaced" if callable(on_error) else "skipped"
             spared.append(SpareSample(position, f"{name}: {message}", trace, done))
         now = _clock()

@@ -39,6 +39,14 @@ class Waker:
                 poll.register(other, select.POLLIN)
             self._polls = -1 if other is None else other, poll
         self._polls[1].poll(None if timeout is None else max(0.0, timeout * 1000))
+        self.clear()
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while it is set."""
+        return self._read.fileno()
+
+    def clear(self) -> None:
+        """Take the wake-ups until now back."""
         with contextlib.suppress(OSError):  # nothing to read, or closed
             self._read.recv(4096)
 

@@ -21,7 +21,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -33,6 +32,7 @@ from nbloader import stacks, tolerant
 from nbloader.collate import ArrayToBeTensor, NotPlannedError, Plan, collate_object, convert, dump_object
 from nbloader.faults import describe
 from nbloader.imports import when_imported
+from nbloader.private import WorkerInfo, own
 from nbloader.shm import INLINE_LIMIT, SegmentPool, aligned, load_shared
 from nbloader.wire import Bytes, Channel, Kind
 
@@ -48,25 +48,12 @@ PICKLED = -1
 MAX_LAYOUTS = 256
 
 
-@dataclass(frozen=True)
-class WorkerInfo:
-    """What `get_worker_info()` gives inside a worker, as torch's."""
-
-    id: int
-    """Worker id, from 0."""
-    num_workers: int
-    seed: int
-    """Seed of this worker: the loader's base seed plus `id`, as in torch."""
-    dataset: Any
-    """This worker's copy of the dataset."""
-
-
 _info: WorkerInfo | None = None
 
 
 def get_worker_info() -> WorkerInfo | None:
     """Inside a worker, what it is; None in the notebook's process. As `torch.utils.data.get_worker_info`."""
-    return _info
+    return own.worker_info or _info
 
 
 class Surroundings(NamedTuple):
@@ -192,9 +179,7 @@ def introduce_to_torch() -> None:
     from torch.utils.data._utils import worker as theirs
 
     if _info is not None:
-        theirs._worker_info = theirs.WorkerInfo(
-            id=_info.id, num_workers=_info.num_workers, seed=_info.seed, dataset=_info.dataset
-        )
+        theirs._worker_info = theirs.WorkerInfo(**vars(_info))
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     f.seed_torch()

@@ -1,0 +1,125 @@
+"""A batch made in the notebook's process, by its own thread (local.py) or by a worker thread (threads.py)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, MutableSequence
+from typing import Any
+
+import numpy as np
+
+from nbloader import fetch as f
+from nbloader import tolerant
+from nbloader.collate import NotPlannedError, Plan, builder, collate_object, convert
+from nbloader.dispatch import Task
+from nbloader.faults import Nothing, SpareSample
+from nbloader.pickles import tensor_of
+from nbloader.private import without_mode
+
+_clock = time.perf_counter_ns
+
+
+class LocalParcel:
+    """A batch made here, with what it cost, in the shape of `reports.Parcel`."""
+
+    __slots__ = ("_batch", "header", "pid", "received", "transport", "worker")
+
+    def __init__(self, batch: Any, header: tuple[int, ...], worker: int) -> None:
+        self._batch = batch
+        self.header = header
+        self.pid = os.getpid()
+        self.received = header[9]
+        """When the loader heard of it, perf_counter ns."""
+        self.transport = "local"
+        self.worker = worker
+
+    def open(self) -> Any:
+        """The batch."""
+        return self._batch
+
+    def discard(self) -> None:
+        """Nothing to give back."""
+
+
+class Maker:
+    """Fetches and collates.
+
+    Args:
+        dataset: The dataset itself, not a copy.
+        collate_fn: The user's, or None for the default.
+        status: Where it tells what it is at.
+        batched: Whether samples make batches.
+        output: "torch" or "numpy".
+        on_error: What to do with a sample that raises.
+        worker: Id of the worker that this is; -1 for none.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any] | None,
+        status: MutableSequence[int],
+        *,
+        batched: bool,
+        output: str,
+        on_error: tolerant.OnError,
+        worker: int = -1,
+    ) -> None:
+        self._dataset = dataset
+        self._collate_fn = collate_fn
+        self._status = status
+        self.batched = batched
+        self._output = output
+        self._on_error = on_error
+        self._worker = worker
+
+    def make(self, task: Task) -> tuple[LocalParcel | Nothing, list[SpareSample]]:
+        """Make a batch.
+
+        Returns:
+            The batch, or that no sample of it is left; and the samples that were left out or replaced.
+
+        Raises:
+            Exception: Whatever the dataset or the collate function raises.
+        """
+        status = self._status
+        cpu_0 = time.thread_time_ns()
+        got, spared = tolerant.fetch(
+            self._dataset, task.indices, batched=self.batched, status=status, on_error=self._on_error
+        )
+        if got is None:
+            return Nothing(), spared
+        cpu_1 = time.thread_time_ns()
+        status[f.STATE], status[f.SINCE] = f.COLLATING, got.end
+        batch, nbytes = self._collate(got.samples)
+        cpu_2, end = time.thread_time_ns(), _clock()
+        size = len(got.samples) if self.batched else 1
+        header = (
+            task.run, task.number, 0, -1, nbytes, 0, size, got.begin, got.end, end, cpu_1 - cpu_0, cpu_2 - cpu_1,
+            got.slowest, got.slowest_ns,
+        )  # fmt: skip
+        return LocalParcel(batch, header, self._worker), spared
+
+    def _collate(self, samples: Any) -> tuple[Any, int]:
+        """The batch and its size in bytes, 0 where that is not known."""
+        if self._collate_fn is not None:
+            return self._collate_fn(samples), 0
+        if not self.batched:
+            return convert(samples, _as_tensor if self._output == "torch" else np.asarray), 0
+        samples = samples if isinstance(samples, list) else list(samples)
+        try:
+            with without_mode():
+                return self._stack(samples)
+        except NotPlannedError:
+            return collate_object(samples), 0
+
+    def _stack(self, samples: list[Any]) -> tuple[Any, int]:
+        plan = Plan(samples)
+        memory = bytearray(plan.nbytes)
+        plan.fill(memory)
+        return builder(plan.tree, self._output)(memory, plan.extras), plan.nbytes
+
+
+def _as_tensor(array: Any) -> Any:
+    return tensor_of(np.asarray(array))

@@ -1,0 +1,585 @@
+"""Workers that are threads: the same batches as from processes, nothing copied, and none stays where it can end."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import threading
+import time
+import traceback
+from random import choice, shuffle
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from datasets import (
+    Augmented,
+    Images,
+    Numbers,
+    Raises,
+    Slow,
+    Structured,
+    flat,
+    run_script,
+    wait_for,
+)
+from test_collate import assert_same
+from test_loader import events, squares
+
+from nbloader import DataLoader, LoaderTimeoutError, WorkerDiedError, get_worker_info
+from nbloader import events as ev
+from nbloader.threads import Outbox
+
+
+def threaded(dataset, *args, num_workers=2, **kwargs):
+    return DataLoader(dataset, *args, num_workers=num_workers, workers="thread", **kwargs)
+
+
+def worker_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("nbloader-worker")]
+
+
+class Gate(Numbers):
+    """Waits at index `bad` until the gate is opened, however long."""
+
+    def __init__(self, n=40, bad=5):
+        super().__init__(n, bad=bad)
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+        self.closed = True
+        self.fetched: list[int] = []
+
+    def __getitem__(self, i):
+        if i == self.bad and self.closed:
+            self.reached.set()
+            self.opened.wait(60)
+        self.fetched.append(i)
+        return i
+
+
+# ---- the same batches
+
+
+@pytest.mark.parametrize(
+    ("dataset", "args", "kwargs"),
+    [
+        (Numbers(40), (7,), {}),
+        (Numbers(3), (None,), {}),
+        (Numbers(9), (), {"batch_sampler": [[3, 1], [4], [1, 5, 8]]}),
+        (Numbers(9), (3,), {"collate_fn": squares}),
+        (Images(12), (4,), {}),
+        (Structured(8), (3,), {}),
+        (Structured(2), (None,), {}),
+        (torch.utils.data.TensorDataset(torch.arange(6), torch.rand(6, 3)), (4,), {}),
+        ([1, 2.5, 3, 4], (2,), {}),
+    ],
+    ids=str,
+)
+def test_batches_are_those_of_torch(dataset, args, kwargs):
+    with threaded(dataset, *args, num_workers=3, **kwargs) as loader:
+        for _ in range(2):
+            assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, *args, **kwargs)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefetch": 0},
+        {"prefetch": 1},
+        {"prefetch_factor": 5},
+        {"persistent_workers": True},
+        {"timeout": 60},
+        {"output": "numpy"},
+    ],
+    ids=str,
+)
+def test_options_change_nothing_about_what_comes(options):
+    with threaded(Images(30), 4, **options) as loader:
+        for _ in range(2):
+            for images, indices in loader:
+                assert all((image == int(i)).all() for image, i in zip(images, indices, strict=True))
+            assert [i for r in loader.events.batches()[-8:] for i in [r.index]] == list(range(8))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"workers": "fibre"}, {"transport": "pickle"}, {"multiprocessing_context": "spawn"}],
+    ids=str,
+)
+def test_what_has_no_meaning_for_threads_is_an_error_that_names_it(options):
+    (name, value), *_ = options.items()
+    with pytest.raises(ValueError, match=name) as raised:
+        DataLoader(Numbers(3), num_workers=1, **{"workers": "thread", **options})
+    assert repr(value) in str(raised.value)
+
+
+def test_batches_come_in_order_whatever_the_delays():
+    class Jittery(Numbers):
+        def __getitem__(self, i):
+            time.sleep(0.02 if i % 7 == 0 else 0.0005)
+            return i
+
+    with threaded(Jittery(120), 3, num_workers=4) as loader:
+        assert flat(loader) == list(range(120))
+    with threaded(Jittery(60), 3, num_workers=4, in_order=False) as loader:
+        assert sorted(flat(loader)) == list(range(60))
+
+
+def test_the_dataset_is_neither_pickled_nor_copied():
+    class Locked(Numbers):
+        def __init__(self, n):
+            super().__init__(n, lock=threading.Lock(), seen=[])
+
+        def __getitem__(self, i):
+            with self.lock:
+                self.seen.append(i)
+            return lambda: i
+
+    dataset = Locked(12)
+    with threaded(dataset, 3, collate_fn=list) as loader:
+        assert [f() for batch in loader for f in batch] == list(range(12))
+    assert sorted(dataset.seen) == list(range(12))
+
+
+def test_indices_need_not_be_pickled():
+    class Key:
+        def __init__(self, i):
+            self.i = i
+
+        def __reduce__(self):
+            raise TypeError("I stay here")
+
+    class Keyed(Numbers):
+        def __getitem__(self, key):
+            return key.i
+
+    with threaded(Keyed(4), batch_sampler=[[Key(1), Key(2)], [Key(3)]]) as loader:
+        assert flat(loader) == [1, 2, 3]
+
+
+def test_two_iterators_at_once_and_one_left_early_give_each_its_batches():
+    with threaded(Slow(40, wait=0.001), 2) as loader:
+        for number, _batch in enumerate(loader):
+            if number == 3:
+                break
+        older = iter(loader)
+        start = flat([next(older), next(older)])
+        assert flat(loader) == list(range(40))
+        assert start + flat(older) == list(range(40))
+
+
+# ---- random numbers
+
+
+class Interleaved(Numbers):
+    """Draws in every way that is covered, and lets the other threads in between any two draws."""
+
+    def __getitem__(self, i):
+        drawn = []
+        for draw in self.ways():
+            drawn.append(draw())
+            time.sleep(0)
+        return i, *map(float, drawn)
+
+    @staticmethod
+    def ways():
+        items, zeros = list(range(100)), torch.zeros(3, 2)
+        yield from (random.random, lambda: random.randint(0, 10**6), random.gauss, lambda: random.uniform(2, 3))
+        yield from (lambda: choice(items), lambda: shuffle(items) or items[0])  # bound before threads began
+        yield from (lambda: random.sample(items, 3)[1], lambda: random.getrandbits(50), lambda: random.randbytes(1)[0])
+        yield from (np.random.rand, lambda: np.random.randint(1000), np.random.normal, lambda: np.random.choice(9))
+        yield from (lambda: torch.rand(()), lambda: torch.randn(2)[1], lambda: torch.randint(0, 10**6, ()))
+        yield from (lambda: torch.randperm(50)[0], torch.empty(()).uniform_, torch.zeros(()).normal_)
+        yield from (lambda: torch.rand_like(zeros.T)[1, 1], lambda: torch.randn_like(zeros)[1, 0])
+        yield from (lambda: torch.randint_like(zeros, 99)[0, 0], lambda: torch.randint_like(zeros, 5, 99)[0, 0])
+        yield from (lambda: torch.bernoulli(torch.tensor(0.5)), lambda: torch.multinomial(torch.ones(99), 1))
+        yield from (lambda: torch.normal(0.0, 1.0, (1,)), lambda: torch.distributions.Beta(2.0, 3.0).sample())
+        yield from (torch.initial_seed, lambda: torch.nn.init.uniform_(torch.empty(1)))
+        yield lambda: torch.manual_seed(int(torch.randint(9, ()))) and torch.rand(())
+        yield lambda: np.random.seed(np.random.randint(9)) or np.random.rand()
+        yield lambda: random.seed(random.randint(0, 9)) or random.random()
+        yield lambda: torch.set_rng_state(torch.get_rng_state()) or torch.rand(())
+
+
+def test_drawn_numbers_are_the_same_from_threads_processes_and_in_process():
+    epochs = {}
+    for kind, workers in (("process", 0), ("process", 2), ("thread", 1), ("thread", 5)):
+        torch.manual_seed(5)
+        with DataLoader(Interleaved(48), 3, shuffle=True, num_workers=workers, workers=kind) as loader:
+            epochs[kind, workers] = [[x.tolist() for x in batch] for _ in range(2) for batch in loader]
+    first = epochs["process", 0]
+    for key, epoch in epochs.items():
+        assert epoch == first, key
+
+
+def test_the_notebook_draws_its_own_numbers_meanwhile_and_afterwards():
+    def draw():
+        return random.random(), choice(range(10**6)), np.random.rand(), torch.rand(()).item(), random.gauss(0, 1)
+
+    def seed():
+        random.seed(1)
+        np.random.seed(2)
+        torch.manual_seed(3)
+
+    seed()
+    torch.empty((), dtype=torch.int64).random_()  # the epoch's seed
+    alone = [draw() for _ in range(13)]
+    names = {
+        (m, n): getattr(m, n) for m in (random, np.random, torch) for n in ("rand", "random", "seed") if hasattr(m, n)
+    }
+    with threaded(Augmented(40), 4, num_workers=3) as loader:
+        seed()
+        beside = []
+        for _batch in loader:
+            assert random.random is not names[random, "random"]
+            beside.append(draw())
+        beside += [draw() for _ in range(3)]
+    assert beside == alone
+    wait_for(lambda: not worker_threads())
+    assert all(getattr(m, n) is function for (m, n), function in names.items())
+    assert type(random.choice.__self__) is random.Random
+
+
+def test_functions_that_stand_in_for_others_travel_as_those():
+    with threaded(Slow(20), 2) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        for stand_in, original in ((np.random.rand, "numpy.random"), (random.random, "random")):
+            assert type(stand_in).__name__ == "Routed"
+            assert cloudpickle.loads(cloudpickle.dumps(stand_in)) is stand_in, original
+
+
+def test_a_loader_within_a_worker_thread_draws_from_it():
+    class Nested(Numbers):
+        def __getitem__(self, i):
+            with DataLoader(Augmented(4), 2, generator=torch.Generator().manual_seed(i)) as inner:
+                drawn = [float(x) for batch in inner for column in batch[1:3] for x in column]
+            return *drawn, torch.rand(()).item(), random.random()
+
+    epochs = []
+    for workers in (0, 3):
+        torch.manual_seed(2)
+        with threaded(Nested(12), 2, num_workers=workers) as loader:
+            epochs.append([[x.tolist() for x in batch] for batch in loader])
+    assert epochs[0] == epochs[1]
+
+
+def test_worker_info_is_told_by_us_and_by_torch():
+    class Asks(Numbers):
+        def __getitem__(self, i):
+            time.sleep(0.002)
+            ours, theirs = get_worker_info(), torch.utils.data.get_worker_info()
+            assert ours.dataset is theirs.dataset is self
+            return ours.id, theirs.id, ours.num_workers, ours.seed - ours.id, threading.get_ident()
+
+    with threaded(Asks(40), 2, num_workers=3) as loader:
+        batches = list(loader)
+        assert torch.utils.data.get_worker_info() is None
+        assert get_worker_info() is None
+    ids, their_ids, workers, seeds, threads = map(torch.cat, zip(*batches, strict=True))
+    assert ids.tolist() == their_ids.tolist()
+    assert set(ids.tolist()) == {0, 1, 2}
+    assert set(workers.tolist()) == {3}
+    assert len(set(seeds.tolist())) == 1
+    assert len(set(zip(ids.tolist(), threads.tolist(), strict=True))) == 3
+    assert threading.get_ident() not in threads.tolist()
+
+
+# ---- errors
+
+
+class Odd(Exception):
+    """Neither pickle nor copy could bring it anywhere."""
+
+    def __init__(self, where):
+        super().__init__("odd")
+        self.where = where
+
+    def __reduce__(self):
+        raise TypeError("I stay here")
+
+
+def raises_oddly():
+    raise Odd(threading.current_thread())
+
+
+def test_an_error_is_the_very_one_with_its_traceback_and_the_epoch_goes_on():
+    class Fails(Numbers):
+        def __getitem__(self, i):
+            if i == 7:
+                raises_oddly()
+            return i
+
+    with threaded(Fails(20), 4) as loader:
+        epoch = iter(loader)
+        assert flat([next(epoch)]) == [0, 1, 2, 3]
+        with pytest.raises(Odd) as raised:
+            next(epoch)
+        assert raised.value.where.name.startswith("nbloader-worker")
+        text = "".join(traceback.format_exception(raised.value))
+        assert "raises_oddly()" in text
+        assert "sample 7 of batch 1" in text
+        assert flat(epoch) == list(range(8, 20))
+        (failed,) = events(loader, ev.BatchFailed)
+        assert (failed.sample, failed.index) == (7, 1)
+        assert "Odd: odd" in failed.error
+
+
+def test_errors_in_collate_and_without_batches_say_so():
+    def fails(samples):
+        raise ValueError("no")
+
+    with threaded(Numbers(4), 2, collate_fn=fails) as loader, pytest.raises(ValueError, match="no") as raised:
+        next(iter(loader))
+    assert "collating batch 0" in raised.value.__notes__[0]
+    with threaded(Raises(4, bad=0, error=KeyError), None) as loader, pytest.raises(KeyError) as raised:
+        next(iter(loader))
+    assert "fetching 0" in raised.value.__notes__[0]
+
+
+def test_a_stop_iteration_does_not_end_the_epoch_in_silence():
+    with threaded(Raises(8, bad=2, error=StopIteration), 2) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            next(epoch)
+        assert flat(epoch) == [4, 5, 6, 7]
+
+
+def test_an_error_in_worker_init_fn_keeps_its_type():
+    def fails(worker):
+        raise Odd(worker)
+
+    with threaded(Numbers(8), 2, worker_init_fn=fails) as loader:
+        with pytest.raises(Odd) as raised:
+            list(loader)
+        assert raised.value.where in (0, 1)
+        loader.worker_init_fn = None
+        assert flat(loader) == list(range(8))
+
+
+def test_a_thread_that_ends_is_replaced_and_a_batch_that_ends_three_is_given_up(capsys):
+    class Leaves(Numbers):
+        def __getitem__(self, i):
+            if i == 5 and not self.left:
+                self.left.append(i)
+                raise SystemExit(3)
+            if i == 13:
+                raise KeyboardInterrupt
+            return i
+
+    with threaded(Leaves(20, left=[]), 2) as loader:
+        epoch = iter(loader)
+        assert flat(next(epoch) for _ in range(6)) == list(range(12))
+        with pytest.raises(WorkerDiedError, match="batch 6") as raised:
+            next(epoch)
+        assert "KeyboardInterrupt" in str(raised.value)
+        assert flat(epoch) == list(range(14, 20))
+        died = events(loader, ev.WorkerDied)
+        assert sorted(e.exitcode for e in died) == [1, 1, 1, 3]
+    assert "KeyboardInterrupt" in capsys.readouterr().err
+
+
+# ---- steering
+
+
+def test_a_stuck_thread_is_replaced_at_once_and_what_it_returns_is_refused():
+    dataset = Gate(40, bad=5)
+    with threaded(dataset, 2) as loader:
+        epoch = iter(loader)
+        got = flat([next(epoch), next(epoch)])
+        assert dataset.reached.wait(30)
+        (stuck,) = [w.worker for w in loader.stats().workers if w.sample == 5]
+        dataset.closed = False
+        loader.restart_workers([stuck])
+        got += flat(epoch)
+        assert got == list(range(40))
+        assert len(worker_threads()) == 3
+        dataset.opened.set()
+        wait_for(lambda: len(worker_threads()) == 2)
+        assert dataset.fetched.count(5) == 2
+        assert flat(loader) == list(range(40))
+        assert [e.reason for e in events(loader, ev.WorkerDied)] == ["restarted by request"]
+
+
+def test_a_thread_that_is_given_up_ends_with_its_sample():
+    dataset = Gate(40, bad=4)
+    with threaded(dataset, 4, num_workers=1, prefetch=1) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        assert dataset.reached.wait(30)
+        loader.close()
+    (given_up,) = worker_threads()
+    dataset.opened.set()
+    given_up.join(30)
+    assert dataset.fetched == [0, 1, 2, 3, 4]
+
+
+def test_restarting_again_and_again_loses_nothing():
+    with threaded(Slow(300, wait=0.001), 3, num_workers=3) as loader:
+        got = []
+        for number, batch in enumerate(loader):
+            got.append(batch)
+            if number % 2:
+                loader.restart_workers([number % 3])
+        assert flat(got) == list(range(300))
+
+
+def test_workers_come_and_go_within_an_epoch():
+    with threaded(Slow(200, wait=0.002), 2, num_workers=1) as loader:
+        epoch = iter(loader)
+        got = [next(epoch) for _ in range(5)]
+        loader.num_workers = 5
+        wait_for(lambda: len(worker_threads()) == 5)
+        got += [next(epoch) for _ in range(20)]
+        loader.num_workers = 2
+        got += list(epoch)
+        assert flat(got) == list(range(200))
+        wait_for(lambda: len(worker_threads()) == 2)
+
+
+def test_reload_gives_another_dataset():
+    with threaded(Numbers(6), 2) as loader:
+        list(loader)
+        loader.reload([x * 10 for x in range(6)])
+        assert flat(loader) == [0, 10, 20, 30, 40, 50]
+        assert loader.stats().deaths == 0
+
+
+def test_pause_holds_everything_until_resume():
+    dataset = Numbers(40)
+    with threaded(dataset, 2) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        loader.pause()
+        wait_for(lambda: loader.stats().state == "paused")
+        timer = threading.Timer(0.2, loader.resume)
+        timer.start()
+        before = time.monotonic()
+        next(epoch)
+        assert time.monotonic() - before > 0.1
+        timer.join()
+
+
+def test_a_timeout_names_worker_and_sample():
+    dataset = Gate(12, bad=3)
+    with threaded(dataset, 2, timeout=0.3) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        with pytest.raises(LoaderTimeoutError, match="at sample 3"):
+            next(epoch)
+        dataset.opened.set()
+        assert flat(epoch) == list(range(2, 12))
+
+
+# ---- watching
+
+
+def test_threads_are_seen_as_processes_are():
+    dataset = Gate(20, bad=2)
+    with threaded(dataset, 2, num_workers=2) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        assert dataset.reached.wait(30)
+        by_sample = {w.sample: w for w in loader.stats().workers}
+        assert by_sample[2].state == "fetching"
+        assert by_sample[2].pid == os.getpid()
+        assert by_sample[2].batch == 1
+        dataset.opened.set()
+        list(epoch)
+        records = loader.events.batches()
+        started = events(loader, ev.WorkerStarted)
+    assert [r.index for r in records] == list(range(10))
+    for r in records:
+        stamps = [r.dispatched, r.fetch_begin, r.fetched, r.collated, r.received, r.in_order, r.delivered, r.returned]
+        assert stamps == sorted(stamps)
+        assert (r.worker in (0, 1), r.transport, r.pid, r.samples) == (True, "local", os.getpid(), 2)
+    assert [e.pid for e in started] == [os.getpid()] * 2
+
+
+def test_one_wake_up_stands_for_many_reports_and_none_is_lost():
+    outbox = Outbox()
+    reports: list[int] = []
+
+    def fill(me):
+        for i in range(2000):
+            outbox.put((me, i))
+
+    threads = [threading.Thread(target=fill, args=(me,)) for me in range(3)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 30
+    while len(reports) < 6000 and time.monotonic() < deadline:
+        reports += outbox.take(1)
+    for thread in threads:
+        thread.join()
+    assert sorted(reports) == [(me, i) for me in range(3) for i in range(2000)]
+    assert all([i for who, i in reports if who == me] == list(range(2000)) for me in range(3))
+    assert outbox.take(0) == []
+    outbox.close()
+
+
+# ---- the end
+
+
+def test_a_loader_that_nobody_refers_to_gives_up_its_threads():
+    loader = threaded(Numbers(10), 2)
+    list(loader)
+    assert len(worker_threads()) == 2
+    del loader
+    gc.collect()
+    wait_for(lambda: not worker_threads())
+
+
+def test_no_thread_is_had_before_the_first_epoch_nor_after_close():
+    with threaded(Slow(30), 2, num_workers=4) as loader:
+        assert not worker_threads()
+        next(iter(loader))
+        assert len(worker_threads()) == 4
+    assert not worker_threads()
+    loader.close()
+
+
+def test_a_dropped_iterator_and_an_interrupt_leave_a_loader_that_works():
+    with threaded(Slow(60), 2) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        loader.on_wait(interrupt_once := Interrupt())
+        with contextlib.suppress(KeyboardInterrupt):
+            list(epoch)
+        assert interrupt_once.done
+        assert flat(loader) == list(range(60))
+
+
+class Interrupt:
+    done = False
+
+    def __call__(self):
+        if not self.done:
+            self.done = True
+            raise KeyboardInterrupt
+
+
+def test_an_interpreter_ends_though_a_thread_hangs(tmp_path):
+    done = run_script(
+        """
+        import threading, time
+        from nbloader import DataLoader
+
+        class Hangs:
+            def __len__(self): return 8
+            def __getitem__(self, i):
+                if i == 5:
+                    threading.Event().wait()
+                return i
+
+        loader = DataLoader(Hangs(), 2, num_workers=3, workers="thread")
+        epoch = iter(loader)
+        print(next(epoch).tolist(), next(epoch).tolist())
+        """,
+        tmp_path,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1] [2, 3]\n", "")
