@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbloader import events as ev
-from nbloader.dispatch import MAX_DEATHS, Dispatcher
+from nbloader.dispatch import MAX_DEATHS, Dispatcher, Task
 from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
 from nbloader.faults import Given, died_message, rebuild
 from nbloader.handle import Handle, Payload, PoolKind, WorkerPool
@@ -161,7 +161,7 @@ class Crew:
             self._deaths += 1
         if fatal is not None:
             message = died_message(fatal.number, fatal.indices, MAX_DEATHS, handle.pid, exitcode, reason, tail)
-            self._dispatcher.fail(fatal, Given(WorkerDiedError(message)))
+            self._give_up(fatal, WorkerDiedError(message))
         if slot.handle is not handle or self.pool is None:
             return  # replaced already, or all are being ended
         slot.handle = None
@@ -209,12 +209,39 @@ class Crew:
                 slot.exit_reason = BY_REQUEST
                 self._replace(worker, "request")
 
-    def _dismiss(self, handle: Handle) -> None:
-        """End a worker at once; what it held is made again by others."""
+    def restart_late(self, uid: int, reason: str, error: Exception) -> bool:
+        """Replace a worker whose batch takes too long.
+
+        Args:
+            uid: The unique number of its process.
+            reason: Why, for the events.
+            error: Takes the place of the batch if it was the undoing of `MAX_DEATHS` workers.
+
+        Returns:
+            Whether the batch is made again.
+        """
+        handle = self.pool.handles.get(uid) if self.pool is not None else None
+        if handle is None or handle.expected:
+            return False  # it has ended meanwhile
+        fatal = self._dismiss(handle, blame=True)
+        if fatal is not None:
+            self._give_up(fatal, error)
+        self._slots[handle.worker].exit_reason = reason
+        self._replace(handle.worker, reason)
+        return fatal is None
+
+    def _give_up(self, task: Task, error: Exception) -> None:
+        now = _clock()
+        for freed, _outcome in self._dispatcher.fail(task, Given(error)):
+            freed.in_order = now
+
+    def _dismiss(self, handle: Handle, *, blame: bool = False) -> Task | None:
+        """End a worker at once; what it held is made again by others, but for a batch that is to blame too often."""
         handle.expected = True
-        held, _fatal = self._dispatcher.worker_gone(handle.uid, blame=False)
+        held, fatal = self._dispatcher.worker_gone(handle.uid, blame=blame)
         handle.held = tuple(task.number for task in held)
         handle.kill()
+        return fatal
 
     def resize(self, num_workers: int) -> None:
         """Have so many workers from now on: the last ones leave, or new ones come."""
@@ -284,6 +311,11 @@ class Crew:
         if slot.handle is None:
             raise NbloaderError(f"worker {worker} does not run now")
         return slot.handle.asker()
+
+    def worker_of(self, uid: int | None) -> int | None:
+        """The id of the worker with this unique number; None if there is none any more."""
+        handle = self.pool.handles.get(uid) if self.pool is not None and uid is not None else None
+        return None if handle is None else handle.worker
 
     def gauges(self) -> Iterator[WorkerGauge]:
         """What is known of each worker now."""

@@ -115,6 +115,11 @@ class Dispatcher(Generic[R]):
         """The batches that a worker holds, the one it works on first."""
         return list(self._held.get(worker, {}).values())
 
+    def late(self, run: int) -> tuple[int, int | None]:
+        """The batch that a run waits for, and the worker that holds it; None if none does."""
+        number = self.runs[run].reorder.missing
+        return number, next((worker for worker, held in self._held.items() if (run, number) in held), None)
+
     # ---- pace -------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:

@@ -6,6 +6,7 @@ and when, is in driver.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -13,14 +14,16 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from nbloader import events as ev
+from nbloader import stacks, waiting
 from nbloader.callbacks import WaitCallbacks
 from nbloader.commands import Commands
 from nbloader.dispatch import Task
 from nbloader.driver import Outcome
-from nbloader.errors import LoaderClosedError, LoaderTimeoutError
+from nbloader.errors import LoaderClosedError, LoaderTimeoutError, NbloaderError
 from nbloader.faults import Nothing
 from nbloader.handle import PoolKind
 from nbloader.stats import Gauges
+from nbloader.waiting import Wait
 from nbloader.waker import Waker
 from nbloader.whereabouts import batches_of
 
@@ -50,6 +53,7 @@ class Engine(Commands):
         kind: Processes or threads.
         in_order: False delivers batches as they come.
         timeout: Seconds that a consumer may wait for one batch; 0 for no limit.
+        on_timeout: "raise", or "restart" to replace the worker that holds it.
         max_restarts: Workers that may die unasked, over the life of the loader.
         idle: Seconds without a request after which workers are given up; None for never.
     """
@@ -66,6 +70,7 @@ class Engine(Commands):
         kind: PoolKind,
         in_order: bool,
         timeout: float,
+        on_timeout: str,
         max_restarts: int,
         idle: float | None,
     ) -> None:
@@ -84,6 +89,7 @@ class Engine(Commands):
         self.load = self._crew.load
         self._in_order = in_order
         self._timeout = timeout
+        self._on_timeout = on_timeout
         self._waiting_for: tuple[int, int] | None = None  # (batch number, since)
         self._last: Task | None = None  # the batch that was delivered last
 
@@ -145,7 +151,7 @@ class Engine(Commands):
             WorkerStartError: The workers cannot be started.
         """
         self.callbacks.call()
-        since = 0
+        wait: Wait | None = None
         try:
             while True:
                 got: Taken | None
@@ -156,19 +162,18 @@ class Engine(Commands):
                     if refill():  # those before had no sample left
                         continue
                     return None
-                if not since:
-                    since = _clock()
-                    self._waiting_for = number, since
+                if wait is None:
+                    now = _clock()
+                    wait = Wait(now, timeout=self._timeout, first=not self._dispatcher.runs[run].taken)
+                    self._waiting_for = number, now
                     self._waiting[run] = waker
                     continue  # look once more: from now on whoever receives it wakes us
                 self._outlet.show()
                 if self.ahead and self._exclusively(self._more_room, run) and refill():
                     continue
-                if self._dispatcher.paused:
-                    since = _clock()  # a pause does not count as the workers' delay
-                self._wait(waker, since)
+                self._wait(waker, wait, run)
         finally:
-            if since:
+            if wait is not None:
                 self._waiting.pop(run, None)
                 self._waiting_for = None
             self._outlet.show()
@@ -227,33 +232,44 @@ class Engine(Commands):
             error, self._crew.fatal = self._crew.fatal, None
             raise error
 
-    def _wait(self, waker: Waker, since: int) -> None:
+    def _wait(self, waker: Waker, wait: Wait, run: int) -> None:
         """Block until a worker, another thread or the clock wants something. Without the lock."""
-        timeout = self.callbacks.interval
-        if self._timeout:
-            left = self._timeout - (_clock() - since) / 1e9
-            if left <= 0:
-                self._raise_timeout(since)
-            timeout = left if timeout is None else min(left, timeout)
+        due, left = wait.look(_clock(), paused=self._dispatcher.paused)
+        if due:
+            self._see_to(due, wait, run)
+            return
+        timeouts = [seconds for seconds in (left, self.callbacks.interval) if seconds is not None]
         pool = self._crew.pool
-        waker.wait(pool.fileno() if pool is not None else None, timeout)
+        waker.wait(pool.fileno() if pool is not None else None, min(timeouts, default=None))
         self.callbacks.call()
 
-    def _raise_timeout(self, since: int) -> None:
+    def _see_to(self, due: str, wait: Wait, run: int) -> None:
+        """The wait has become long."""
+        if due == "paused":
+            self._outlet.add("stderr", waiting.PAUSED)
+            return
         with self._lock:
-            at_work = [g for g in self._crew.gauges() if g.batch is not None]
-        number = self._waiting_for[0] if self._waiting_for else -1
+            number, holder = self._dispatcher.late(run) if run in self._dispatcher.runs else (-1, None)
+            worker = self._crew.worker_of(holder)
+            gauges = sorted(self._crew.gauges(), key=lambda g: (g.worker != worker, g.state != "starting"))
+        culprit = gauges[0] if worker is not None else None
+        stack = ""
+        with contextlib.suppress(NbloaderError):
+            stack = self.stack(gauges[0].worker)
+        place = stacks.place(stack) if stack else ""
         now = _clock()
-        doing = "; ".join(
-            f"worker {g.worker} (pid {g.pid}) has been {g.state} batch {g.batch} for {(now - g.since) / 1e9:.1f} s"
-            + (f", at sample {g.sample!r}" if g.sample is not None else "")
-            for g in at_work
-        )
-        raise LoaderTimeoutError(
-            f"DataLoader timed out after {self._timeout:g} seconds: batch {number} did not come (waited "
-            f"{(now - since) / 1e9:.1f} s). {doing or 'No worker has begun it'}. A slow sample or a hung call in the "
-            "dataset is the usual cause: restart the worker, raise timeout, or look at loader.stats()."
-        )
+        waited = (now - wait.since) / 1e9
+        if due == "late":
+            self._outlet.add("stderr", waiting.late_notice(number, waited, gauges[0], now, place))
+            return
+        at_work = [g for g in gauges if g.batch is not None]
+        message = waiting.timeout_message(self._timeout, number, waited, at_work, now, stack)
+        if self._on_timeout == "raise" or culprit is None:
+            raise LoaderTimeoutError(message)
+        reason = f"batch {number} took longer than timeout={self._timeout:g} s"
+        if self._exclusively(self._crew.restart_late, holder, reason, LoaderTimeoutError(message)):
+            self._outlet.add("stderr", waiting.restart_notice(self._timeout, number, culprit, now, place))
+        wait.since = _clock()
 
     def drain_output(self) -> None:
         """Show what workers have printed until now: at the end of an epoch, before the cell ends."""

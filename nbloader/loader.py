@@ -92,7 +92,8 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
             straight into shared memory.
         pin_memory: Copy batches to pinned memory; without an accelerator a warning.
         drop_last: Leave out the last batch of an epoch if it is incomplete.
-        timeout: Seconds to wait for one batch; 0 waits for ever. Needs workers.
+        timeout: Seconds to wait for one batch; 0 waits for ever, and tells in the cell after 30 s what the loop waits
+            for. Needs workers.
         worker_init_fn: Called with the worker id in each worker before it begins. Each batch is seeded by its number;
             one that calls `torch.manual_seed` is obeyed instead.
         multiprocessing_context: "forkserver" or "spawn", or a context of `multiprocessing` with that start method.
@@ -116,6 +117,8 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
             samples, and leaves it out if there is none. A function is given (index, exception) and returns a sample
             to take in its place; it runs where the dataset does. What was skipped or replaced is counted, and kept
             with its traceback, in `stats()`.
+        on_timeout: "raise" raises `LoaderTimeoutError` with the stack of the worker that holds the batch. "restart"
+            replaces that worker and has the batch made again, and raises when three workers did not make it.
         max_restarts: Workers that may die unasked before the loader gives up.
 
     Raises:
@@ -150,6 +153,7 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         transport: str = "shared_memory",
         device: Any = None,
         on_error: OnError = "raise",
+        on_timeout: str = "raise",
         max_restarts: int = 100,
     ) -> None:
         chosen = options.check(
@@ -158,6 +162,7 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
             worker_init_fn=worker_init_fn, multiprocessing_context=multiprocessing_context, generator=generator,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers, prefetch=prefetch, output=output,
             transport=transport, max_restarts=max_restarts, on_error=on_error,
+            on_timeout=on_timeout,
         )  # fmt: skip
         self.dataset = dataset
         self._num_workers = num_workers = chosen.num_workers
@@ -201,6 +206,7 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
                 kind=_kind(workers, start_method, output, dataset),
                 in_order=in_order,
                 timeout=timeout,
+                on_timeout=on_timeout,
                 max_restarts=max_restarts,
                 idle=None if persistent_workers else IDLE,
                 options={

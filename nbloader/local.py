@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from nbloader.errors import LoaderClosedError
 from nbloader.faults import add_note
 from nbloader.making import LocalParcel, Maker
 from nbloader.stats import Gauges
+from nbloader.waiting import PAUSED, Wait
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
@@ -91,8 +93,8 @@ class LocalEngine:
             refill: Asks the sampler for another batch; whether it gave any.
         """
         self.callbacks.call()
-        if self._paused and self._runs.get(run):
-            self._wait_for_a_step()
+        if self._paused and (queue := self._runs.get(run)):
+            self._wait_for_a_step(Wait(_clock(), timeout=0, first=not queue[0].number))
         if self.closed:
             raise LoaderClosedError("this iterator was ended: its loader was closed")
         queue = self._runs.get(run)
@@ -119,15 +121,19 @@ class LocalEngine:
         finally:
             self._status[f.STATE], self._status[f.NUMBER] = f.IDLE, -1
 
-    def _wait_for_a_step(self) -> None:
+    def _wait_for_a_step(self, wait: Wait) -> None:
         while True:
+            due, left = wait.look(_clock(), paused=True)
+            if due:
+                sys.stderr.write(PAUSED)
+            timeouts = [seconds for seconds in (left, self.callbacks.interval) if seconds is not None]
             with self._pace:
                 if not self._paused:
                     return
                 if self._steps:
                     self._steps -= 1
                     return
-                self._pace.wait(self.callbacks.interval)
+                self._pace.wait(min(timeouts, default=None))
             self.callbacks.call()
 
     def _make(self, task: Task) -> LocalParcel | None:

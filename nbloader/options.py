@@ -59,6 +59,7 @@ def check(
     transport: str,
     max_restarts: int,
     on_error: Any,
+    on_timeout: Any,
 ) -> Chosen:
     """Check the arguments of `DataLoader`.
 
@@ -82,6 +83,7 @@ def check(
     _check_choice("output", output, ("torch", "numpy"))
     _check_choice("transport", transport, ("shared_memory", "pickle"))
     _check_on_error(on_error)
+    _check_on_timeout(on_timeout, num_workers, timeout)
     natural("max_restarts", max_restarts, "0 raises at the first worker that dies")
     _check_workers_needed(num_workers, prefetch_factor, prefetch, persistent_workers)
     _check_generator(generator)
@@ -122,6 +124,15 @@ def _check_on_error(on_error: Any) -> None:
     if not callable(on_error) and on_error not in ("raise", "skip"):
         raise ValueError(
             f"on_error must be 'raise', 'skip' or a function from (index, exception) to a sample, not {on_error!r}"
+        )
+
+
+def _check_on_timeout(on_timeout: Any, num_workers: int, timeout: float) -> None:
+    _check_choice("on_timeout", on_timeout, ("raise", "restart"))
+    if on_timeout == "restart" and not (timeout and num_workers):
+        raise ValueError(
+            f"on_timeout='restart' needs workers and a timeout in seconds, not num_workers={num_workers}, "
+            f"timeout={timeout!r}"
         )
 
 

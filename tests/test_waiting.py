@@ -1,0 +1,223 @@
+"""A loop that waits for long is told why, and a time limit is kept by an error or by another worker."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+
+import datasets as d
+import pytest
+from datasets import Hangs, Numbers, Slow, flat, wait_for
+
+from nbloader import DataLoader, LoaderTimeoutError, NbloaderError, waiting
+from nbloader import events as ev
+from nbloader.waiting import Wait
+
+S = 1_000_000_000
+
+
+def hangs(tmp_path, n=12, bad=5, **attributes):
+    flag = tmp_path / "flag"
+    flag.touch()
+    return Hangs(n, bad=bad, flag=str(flag), hung=str(tmp_path / "hung"), **attributes), flag
+
+
+def arriving(loader) -> bool:
+    with contextlib.suppress(NbloaderError):
+        return "in __setstate__" in loader.stack(0)
+    return False
+
+
+def begin(loader):
+    """An epoch whose first batch is there: how long workers take to start is not the point."""
+    epoch = iter(loader)
+    wait_for(lambda: loader.stats().ready)
+    return epoch
+
+
+def wait_for_line(capsys) -> str:
+    """What has been written to the cell's standard error, as soon as there is something."""
+    told: list[str] = []
+    wait_for(lambda: told.append(capsys.readouterr().err) or "".join(told))
+    return "".join(told)
+
+
+# ---- when what is due
+
+
+def test_without_a_limit_a_wait_is_told_once():
+    wait = Wait(0, timeout=0, first=True)
+    assert wait.look(S, paused=False) == ("", 29)
+    assert wait.look(30 * S, paused=False) == ("late", None)
+    assert wait.look(31 * S, paused=False) == ("", None)
+    assert wait.look(999 * S, paused=False) == ("", None)
+
+
+def test_a_limit_is_due_as_often_as_it_passes():
+    wait = Wait(0, timeout=2, first=True)
+    assert wait.look(S, paused=False) == ("", 1)
+    assert wait.look(2 * S, paused=False) == ("timeout", None)
+    wait.since = 2 * S
+    assert wait.look(3 * S, paused=False) == ("", 1)
+    assert wait.look(5 * S, paused=False) == ("timeout", None)
+
+
+@pytest.mark.parametrize("timeout", [0, 2])
+def test_a_pause_does_not_count_and_is_told_to_a_loop_that_has_just_begun(timeout):
+    wait = Wait(0, timeout=timeout, first=True)
+    assert wait.look(S, paused=True) == ("", 5)
+    assert wait.look(6 * S, paused=True) == ("paused", None)
+    assert wait.look(100 * S, paused=True) == ("", None)
+    assert wait.look(101 * S, paused=False) == ("", timeout or 30)
+    later = Wait(0, timeout=timeout, first=False)
+    assert later.look(100 * S, paused=True) == ("", None)
+
+
+# ---- the line in the cell
+
+
+def test_a_loop_that_waits_for_long_gets_one_line_that_says_what_for(tmp_path, capsys, monkeypatch):
+    data, flag = hangs(tmp_path, bad=5)
+    with DataLoader(data, 2, num_workers=2) as loader:
+        epoch = begin(loader)
+        monkeypatch.setattr(waiting, "LATE_NOTICE", 0.5)
+        told = []
+
+        def restart():
+            told.append(wait_for_line(capsys))
+            time.sleep(1)  # the line comes once, however long the wait goes on
+            flag.unlink()
+            loader.restart_workers()
+
+        thread = threading.Thread(target=restart)
+        thread.start()
+        assert flat(epoch) == list(range(12))
+        thread.join()
+        text = told[0] + capsys.readouterr().err
+        assert re.fullmatch(
+            r"nbloader: this loop has waited \d+ s for batch 2\. Worker [01] \(pid \d+\) has been fetching batch 2 for "
+            r"\d+\.\d s, at sample 5: .*datasets\.py, line \d+ in sleep\. If it hangs, replace it .*"
+            r"loader\.restart_workers\([01]\).*\n",
+            text,
+        )
+
+
+def test_a_dataset_that_does_not_arrive_is_told_with_its_line(capsys, monkeypatch):
+    monkeypatch.setattr(waiting, "LATE_NOTICE", 0.5)
+    with DataLoader(d.NeverArrives(4), 2, num_workers=1) as loader:
+        epoch = iter(loader)
+        wait_for(lambda: arriving(loader))
+        told = []
+
+        def close():
+            told.append(wait_for_line(capsys))
+            loader.close()
+
+        thread = threading.Thread(target=close)
+        thread.start()
+        with pytest.raises(RuntimeError, match="closed"):
+            next(epoch)
+        thread.join()
+        assert re.search(
+            r"for batch 0\. Worker 0 \(pid \d+\) has been starting for .* in __setstate__\.", "".join(told)
+        )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loop_over_a_paused_loader_is_told_so_once(workers, capsys, monkeypatch):
+    monkeypatch.setattr(waiting, "PAUSED_NOTICE", 0.3)
+    with DataLoader(Numbers(6), 2, num_workers=workers) as loader:
+        loader.pause()
+        told = []
+
+        def resume():
+            told.append(wait_for_line(capsys))
+            time.sleep(0.5)
+            loader.resume()
+
+        thread = threading.Thread(target=resume)
+        thread.start()
+        assert flat(loader) == list(range(6))
+        thread.join()
+        assert told[0] + capsys.readouterr().err == waiting.PAUSED
+
+
+# ---- the limit
+
+
+@pytest.mark.parametrize("how", [d.sleep, d.hang_in_c], ids=lambda how: how.__name__)
+def test_the_error_of_a_timeout_carries_the_stack(tmp_path, how):
+    data, flag = hangs(tmp_path, how=how)
+    with DataLoader(data, 2, num_workers=2, timeout=0.7) as loader:
+        epoch = begin(loader)
+        got = [next(epoch), next(epoch)]
+        with pytest.raises(LoaderTimeoutError, match=r"(?s)after 0\.7 s.*sample 5.*most recent call first") as raised:
+            next(epoch)
+        assert f"in {how.__name__}\n" in str(raised.value)
+        assert "datasets.py" in str(raised.value)
+        flag.unlink()
+        loader.restart_workers()
+        got.extend(epoch)
+        assert flat(got) == list(range(12))
+
+
+@pytest.mark.parametrize("how", [d.sleep, d.spin, d.hang_in_c], ids=lambda how: how.__name__)
+def test_a_late_worker_is_replaced_by_itself(tmp_path, capsys, how):
+    data, flag = hangs(tmp_path, n=40, bad=5, how=how)
+    with DataLoader(data, 2, num_workers=2, timeout=1.5, on_timeout="restart") as loader:
+        epoch = begin(loader)
+        loader.events.subscribe(lambda e: flag.unlink(missing_ok=True) if isinstance(e, ev.WorkerRestarted) else None)
+        assert flat(epoch) == list(range(40))
+        restarted = [e for e in list(loader.events.history) if isinstance(e, ev.WorkerRestarted)]
+        assert restarted[0].reason == "batch 2 took longer than timeout=1.5 s"
+        assert loader.stats().deaths == 0
+        assert all(r.attempt >= 2 for r in loader.events.batches() if r.index == 2)
+        assert re.search(
+            r"batch 2 did not come within 1\.5 s, so worker \d is replaced.* in \w+\.", capsys.readouterr().err
+        )
+
+
+def test_a_batch_that_is_late_in_three_workers_is_given_up_and_the_others_come(tmp_path):
+    data, _flag = hangs(tmp_path, n=20, bad=5)
+    with DataLoader(data, 2, num_workers=2, timeout=0.7, on_timeout="restart") as loader:
+        epoch = begin(loader)
+        got = [next(epoch), next(epoch)]
+        begun = time.monotonic()
+        with pytest.raises(LoaderTimeoutError, match=r"(?s)batch 2 did not come.*in sleep"):
+            next(epoch)
+        assert time.monotonic() - begun > 2
+        got.extend(epoch)
+        assert flat(got) == [0, 1, 2, 3, *range(6, 20)]
+
+
+@pytest.mark.parametrize("on_timeout", ["raise", "restart"])
+def test_a_start_that_takes_too_long_is_an_error(on_timeout):
+    with DataLoader(d.NeverArrives(4), 2, num_workers=1, timeout=0.5, on_timeout=on_timeout) as loader:
+        epoch = iter(loader)
+        wait_for(lambda: arriving(loader))
+        with pytest.raises(LoaderTimeoutError, match=r"(?s)No worker has begun it.*__setstate__"):
+            next(epoch)
+        loader.reload(Numbers(4))
+        loader.restart_workers()
+
+
+def test_slow_batches_within_the_limit_are_left_alone():
+    with DataLoader(Slow(40, wait=0.02), 2, num_workers=2, timeout=20, on_timeout="restart") as loader:
+        assert flat(loader) == list(range(40))
+        assert loader.stats().restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"on_timeout": "wait", "num_workers": 1}, "on_timeout must be one of 'raise', 'restart', not 'wait'"),
+        ({"on_timeout": None}, "on_timeout must be one of"),
+        ({"on_timeout": "restart", "num_workers": 1}, "needs workers and a timeout.*timeout=0"),
+        ({"on_timeout": "restart", "timeout": 1}, "needs workers and a timeout.*num_workers=0"),
+    ],
+)
+def test_what_on_timeout_cannot_be_is_refused(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        DataLoader(Numbers(4), **arguments)
