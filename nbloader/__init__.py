@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         WorkerStartError,
     )
     from nbloader.loader import DataLoader
+    from nbloader.order import FilterSampler, IntervalSampler
     from nbloader.worker import get_worker_info
 
 __version__ = "0.1.0"
@@ -25,6 +26,8 @@ __version__ = "0.1.0"
 _HOME = {
     "DataLoader": "nbloader.loader",
     "DatasetTransferError": "nbloader.errors",
+    "FilterSampler": "nbloader.order",
+    "IntervalSampler": "nbloader.order",
     "LoaderClosedError": "nbloader.errors",
     "LoaderTimeoutError": "nbloader.errors",
     "NbloaderError": "nbloader.errors",
@@ -36,6 +39,8 @@ _HOME = {
 __all__ = [
     "DataLoader",
     "DatasetTransferError",
+    "FilterSampler",
+    "IntervalSampler",
     "LoaderClosedError",
     "LoaderTimeoutError",
     "NbloaderError",

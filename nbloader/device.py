@@ -37,6 +37,23 @@ def check_device(device: Any) -> Any:
     return chosen
 
 
+def check_devices(device: Any) -> tuple[Any, list[Any]]:
+    """What `device=` means on this machine, be it one device or a list of them.
+
+    Returns:
+        The device (None for the CPU, and for a list), and the devices of the list (empty for one device).
+
+    Raises:
+        RuntimeError: There is no such device here.
+        ValueError: It names none.
+    """
+    if not isinstance(device, (list, tuple)):
+        return check_device(device), []
+    if not device:
+        raise ValueError(f"device must name at least one device, not {device!r}")
+    return None, [check_device(one) for one in device]
+
+
 def check_pin(pin_memory: bool) -> bool:
     """Whether batches are to be pinned: only where there is an accelerator; elsewhere a warning, as torch's."""
     if not pin_memory:

@@ -11,9 +11,13 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from torch._C._autograd import _profiler_enabled as profiling
+from torch.autograd.profiler import record_function
+
 from nbloader import device as dev
 from nbloader import events as ev
 from nbloader import sampler
+from nbloader.delivery import named
 from nbloader.dispatch import Task
 from nbloader.engine import Engine
 from nbloader.errors import LoaderClosedError
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
 
+PROFILED = "enumerate(DataLoader)#Epoch.__next__"
+"""Range of torch's profiler around each wait for a batch; its tools know torch's loader by the first part."""
 KEPT_INDICES = 8
 """Dataset indices that a batch's record keeps."""
 
@@ -38,25 +44,39 @@ class Epoch(Iterator[T_co]):
     """One pass over the sampler."""
 
     def __init__(self, loader: DataLoader[T_co], run: int) -> None:
-        self._loader: DataLoader[T_co] | None = loader
+        self._loader: DataLoader[T_co] | None = None
         self._engine = engine = loader._engine
         self._run = run
         self._batched = loader.batch_sampler is not None
         self._indices = iter(loader._index_sampler)
         self._seed = _draw_seed(loader.generator)
-        self._pin, self._device = loader._pin, loader._device
+        self._pin, self._device, self._names = loader._pin, loader._device, loader._names
         self._numbered = 0
         self._dry = False
         self._sampler_error: Exception | None = None
-        total = sampler.length(loader._index_sampler)
+        self._total = sampler.length(loader._index_sampler)
         if not (loader.persistent_workers and engine.loaded) and loader._load():
             engine.replace_all()
         engine.open_run(run, self._seed)
         self._pass = _Pass(run, loader.events)
         self._closer = weakref.finalize(self, _abandon, engine, self._pass)
-        loader.events.publish(ev.EpochStarted(_clock(), run, run, total, loader.num_workers))
-        if engine.ahead:
+
+    def begin(self, loader: DataLoader[T_co]) -> Epoch[T_co]:
+        """The consumer is here. Until now nothing was told, and the loader was not referred to."""
+        self._loader = loader
+        self._pass.begun = True
+        loader.events.publish(ev.EpochStarted(_clock(), self._run, self._run, self._total, loader.num_workers))
+        self.prefetch()
+        return self
+
+    def prefetch(self) -> None:
+        """Ask for the first batches."""
+        if self._engine.ahead:
             self._refill()
+
+    def drop(self) -> None:
+        """Nobody wants it: what was made is given back."""
+        self._end("abandoned")
 
     def __iter__(self) -> Iterator[T_co]:
         """Give the iterator itself."""
@@ -80,6 +100,12 @@ class Epoch(Iterator[T_co]):
             Exception: Whatever the dataset or the collate function raised, with the worker's traceback as its cause
                 and the sample's index in a note. The iteration can go on with the next batch.
         """
+        if profiling():
+            with record_function(PROFILED):
+                return self._next()
+        return self._next()
+
+    def _next(self) -> T_co:
         if self._loader is None:
             raise StopIteration
         requested = _clock()
@@ -101,6 +127,8 @@ class Epoch(Iterator[T_co]):
         batch = payload.open()
         if self._pin or self._device is not None:
             batch = dev.place(batch, pin=self._pin, device=self._device)
+        if self._names is not None:
+            batch = named(batch, self._names)
         self._remember(task, payload, requested, depths)
         self._pass.delivered += 1
         return batch  # type: ignore[no-any-return]
@@ -146,7 +174,10 @@ class Epoch(Iterator[T_co]):
             self._end("error")
             raise error
         self._engine.drain_output()
+        loader = self._loader
         self._end("exhausted")
+        if loader is not None:
+            loader._epoch_over()
         raise StopIteration
 
     def _end(self, reason: str) -> None:
@@ -162,6 +193,8 @@ class _Pass:
         self.run = run
         self.waker = Waker()
         self.delivered = 0
+        self.begun = False
+        """Whether a consumer has come for it."""
         self.record: tuple[Any, ...] | None = None
         """Of the batch that the consumer is at: what comes before and after `returned` in a `BatchRecord`."""
         self._bus = bus
@@ -179,7 +212,8 @@ class _Pass:
         self.publish(now)
         engine.close_run(self.run)
         self.waker.close()
-        self._bus.publish(ev.EpochEnded(now, self.run, self.run, self.delivered, reason))
+        if self.begun:
+            self._bus.publish(ev.EpochEnded(now, self.run, self.run, self.delivered, reason))
 
 
 def _abandon(engine: Engine | LocalEngine, ended: _Pass) -> None:

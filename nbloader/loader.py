@@ -22,7 +22,7 @@ import atexit
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.utils.data
@@ -31,6 +31,7 @@ from torch.utils.data._utils import collate as theirs
 from nbloader import device as dev
 from nbloader import events as ev
 from nbloader import forkserver, options, preload, torchlike
+from nbloader.delivery import Groups, check_names
 from nbloader.engine import IDLE, Engine
 from nbloader.epoch import Epoch
 from nbloader.handle import PoolKind
@@ -112,7 +113,12 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
             the same as with processes; private.py says which few random functions are beyond that.
         output: "torch" for tensors or "numpy" for arrays.
         transport: "shared_memory", or "pickle" for plain pickling through the connection, to compare.
-        device: Where batches shall be: None or "cpu", or an accelerator such as "cuda".
+        device: Where batches shall be: None or "cpu", or an accelerator such as "cuda". With a list of devices each
+            step gives a list of batches, one for each; a last incomplete list follows `last_batch`.
+        last_batch: What becomes of an incomplete last batch, as in Gluon: "keep", "discard" (torch's `drop_last=True`)
+            or "rollover": its samples open the next epoch.
+        auto_reload: Begin to make the next epoch's first batches as soon as one has been iterated to its end.
+        names: Names of a batch's parts: tuples and lists become dicts.
         on_error: What to do when the dataset raises. "raise" raises in the loop. "skip" makes the batch of the other
             samples, and leaves it out if there is none. A function is given (index, exception) and returns a sample
             to take in its place; it runs where the dataset does. What was skipped or replaced is counted, and kept
@@ -152,13 +158,17 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         output: str = "torch",
         transport: str = "shared_memory",
         device: Any = None,
+        last_batch: str | None = None,
+        auto_reload: bool = False,
+        names: Sequence[str] | None = None,
         on_error: OnError = "raise",
         on_timeout: str = "raise",
         max_restarts: int = 100,
     ) -> None:
         chosen = options.check(
             dataset=dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
-            num_workers=num_workers, workers=workers, collate_fn=collate_fn, drop_last=drop_last, timeout=timeout,
+            num_workers=num_workers, workers=workers, collate_fn=collate_fn, drop_last=drop_last,
+            last_batch=last_batch, timeout=timeout,
             worker_init_fn=worker_init_fn, multiprocessing_context=multiprocessing_context, generator=generator,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers, prefetch=prefetch, output=output,
             transport=transport, max_restarts=max_restarts, on_error=on_error,
@@ -176,14 +186,15 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         self.generator = generator
         self.persistent_workers = persistent_workers
         self.in_order = in_order
-        self.drop_last = drop_last
+        self.drop_last = chosen.last_batch == "discard"
         self.batch_size = chosen.batch_size
-        self.sampler, self.batch_sampler = chosen.samplers(generator)
+        self._device, self._devices = dev.check_devices(device)
+        self._names = check_names(names)
+        self.sampler, self.batch_sampler = chosen.samplers(generator, len(self._devices) or 1)
         default = theirs.default_convert if self.batch_sampler is None else theirs.default_collate
         self.collate_fn: Callable[[Any], Any] = default if collate_fn is None else collate_fn
         self._on_error = on_error
         self._output = output
-        self._device = dev.check_device(device)
         self._pin = dev.check_pin(pin_memory)
         self.events = ev.EventBus()
         """The event bus: `loader.events.subscribe(...)`, `loader.events.batches()`."""
@@ -191,6 +202,8 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         self.events.subscribe(self._fold.update)
         self._probe = ProcessProbe()
         self._iterations = 0
+        self._auto_reload = auto_reload
+        self._ahead = None
         self._engine: Engine | LocalEngine
         if num_workers == 0:
             self._engine = LocalEngine(self.events, batched=self.batch_sampler is not None, output=output)
@@ -256,12 +269,18 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         """
         self._check_open()
         options.check_not_empty(self.dataset, self.sampler)
+        ahead = self._take_ahead()
+        epoch = (self._make_epoch() if ahead is None else ahead).begin(self)
+        return Groups(epoch, self._devices) if self._devices else epoch  # type: ignore[return-value]
+
+    def _make_epoch(self) -> Epoch[T_co]:
         run, self._iterations = self._iterations, self._iterations + 1
         return Epoch(self, run)
 
     def __len__(self) -> int:
-        """Batches an epoch, as torch counts them."""
-        return len(self._index_sampler)
+        """Batches an epoch (lists of them where there are several devices), as torch counts them."""
+        group = len(self._devices) or 1
+        return (len(self._index_sampler) + group - 1) // group
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, but for those that the loader was made of.
@@ -335,6 +354,7 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
 
     def close(self) -> None:
         """End the workers, now. The loader cannot be used any more; closing twice is harmless."""
+        self.clean()
         if not self._engine.closed:
             self._engine.close()
             self.events.publish(ev.LoaderClosed(_clock()))

@@ -10,6 +10,7 @@ from typing import Any
 
 from nbloader import sampler as samplers
 from nbloader import torchlike
+from nbloader.order import LAST_BATCH
 
 PREFETCH_FACTOR = "it is the number of batches asked for ahead, per worker"
 
@@ -23,17 +24,22 @@ class Chosen:
     shuffle: bool
     sampler: Any
     batch_sampler: Any
-    drop_last: bool
+    last_batch: str
     num_workers: int
     prefetch_factor: int | None
     prefetch: int | None
     multiprocessing_context: Any
 
-    def samplers(self, generator: Any) -> tuple[Any, Any]:
-        """The sampler and the batch sampler (None where batching is off)."""
+    def samplers(self, generator: Any, group: int) -> tuple[Any, Any]:
+        """The sampler and the batch sampler (None where batching is off).
+
+        Args:
+            generator: Decides random orders.
+            group: Batches that are delivered together.
+        """
         return samplers.make_samplers(
             self.dataset, batch_size=self.batch_size, shuffle=self.shuffle, sampler=self.sampler,
-            batch_sampler=self.batch_sampler, drop_last=self.drop_last, generator=generator,
+            batch_sampler=self.batch_sampler, last_batch=self.last_batch, group=group, generator=generator,
         )  # fmt: skip
 
 
@@ -48,6 +54,7 @@ def check(
     workers: str,
     collate_fn: Any,
     drop_last: bool,
+    last_batch: str | None,
     timeout: float,
     worker_init_fn: Any,
     multiprocessing_context: Any,
@@ -88,6 +95,7 @@ def check(
     _check_workers_needed(num_workers, prefetch_factor, prefetch, persistent_workers)
     _check_generator(generator)
     batch_size, drop_last = _check_batching(batch_size, shuffle, sampler, batch_sampler, drop_last)
+    last_batch = _check_last_batch(last_batch, drop_last=drop_last, batch_size=batch_size)
     if prefetch_factor is not None:
         prefetch_factor = natural("prefetch_factor", prefetch_factor, PREFETCH_FACTOR)
     elif num_workers:
@@ -95,7 +103,7 @@ def check(
     if prefetch is not None:
         prefetch = natural("prefetch", prefetch, "0 asks for a batch when it is wanted")
     return Chosen(
-        dataset, batch_size, bool(shuffle), sampler, batch_sampler, drop_last, num_workers, prefetch_factor, prefetch,
+        dataset, batch_size, bool(shuffle), sampler, batch_sampler, last_batch, num_workers, prefetch_factor, prefetch,
         torchlike.check_context(multiprocessing_context, num_workers),
     )  # fmt: skip
 
@@ -186,6 +194,22 @@ def _check_batching(
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size <= 0:
         raise ValueError(f"batch_size should be a positive integer value, but got batch_size={batch_size!r}")
     return batch_size, drop_last
+
+
+def _check_last_batch(last_batch: str | None, *, drop_last: bool, batch_size: int | None) -> str:
+    if last_batch is None:
+        return "discard" if drop_last else "keep"
+    _check_choice("last_batch", last_batch, LAST_BATCH)
+    if batch_size is None:
+        raise ValueError(
+            f"last_batch={last_batch!r} needs a batch_size: it is mutually exclusive with batch_sampler and with "
+            "batch_size=None"
+        )
+    if drop_last and last_batch != "discard":
+        raise ValueError(
+            f"drop_last=True is last_batch='discard' and mutually exclusive with last_batch={last_batch!r}"
+        )
+    return last_batch
 
 
 def _check_generator(generator: Any) -> None:

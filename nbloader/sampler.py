@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
+from nbloader.order import FullBatches
+
 LARGE = 1 << 20
 """From this many samples on a shuffled order is computed and not stored; below it is the one that torch draws."""
 
@@ -42,7 +44,8 @@ def make_samplers(
     shuffle: bool,
     sampler: Iterable[Any] | None,
     batch_sampler: Iterable[Any] | None,
-    drop_last: bool,
+    last_batch: str,
+    group: int,
     generator: Any,
 ) -> tuple[Any, Any]:
     """The sampler and the batch sampler, as torch's DataLoader makes them.
@@ -61,7 +64,10 @@ def make_samplers(
         else:
             chosen = RandomSampler(dataset, generator=generator)
     if batch_size is not None and batch_sampler is None:
-        batch_sampler = BatchSampler(chosen, batch_size, drop_last)
+        if last_batch == "rollover" or (last_batch == "discard" and group > 1):
+            batch_sampler = FullBatches(chosen, batch_size, group=group, rollover=last_batch == "rollover")
+        else:
+            batch_sampler = BatchSampler(chosen, batch_size, last_batch == "discard")
     return chosen, batch_sampler
 
 

@@ -16,11 +16,12 @@ from nbloader.engine import Engine
 from nbloader.errors import LoaderClosedError
 from nbloader.local import LocalEngine
 from nbloader.tolerant import OnError
+from nbloader.turns import Turns
 
 _clock = time.perf_counter_ns
 
 
-class Steering:
+class Steering(Turns):
     """The steering part of `DataLoader`; `nbloader.control.LoaderControl` is its protocol."""
 
     events: ev.EventBus
@@ -187,6 +188,7 @@ class Steering:
         except Exception:
             self.__dict__["dataset"] = old
             raise
+        self.clean()
         self._engine.replace_all(keep=keep)
         if dataset is not old:
             options.point_samplers_at(dataset, old, self.sampler)

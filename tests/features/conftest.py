@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-WAYS = {"in process": {"num_workers": 0}, "processes": {"num_workers": 2}}
+WAYS = {
+    "in process": {"num_workers": 0},
+    "processes": {"num_workers": 2},
+    "threads": {"num_workers": 2, "workers": "thread"},
+}
 
 
 @pytest.fixture(params=WAYS.values(), ids=WAYS)
