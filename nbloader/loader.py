@@ -108,6 +108,7 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         pin_memory_device: Deprecated in torch; accepted.
         in_order: False delivers batches as they are made.
         prefetch: Batches asked for ahead in total; wins over `prefetch_factor`. 0 asks for a batch when it is wanted.
+            Without workers, a thread makes so many ahead.
         workers: "process", or "thread" for threads of this process: nothing is pickled or copied, and Python code runs
             in one of them at a time, so they are for samples that are waited for or made by native code. Batches are
             the same as with processes; private.py says which few random functions are beyond that.
@@ -205,18 +206,18 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         self._auto_reload = auto_reload
         self._ahead = None
         self._engine: Engine | LocalEngine
-        if num_workers == 0:
+        if num_workers == 0 and not prefetch:
             self._engine = LocalEngine(self.events, batched=self.batch_sampler is not None, output=output)
         else:
             torchlike.warn_of_a_crowd(num_workers)
             start_method = torchlike.start_method(chosen.multiprocessing_context)
             self._engine = Engine(
                 self.events,
-                num_workers=num_workers,
+                num_workers=num_workers or 1,
                 prefetch_factor=chosen.prefetch_factor or 0,
                 prefetch=chosen.prefetch,
                 adapts=prefetch is None and prefetch_factor is None,
-                kind=_kind(workers, start_method, output, dataset),
+                kind=_kind(workers if num_workers else "thread", start_method, output, dataset),
                 in_order=in_order,
                 timeout=timeout,
                 on_timeout=on_timeout,

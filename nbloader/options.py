@@ -92,7 +92,7 @@ def check(
     _check_on_error(on_error)
     _check_on_timeout(on_timeout, num_workers, timeout)
     natural("max_restarts", max_restarts, "0 raises at the first worker that dies")
-    _check_workers_needed(num_workers, prefetch_factor, prefetch, persistent_workers)
+    _check_workers_needed(num_workers, prefetch_factor, persistent_workers)
     _check_generator(generator)
     batch_size, drop_last = _check_batching(batch_size, shuffle, sampler, batch_sampler, drop_last)
     last_batch = _check_last_batch(last_batch, drop_last=drop_last, batch_size=batch_size)
@@ -161,15 +161,13 @@ def _check_dataset(dataset: Any, *, needs_length: bool) -> None:
         raise TypeError(f"dataset {type(dataset).__name__} has no __len__: add one, or give a sampler")
 
 
-def _check_workers_needed(num_workers: int, prefetch_factor: Any, prefetch: Any, persistent_workers: bool) -> None:
+def _check_workers_needed(num_workers: int, prefetch_factor: Any, persistent_workers: bool) -> None:
     if num_workers == 0:
         if prefetch_factor is not None:
             raise ValueError(
                 "prefetch_factor option could only be specified in multiprocessing: let num_workers > 0, or leave "
                 f"prefetch_factor={prefetch_factor!r} out"
             )
-        if prefetch:
-            raise ValueError(f"prefetch={prefetch!r} needs num_workers > 0")
         if persistent_workers:
             raise ValueError("persistent_workers option needs num_workers > 0")
 

@@ -69,7 +69,6 @@ WRONG = [
     (DATA, {"prefetch_factor": 2}, ValueError, "prefetch_factor.*num_workers > 0.*prefetch_factor=2"),
     (DATA, {"prefetch_factor": -1, "num_workers": 1}, ValueError, "prefetch_factor.*-1"),
     (DATA, {"prefetch_factor": 1.5, "num_workers": 1}, TypeError, "prefetch_factor.*1.5"),
-    (DATA, {"prefetch": 3}, ValueError, "prefetch=3.*num_workers > 0"),
     (DATA, {"prefetch": -2, "num_workers": 1}, ValueError, "prefetch.*-2"),
     (DATA, {"prefetch": "2", "num_workers": 1}, TypeError, "prefetch.*'2'"),
     (DATA, {"persistent_workers": True}, ValueError, "persistent_workers.*num_workers > 0"),

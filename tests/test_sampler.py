@@ -58,7 +58,8 @@ def test_a_small_dataset_is_shuffled_as_torch_shuffles_it():
         shuffle=True,
         sampler=None,
         batch_sampler=None,
-        last_batch="keep", group=1,
+        last_batch="keep",
+        group=1,
         generator=torch.Generator().manual_seed(3),
     )
     theirs = torch.utils.data.RandomSampler(Claims(100), generator=torch.Generator().manual_seed(3))
@@ -72,7 +73,8 @@ def test_a_hundred_million_samples_are_shuffled_at_once():
         shuffle=True,
         sampler=None,
         batch_sampler=None,
-        last_batch="keep", group=1,
+        last_batch="keep",
+        group=1,
         generator=torch.Generator().manual_seed(3),
     )
     first = next(iter(batches))

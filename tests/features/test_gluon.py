@@ -216,7 +216,7 @@ def test_prefetch_says_how_many_batches_are_asked_for_ahead(prefetch, with_worke
 
 def test_a_timeout_names_the_worker_and_what_it_is_at(with_workers):
     with (
-        DataLoader(Slow(4, wait=20), 2, timeout=0.5, **with_workers) as loader,
+        DataLoader(Slow(4, wait=2), 2, timeout=0.5, **with_workers) as loader,
         pytest.raises(LoaderTimeoutError, match=r"worker 0 .*sample 0.*slow|worker 0.*slow"),
     ):
         next(iter(loader))
