@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nbloader import device as dev
-
 
 def check_names(names: Any) -> tuple[str, ...] | None:
     """What `names=` means.
@@ -43,12 +41,12 @@ class Groups(Iterator[list[Any]]):
 
     Args:
         epoch: Gives the batches.
-        devices: Where each batch of a list goes; None for where it is.
+        size: Batches in a list.
     """
 
-    def __init__(self, epoch: Iterator[Any], devices: Sequence[Any]) -> None:
+    def __init__(self, epoch: Iterator[Any], size: int) -> None:
         self._epoch = epoch
-        self._devices = devices
+        self._size = size
         self._group: list[Any] = []
 
     def __iter__(self) -> Groups:
@@ -62,14 +60,12 @@ class Groups(Iterator[list[Any]]):
             StopIteration: The epoch is over.
             Exception: As the epoch. The batches before it are kept: the iteration can go on.
         """
-        while len(self._group) < len(self._devices):
+        while len(self._group) < self._size:
             try:
-                batch = next(self._epoch)
+                self._group.append(next(self._epoch))
             except StopIteration:
                 if not self._group:
                     raise
                 break
-            device = self._devices[len(self._group)]
-            self._group.append(batch if device is None else dev.place(batch, pin=False, device=device))
         group, self._group = self._group, []
         return group

@@ -1,22 +1,30 @@
-"""Pinning and upload; the only module that needs an accelerator."""
+"""What `device=` and `pin_memory=` mean on this machine. How batches get there is in upload.py and cuda.py."""
 
 from __future__ import annotations
 
 import warnings
 from typing import Any
 
+from nbloader.options import natural
+from nbloader.upload import Accelerator, Placer
 
-def check_device(device: Any) -> Any:
+
+def check_device(device: Any, output: str = "torch") -> Any:
     """What `device=` means on this machine.
 
+    Args:
+        device: What the user gave; or an `upload.Accelerator`, which is taken as it is.
+        output: What arrays become.
+
     Returns:
-        None for the CPU, else a `torch.device` that exists here.
+        None for the CPU, an accelerator, or a `torch.device` (with its index) that exists here.
 
     Raises:
+        ValueError: It names no device, or `output` is "numpy".
         RuntimeError: There is no such device here.
     """
-    if device is None:
-        return None
+    if device is None or isinstance(device, Accelerator):
+        return device
     import torch
 
     try:
@@ -25,6 +33,8 @@ def check_device(device: Any) -> Any:
         raise ValueError(f"device must be a torch device such as 'cpu' or 'cuda:0', not {device!r}: {error}") from error
     if chosen.type == "cpu":
         return None
+    if output == "numpy":
+        raise ValueError(f"device={device!r} needs output='torch': NumPy arrays are in the host's memory")
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     there = accelerator.type if accelerator is not None else "none"
     if there != chosen.type:
@@ -32,12 +42,15 @@ def check_device(device: Any) -> Any:
             f"device={device!r} was asked for, but torch {torch.__version__} sees no such accelerator here (it sees: "
             f"{there}). Use device=None, or install a torch build for this accelerator and its driver."
         )
-    if (chosen.index or 0) >= torch.accelerator.device_count():
+    index: Any = chosen.index
+    if index is None:
+        index = torch.accelerator.current_device_index()
+    if index >= torch.accelerator.device_count():
         raise RuntimeError(f"device={device!r}: this machine has {torch.accelerator.device_count()} of that kind")
-    return chosen
+    return torch.device(chosen.type, index)
 
 
-def check_devices(device: Any) -> tuple[Any, list[Any]]:
+def check_devices(device: Any, output: str) -> tuple[Any, list[Any]]:
     """What `device=` means on this machine, be it one device or a list of them.
 
     Returns:
@@ -45,13 +58,13 @@ def check_devices(device: Any) -> tuple[Any, list[Any]]:
 
     Raises:
         RuntimeError: There is no such device here.
-        ValueError: It names none.
+        ValueError: It names none, or `output` is "numpy".
     """
     if not isinstance(device, (list, tuple)):
-        return check_device(device), []
+        return check_device(device, output), []
     if not device:
         raise ValueError(f"device must name at least one device, not {device!r}")
-    return None, [check_device(one) for one in device]
+    return None, [check_device(one, output) for one in device]
 
 
 def check_pin(pin_memory: bool) -> bool:
@@ -69,22 +82,38 @@ def check_pin(pin_memory: bool) -> bool:
     return False
 
 
-def place(batch: Any, *, pin: bool, device: Any) -> Any:
-    """Pin a batch, then upload it, on the current stream. Untested on a GPU."""
-    if pin:
-        from torch.utils.data._utils.pin_memory import pin_memory
+def placer(devices: list[Any], *, pin: bool, ahead: int) -> Placer | None:
+    """What brings batches to these devices.
 
-        batch = pin_memory(batch)  # type: ignore[no-untyped-call]
-    return _to(batch, device) if device is not None else batch
+    Args:
+        devices: What `check_device` gave, one for each batch of a step.
+        pin: Whether batches that stay on the host are to be pinned.
+        ahead: Batches uploaded before they are asked for, per device.
+
+    Returns:
+        None where batches stay as they are.
+
+    Raises:
+        ValueError: `ahead` is negative.
+        TypeError: It is no int.
+    """
+    ahead = natural("upload_ahead", ahead, "0 uploads a batch when it is asked for")
+    if not pin and all(device is None for device in devices):
+        return None
+    return Placer([_accelerator(device, pin=pin) for device in devices], ahead)
 
 
-def _to(batch: Any, device: Any) -> Any:
-    if hasattr(batch, "to"):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return type(batch)({key: _to(value, device) for key, value in batch.items()})
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*[_to(value, device) for value in batch])
-    if isinstance(batch, (list, tuple)):
-        return type(batch)([_to(value, device) for value in batch])
-    return batch
+def _accelerator(device: Any, *, pin: bool) -> Accelerator | None:
+    if device is None and not pin:
+        return None
+    if isinstance(device, Accelerator):
+        return device
+    import torch
+
+    from nbloader import cuda
+
+    if device is None:
+        return cuda.PoolPinner()
+    if hasattr(torch.get_device_module(device), "Stream"):
+        return cuda.TorchAccelerator(device)
+    return cuda.SpotAccelerator(device)

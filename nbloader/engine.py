@@ -22,6 +22,8 @@ from nbloader.driver import Outcome
 from nbloader.errors import LoaderClosedError, LoaderTimeoutError, NbloaderError
 from nbloader.faults import Nothing
 from nbloader.handle import PoolKind
+from nbloader.making import LocalParcel
+from nbloader.reports import Parcel
 from nbloader.stats import Gauges
 from nbloader.waiting import Wait
 from nbloader.waker import Waker
@@ -177,6 +179,17 @@ class Engine(Commands):
                 self._waiting.pop(run, None)
                 self._waiting_for = None
             self._outlet.show()
+
+    def upcoming(self, run: int, count: int) -> list[tuple[Task, Parcel | LocalParcel]]:
+        """The next batches of a run that are ready, among the next `count`; they are not taken. Never waits."""
+        ready: list[tuple[Task, Parcel | LocalParcel]] = self._exclusively(self._upcoming, run, count)
+        return ready
+
+    def _upcoming(self, run: int, count: int) -> list[tuple[Task, Parcel | LocalParcel]]:
+        self._work()
+        state = self._dispatcher.runs.get(run)
+        ready = [] if state is None else state.reorder.peek(count)
+        return [(task, outcome) for task, outcome in ready if isinstance(outcome, (Parcel, LocalParcel))]
 
     def _take(self, run: int) -> tuple[Taken | None, int | None]:
         """What is ready. Else None, and the number of the batch to wait for, or None when none is outstanding."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from torch._C._autograd import _profiler_enabled as profiling
 from torch.autograd.profiler import record_function
 
-from nbloader import device as dev
 from nbloader import events as ev
 from nbloader import sampler
 from nbloader.delivery import named
@@ -26,6 +25,7 @@ from nbloader.fetch import mix
 from nbloader.local import LocalEngine
 from nbloader.making import LocalParcel
 from nbloader.reports import Parcel
+from nbloader.upload import Placer, Records, Shipment
 from nbloader.waker import Waker
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ class Epoch(Iterator[T_co]):
         self._batched = loader.batch_sampler is not None
         self._indices = iter(loader._index_sampler)
         self._seed = _draw_seed(loader.generator)
-        self._pin, self._device, self._names = loader._pin, loader._device, loader._names
+        self._names = loader._names
+        self._placer = loader._placer
+        self._kept: Any = None  # taken, and not delivered for want of memory on the device
         self._numbered = 0
         self._dry = False
         self._sampler_error: Exception | None = None
@@ -58,7 +60,7 @@ class Epoch(Iterator[T_co]):
         if not (loader.persistent_workers and engine.loaded) and loader._load():
             engine.replace_all()
         engine.open_run(run, self._seed)
-        self._pass = _Pass(run, loader.events)
+        self._pass = _Pass(run, loader.events, loader._placer)
         self._closer = weakref.finalize(self, _abandon, engine, self._pass)
 
     def begin(self, loader: DataLoader[T_co]) -> Epoch[T_co]:
@@ -98,7 +100,8 @@ class Epoch(Iterator[T_co]):
         Raises:
             StopIteration: The epoch is over.
             Exception: Whatever the dataset or the collate function raised, with the worker's traceback as its cause
-                and the sample's index in a note. The iteration can go on with the next batch.
+                and the sample's index in a note. The iteration can go on with the next batch. Where the memory of the
+                device did not suffice, torch's OutOfMemoryError: then it goes on with the same batch.
         """
         if profiling():
             with record_function(PROFILED):
@@ -112,21 +115,21 @@ class Epoch(Iterator[T_co]):
         self._pass.publish(requested)
         if not self._engine.ahead:
             self._refill()
-        try:
-            got = self._engine.next_batch(self._run, self._pass.waker, self._refill)
-        except LoaderClosedError:
-            self._end("closed")
-            raise
+        got = self._kept
         if got is None:
-            self._finish()
+            try:
+                got = self._engine.next_batch(self._run, self._pass.waker, self._refill)
+            except LoaderClosedError:
+                self._end("closed")
+                raise
+            if got is None:
+                self._finish()
         task, payload, depths = got
         if self._engine.ahead:
             self._refill()
         if isinstance(payload, (Failure, Given)):
             _raise_failure(task, payload, self._batched)
-        batch = payload.open()
-        if self._pin or self._device is not None:
-            batch = dev.place(batch, pin=self._pin, device=self._device)
+        batch = payload.open() if self._placer is None else self._place(self._placer, got)
         if self._names is not None:
             batch = named(batch, self._names)
         self._remember(task, payload, requested, depths)
@@ -154,6 +157,20 @@ class Epoch(Iterator[T_co]):
         if batches:
             self._engine.add(self._run, batches)
         return bool(batches)
+
+    def _place(self, placer: Placer, got: Any) -> Any:
+        """Bring a batch to where it shall be, and begin with those after it that are ready."""
+        task, parcel, _depths = got
+        run, position = self._run, self._pass.delivered
+        self._kept = None
+        try:
+            batch, self._pass.shipment = placer.deliver((run, task.number), parcel, position)
+        except placer.out_of_memory:
+            self._kept = got
+            raise
+        ready = self._engine.upcoming(run, placer.ahead)
+        placer.go_ahead([((run, task.number), parcel) for task, parcel in ready], position + 1)
+        return batch
 
     def _remember(self, task: Task, parcel: Parcel | LocalParcel, requested: int, depths: tuple[int, int, int]) -> None:
         (_run, _number, _layout, _segment, nbytes, _extras, samples, begin, fetched, collated, fetch_cpu, collate_cpu,
@@ -189,7 +206,7 @@ class Epoch(Iterator[T_co]):
 class _Pass:
     """What must be cleared away when an iterator ends, be it by its end or because it was dropped."""
 
-    def __init__(self, run: int, bus: ev.EventBus) -> None:
+    def __init__(self, run: int, bus: ev.EventBus, placer: Placer | None) -> None:
         self.run = run
         self.waker = Waker()
         self.delivered = 0
@@ -197,19 +214,30 @@ class _Pass:
         """Whether a consumer has come for it."""
         self.record: tuple[Any, ...] | None = None
         """Of the batch that the consumer is at: what comes before and after `returned` in a `BatchRecord`."""
+        self.shipment: Shipment | None = None
+        """How that batch is brought to its device."""
         self._bus = bus
+        self._placer = placer
+        self._records = None if placer is None else Records(bus.publish)
 
     def publish(self, returned: int) -> None:
         """The consumer has come back: its last batch's record is complete."""
         if self.record is not None:
             before, after = self.record
             self.record = None
-            self._bus.publish(ev.BatchRecord._make((*before, returned, *after, None)))
+            record = ev.BatchRecord._make((*before, returned, *after, None))
+            if self._records is None:
+                self._bus.publish(record)
+            else:
+                self._records.add(record, self.shipment)
 
     def end(self, engine: Engine | LocalEngine, reason: str) -> None:
         """End the run and tell."""
         now = _clock()
         self.publish(now)
+        if self._placer is not None and self._records is not None:
+            self._placer.forget(self.run)
+            self._records.flush(at_once=True)
         engine.close_run(self.run)
         self.waker.close()
         if self.begun:

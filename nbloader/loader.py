@@ -114,8 +114,10 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
             the same as with processes; private.py says which few random functions are beyond that.
         output: "torch" for tensors or "numpy" for arrays.
         transport: "shared_memory", or "pickle" for plain pickling through the connection, to compare.
-        device: Where batches shall be: None or "cpu", or an accelerator such as "cuda". With a list of devices each
+        device: Where batches shall be: None or "cpu", or an accelerator such as "cuda": then they are uploaded from
+            pinned memory on a stream of their own, whether or not `pin_memory` is set. With a list of devices each
             step gives a list of batches, one for each; a last incomplete list follows `last_batch`.
+        upload_ahead: Batches uploaded to each device before they are asked for.
         last_batch: What becomes of an incomplete last batch, as in Gluon: "keep", "discard" (torch's `drop_last=True`)
             or "rollover": its samples open the next epoch.
         auto_reload: Begin to make the next epoch's first batches as soon as one has been iterated to its end.
@@ -159,6 +161,7 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         output: str = "torch",
         transport: str = "shared_memory",
         device: Any = None,
+        upload_ahead: int = 1,
         last_batch: str | None = None,
         auto_reload: bool = False,
         names: Sequence[str] | None = None,
@@ -189,14 +192,15 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         self.in_order = in_order
         self.drop_last = chosen.last_batch == "discard"
         self.batch_size = chosen.batch_size
-        self._device, self._devices = dev.check_devices(device)
+        self._device, self._devices = dev.check_devices(device, output)
         self._names = check_names(names)
         self.sampler, self.batch_sampler = chosen.samplers(generator, len(self._devices) or 1)
         default = theirs.default_convert if self.batch_sampler is None else theirs.default_collate
         self.collate_fn: Callable[[Any], Any] = default if collate_fn is None else collate_fn
         self._on_error = on_error
         self._output = output
-        self._pin = dev.check_pin(pin_memory)
+        pin = dev.check_pin(pin_memory)
+        self._placer = dev.placer(self._devices or [self._device], pin=pin, ahead=upload_ahead)
         self.events = ev.EventBus()
         """The event bus: `loader.events.subscribe(...)`, `loader.events.batches()`."""
         self._fold = StatsFold()
@@ -272,7 +276,7 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         options.check_not_empty(self.dataset, self.sampler)
         ahead = self._take_ahead()
         epoch = (self._make_epoch() if ahead is None else ahead).begin(self)
-        return Groups(epoch, self._devices) if self._devices else epoch  # type: ignore[return-value]
+        return Groups(epoch, len(self._devices)) if self._devices else epoch  # type: ignore[return-value]
 
     def _make_epoch(self) -> Epoch[T_co]:
         run, self._iterations = self._iterations, self._iterations + 1
@@ -358,6 +362,8 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         self.clean()
         if not self._engine.closed:
             self._engine.close()
+            if self._placer is not None:
+                self._placer.close()
             self.events.publish(ev.LoaderClosed(_clock()))
         self._finalizer.detach()
 

@@ -136,6 +136,10 @@ class LocalEngine:
                 self._pace.wait(min(timeouts, default=None))
             self.callbacks.call()
 
+    def upcoming(self, _run: int, _count: int) -> list[Any]:
+        """Nothing is made before it is wanted."""
+        return []
+
     def _make(self, task: Task) -> LocalParcel | None:
         made, spared = self._maker.make(task)
         for event in tolerant.events(spared, task, -1, batched=self._batched):

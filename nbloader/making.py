@@ -34,6 +34,9 @@ class LocalParcel:
         self.transport = "local"
         self.worker = worker
 
+    mapping = None
+    """It lies in this process's own memory."""
+
     def open(self) -> Any:
         """The batch."""
         return self._batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
@@ -77,6 +78,10 @@ class ReorderBuffer(Generic[T]):
     def take(self) -> T | None:
         """The next item in order, or None when it has not come."""
         return self._ready.popleft() if self._ready else None
+
+    def peek(self, count: int) -> list[T]:
+        """The next items in order that have come, at most `count`; they stay."""
+        return list(itertools.islice(self._ready, count))
 
     def drain(self) -> list[T]:
         """Take out everything, ready or not (to give its memory back)."""

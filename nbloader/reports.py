@@ -66,15 +66,22 @@ class Parcel:
         self.transport = "segment" if self._memory is None else "inline" if header[4] or not extras else "pickle"
 
     def open(self) -> Any:
-        """Build the batch, on the memory in which it came."""
-        memory = self._memory if self._memory is not None else self._maps.lend(self._segment, self.header[4])
+        """Build the batch, on the memory in which it came. From then on this holds that memory, until it dies."""
+        if self._memory is None:
+            self._memory = self._maps.lend(self._segment, self.header[4])
         if self._layout is None:
             data, spans = pickle.loads(self._extras)
-            return load_object(data, memory, spans)
-        return self._layout.build(memory, pickle.loads(self._extras) if self._extras else [])
+            return load_object(data, self._memory, spans)
+        return self._layout.build(self._memory, pickle.loads(self._extras) if self._extras else [])
+
+    @property
+    def mapping(self) -> Any:
+        """Once it is open: the whole segment in which it lies; None where it does not lie in one."""
+        lent = self._segment != NO_SEGMENT and not isinstance(self._memory, bytearray)
+        return self._maps.mapping(self._segment) if lent else None
 
     def discard(self) -> None:
-        """Nobody wants the batch: its segment goes back."""
+        """Nobody wants the batch: its segment goes back, now or (once it was opened) when nobody holds it any more."""
         if self._memory is None:
             self._maps.discard(self._segment)
 

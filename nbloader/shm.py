@@ -20,7 +20,6 @@ import functools
 import mmap
 import os
 import pickle
-import sys
 import tempfile
 import weakref
 from pathlib import Path
@@ -99,16 +98,15 @@ def mapped(fd: int, size: int) -> Any:
     """Map a file into memory, shared and writable, and keep no descriptor of it.
 
     `mmap.mmap` keeps a duplicate of the descriptor (until Python 3.13 can be told not to), and a consumer that keeps
-    batches would soon have too many open files.
+    batches would soon have too many open files. And it unmaps before it tells weak references that it dies, while
+    memory that was pinned must be unpinned first.
 
     Returns:
-        A buffer of `size` bytes; what is built on it keeps it mapped.
+        A ctypes array of `size` bytes; what is built on it keeps it mapped.
 
     Raises:
         OSError: The system's bound on mappings is reached.
     """
-    if sys.version_info >= (3, 13):
-        return mmap.mmap(fd, size, trackfd=False)
     address = _libc().mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
     if address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), f"{size:,} bytes cannot be mapped: {os.strerror(ctypes.get_errno())}")
@@ -197,6 +195,10 @@ class SegmentMaps:
         owner = array_type.from_buffer(memory)
         self._lent[number] = weakref.ref(owner, functools.partial(_give_back, self._lent, self.returned, number))
         return owner
+
+    def mapping(self, number: int) -> Any:
+        """The whole of a segment, a ctypes array; it is unmapped when this and all that is built on it are gone."""
+        return self._maps[number][0]
 
     def discard(self, number: int) -> None:
         """The batch in this segment is not wanted."""

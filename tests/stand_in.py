@@ -1,0 +1,158 @@
+"""A stand-in for an accelerator: it copies late, by address, and so reads whatever lies there by then."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import torch
+
+from nbloader.leaves import map_leaves
+from nbloader.upload import Pinning
+
+
+class DeviceFull(RuntimeError):
+    """As `torch.OutOfMemoryError`."""
+
+
+class StandIn:
+    """One copy stream, of which a copy is carried out when `lag` more were asked about or begun, or it is waited for.
+
+    Like a device it knows only addresses: it keeps no memory of the host alive.
+
+    Args:
+        lag: How late copies are; None for as late as possible.
+        register_fails_at: The registration, counted from 0, from which on all fail.
+        room: Bytes that fit on the device at once.
+        ahead: Whether batches may be copied before they are due.
+    """
+
+    out_of_memory = DeviceFull
+
+    def __init__(self, lag=2, *, way="registered", register_fails_at=None, room=None, ahead=True, name="stand-in:0"):
+        self.name = name
+        self.lag = lag
+        self.room = room
+        self.ahead = ahead
+        self.pinning = Pinning(way, self._register, self._unregister)
+        self.registered = {}
+        self.log = []
+        self.most_flying = 0
+        self._fails_at = register_fails_at
+        self._registrations = itertools.count()
+        self._queue = []
+        self._clock = itertools.count(1)
+
+    # ---- what upload.Accelerator asks for
+
+    def goes_ahead(self, _batch):
+        return self.ahead
+
+    def copy(self, batch, mapping):
+        return StandInCopy(self, batch, self.pinning.of(mapping))
+
+    def memory(self):
+        return f"{self.room} bytes in all"
+
+    # ---- what a test asks for
+
+    def synchronize(self):
+        """Carry out everything."""
+        self.carry_out(len(self._queue))
+
+    def carry_out(self, count):
+        for _ in range(min(count, len(self._queue))):
+            self._queue.pop(0).carry_out()
+
+    def polled(self):
+        """Time goes by: somebody asked."""
+        if self.lag is not None:
+            self.carry_out(len(self._queue) - self.lag)
+
+    def begun(self, copy):
+        self._queue.append(copy)
+        self.most_flying = max(self.most_flying, len(self._queue))
+
+    def tick(self):
+        return next(self._clock)
+
+    def carry_out_until(self, copy):
+        if copy in self._queue:
+            self.carry_out(self._queue.index(copy) + 1)
+
+    def reads_from(self, address, size):
+        return any(address <= begin < address + size for c in self._queue for begin, _n, _out in c.moves)
+
+    def _register(self, address, size):
+        assert address not in self.registered, "registered twice"
+        if self._fails_at is not None and next(self._registrations) >= self._fails_at:
+            return "out of memory"
+        self.registered[address] = size
+        self.log.append(("register", address))
+        return ""
+
+    def _unregister(self, address):
+        size = self.registered.pop(address)
+        if self.reads_from(address, size):
+            self.log.append(("unregistered while it is read", address))
+        ctypes.string_at(address, size)  # it is still mapped, or this crashes
+        self.log.append(("unregister", address))
+
+
+class StandInCopy:
+    def __init__(self, device, batch, memory):
+        self.device = device
+        self.memory = memory
+        self.nbytes = self.pinned = 0
+        self.moves = []
+        self._batch = batch
+        self._times = [0, 0, 0]
+        self._pool = []  # as torch's: what was copied to pinned memory is kept until it was read
+
+    def start(self):
+        self.pinned = self.device.tick()
+        self._times[0] = self.device.tick()
+        try:
+            self._batch = map_leaves(self._batch, self._send)
+        finally:
+            self.device.begun(self)
+
+    def _send(self, leaf):
+        if not isinstance(leaf, torch.Tensor):
+            return leaf.to(self.device.name, non_blocking=True)
+        if self.device.room is not None and self.nbytes + leaf.nbytes > self.device.room:
+            raise DeviceFull(f"tried to allocate {leaf.nbytes} bytes")
+        if self.memory != "registered":
+            leaf = leaf.clone()
+            self._pool.append(leaf)
+        out = torch.full_like(leaf, 99)
+        self.moves.append((leaf.data_ptr(), leaf.nbytes, out))
+        self.nbytes += leaf.nbytes
+        return out
+
+    def carry_out(self):
+        for address, nbytes, out in self.moves:
+            ctypes.memmove(out.data_ptr(), address, nbytes)
+        self.moves = []
+        self._times[1] = self.device.tick()
+
+    def done(self):
+        self.device.polled()
+        return not self._pending()
+
+    def wait(self):
+        self.device.carry_out_until(self)
+
+    def deliver(self):
+        self._times[2] = self.device.tick()
+        batch, self._batch = self._batch, None
+        return batch
+
+    def told(self):
+        return not self._pending() and self._times[2] > 0
+
+    def times(self):
+        return tuple(self._times)
+
+    def _pending(self):
+        return self in self.device._queue

@@ -1,0 +1,574 @@
+"""What is uploaded when, and when memory may go back: the decisions, with scripted devices and real workers."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import gc
+import logging
+import mmap
+import os
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from datasets import Images, Numbers, Structured, flat, wait_for
+from hypothesis import given
+from hypothesis import strategies as st
+from stand_in import DeviceFull, StandIn
+from test_collate import assert_same
+
+from nbloader import DataLoader, shm
+from nbloader.events import BatchRecord
+from nbloader.upload import RECORDS, Lane, Pinning, Placer, Records, Shipment
+
+# ---- one lane, scripted
+
+
+class Scripted:
+    """A device whose copies are done when the script says so."""
+
+    name = "scripted:0"
+    out_of_memory = DeviceFull
+
+    def __init__(self):
+        self.copies = []
+        self.full = False
+        self.ahead = True
+
+    def goes_ahead(self, _batch):
+        return self.ahead
+
+    def copy(self, batch, mapping):
+        self.copies.append(ScriptedCopy(self, batch))
+        return self.copies[-1]
+
+    def memory(self):
+        return "1 of its 2 MB are free"
+
+    def finish(self, count):
+        for copy in [c for c in self.copies if c.started and not c.finished][:count]:
+            copy.finished = True
+
+
+class ScriptedCopy:
+    memory, nbytes, pinned = "registered", 8, 0
+
+    def __init__(self, device, batch):
+        self.device = device
+        self.batch = batch
+        self.number = batch
+        self.started = self.finished = self.delivered = self.waited = False
+
+    def start(self):
+        self.started = True
+        if self.device.full:
+            raise DeviceFull("tried to allocate 1 MB")
+
+    def done(self):
+        return self.finished or not self.started
+
+    def wait(self):
+        self.waited = True
+        while not self.finished:
+            self.device.finish(1)
+
+    def deliver(self):
+        assert not self.delivered
+        self.delivered = True
+        return f"batch {self.batch} on the device"
+
+    def told(self):
+        return self.finished and self.delivered
+
+    def times(self):
+        return (1, 2, 3) if self.finished else (0, 0, 0)
+
+
+class Box:
+    """A parcel that tells when its memory goes back."""
+
+    mapping = None
+
+    def __init__(self, number, returned):
+        self.number = number
+        weakref.finalize(self, returned.append, number)
+
+    def open(self):
+        return self.number
+
+
+def actions():
+    step = st.one_of(
+        st.just(("deliver", 0)),
+        st.tuples(st.just("ready"), st.integers(1, 3)),
+        st.tuples(st.just("finish"), st.integers(1, 3)),
+        st.tuples(st.just("full"), st.booleans()),
+        st.just(("other type", 0)),
+        st.just(("forget", 0)),
+    )
+    return st.lists(step, max_size=60)
+
+
+@given(st.integers(0, 3), actions())
+def test_memory_goes_back_once_and_never_before_its_copy_is_done(ahead, script):  # noqa: C901 - a script
+    device = Scripted()
+    lane = Lane(device, ahead)
+    returned, line, delivered, made = [], collections.deque(), [], 0
+    run = 0
+
+    def check():
+        by_number = collections.defaultdict(list)
+        for copy in device.copies:
+            by_number[copy.number].append(copy)
+        assert len(set(returned)) == len(returned)
+        for number in returned:
+            assert all(c.done() for c in by_number[number]), "went back while the device read it"
+        assert sum(not c.done() for c in device.copies) <= lane.flying <= ahead + 1 + device.full
+        assert delivered == sorted(delivered), "in order"
+        begun = {c.number for c in device.copies if c.started and not c.delivered} - set(returned)
+        assert len(begun - set(delivered)) <= ahead + 1
+
+    for action, value in script:
+        if action == "ready":
+            for _ in range(value):
+                line.append(Box(made, returned))
+                made += 1
+        elif action == "finish":
+            device.finish(value)
+        elif action == "full":
+            device.full = value
+        elif action == "other type":
+            device.ahead = not device.ahead
+        elif action == "forget":
+            lane.forget(run)
+            line.clear()
+            run += 1
+        elif line:
+            try:
+                batch, copy, _begin = lane.deliver((run, line[0].number), line[0])
+            except DeviceFull:
+                assert device.full
+                check()
+                continue
+            box = line.popleft()
+            assert batch == f"batch {box.number} on the device"
+            assert copy.number == box.number
+            delivered.append(box.number)
+            del box, copy
+            for box in list(line)[:ahead]:
+                if not lane.ahead((run, box.number), box):
+                    break
+            box = None
+        check()
+    line.clear()
+    lane.close()
+    assert all(c.done() for c in device.copies)
+    assert sorted(returned) == list(range(made)), "all of it went back"
+
+
+def test_a_batch_that_is_ready_is_begun_while_the_consumer_has_the_one_before():
+    device, returned = Scripted(), []
+    lane = Lane(device, 1)
+    first, second, third = boxes = [Box(i, returned) for i in range(3)]
+    lane.deliver((0, 0), first)
+    assert lane.ahead((0, 1), second)
+    assert not lane.ahead((0, 2), third), "one ahead is enough"
+    assert [c.number for c in device.copies] == [0, 1]
+    batch, copy, _begin = lane.deliver((0, 1), second)
+    assert (batch, copy) == ("batch 1 on the device", device.copies[1])
+    assert not copy.waited, "the device waits, not the host"
+    del boxes, first, second, third
+
+
+def test_the_host_waits_for_a_copy_only_when_more_than_allowed_are_under_way():
+    device, returned = Scripted(), []
+    lane = Lane(device, 1)
+    for number in range(2):
+        lane.deliver((0, number), Box(number, returned))
+    assert not any(c.waited for c in device.copies)
+    assert returned == [], "both are being read"
+    lane.deliver((0, 2), Box(2, returned))
+    assert [c.waited for c in device.copies] == [True, False, False]
+    assert returned == [0]
+    lane.close()
+
+
+def test_no_room_ahead_is_no_error_and_is_not_tried_again_in_that_run(caplog):
+    device, returned = Scripted(), []
+    lane = Lane(device, 1)
+    boxes = [Box(i, returned) for i in range(4)]
+    lane.deliver((0, 0), boxes[0])
+    device.full = True
+    with caplog.at_level(logging.WARNING):
+        assert not lane.ahead((0, 1), boxes[1])
+    assert "no room for a batch ahead on scripted:0" in caplog.text
+    device.full = False
+    assert lane.deliver((0, 1), boxes[1])[0] == "batch 1 on the device"
+    device.finish(9)
+    assert not lane.ahead((0, 2), boxes[2])
+    assert lane.ahead((1, 0), boxes[3]), "the next run tries again"
+    lane.close()
+
+
+def test_a_full_device_is_one_clear_error_and_the_batch_can_be_had_again():
+    device = Scripted()
+    lane = Lane(device, 1)
+    box = Box(7, [])
+    device.full = True
+    with pytest.raises(DeviceFull, match=r"batch 7 does not fit on scripted:0: tried to allocate 1 MB \(1 of its 2 MB"):
+        lane.deliver((0, 7), box)
+    device.full = False
+    assert lane.deliver((0, 7), box)[0] == "batch 7 on the device"
+    lane.close()
+
+
+def test_a_lane_that_is_dropped_waits_for_its_copies_before_their_memory_goes():
+    device, returned = Scripted(), []
+    lane = Lane(device, 1)
+    lane.deliver((0, 0), Box(0, returned))
+    del lane
+    gc.collect()
+    assert device.copies[0].waited
+    assert returned == [0]
+
+
+def test_a_batch_that_was_made_again_is_not_the_one_that_was_begun():
+    device, returned = Scripted(), []
+    lane = Lane(device, 1)
+    old, new = Box(1, returned), Box(2, returned)
+    assert lane.ahead((0, 1), old)
+    assert lane.deliver((0, 1), new)[0] == "batch 2 on the device"
+    lane.close()
+
+
+def test_batches_go_to_the_devices_in_turn_and_one_begun_for_the_wrong_device_is_begun_again():
+    devices = Scripted(), Scripted()
+    placer = Placer([*devices, None], 1)
+    assert placer.ahead == 3
+    returned = []
+    boxes = [Box(i, returned) for i in range(6)]
+    got = [placer.deliver((0, i), boxes[i], i) for i in range(3)]
+    assert [batch for batch, _shipment in got] == ["batch 0 on the device", "batch 1 on the device", 2]
+    assert got[2][1] is None
+    placer.go_ahead([((0, i), boxes[i]) for i in (3, 4)], 3)
+    assert [[c.number for c in d.copies] for d in devices] == [[0, 3], [1, 4]]
+    placer.deliver((0, 4), boxes[4], 3)  # batch 3 was skipped
+    assert [[c.number for c in d.copies] for d in devices] == [[0, 3, 4], [1, 4]]
+    placer.forget(0)
+    placer.close()
+    assert all(lane.flying == 0 for lane in placer._lanes if lane)
+
+
+# ---- records
+
+
+def record(number):
+    return BatchRecord(**dict.fromkeys(BatchRecord._fields, 0) | {"index": number})  # type: ignore[arg-type]
+
+
+def test_records_wait_for_the_devices_times_and_stay_in_order():
+    device, published = Scripted(), []
+    copies = [ScriptedCopy(device, i) for i in range(3)]
+    records = Records(published.append)
+    for number, copy in enumerate(copies):
+        copy.started = copy.delivered = True
+        records.add(record(number), Shipment("scripted:0", copy, 5))
+    records.add(record(3), None)
+    assert published == []
+    copies[1].finished = True
+    records.flush()
+    assert published == [], "the first is not told"
+    copies[0].finished = True
+    records.flush()
+    assert [r.index for r in published] == [0, 1]
+    assert published[0].placed == ("scripted:0", "registered", 5, 0, 1, 2, 3, 8)
+    records.flush(at_once=True)
+    assert [r.index for r in published] == [0, 1, 2, 3]
+    assert published[2].placed.uploaded == 0
+    assert not published[3].placed
+
+
+def test_records_do_not_wait_without_bound():
+    published = []
+    records = Records(published.append)
+    copy = ScriptedCopy(Scripted(), 0)
+    for number in range(RECORDS + 5):
+        records.add(record(number), Shipment("scripted:0", copy, 0))
+    assert [r.index for r in published] == [0, 1, 2, 3, 4]
+
+
+# ---- pinning in place
+
+
+def segment(size=mmap.PAGESIZE):
+    fd = shm.anonymous_file(size)
+    memory = shm.mapped(fd, size)
+    os.close(fd)
+    return memory
+
+
+def test_a_segment_is_registered_once_and_unregistered_before_it_is_unmapped():
+    log = []
+
+    def unregister(address):
+        ctypes.string_at(address, mmap.PAGESIZE)  # crashes if it is unmapped
+        log.append(("unregister", address))
+
+    pinning = Pinning("registered", lambda address, size: log.append(("register", address, size)) or "", unregister)
+    memory = segment()
+    address = ctypes.addressof(memory)
+    assert [pinning.of(memory) for _ in range(3)] == ["registered"] * 3
+    assert log == [("register", address, mmap.PAGESIZE)]
+    view = np.frombuffer((ctypes.c_char * mmap.PAGESIZE).from_buffer(memory), np.uint8)
+    del memory
+    gc.collect()
+    assert len(log) == 1, "an array still views it"
+    del view
+    gc.collect()
+    assert log[1:] == [("unregister", address)]
+
+
+def test_where_registering_fails_batches_are_copied_and_those_registered_stay_so(caplog):
+    answers = ["", "the limit of locked memory is reached"]
+    pinning = Pinning("registered", lambda _address, _size: answers.pop(0), lambda _address: None)
+    one, two, three = segment(), segment(), segment()
+    assert pinning.of(one) == "registered"
+    assert pinning.of(two) == "copied"
+    assert "0.0 MB of shared memory cannot be pinned (the limit of locked memory is reached)" in caplog.text
+    assert pinning.of(three) == "copied", "it is not tried again"
+    assert pinning.way == "copied"
+
+
+@pytest.mark.parametrize(("way", "mapping", "then"), [("registered", None, "copied"), ("pageable", 1, "pageable")])
+def test_what_lies_in_no_segment_is_copied(way, mapping, then):
+    assert Pinning(way, None, None).of(mapping) == then
+
+
+# ---- whole loaders, real workers, late copies
+
+
+def images(numbers):
+    return [torch.tensor(numbers).float().view(-1, 1, 1).expand(-1, 64, 64), torch.tensor(numbers)]
+
+
+def assert_images(batches, n=40, size=4):
+    expected = [images(list(range(i, min(i + size, n)))) for i in range(0, n, size)]
+    assert len(batches) == len(expected)
+    for mine, theirs in zip(batches, expected, strict=True):
+        assert_same(mine, theirs)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3, None])
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_copies_that_come_late_read_what_the_worker_wrote(lag, ahead):
+    device = StandIn(lag)
+    with DataLoader(Images(40), 4, num_workers=2, device=device, upload_ahead=ahead) as loader:
+        for _ in range(2):
+            batches = list(loader)
+            device.synchronize()
+            assert_images(batches)
+    assert device.most_flying <= ahead + 1
+    assert not device.registered, "all of it was unregistered"
+    assert not [line for line in device.log if line[0] == "unregistered while it is read"]
+
+
+def test_batches_are_uploaded_while_the_consumer_has_the_one_before():
+    device = StandIn(None)
+    seen = []
+    with DataLoader(Images(40), 4, num_workers=2, device=device) as loader:
+        for _batch in loader:
+            wait_for(lambda: loader.stats().ready or len(seen) >= 7, "the next batch")
+            seen.append(len(device._queue))
+    assert max(seen) == 2, "this one, and one ahead"
+
+
+@pytest.mark.parametrize("way", ["copied", "pageable"])
+def test_the_other_ways_give_the_same_batches(way):
+    device = StandIn(3, way=way)
+    with DataLoader(Images(40), 4, num_workers=2, device=device) as loader:
+        batches = list(loader)
+        device.synchronize()
+        assert {r.placed.memory for r in loader.events.batches()} == {way}
+    assert_images(batches)
+    assert device.log == []
+
+
+def test_a_failing_registration_changes_the_way_in_mid_epoch():
+    device = StandIn(3, register_fails_at=1)
+    with DataLoader(Images(80), 4, num_workers=2, device=device) as loader:
+        batches = list(loader)
+        device.synchronize()
+        ways = {r.placed.memory for r in loader.events.batches()}
+    assert_images(batches, 80)
+    assert ways == {"registered", "copied"}
+    assert len([line for line in device.log if line[0] == "register"]) == 1
+
+
+def test_records_tell_the_way_to_the_device():
+    device = StandIn(1)
+    with DataLoader(Images(40), 4, num_workers=2, device=device) as loader:
+        list(loader)
+        records = loader.events.batches()
+    assert [r.index for r in records] == list(range(10))
+    placed = [r.placed for r in records]
+    assert {(p.device, p.memory, p.nbytes) for p in placed} == {("stand-in:0", "registered", 4 * 64 * 64 * 4 + 4 * 8)}
+    for r, p in zip(records[:-2], placed[:-2], strict=True):
+        assert r.in_order <= p.begin <= r.delivered
+        assert 0 < p.pinned < p.upload_begin < p.uploaded
+        assert p.needed > 0
+
+
+def test_batches_without_a_device_have_no_such_record():
+    with DataLoader(Numbers(8), 4, num_workers=1) as loader:
+        list(loader)
+        assert {r.placed for r in loader.events.batches()} == {None}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_every_kind_of_batch_is_uploaded(num_workers):
+    device = StandIn(2)
+    plain = list(DataLoader(Structured(12), 4))
+    with DataLoader(Structured(12), 4, num_workers=num_workers, device=device) as loader:
+        batches = list(loader)
+        device.synchronize()
+    for mine, theirs in zip(batches, plain, strict=True):
+        assert_same(mine, theirs)
+
+
+def test_small_batches_and_own_collate_functions_are_uploaded():
+    def pairs(samples):
+        return torch.tensor(samples), {"big": torch.full((100, 100), float(samples[0])), "name": "x"}
+
+    device = StandIn(2)
+    with (
+        DataLoader(Numbers(12), 4, num_workers=2, device=device) as small,
+        DataLoader(Numbers(12), 4, num_workers=2, device=device, collate_fn=pairs) as own,
+    ):
+        mine, theirs = list(small), list(own)
+        device.synchronize()
+        assert flat(mine) == list(range(12))
+        for i, (numbers, rest) in enumerate(theirs):
+            assert numbers.tolist() == list(range(4 * i, 4 * i + 4))
+            assert torch.equal(rest["big"], torch.full((100, 100), 4.0 * i))
+            assert rest["name"] == "x"
+        assert {r.placed.memory for r in small.events.batches()} == {"copied"}
+        assert {r.placed.memory for r in own.events.batches()} == {"registered"}
+
+
+class Ragged:
+    """A batch type of the user's own."""
+
+    def __init__(self, values):
+        self.values = values
+        self.device = "here"
+
+    def to(self, device, *, non_blocking):
+        moved = Ragged(self.values)
+        moved.device = device, non_blocking
+        return moved
+
+
+def test_own_batch_types_are_moved_by_their_own_method():
+    device = StandIn(2, ahead=False)
+    with DataLoader(Numbers(8), 4, num_workers=1, device=device, collate_fn=Ragged) as loader:
+        batches = list(loader)
+    assert [b.values for b in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert {b.device for b in batches} == {("stand-in:0", True)}
+
+
+def segments_out(loader):
+    """Segments that are lent, by worker."""
+    return sum(len(handle.maps._lent) for handle in loader._engine._crew.pool.handles.values())
+
+
+def test_a_loop_left_early_gives_back_what_was_uploaded_ahead():
+    device = StandIn(None)
+    with DataLoader(Images(80), 4, num_workers=2, device=device) as loader:
+        for _ in range(5):
+            next(iter(loader))
+            batches = list(loader)  # the workers write over what was left
+            device.synchronize()
+            assert_images(batches, 80)
+            del batches
+        loader._placer.close()
+        gc.collect()
+        assert segments_out(loader) == 0
+
+
+def test_closing_the_loader_waits_for_its_copies():
+    device = StandIn(None)
+    loader = DataLoader(Images(80), 4, num_workers=2, device=device)
+    batch = next(iter(loader))
+    assert device._queue
+    loader.close()
+    assert not device._queue
+    assert_same(batch, images([0, 1, 2, 3]))
+    gc.collect()
+    assert not device.registered
+
+
+def test_a_loader_that_is_dropped_waits_for_its_copies():
+    device = StandIn(None)
+    batch = next(iter(DataLoader(Images(80), 4, num_workers=2, device=device)))
+    wait_for(lambda: gc.collect() is not None and not device.registered, "the end of the loader")
+    assert_same(batch, images([0, 1, 2, 3]))
+    assert not [line for line in device.log if line[0] == "unregistered while it is read"]
+
+
+def test_restarted_workers_leave_their_memory_to_the_copies():
+    device = StandIn(None)
+    with DataLoader(Images(80), 4, num_workers=2, device=device) as loader:
+        batches = []
+        for i, batch in enumerate(loader):
+            batches.append(batch)
+            if i in (3, 9):
+                loader.restart_workers()
+        device.synchronize()
+    assert_images(batches, 80)
+    assert not [line for line in device.log if line[0] == "unregistered while it is read"]
+
+
+def test_a_pause_holds_back_what_is_uploaded_already():
+    device = StandIn(None)
+    with DataLoader(Images(40), 4, num_workers=2, device=device) as loader:
+        it = iter(loader)
+        batches = [next(it)]
+        wait_for(lambda: loader.stats().ready >= 2, "batches that are ready")
+        batches.append(next(it))
+        assert len(device._queue) == 2
+        loader.pause()
+        wait_for(lambda: loader.stats().state == "paused", "the pause")
+        loader.on_wait(loader.resume)
+        batches += it
+        device.synchronize()
+    assert_images(batches)
+
+
+def test_a_full_device_loses_no_batch_and_leaves_the_loader_usable():
+    device = StandIn(1, room=4 * 64 * 64 * 4 + 10)  # the images fit, the labels beside them do not
+    with DataLoader(Images(16), 4, num_workers=2, device=device) as loader:
+        it = iter(loader)
+        with pytest.raises(DeviceFull, match=r"batch 0 does not fit on stand-in:0: tried to allocate 32 bytes"):
+            next(it)
+        with pytest.raises(DeviceFull, match="batch 0"):
+            next(it)
+        device.room = None
+        batches = list(it)
+        device.synchronize()
+        assert_images(batches, 16)
+        batches = list(loader)
+        device.synchronize()
+        assert_images(batches, 16)
+
+
+def test_several_devices_take_turns():
+    devices = StandIn(2, name="stand-in:0"), StandIn(None, name="stand-in:1")
+    with DataLoader(Images(40), 4, num_workers=2, device=devices) as loader:
+        steps = list(loader)
+        for device in devices:
+            device.synchronize()
+        assert [r.placed.device for r in loader.events.batches()] == ["stand-in:0", "stand-in:1"] * 5
+    assert [len(step) for step in steps] == [2] * 5
+    assert_images([batch for step in steps for batch in step])
