@@ -31,7 +31,7 @@ NOT_COLLATED = "default_collate: batch must contain tensors, numpy arrays, numbe
 
 _shape_of = operator.attrgetter("shape")
 _dtype_of = operator.attrgetter("dtype")
-_SCALARS: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}
+SCALARS: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}
 
 
 class NotPlannedError(Exception):
@@ -83,7 +83,7 @@ class Plan:
         kind = type(first)
         if kind is np.ndarray or kind is np.memmap:
             return self._arrays(values, first)
-        scalar = _SCALARS.get(kind)
+        scalar = SCALARS.get(kind)
         if scalar is not None:
             if len(set(map(type, values))) > 1:
                 raise NotPlannedError

@@ -16,6 +16,7 @@ from nbloader.dispatch import Task
 from nbloader.faults import Nothing, SpareSample
 from nbloader.pickles import tensor_of
 from nbloader.private import without_mode
+from nbloader.refill import Known
 
 _clock = time.perf_counter_ns
 
@@ -76,6 +77,7 @@ class Maker:
         self._output = output
         self._on_error = on_error
         self._worker = worker
+        self._known = Known()
 
     def make(self, task: Task) -> tuple[LocalParcel | Nothing, list[SpareSample]]:
         """Make a batch.
@@ -118,10 +120,23 @@ class Maker:
             return collate_object(samples), 0
 
     def _stack(self, samples: list[Any]) -> tuple[Any, int]:
+        known = self._known.get(len(samples))
+        if known is not None:
+            fill, nbytes, build = known
+            memory = bytearray(nbytes)
+            extras: list[Any] = []
+            try:
+                fill(samples, memory, extras)
+            except Exception:  # noqa: BLE001 - whatever is wrong, the plan says it
+                self._known.forget(len(samples))
+            else:
+                return build(memory, extras), nbytes
         plan = Plan(samples)
         memory = bytearray(plan.nbytes)
         plan.fill(memory)
-        return builder(plan.tree, self._output)(memory, plan.extras), plan.nbytes
+        build = builder(plan.tree, self._output)
+        self._known.planned(plan, samples, build)
+        return build(memory, plan.extras), plan.nbytes
 
 
 def _as_tensor(array: Any) -> Any:

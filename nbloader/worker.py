@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -33,6 +33,7 @@ from nbloader.collate import ArrayToBeTensor, NotPlannedError, Plan, collate_obj
 from nbloader.faults import describe
 from nbloader.imports import when_imported
 from nbloader.private import WorkerInfo, own
+from nbloader.refill import Known
 from nbloader.shm import INLINE_LIMIT, SegmentPool, aligned, load_shared
 from nbloader.wire import Bytes, Channel, Kind
 
@@ -46,6 +47,8 @@ NO_SEGMENT = -1
 PICKLED = -1
 """In place of a layout: the extras hold (pickle, spans) of an object."""
 MAX_LAYOUTS = 256
+Encoded: TypeAlias = "tuple[int, bytes, int, Any, int]"
+"""A batch ready to be sent: (layout, extras, bytes, memory, segment)."""
 
 
 _info: WorkerInfo | None = None
@@ -227,6 +230,7 @@ class Worker:
         self._seeded = seeded
         self._segments = SegmentPool()
         self._layouts: dict[Any, int] = {}
+        self._known = Known()
         self._pending = deque(frames)  # frames that have come and were not looked at
 
     def run(self) -> None:
@@ -306,8 +310,8 @@ class Worker:
         else:
             self._send(Kind.BATCH, header, extras)
 
-    def _encode(self, samples: Any) -> tuple[int, bytes, int, Any, int]:
-        """Collate and write. Returns (layout, extras, bytes, memory, segment)."""
+    def _encode(self, samples: Any) -> Encoded:
+        """Collate and write."""
         if self._collate_fn is not None:
             return self._encode_object(self._collate_fn(samples))
         if not self._batched:
@@ -316,6 +320,26 @@ class Worker:
             return self._encode_object(collate_object(samples))
         if not isinstance(samples, list):
             samples = list(samples)
+        return self._encode_known(samples) or self._encode_planned(samples)
+
+    def _encode_known(self, samples: list[Any]) -> Encoded | None:
+        """Fill a batch that is laid out as the one before; None where it is not."""
+        known = self._known.get(len(samples))
+        if known is None:
+            return None
+        fill, nbytes, layout = known
+        memory, segment = self._take(nbytes)
+        extras: list[Any] = []
+        try:
+            fill(samples, memory, extras)
+        except Exception:  # noqa: BLE001 - whatever is wrong, the plan says it
+            self._known.forget(len(samples))
+            if segment != NO_SEGMENT:
+                self._segments.give_back([segment])
+            return None
+        return layout, dump_object(extras, out_of_band=False)[0] if extras else b"", nbytes, memory, segment
+
+    def _encode_planned(self, samples: list[Any]) -> Encoded:
         try:
             plan = Plan(samples)
         except NotPlannedError:
@@ -328,10 +352,11 @@ class Worker:
             if segment != NO_SEGMENT:
                 self._segments.give_back([segment])
             raise
+        self._known.planned(plan, samples, layout)
         extras = dump_object(plan.extras, out_of_band=False)[0] if plan.extras else b""
         return layout, extras, plan.nbytes, memory, segment
 
-    def _encode_object(self, batch: Any) -> tuple[int, bytes, int, Any, int]:
+    def _encode_object(self, batch: Any) -> Encoded:
         data, buffers = dump_object(batch, out_of_band=self._shared_memory)
         spans, nbytes = [], 0
         for raw in buffers:
@@ -366,6 +391,7 @@ class Worker:
         if layout is None:
             if len(self._layouts) >= MAX_LAYOUTS:
                 self._layouts.clear()
+                self._known = Known()
             layout = self._layouts[tree] = len(self._layouts)
             self._send(Kind.LAYOUT, layout.to_bytes(8, "little"), cloudpickle.dumps(tree))
         return layout

@@ -1,0 +1,183 @@
+"""Batches that are laid out as the one before are filled as if they had been planned; all others are planned."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_collate import assert_same
+
+from nbloader.collate import Plan, builder
+from nbloader.refill import MAX_SIZES, Known
+
+LEAVES = (
+    lambda i: np.full(3, i, np.float32),
+    lambda i: np.full((2, 3), i, np.float32),
+    lambda i: np.full((3, 2), i, np.float32),
+    lambda i: np.full(3, i, np.float64),
+    lambda i: np.full(3, i, np.float16),
+    lambda i: np.full(3, i, ">f4"),
+    lambda i: np.full(4, i, np.float32),
+    lambda i: np.full((4, 6), i, np.float32)[:, ::2],
+    lambda i: np.full(3, i % 2, bool),
+    lambda i: np.zeros((0, 3), np.float32),
+    lambda i: np.zeros((3, 0), np.float32),
+    lambda i: np.array(i, np.float32),
+    lambda i: np.ma.masked_array([i, 2], [True, False]),
+    lambda i: i,
+    float,
+    lambda i: i % 2 == 0,
+    lambda i: 2**70 + i,
+    np.int32,
+    np.float64,
+    lambda i: f"text {i}",
+    lambda i: b"bytes",
+    lambda i: torch.full((3,), float(i)),
+    lambda i: torch.full((3,), i),
+    lambda i: torch.full((3,), float(i), dtype=torch.bfloat16),
+    lambda i: torch.full((3,), float(i), requires_grad=True),
+    lambda i: torch.full((2, 3), float(i)),
+    torch.tensor,
+)
+
+structures = st.recursive(
+    st.sampled_from(LEAVES),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(tuple),
+        st.lists(inner, min_size=1, max_size=3),
+        st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=3),
+    ),
+    max_leaves=4,
+)
+
+
+def made(structure, i):
+    if isinstance(structure, (tuple, list)):
+        return type(structure)(made(part, i) for part in structure)
+    if isinstance(structure, dict):
+        return {key: made(part, i) for key, part in structure.items()}
+    return structure(i)
+
+
+def planned(samples):
+    """What the plan alone makes of it: a batch, or the type and text of an error."""
+    try:
+        plan = Plan(samples)
+        memory = bytearray(plan.nbytes)
+        plan.fill(memory)
+        return builder(plan.tree, "torch")(memory, plan.extras)
+    except Exception as error:
+        return type(error), str(error)
+
+
+def filled(known, samples):
+    """The same by way of what is known; and whether it was known."""
+    entry = known.get(len(samples))
+    if entry is not None:
+        fill, nbytes, tree = entry
+        memory, extras = bytearray(b"\xa5" * nbytes), []
+        try:
+            fill(samples, memory, extras)
+        except Exception:
+            known.forget(len(samples))
+        else:
+            return builder(tree, "torch")(memory, extras), True
+    try:
+        plan = Plan(samples)
+    except Exception as error:
+        return (type(error), str(error)), False
+    memory = bytearray(plan.nbytes)
+    try:
+        plan.fill(memory)
+    except Exception as error:
+        return (type(error), str(error)), False
+    known.planned(plan, samples, plan.tree)
+    return builder(plan.tree, "torch")(memory, plan.extras), False
+
+
+@given(
+    st.lists(structures, min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.none() | st.tuples(st.integers(0, 2), structures))),
+)
+def test_whatever_comes_after_whatever_the_batch_is_the_planned_one(kinds, batches):
+    """Batches of two or three structures in any order; in some of them one sample is of another structure."""
+    known = Known()
+    for number, (kind, size, odd) in enumerate(batches):
+        samples = [made(kinds[kind % len(kinds)], 10 * number + i) for i in range(size)]
+        if odd is not None:
+            samples[odd[0] % size] = made(odd[1], number)
+        got, _ = filled(known, samples)
+        assert_same(got, planned(samples))
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        {"a": LEAVES[0], "b": (LEAVES[1], LEAVES[13]), "c": [LEAVES[19], LEAVES[14]]},
+        (LEAVES[7], LEAVES[8], LEAVES[15], LEAVES[17], LEAVES[20]),
+        (LEAVES[21], LEAVES[23], LEAVES[26]),
+    ],
+    ids=["dict", "tuple", "tensors"],
+)
+def test_the_third_batch_alike_is_not_planned(structure):
+    known = Known()
+    for number in range(4):
+        samples = [made(structure, 10 * number + i) for i in range(3)]
+        got, was_known = filled(known, samples)
+        assert was_known == (number > 1)
+        assert_same(got, planned(samples))
+
+
+def test_batches_that_all_differ_are_never_known():
+    known = Known()
+    for number in range(10):
+        _, was_known = filled(known, [np.zeros(number + 1, np.float32)] * 2)
+        assert not was_known
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        np.zeros(3, np.float64),
+        np.zeros(2, np.float32),
+        np.zeros((3, 1), np.float32),
+        np.zeros(3, ">f4"),
+        np.array(0, np.float32),
+        np.ma.masked_array(np.zeros(3, np.float32), [True, False, True]),
+        [0.0, 0.0, 0.0],
+        torch.zeros(3),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_array_that_differs_is_seen(odd, place):
+    known = Known()
+    for _ in range(2):
+        filled(known, [np.ones(3, np.float32)] * 3)
+    samples = [np.ones(3, np.float32)] * 3
+    samples[place] = odd
+    got, was_known = filled(known, samples)
+    assert not was_known
+    assert_same(got, planned(samples))
+
+
+def test_lengths_that_only_add_up_are_seen():
+    known = Known()
+    for _ in range(2):
+        filled(known, [np.ones((3, 2), np.float32)] * 3)
+    uneven = [np.ones((n, 2), np.float32) for n in (2, 4, 3)]
+    (error, text), was_known = filled(known, uneven)
+    assert not was_known
+    assert error is RuntimeError
+    assert "equal size" in text
+
+
+def test_what_is_remembered_is_bounded():
+    known = Known()
+    for size in range(1, 5 * MAX_SIZES):
+        for _ in range(2):
+            filled(known, [1.0] * size)
+    assert len(known._trees) <= MAX_SIZES
+    assert len(known._known) <= MAX_SIZES
