@@ -56,7 +56,10 @@ _clock = time.perf_counter_ns
 _made_at: weakref.WeakValueDictionary[tuple[str, int], DataLoader[Any]] = weakref.WeakValueDictionary()
 """Loaders by the line that made them: when a cell is run again, the loader it made before gives up its workers."""
 
-_FIXED = frozenset({"dataset", "batch_size", "batch_sampler", "sampler", "drop_last", "workers", "persistent_workers"})
+_FIXED = frozenset({
+    "dataset", "batch_size", "batch_sampler", "sampler", "drop_last", "last_batch", "workers", "persistent_workers",
+    "prefetch", "output", "transport", "device", "auto_reload", "names", "on_error", "on_timeout", "max_restarts",
+})  # fmt: skip
 
 _engines: weakref.WeakSet[Engine | LocalEngine] = weakref.WeakSet()
 
@@ -209,6 +212,12 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         self._iterations = 0
         self._auto_reload = auto_reload
         self._ahead = None
+        # Lightning, and from_torch(), make loaders like this one of what they find in vars(loader).
+        vars(self).update(
+            num_workers=num_workers, prefetch_factor=prefetch_factor, prefetch=prefetch, output=output,
+            transport=transport, device=device, last_batch=last_batch, auto_reload=auto_reload, names=names,
+            on_error=on_error, on_timeout=on_timeout, max_restarts=max_restarts,
+        )  # fmt: skip
         self._engine: Engine | LocalEngine
         if num_workers == 0 and not prefetch:
             self._engine = LocalEngine(self.events, batched=self.batch_sampler is not None, output=output)

@@ -59,7 +59,7 @@ class Steering(Turns):
                 "makes batches in this process. Make a new loader."
             )
         if value != self._num_workers:
-            self._num_workers = value
+            self._num_workers = vars(self)["num_workers"] = value
             self._engine.resize(value)
 
     @property
@@ -79,7 +79,9 @@ class Steering(Turns):
         self._check_open()
         if not self._num_workers:
             raise ValueError("prefetch_factor needs num_workers > 0: without workers nothing is made ahead")
-        self._prefetch_factor = options.natural("prefetch_factor", value, options.PREFETCH_FACTOR)
+        self._prefetch_factor = vars(self)["prefetch_factor"] = options.natural(
+            "prefetch_factor", value, options.PREFETCH_FACTOR
+        )
         self._engine.set_prefetch_factor(self._prefetch_factor)
 
     # ---- workers ----------------------------------------------------------------------------------------------------

@@ -121,19 +121,29 @@ _SAME = (
 )  # fmt: skip
 
 
+_OURS = (
+    "num_workers", "prefetch_factor", "prefetch", "workers", "output", "transport", "device", "last_batch",
+    "auto_reload", "names", "on_error", "on_timeout", "max_restarts",
+)  # fmt: skip
+
+
 def arguments_of(loader: Any) -> dict[str, Any]:
-    """The arguments that make a loader like this one of torch's.
+    """The arguments that make a loader like this one of torch's, or of ours.
 
     Samplers are taken over as they are: whoever calls their `set_epoch` goes on doing so.
     """
     from torch.utils.data import BatchSampler
 
+    from nbloader.order import FullBatches
+
     out: dict[str, Any] = {name: getattr(loader, name) for name in _SAME if hasattr(loader, name)}
+    if "_engine" in vars(loader):  # one of ours
+        out |= {name: vars(loader)[name] for name in _OURS if vars(loader)[name] is not None}
     out["dataset"] = loader.dataset
     batch_sampler = loader.batch_sampler
     if batch_sampler is None:
         out.update(batch_size=None, sampler=loader.sampler)
-    elif type(batch_sampler) is BatchSampler and loader.batch_size is not None:
+    elif type(batch_sampler) in {BatchSampler, FullBatches} and loader.batch_size is not None:
         out.update(batch_size=loader.batch_size, sampler=loader.sampler, drop_last=loader.drop_last)
     else:
         out["batch_sampler"] = batch_sampler

@@ -612,6 +612,15 @@ def test_from_torch_takes_changes_and_refuses_what_is_no_loader():
         DataLoader.from_torch([1])
 
 
+def test_from_torch_copies_a_loader_of_ours():
+    first = DataLoader(Numbers(10), 4, last_batch="rollover", num_workers=2, output="numpy", names=("x",), prefetch=3)
+    with first, DataLoader.from_torch(first) as second, DataLoader.from_torch(first, num_workers=1) as third:
+        assert type(second.batch_sampler) is type(first.batch_sampler)
+        for name in ("num_workers", "prefetch_factor", "prefetch", "output", "names", "last_batch"):
+            assert getattr(second, name) == getattr(first, name)
+        assert third.num_workers == 1
+
+
 def test_a_distributed_sampler_goes_on_with_the_loader_that_takes_over():
     """As Lightning makes them: it calls `set_epoch` of the sampler it made."""
     sampler = theirs.DistributedSampler(Numbers(8), 2, 0, seed=1)

@@ -1,0 +1,133 @@
+"""The loader inside the frameworks that people train with. Each test is skipped where its package is missing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from datasets import Numbers
+from torch.utils import data as theirs
+
+from nbloader import DataLoader
+from nbloader.events import BatchRecord
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # theirs
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+class Pairs(Numbers):
+    """A line: y = 2 x."""
+
+    def __getitem__(self, i):
+        x = torch.tensor([float(i) / 10])
+        return x, 2 * x
+
+
+def delivered(loader):
+    return [event for event in loader.events.recent() if isinstance(event, BatchRecord)]
+
+
+@pytest.mark.filterwarnings("ignore:.*(num_workers|persistent_workers|logging interval|checkpoint|tensorboard|GPU).*")
+def test_lightnings_trainer_fits_validates_and_shards(tmp_path, with_workers):
+    lightning = pytest.importorskip("lightning")
+
+    class Line(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen = []
+
+        def training_step(self, batch, _number):
+            x, y = batch
+            self.seen += x.flatten().tolist()
+            return torch.nn.functional.mse_loss(self.layer(x), y)
+
+        def validation_step(self, batch, _number):
+            self.log("loss", self.training_step(batch, 0))
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    model = Line()
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path, num_sanity_val_steps=0,
+    )  # fmt: skip
+    with (
+        DataLoader(Pairs(20), 4, shuffle=True, **with_workers) as train,
+        DataLoader(Pairs(6), 3, **with_workers) as validate,
+    ):
+        trainer.fit(model, train, validate)
+        assert trainer.train_dataloader is train
+    assert len(model.seen) == 2 * (20 + 6)
+    assert sorted(round(x * 10) for x in model.seen[:20]) == list(range(20))
+
+
+def test_lightning_makes_our_loader_anew_with_a_sampler_of_its_own():
+    """As it does in distributed training, from the attributes of the loader."""
+    pytest.importorskip("lightning")
+    from lightning.pytorch.utilities.data import _update_dataloader
+
+    sampler = theirs.DistributedSampler(Pairs(8), 2, 1, shuffle=False)
+    loader = DataLoader(Pairs(8), 2, num_workers=2, collate_fn=list, prefetch_factor=3)
+    with loader, _update_dataloader(loader, sampler) as other:
+        assert type(other) is DataLoader
+        assert (other.num_workers, other.prefetch_factor, other.collate_fn) == (2, 3, list)
+        assert [[round(float(x) * 10) for x, _y in batch] for batch in other] == [[1, 3], [5, 7]]
+
+
+def test_accelerates_prepare_gives_a_shell_that_from_torch_fills(with_workers):
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = torch.nn.Linear(1, 1)
+    loader = DataLoader(Pairs(10), 3, shuffle=True, **with_workers)
+    model, optimizer, prepared = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    loader.close()
+    ours = DataLoader.from_torch(prepared, **with_workers)
+    assert ours is prepared, "placement, gradient accumulation and synchronized shuffling stay Accelerate's"
+    assert type(ours.base_dataloader) is DataLoader
+    orders = []
+    for _ in range(2):
+        seen = []
+        for x, y in ours:
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            seen += [round(float(value) * 10) for value in x]
+        assert accelerator.gradient_state.end_of_dataloader is False
+        assert sorted(seen) == list(range(10))
+        orders.append(seen)
+    assert orders[0] != orders[1]
+    assert len(delivered(ours)) == 8
+    ours.base_dataloader.close()
+
+
+def test_accelerates_shards_are_kept(with_workers):
+    pytest.importorskip("accelerate")
+    from accelerate.data_loader import prepare_data_loader
+
+    seen = []
+    for rank in range(2):
+        loader = theirs.DataLoader(Pairs(8), 2)
+        prepared = prepare_data_loader(loader, num_processes=2, process_index=rank, put_on_device=False)
+        shell = DataLoader.from_torch(prepared, **with_workers)
+        with shell.base_dataloader as inside:
+            seen.append([[round(float(v) * 10) for v in x] for x, _y in inside])
+    assert seen == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+
+
+def test_keras_fits_from_it(monkeypatch, with_workers):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    keras = pytest.importorskip("keras")
+    if keras.config.backend() != "torch":
+        pytest.skip("keras was imported with another backend")
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    with DataLoader(Pairs(20), 4, shuffle=True, **with_workers) as loader:
+        history = model.fit(loader, epochs=3, shuffle=False, validation_data=loader, verbose=0)
+        assert model.predict(loader, verbose=0).shape == (20, 1)
+        assert len(delivered(loader)) >= 3 * 5 * 2
+    losses = history.history["loss"]
+    assert losses[-1] < losses[0]
