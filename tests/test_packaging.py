@@ -180,7 +180,7 @@ class TestMakefile:
         python.parent.mkdir(parents=True)
         python.write_text(f'#!/bin/sh\necho "$*" >> ran\ncase "$*" in *"-m {step}"*) exit 1;; esac\n')
         python.chmod(0o755)
-        for name in ("pyproject.toml", "constraints.txt", ".venv/.made", ".venv/.made-test"):
+        for name in ("pyproject.toml", "constraints.txt", ".venv/.made", ".venv/.made-demo", ".venv/.made-test"):
             (tmp_path / name).touch()
         for version in ("6.30", "7.3"):
             (tmp_path / f".venv/kernels/ipykernel-{version}").mkdir(parents=True)
