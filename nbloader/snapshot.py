@@ -42,7 +42,7 @@ class WorkerGauge:
     left: bool = False
     """The iterator of the batch it is at has ended: what it makes will be thrown away."""
     private: int | None = None
-    """Memory that is its own, bytes. None where unknown; looked up every few seconds."""
+    """Memory that is its own, bytes. None where unknown; looked up now and then."""
     shared: int | None = None
     """Resident memory that it shares with other processes (dataset, segments, libraries), bytes."""
 

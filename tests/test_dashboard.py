@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import gzip
 import json
 import queue
 import subprocess
@@ -81,12 +82,14 @@ def test_a_view_that_is_ready_gets_everything_and_then_only_news(loader: FakeLoa
     dashboard = widget.dashboard_of(loader)
     say(dashboard, kind="ready", view="a")
     full = screen.next("full")
-    assert [chart["name"] for chart in full["plots"]["charts"]] == [chart.name for chart in plots.CHARTS]
+    assert set(full["view"]) >= {"verdict", "progress", "tiles", "path", "samples", "settings"}
+    assert [row["id"] for row in full["view"]["workers"]["rows"]] == [0, 1, 2]
     assert list(full["points"]) == [*COLUMNS, *TIPS]
     for _ in loader:
         pass
-    while (view := screen.next("tick")["view"])["state"] != "idle":
-        pass
+    view: dict[str, Any] = {}
+    while view.get("state") != "idle":
+        view |= screen.next("tick")["view"]
     assert view["progress"] == {"share": 1.0, "text": "epoch 0 · batch 5 of 5 · 100 %"}
 
 
@@ -137,6 +140,83 @@ def test_clicks_become_commands(loader: FakeLoader, screen: Screen) -> None:
     assert loader.commands == ["restart 1", "pause", "resume", "restart 0", "restart 1", "restart 2"]
 
 
+def test_step_and_sliders_become_commands(loader: FakeLoader, screen: Screen) -> None:
+    dashboard = widget.dashboard_of(loader)
+    say(dashboard, kind="command", name="step")
+    say(dashboard, kind="command", name="resize", value=5)
+    say(dashboard, kind="command", name="prefetch", value=1)
+    assert loader.commands == ["step", "resize 5", "prefetch 1"]
+    assert (loader.num_workers, loader.prefetch_factor) == (5, 1)
+
+
+def test_what_a_loader_says_against_a_command_goes_to_who_clicked(
+    loader: FakeLoader, screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise ValueError("<script>no\x00")
+
+    monkeypatch.setattr(loader, "pause", refuse)
+    say(widget.dashboard_of(loader), kind="command", name="pause", view="a")
+    said = screen.next("said")
+    assert said["to"] == "a"
+    assert said["text"] == "ValueError: <script>no\N{REPLACEMENT CHARACTER}"
+
+
+def test_plots_are_sent_when_they_are_asked_for(loader: FakeLoader, screen: Screen) -> None:
+    dashboard = widget.dashboard_of(loader)
+    say(dashboard, kind="ready", view="a")
+    assert "plots" not in screen.next("full")
+    say(dashboard, kind="plots", view="a")
+    message = screen.next("plots")
+    assert [chart["name"] for chart in message["plots"]["charts"]] == [chart.name for chart in plots.CHARTS]
+    assert list(message["points"]) == [*COLUMNS, *TIPS]
+
+
+def test_the_stack_of_a_worker_goes_to_who_asked_and_so_does_the_reason_when_there_is_none(
+    loader: FakeLoader, screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dashboard = widget.dashboard_of(loader)
+    say(dashboard, kind="stack", worker=1, view="a")
+    assert "line 13 in __getitem__" in screen.next("stack")["text"]
+    monkeypatch.delattr(FakeLoader, "stack")
+    say(dashboard, kind="stack", worker=2, view="b")
+    message = screen.next("stack")
+    assert (message["to"], message["worker"]) == ("b", 2)
+    assert "stack" in message["text"]
+
+
+def test_the_trace_is_a_file_for_the_browser_to_save(loader: FakeLoader, screen: Screen) -> None:
+    for _ in loader:
+        pass
+    say(widget.dashboard_of(loader), kind="trace", view="a")
+    message = screen.next("file")
+    assert message["name"] == "nbloader-epoch-0.json"
+    assert json.loads(gzip.decompress(message["data"][0]))["traceEvents"]
+
+
+def test_only_what_changed_is_sent() -> None:
+    rows = [{"id": 0, "cells": ["a"]}, {"id": 1, "cells": ["b"]}]
+    before = {"state": "running", "tiles": [1], "workers": rows}
+    after = {"state": "running", "tiles": [2], "workers": [rows[0], {"id": 1, "cells": ["c"]}]}
+    assert widget._changes(before, after) == {"tiles": [2], "workers": {"count": 2, "rows": [after["workers"][1]]}}
+    assert widget._changes(after, {**after, "workers": rows[:1]}) == {"workers": {"count": 1, "rows": []}}
+    assert widget._changes(after, after) == {}
+
+
+def test_events_are_sent_once_and_later_views_get_those_before(loader: FakeLoader, screen: Screen) -> None:
+    dashboard = widget.dashboard_of(loader)
+    say(dashboard, kind="ready", view="a")
+    screen.next("full")
+    loader.pause()
+    loader.resume()
+    lines: list[Any] = []
+    while len(lines) < 2:
+        lines += screen.next("tick")["lines"]
+    assert [text for _, _, text in lines] == ["paused", "resumed"]
+    say(dashboard, kind="ready", view="b")
+    assert screen.next("full")["lines"] == lines
+
+
 def test_a_loader_has_one_dashboard_and_one_thread_however_often_it_is_shown(
     loader: FakeLoader, screen: Screen
 ) -> None:
@@ -184,7 +264,7 @@ def test_what_the_view_says_is_plain_json_of_bounded_size() -> None:
     snapshot = FakeLoader(workers=4).stats()
     worker = dataclasses.replace(snapshot.workers[0], batch=1, sample=Odd(), stderr_tail="é" * 10_000)
     view = view_of(dataclasses.replace(snapshot, workers=(worker,), verdict="v" * 10_000))
-    assert len(json.dumps(view)) < 6_000
+    assert len(json.dumps(view)) < 8_000
 
 
 def test_a_stuck_worker_is_named_in_words() -> None:
@@ -209,7 +289,11 @@ def test_a_picture_of_a_large_loader_is_small_and_its_texts_are_escaped() -> Non
     workers = [dataclasses.replace(w, exit_reason=evil * 20, batch=1, sample=evil) for w in snapshot.workers]
     points = [Point(i / 4, 9, 1, 1, 20.25, 0.5, (12.3456,) * len(STAGES)) for i in range(5000)]
     view = view_of(dataclasses.replace(snapshot, workers=tuple(workers), verdict=evil))
-    html = picture.html('"><b>', view, columns_of(points))
+    view["samples"]["failed"] = [[evil * 8, evil * 8, evil, evil]] * 20
+    rows = [[0, i % 64, 0, i, 1, 5 * i, 5 * i + 3, 5 * i + 4, 5 * i + 4, 5 * i + 30, evil] for i in range(6000)]
+    rows += [[1, 0, 0, i, 1, 5 * i, 5 * i + 3, 5 * i + 5, 0, 3] for i in range(6000)]
+    lines = [[i, "error", evil * 9] for i in range(300)]
+    html = picture.html('"><b>', view, columns_of(points), rows, lines)
     assert len(html) < 100_000
     assert "<script" not in html
     assert "<b>" not in html

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from nbloader.dashboard.path import path_of
+from nbloader.report import state_of
 from nbloader.stats import STAGES
 from nbloader.text import clean, duration, megabytes, number, percent, plural, tail
 
@@ -34,10 +36,16 @@ COLUMNS = (
 TIPS = tuple(f"tip_{name}" for name in STAGES)
 """Further columns, of text: p50, p95 and p99 of a stage at that time."""
 
-WORKER_COLUMNS = ("Worker", "State", "Now at", "Queued", "Made", "Rate", "CPU", "Memory", "Restarts", "Last exit")
+WORKER_COLUMNS = (
+    "Worker", "State", "Now at", "Queued", "Made", "Rate", "Errors", "CPU", "Own + shared", "Restarts",
+)  # fmt: skip
 """Heads of the table of workers; the buttons stand in a column after these."""
 
 _INDEX_LIMIT = 40
+_ERROR_LIMIT = 160
+_COPY_LIMIT = 200
+_STDERR_LIMIT = 600
+_FAILED = 20
 _NONE = "\N{EN DASH}"
 
 
@@ -48,11 +56,17 @@ def view_of(snapshot: Snapshot) -> dict[str, Any]:
     """
     return {
         "state": snapshot.state,
+        "cause": snapshot.cause,
         "verdict": clean(snapshot.verdict, 300),
+        "rate": round(snapshot.batches_per_second, 1),
         "progress": _progress(snapshot),
         "tiles": _tiles(snapshot),
-        "stages": {stage.name: number(stage.p50) for stage in snapshot.stages},
+        "stages": {s.name: [number(s.p50), _spread(s.p50, s.p95, s.p99)] for s in snapshot.stages},
+        "path": path_of(snapshot),
+        "loop": _loop(snapshot),
         "workers": [_worker(w) for w in snapshot.workers],
+        "samples": _samples(snapshot),
+        "makeTimes": _make_times(snapshot),
         "notes": _notes(snapshot),
     }
 
@@ -74,6 +88,10 @@ def columns_of(points: Sequence[Point]) -> Columns:
     return columns
 
 
+def _spread(*percentiles: float) -> str:
+    return "p50 {} ms, p95 {} ms, p99 {} ms over the last 200 batches".format(*map(number, percentiles))
+
+
 def _progress(snapshot: Snapshot) -> dict[str, Any]:
     done, total = snapshot.batches_done, snapshot.batches_total
     share = None
@@ -84,11 +102,13 @@ def _progress(snapshot: Snapshot) -> dict[str, Any]:
         text = f"epoch {snapshot.epoch} · batch {done:,} of {total:,} · {percent(share)}"
     else:
         text = f"epoch {snapshot.epoch} · batch {done:,}"
+    if snapshot.iterators > 1:
+        text += f" · newest of {snapshot.iterators} iterators"
     return {"share": share, "text": text}
 
 
 def _tiles(snapshot: Snapshot) -> list[dict[str, str]]:
-    samples, megabytes = number(snapshot.samples_per_second), number(snapshot.mb_per_second)
+    samples, mb = number(snapshot.samples_per_second), number(snapshot.mb_per_second)
     running = snapshot.state in ("starting", "running", "paused")
     left = duration(snapshot.eta) if running and snapshot.eta is not None else _NONE
     if snapshot.waiting is None:
@@ -97,9 +117,7 @@ def _tiles(snapshot: Snapshot) -> list[dict[str, str]]:
         batch = _NONE if snapshot.waiting_for is None else snapshot.waiting_for
         waiting = f"now for batch {batch}: {duration(snapshot.waiting)}"
     return [
-        _tile(
-            "Throughput", number(snapshot.batches_per_second), "batches/s", f"{samples} samples/s · {megabytes} MB/s"
-        ),
+        _tile("Throughput", number(snapshot.batches_per_second), "batches/s", f"{samples} samples/s · {mb} MB/s"),
         _tile("Time left", left, "", f"{duration(snapshot.elapsed)} {'so far' if running else 'for the epoch'}"),
         _tile("Your loop waits", percent(snapshot.wait_share), "of its time", waiting),
         _tile(
@@ -116,13 +134,13 @@ def _tile(label: str, value: str, unit: str, note: str) -> dict[str, str]:
 
 
 def _worker(worker: WorkerStats) -> dict[str, Any]:
-    state = "stuck" if worker.stuck else worker.state
-    if state == "dead" and not worker.pid and not worker.exit_reason:
-        state = "not started"
+    state = "stuck" if worker.stuck else "unwanted" if worker.left else state_of(worker)
     at = _NONE
     if worker.batch is not None:
         at = f"batch {worker.batch}"
-        if worker.sample is not None:
+        if worker.left:
+            at = "a batch that nobody wants any more"
+        elif worker.sample is not None:
             at += f", sample {clean(worker.sample, _INDEX_LIMIT)}"
         if worker.batch_age is not None:
             at += f", {duration(worker.batch_age)}"
@@ -130,36 +148,77 @@ def _worker(worker: WorkerStats) -> dict[str, Any]:
         "id": worker.worker,
         "incarnation": f"{worker.pid}/{worker.restarts}",
         "state": state,
+        "batch": None if worker.left else worker.batch,
+        "age": None if worker.batch_age is None else round(1e3 * worker.batch_age),
         "cells": [
             f"{worker.worker} · pid {worker.pid}" if worker.pid else str(worker.worker),
             state,
             at,
             str(worker.queued),
-            f"{worker.batches:,}" + (f" ({worker.errors:,} failed)" if worker.errors else ""),
+            f"{worker.batches:,}",
             f"{number(worker.batches_per_second)}/s",
+            f"{worker.errors:,}" if worker.errors else _NONE,
             _NONE if worker.cpu_percent is None else f"{worker.cpu_percent:.0f} %",
-            _NONE if worker.rss is None else megabytes(round(worker.rss, -6)),
+            _memory(worker),
             str(worker.restarts),
-            clean(worker.exit_reason) or _NONE,
         ],
-        "output": "\n".join(tail(worker.stderr_tail, 300)),
+        "exit": clean(worker.exit_reason),
+        "output": "\n".join(tail(worker.stderr_tail, _STDERR_LIMIT)),
     }
+
+
+def _memory(worker: WorkerStats) -> str:
+    """What is its own, and what it shares with other processes; what is resident where that is not known."""
+    if worker.private is None or worker.shared is None:
+        return _NONE if worker.rss is None else megabytes(round(worker.rss, -6))
+    return f"{round(worker.private / 1e6):,} + {round(worker.shared / 1e6):,} MB"
+
+
+def _loop(snapshot: Snapshot) -> list[Any] | None:
+    """What the loop is at now, for the timeline: "wait" or "step", the batch, for how many ms."""
+    if snapshot.state not in ("running", "starting"):
+        return None
+    if snapshot.waiting is not None:
+        return ["wait", snapshot.waiting_for, round(1e3 * snapshot.waiting)]
+    if snapshot.at is not None and snapshot.at_for is not None:
+        return ["step", snapshot.at, round(1e3 * snapshot.at_for)]
+    return None
+
+
+def _samples(snapshot: Snapshot) -> dict[str, Any]:
+    slowest = [
+        [clean(x.index, _COPY_LIMIT), duration(x.seconds), f"batch {x.batch} of epoch {x.epoch}", _who(x.worker)]
+        for x in snapshot.slowest
+    ]
+    failed = [
+        [clean(x.sample, _COPY_LIMIT), clean(x.error, _ERROR_LIMIT), f"batch {x.index}, {x.done}", _who(x.worker)]
+        for x in reversed(snapshot.failed_samples[-_FAILED:])
+    ]
+    return {"slowest": slowest, "failed": failed, "failures": snapshot.skipped + snapshot.replaced}
+
+
+def _who(worker: int) -> str:
+    return "this process" if worker < 0 else f"worker {worker}"
+
+
+def _make_times(snapshot: Snapshot) -> dict[str, Any]:
+    times = snapshot.make_times
+    return {"edges": [number(ms) for ms in times.edges], "counts": list(times.counts)}
 
 
 def _notes(snapshot: Snapshot) -> list[str]:
     notes = []
-    if snapshot.slowest:
-        slow = snapshot.slowest[0]
-        notes.append(f"slowest sample: {clean(slow.index, _INDEX_LIMIT)}, {duration(slow.seconds)}")
     if snapshot.cpu_share is not None:
         notes.append(f"fetching computes {percent(snapshot.cpu_share)} of its time")
     for count, noun, what in (
         (snapshot.errors, "batch", "failed"),
+        (snapshot.skipped, "sample", "skipped"),
+        (snapshot.replaced, "sample", "replaced"),
         (snapshot.deaths, "worker", "died"),
-        (snapshot.restarts, "worker", "replaced"),
+        (snapshot.restarts, "worker", "restarted"),
     ):
         if count:
             notes.append(f"{plural(count, noun)} {what}")
     if not snapshot.workers and snapshot.state != "closed":
-        notes.append("no worker processes: batches are made in the notebook's own process")
+        notes.append("no workers: batches are made in the notebook's own process")
     return notes

@@ -8,23 +8,37 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbloader.dashboard import lanes_svg
 from nbloader.dashboard.payload import WORKER_COLUMNS
 from nbloader.dashboard.plots import CHARTS, HEIGHT, SECONDS_AT_LEAST, SECONDS_SHOWN, Chart
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from nbloader.dashboard.payload import Columns
+    from nbloader.dashboard.spans import Row
 
-POINTS = 160
+POINTS = 110
 """Points drawn of each line."""
 ROWS = 64
 """Workers listed."""
+CELLS_FROM = 8
+"""Of more workers each is a cell in the path."""
+SAMPLES, LINES = 10, 24
+"""Samples of a kind and lines of the log that are listed, the last ones."""
+KEYS = {
+    "fetch": "fetches",
+    "collate": "collates",
+    "order": "made, waits for an earlier batch",
+    "wait": "your loop waits",
+    "step": "your loop works",
+}
 
 _WIDTH = 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34, 8, 8, 18
@@ -32,16 +46,21 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 34, 8, 8, 18
 
 @cache
 def _styles() -> str:
-    return (Path(__file__).parent / "dashboard.css").read_text("utf-8")
+    text = (Path(__file__).parent / "dashboard.css").read_text("utf-8")
+    return re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)).strip()
 
 
-def html(name: str, view: dict[str, Any], points: Columns) -> str:
+def html(
+    name: str, view: dict[str, Any], points: Columns, rows: Iterable[Row] = (), lines: Iterable[Sequence[Any]] = ()
+) -> str:
     """Draw the picture.
 
     Args:
         name: Identity of the dashboard, by which its live views hide the picture.
         view: As made by `payload.view_of`.
         points: As made by `payload.columns_of`.
+        rows: Of the timeline, as made by `spans.Spans`.
+        lines: Of the log: time in ms, kind, text.
 
     Returns:
         A fragment of HTML with its own styles. All texts are escaped.
@@ -57,13 +76,91 @@ def html(name: str, view: dict[str, Any], points: Columns) -> str:
             f"</span></div><span>{escape(progress['text'])}</span></div>",
             '<div class="nbl-tiles">',
             *(_tile(tile) for tile in view["tiles"]),
-            '</div><div class="nbl-charts">',
-            *(_chart(chart, points, view["stages"]) for chart in CHARTS),
             "</div>",
-            _table(view["workers"]),
+            _section("Path of a batch", _path_boxes(view["path"])),
+            _section("Timeline", _timeline(rows)),
+            _section("Workers", _table(view["workers"]), view["workers"]),
+            _section(
+                "Plots over time",
+                f'<div class="nbl-charts">{"".join(_chart(chart, points, view["stages"]) for chart in CHARTS)}</div>',
+            ),
+            _section("Samples", _samples(view["samples"]), folded=True),
+            _section("Events", _log(list(lines)[-LINES:]), folded=True),
             f'<p class="nbl-notes">{escape(" · ".join(view["notes"]))}</p></div>',
         )
     )
+
+
+def _section(title: str, body: str, there: object = True, *, folded: bool = False) -> str:
+    if not body or not there:
+        return ""
+    return (
+        f'<details class="nbl-section"{"" if folded else " open"}><summary><span class="nbl-title">{title}</span>'
+        f'</summary><div class="nbl-body">{body}</div></details>'
+    )
+
+
+def _path_boxes(path: dict[str, Any]) -> str:
+    boxes = []
+    for box in path["boxes"]:
+        marks = (f" nbl-{box['mark']}" if box["mark"] else "") + (" nbl-off" if box["off"] else "")
+        inside = _crew(path) if box["id"] == "workers" else _tokens(box, path["wanted"])
+        boxes.append(
+            f'<div class="nbl-box nbl-box-{box["id"]}{marks}"><div class="nbl-box-title">{escape(box["title"])}</div>'
+            f'{inside}<div class="nbl-note">{escape(box["note"])}</div>'
+            f'<div class="nbl-alarm">{escape(box["alarm"])}</div></div>'
+        )
+    return f'<div class="nbl-path">{"".join(boxes)}</div>'
+
+
+def _crew(path: dict[str, Any]) -> str:
+    members = "".join(
+        f'<div class="nbl-member nbl-{_look(w["state"])}"><i>{w["id"]}</i>{_tokens(w, path["wanted"])}</div>'
+        for w in path["crew"][:ROWS]
+    )
+    cells = " nbl-cells" if len(path["crew"]) > CELLS_FROM else ""
+    return f'<div class="nbl-crew{cells}">{members}</div>'
+
+
+def _tokens(box: dict[str, Any], wanted: int | None) -> str:
+    tokens = "".join(f'<span class="nbl-token{" nbl-wanted" if n == wanted else ""}">{n}</span>' for n in box["tokens"])
+    more = f'<span class="nbl-more">+{box["more"]}</span>' if box["more"] else ""
+    return f'<span class="nbl-tokens">{tokens}{more}</span>'
+
+
+def _timeline(rows: Iterable[Row]) -> str:
+    drawn = lanes_svg.timeline(rows)
+    keys = "".join(f'<span class="nbl-key nbl-key-{kind}">{word}</span>' for kind, word in KEYS.items())
+    return f'<div class="nbl-keys">{keys}</div><div class="nbl-frame">{drawn}</div>' if drawn else ""
+
+
+def _samples(samples: dict[str, Any]) -> str:
+    lists = []
+    for title, items in (("Slowest, of the last three epochs", samples["slowest"]), ("Failed", samples["failed"])):
+        if items:
+            entries = "".join(
+                f"<li><i>{escape(index)}</i><span>{escape(what)}</span>"
+                f'<span class="nbl-note">{escape(where)}, {escape(who)}</span></li>'
+                for index, what, where, who in items[:SAMPLES]
+            )
+            lists.append(f'<div><div class="nbl-box-title">{title}</div><ul class="nbl-samples">{entries}</ul></div>')
+    return f'<div class="nbl-columns">{"".join(lists)}</div>' if lists else ""
+
+
+def _log(lines: list[Sequence[Any]]) -> str:
+    if not lines:
+        return ""
+    zero = lines[0][0]
+    entries = "".join(
+        f'<li class="nbl-line-{kind}"><span class="nbl-note">{(ms - zero) / 1e3:.2f} s</span>'
+        f'<span class="nbl-kind">{kind}</span><span>{escape(text)}</span></li>'
+        for ms, kind, text in reversed(lines)
+    )
+    return f'<ol class="nbl-log">{entries}</ol>'
+
+
+def _look(state: str) -> str:
+    return "busy" if state in ("fetching", "collating", "sending") else escape(state.replace(" ", "-"))
 
 
 def _tile(tile: dict[str, str]) -> str:
@@ -77,25 +174,22 @@ def _tile(tile: dict[str, str]) -> str:
 def _table(workers: list[dict[str, Any]]) -> str:
     if not workers:
         return ""
-    busy = ("fetching", "collating", "sending")
     rows = []
     for worker in workers[:ROWS]:
-        look = "busy" if worker["state"] in busy else worker["state"].replace(" ", "-")
         first, state, *rest = (escape(cell) for cell in worker["cells"])
+        head = f'<th scope="row">{first}</th><td class="nbl-state">{state}</td>'
         cells = "".join(f"<td>{cell}</td>" for cell in rest)
-        rows.append(
-            f'<tr class="nbl-{escape(look)}"><th scope="row">{first}</th><td class="nbl-state">{state}</td>{cells}</tr>'
-        )
+        rows.append(f'<tr class="nbl-{_look(worker["state"])}">{head}{cells}</tr>')
     if len(workers) > ROWS:
         rows.append(f"<tr><td>… {len(workers) - ROWS} more</td></tr>")
     head = "".join(f'<th scope="col">{name}</th>' for name in WORKER_COLUMNS)
     return f'<div class="nbl-scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
-def _chart(chart: Chart, points: Columns, medians: dict[str, str]) -> str:
+def _chart(chart: Chart, points: Columns, medians: dict[str, list[str]]) -> str:
     keys = "".join(
-        f'<span class="nbl-key" style="--nbl-key:{s.color}">{s.label} {escape(medians.get(s.stage, ""))}</span>'
-        for s in chart.series
+        f'<span class="nbl-key" style="--nbl-key:{s.color}">{s.label} {escape(medians.get(s.stage, [""])[0])}</span>'
+        for s in (chart.series[:1] if chart.one_of else chart.series)
         if s.label
     )
     return (
@@ -112,7 +206,8 @@ def _plot(chart: Chart, points: Columns) -> str:
     first = next(i for i, t in enumerate(times) if t >= times[-1] - SECONDS_SHOWN)
     shown = range(first, len(times), max(1, math.ceil((len(times) - first) / POINTS)))
     x_values = [times[i] for i in shown]
-    lines = [[points[s.column][i] or 0.0 for i in shown] for s in chart.series]
+    series = chart.series[:1] if chart.one_of else chart.series
+    lines = [[points[s.column][i] or 0.0 for i in shown] for s in series]
     if chart.stacked:
         for below, line in itertools.pairwise(lines):
             line[:] = [a + b for a, b in zip(below, line, strict=True)]
@@ -130,13 +225,13 @@ def _plot(chart: Chart, points: Columns) -> str:
         for v in (0, top / 2, top)
     ]
     base = [0.0] * len(xs)
-    for series, line in zip(chart.series, lines, strict=True):
+    for one, line in zip(series, lines, strict=True):
         if chart.stacked or len(lines) == 1:
             area = _path(xs, [y(v) for v in line]) + " L" + _path(xs[::-1], [y(v) for v in base[::-1]])[1:] + "Z"
-            out.append(f'<path d="{area}" fill="{series.color}" fill-opacity="{0.85 if chart.stacked else 0.22}"/>')
+            out.append(f'<path d="{area}" fill="{one.color}" fill-opacity="{0.85 if chart.stacked else 0.22}"/>')
         if not chart.stacked:
             out.append(
-                f'<path d="{_path(xs, [y(v) for v in line])}" fill="none" stroke="{series.color}" stroke-width="1.8"/>'
+                f'<path d="{_path(xs, [y(v) for v in line])}" fill="none" stroke="{one.color}" stroke-width="1.8"/>'
             )
         else:
             base = line

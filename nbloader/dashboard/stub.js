@@ -41,7 +41,8 @@ async function render({ model, el }) {
   el.classList.add("nbl-live");
   const [styles, code] = await Promise.all([asset(model, "styles"), module(model, "code")]);
   // BokehJS hangs itself on `this`: give it an object of our own, so that another Bokeh on the page stays untouched.
-  const bokeh = module(model, "bokeh", (js) => `const o = {}; (function () {${js}\n}).call(o); export default o.Bokeh;`);
-  return code.mount({ model, el, styles, bokeh: bokeh.then((m) => m.default) });
+  const bokeh = async () => (await module(model, "bokeh", (js) =>  // asked for when a plot is wanted
+    `const o = {}; (function () {${js}\n}).call(o); export default o.Bokeh;`)).default;
+  return code.mount({ model, el, styles, bokeh });
 }
 export default { render };

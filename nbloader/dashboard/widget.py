@@ -1,7 +1,11 @@
 """The live dashboard: one widget per loader, fed from a background thread.
 
     events -> wake the publisher -> loader.stats(), loader.points() -> one small message per tick -> all views
-    click -> message -> LoaderControl.restart_workers, pause, resume
+    click -> message -> commands.py -> LoaderControl
+
+A message holds what is new: sections of the view that changed, rows of workers that changed, points, spans of the
+timeline and lines of the log that were not sent before. The browser keeps the history; a view that comes later, as
+after a reload of the page, gets all of it once.
 
 The widget's saved state is a stub of a few lines. It asks the kernel for its code, its styles and BokehJS when it is
 shown, so that a saved notebook stays small whatever a front end keeps of its widgets, and nothing comes from a CDN.
@@ -14,10 +18,13 @@ from __future__ import annotations
 
 import atexit
 import bisect
+import collections
 import contextlib
 import gzip
 import hashlib
+import itertools
 import logging
+import os
 import threading
 import time
 import uuid
@@ -32,8 +39,14 @@ from IPython import get_ipython
 from IPython.display import publish_display_data
 
 from nbloader.dashboard import comm, picture, plots
+from nbloader.dashboard.commands import carry_out
 from nbloader.dashboard.payload import WORKER_COLUMNS, columns_of, view_of
+from nbloader.dashboard.spans import SECONDS, Spans
+from nbloader.eventlog import line_of
 from nbloader.events import BatchRecord, EpochEnded, EpochStarted, Event, LoaderClosed
+from nbloader.measure import back
+from nbloader.text import clean
+from nbloader.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,22 +65,35 @@ PICTURE_INTERVALS = (5.0, 60.0)
 TEXT = "nbloader dashboard"
 """The text form, the same whatever the loader does, so that notebooks can be compared."""
 
+MOST_WORKERS = max(8, 2 * (os.cpu_count() or 1))
+"""Where the slider for workers ends, at least."""
+STACK_LINES = 200
+LINES = 300
+"""Lines of the log that are kept."""
+WAITING_EVENTS = 20_000
+"""Events that wait for the next message at most; the oldest are left out of the timeline and the log."""
+
 _HERE = Path(__file__).parent
 _ASSETS = {
-    "code": _HERE / "dashboard.js",
-    "styles": _HERE / "dashboard.css",
-    "bokeh": Path(bokeh.__file__).parent / "server" / "static" / "js" / "bokeh.min.js",
+    "code": [_HERE / f"{name}.js" for name in ("page", "path", "timeline", "panels", "dashboard")],
+    "styles": [_HERE / "dashboard.css"],
+    "bokeh": [Path(bokeh.__file__).parent / "server" / "static" / "js" / "bokeh.min.js"],
 }
+"""What the browser asks for; several files are one after the other."""
+
+
+def _read(name: str) -> bytes:
+    return b"\n".join(path.read_bytes() for path in _ASSETS[name])
 
 
 @cache
 def _asset(name: str) -> bytes:
-    return gzip.compress(_ASSETS[name].read_bytes(), 6)
+    return gzip.compress(_read(name), 6)
 
 
 @cache
 def _stub() -> str:
-    digest = hashlib.sha256(_ASSETS["code"].read_bytes() + _ASSETS["styles"].read_bytes()).hexdigest()[:12]
+    digest = hashlib.sha256(_read("code") + _read("styles")).hexdigest()[:12]
     return (_HERE / "stub.js").read_text("utf-8").replace("__VERSION__", f"{digest}-{bokeh.__version__}")
 
 
@@ -100,11 +126,20 @@ class Dashboard:
         self._shown_in: str | None = None
         self._views: set[str] = set()
 
-        self._view: dict[str, Any] = view_of(loader.stats())
-        self._points: Sequence[Point] = loader.points()
-        self._sent_view: dict[str, Any] | None = None
+        self._spans = Spans(time.perf_counter_ns())
+        self._lines: collections.deque[list[Any]] = collections.deque(maxlen=LINES)
+        self._fresh: collections.deque[Event] = collections.deque(maxlen=WAITING_EVENTS)
+        self._recall(loader)
+        self._new_spans: list[Any] = []  # not sent yet
+        self._new_lines: list[Any] = []
+        self._view: dict[str, Any] = {}
+        self._points: Sequence[Point] = ()
+        self._now = 0.0
+        self._see(loader)
+        self._sent_view: dict[str, Any] = {}
         self._sent_until = float("-inf")
         self._full_due = False
+        self._asked: collections.deque[dict[str, Any]] = collections.deque()  # that the publisher shall answer
         self._picture_due = True
         self._next_picture = float("inf")
         self._lock = threading.Lock()
@@ -139,6 +174,7 @@ class Dashboard:
     # What comes in: on the thread that publishes the event, and on the main thread or one of the kernel's subshells.
 
     def _on_event(self, event: Event) -> None:
+        self._fresh.append(event)
         if type(event) is BatchRecord:
             return
         if isinstance(event, EpochStarted):
@@ -164,6 +200,9 @@ class Dashboard:
             self._wake.set()
         elif kind == "gone":
             self._views.discard(str(message.get("view")))
+        elif kind in ("plots", "stack", "trace"):
+            self._asked.append(message)
+            self._wake.set()
         elif kind == "command":
             self._command(message)
 
@@ -171,14 +210,34 @@ class Dashboard:
         loader = self._loader()
         if loader is None or self._ended.is_set():
             return
-        name, worker = message.get("name"), message.get("worker")
-        if name == "restart":
-            loader.restart_workers(None if worker is None else [int(worker)])
-        elif name == "pause":
-            loader.pause()
-        elif name == "resume":
-            loader.resume()
+        try:
+            carry_out(loader, message)
+        except Exception as error:  # noqa: BLE001 - whatever a loader says against it is for the one who clicked
+            self._say(message, f"{type(error).__name__}: {error}")
         self._wake.set()
+
+    def _say(self, message: dict[str, Any], text: str) -> None:
+        self.widget.send({"kind": "said", "to": message.get("view"), "text": clean(text, 300)})
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        """What takes longer than a click may: on the publisher's thread."""
+        kind, view, loader = message["kind"], message.get("view"), self._loader()
+        if kind == "plots":
+            self.widget.send(
+                {"kind": "plots", "to": view, "plots": plots.describe(), "points": columns_of(self._points)}
+            )
+        elif kind == "trace" and loader is not None:
+            data = gzip.compress(Trace(loader.events.recent()).to_json().encode(), 6)
+            name = f"nbloader-epoch-{max(0, self._epoch)}.json"
+            self.widget.send({"kind": "file", "to": view, "name": name}, buffers=[data])
+        elif kind == "stack" and loader is not None:
+            worker = message.get("worker")
+            try:
+                text = loader.stack(int(worker))  # type: ignore[arg-type]
+            except Exception as error:  # noqa: BLE001 - it does not run, or does not answer: to be read in its place
+                text = str(error)
+            lines = [clean(line, 300) for line in text.splitlines()[:STACK_LINES]]
+            self.widget.send({"kind": "stack", "to": view, "worker": worker, "text": "\n".join(lines)})
 
     # What goes out: on the publisher's thread.
 
@@ -208,6 +267,8 @@ class Dashboard:
             Whether there was anything to send.
         """
         self._look()  # also when nobody looks: the plots are made of what was seen
+        while self._asked:
+            self._answer(self._asked.popleft())
         news = bool(self._views) and self._send()
         if time.monotonic() > self._next_picture:
             self._picture_due, self._next_picture = True, time.monotonic() + PICTURE_INTERVALS[1]
@@ -218,20 +279,57 @@ class Dashboard:
     def _look(self) -> None:
         loader = self._loader()
         if loader is not None:
-            self._view, self._points = view_of(loader.stats()), loader.points()
+            self._see(loader)
+
+    def _recall(self, loader: LoaderControl) -> None:
+        """What happened before there was a dashboard."""
+        events = loader.events.recent()
+        begin = time.perf_counter_ns() - SECONDS * 10**9
+        records = [e for e in events if isinstance(e, BatchRecord) and back(e) > begin]
+        for _, chunk in itertools.groupby(records, key=lambda r: back(r) // int(TICK * 1e9)):
+            self._spans.take(list(chunk))
+        self._lines.extend(self._line(e) for e in events if not isinstance(e, BatchRecord))
+
+    def _line(self, event: Event) -> list[Any]:
+        line = line_of(event)
+        return [self._spans.ms(line.time), line.kind, line.text]
+
+    def _see(self, loader: LoaderControl) -> None:
+        fresh = []
+        while self._fresh:
+            fresh.append(self._fresh.popleft())
+        snapshot = loader.stats()
+        self._epoch = snapshot.epoch
+        self._now = self._spans.ms(snapshot.now or time.perf_counter_ns())
+        self._view, self._points = view_of(snapshot), loader.points()
+        self._view["settings"] = {
+            "workers": loader.num_workers,
+            "prefetch": loader.prefetch_factor,
+            "most": max(MOST_WORKERS, loader.num_workers),
+        }
+        self._new_spans += self._spans.take([e for e in fresh if isinstance(e, BatchRecord)], snapshot.made)
+        lines = [self._line(e) for e in fresh if not isinstance(e, BatchRecord)]
+        self._lines.extend(lines)
+        self._new_lines += lines
 
     def _send(self) -> bool:
         full, self._full_due = self._full_due, False
         start = 0 if full else bisect.bisect_right(self._points, self._sent_until, key=lambda p: p.time)
-        if not full and start == len(self._points) and self._view == self._sent_view:
+        spans, self._new_spans = self._new_spans, []
+        lines, self._new_lines = self._new_lines, []
+        news = _changes({} if full else self._sent_view, self._view)
+        if not (full or news or spans or lines or start < len(self._points)):
             return False
         message: dict[str, Any] = {
             "kind": "full" if full else "tick",
-            "view": self._view,
+            "now": self._now,
+            "view": news,
             "points": columns_of(self._points[start:]),
+            "spans": list(self._spans.rows) if full else spans,
+            "lines": list(self._lines) if full else lines,
         }
         if full:
-            message.update(id=self._name, plots=plots.describe(), columns=WORKER_COLUMNS)
+            message.update(id=self._name, columns=WORKER_COLUMNS)
         self.widget.send(message)
         self._sent_view = self._view
         if self._points:
@@ -246,7 +344,7 @@ class Dashboard:
             self._show_picture("picture", update=True)
 
     def _show_picture(self, slot: str, *, update: bool = False) -> None:
-        html = picture.html(self._name, self._view, columns_of(self._points))
+        html = picture.html(self._name, self._view, columns_of(self._points), self._spans.rows, self._lines)
         _display(f"{self._name}-{slot}", {"text/html": html}, update=update)
 
     def _finish(self) -> None:
@@ -256,6 +354,16 @@ class Dashboard:
             self._show_picture("view", update=True)
             _display(f"{self._name}-picture", {"text/html": ""}, update=True)
         self.widget.close()
+
+
+def _changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Give the sections that differ; of the workers those that differ, and how many there are."""
+    changed = {name: section for name, section in after.items() if before.get(name) != section}
+    if "workers" in changed:
+        old = before.get("workers", [])
+        rows = [row for i, row in enumerate(after["workers"]) if i >= len(old) or old[i] != row]
+        changed["workers"] = {"count": len(after["workers"]), "rows": rows}
+    return changed
 
 
 def _display(display_id: str, data: dict[str, Any], *, update: bool = False) -> None:

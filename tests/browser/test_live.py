@@ -92,7 +92,8 @@ def test_reloading_the_page_in_mid_run_brings_the_dashboard_back_and_its_buttons
     notebook.save()
     notebook.open()
     page.locator(STUCK).wait_for()
-    assert page.locator(".nbl-live .nbl-plot canvas").count() >= 4
+    page.locator(".nbl-live .nbl-part-plots > summary").click()
+    page.locator(".nbl-live .nbl-plot canvas").nth(3).wait_for()
     restart_stuck_worker(page)
     page.locator(".nbl-live .nbl-progress", has_text="batch 100 of 100").wait_for()
     # What was printed meanwhile went to the page that is gone; the kernel knows how it ended.
@@ -166,7 +167,7 @@ def test_colours_follow_the_theme(open_notebook: Any) -> None:
     notebook = open_notebook(MAKE)
     page = notebook.page
     notebook.run_all()
-    page.locator(".nbl-live .nbl-plot canvas").nth(3).wait_for()
+    page.locator(".nbl-live .nbl-verdict").wait_for()
     verdict = page.locator(".nbl-live .nbl-verdict")
     light = verdict.evaluate("node => getComputedStyle(node).color")
     page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
