@@ -10,7 +10,7 @@ from typing import Any
 from nbloader import events as ev
 from nbloader.dispatch import MAX_DEATHS, Dispatcher, Task
 from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
-from nbloader.faults import Given, died_message, rebuild
+from nbloader.faults import Given, died_message, rebuild, start_message
 from nbloader.handle import Handle, Payload, PoolKind, WorkerPool
 from nbloader.reports import Gone, InitFailed, Ready, Report, Started
 from nbloader.stats import WorkerGauge
@@ -103,18 +103,22 @@ class Crew:
         """Start the workers if there are none. Returns whether there were none.
 
         Raises:
-            OSError: No process, pipe or memory could be had.
+            WorkerStartError: No process or pipe could be had.
         """
         if self.pool is not None:
             for worker, slot in enumerate(self._slots):
                 if slot.handle is None and self.pool is not None:  # it died when nobody needed it
                     self._replace(worker, slot.exit_reason)
             return False
-        self.pool = self._kind.make()
         self.fatal = None
+        worker = 0
         try:
+            self.pool = self._kind.make()
             for worker in range(len(self._slots)):
                 self._start_worker(worker)
+        except OSError as error:
+            self.stop(0)
+            raise WorkerStartError(start_message(worker, len(self._slots), error)) from error
         except BaseException:
             self.stop(0)
             raise
@@ -187,7 +191,7 @@ class Crew:
         try:
             self._start_worker(worker)
         except (OSError, MemoryError) as error:
-            self._fail(WorkerStartError(f"worker {worker} could not be started: {error}"))
+            self._fail(WorkerStartError(start_message(worker, len(self._slots), error)))
             return False
         return True
 
@@ -249,8 +253,9 @@ class Crew:
             if slot.handle is not None:
                 self._dismiss(slot.handle)
         del self._slots[num_workers:]
-        for worker in range(len(self._slots), num_workers):
-            self._slots.append(Slot())
+        new = range(len(self._slots), num_workers)
+        self._slots += [Slot() for _ in new]
+        for worker in new:
             if self.pool is not None:
                 self._start_another(worker)
 

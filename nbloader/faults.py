@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
+import resource
 import signal
 import traceback
 from dataclasses import dataclass
@@ -145,6 +147,18 @@ def shown(indices: Any) -> str:
     """Indices for a message, not too long."""
     text = repr(indices)
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+
+
+def start_message(worker: int, num_workers: int, error: Exception) -> str:
+    """What `WorkerStartError` says when the system does not give what a worker needs."""
+    begin = f"worker {worker} (num_workers={num_workers}) could not be started: {error}."
+    code = getattr(error, "errno", None)
+    if code in (errno.EMFILE, errno.ENFILE):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"{begin} Each worker takes five files, and RLIMIT_NOFILE={limit}: use fewer, or raise `ulimit -n`."
+    if code == errno.EAGAIN:
+        return f"{begin} There are too many processes: use fewer workers, or raise `ulimit -u`."
+    return begin
 
 
 def died_message(number: int, indices: Any, deaths: int, pid: int, exitcode: int | None, reason: str, tail: str) -> str:

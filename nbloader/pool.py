@@ -8,95 +8,32 @@ blocking call waits for all of them and a death is seen at once.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import pickle
+import select
 import selectors
-import signal
-import socket
 import subprocess
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
-from nbloader import fetch as f
 from nbloader import forkserver
 from nbloader.cargo import Cargo
 from nbloader.dispatch import Task
-from nbloader.errors import NbloaderError
-from nbloader.faults import Failure, Nothing, SpareSample
-from nbloader.handle import Handle
+from nbloader.faults import Failure, Nothing
+from nbloader.process import ProcessHandle, connect, dump_task
 from nbloader.reports import Gone, InitFailed, Layout, Output, Parcel, Ready, Report, Result, Started
-from nbloader.shm import SegmentMaps, anonymous_file
-from nbloader.stacks import StackPipe
-from nbloader.wire import Bytes, Channel, Kind
+from nbloader.wire import Bytes, Kind
 from nbloader.worker import Start, Surroundings
 
 _clock = time.perf_counter_ns
 _PLAIN = {int, str, bool, float, bytes}
 
-TAIL = 4096
-"""Characters of a worker's standard error that are kept."""
 STATUS_WAIT = 1.0
 """Seconds to wait for the wait status of a worker whose connection has closed."""
-
-
-class ProcessHandle(Handle):
-    """One worker process."""
-
-    def __init__(self, worker: int) -> None:
-        fd = anonymous_file(8 * f.STATUS_SIZE)
-        self._page = memoryview(mmap.mmap(fd, 8 * f.STATUS_SIZE)).cast("q")
-        super().__init__(worker, self._page)
-        self.status_fd = fd
-        self.stack = StackPipe()
-        self.killed = False
-        self.maps = SegmentMaps()
-        self.layouts: dict[int, Layout] = {}
-        self.tail: deque[str] = deque(maxlen=100)
-        self.lifeline = -1
-        self.popen: subprocess.Popen[bytes] | None = None
-        self.outputs: dict[int, tuple[str, bytearray]] = {}
-        self.spared: list[SpareSample] = []
-        """Samples that were left out of the batch that it sends next, or replaced."""
-        self.channel: Channel
-
-    @property
-    def stderr_tail(self) -> str:
-        """The last lines that it wrote to its standard error."""
-        return "".join(self.tail)[-TAIL:]
-
-    def take_spared(self) -> list[SpareSample]:
-        """Those of the batch that has just come."""
-        if not self.spared:
-            return self.spared
-        spared, self.spared = self.spared, []
-        return spared
-
-    def take_fds(self) -> list[int]:
-        """The descriptors of its outputs, its lifeline and its stack, to be closed."""
-        fds = [fd for fd in (*self.outputs, self.lifeline, self.stack.fd) if fd >= 0]
-        self.outputs, self.lifeline, self.stack.fd = {}, -1, -1
-        return fds
-
-    def asker(self) -> Callable[[], str]:
-        """See `Handle.asker`."""
-        pid = self.status[f.PID]  # it is there as soon as the worker can answer
-        if not pid:
-            raise NbloaderError(f"worker {self.worker} is being started: it has no Python stack yet")
-        return self.stack.asker(pid, lambda: self.gone)
-
-    def kill(self) -> None:
-        """End the process at once, whatever it does."""
-        self.killed = True
-        pid = self.pid or self.status[f.PID]
-        if pid and not self.gone:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+MAX_DYING = 4
+"""Killed processes that may not have ended when another is started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,44 +94,39 @@ class Pool:
         Raises:
             OSError: No process, pipe or memory could be had.
         """
+        self._await_dying()
         pickled = payload.pickled
         shared = pickled.fd()
-        handle = ProcessHandle(worker)
-        ours, theirs = socket.socketpair()
-        out, out_theirs = os.pipe()
-        err, err_theirs = os.pipe()
-        try:
+        with contextlib.ExitStack() as their_ends, contextlib.ExitStack() as our_ends:
+            ours, theirs = connect(our_ends, their_ends)
+            handle = ProcessHandle(worker, ours)
+            sock = theirs.sock.fileno()
             if self._start_method == "forkserver":
-                handle.lifeline = forkserver.fork(theirs.fileno(), out_theirs, err_theirs, payload.preload)
+                handle.lifeline = forkserver.fork(sock, theirs.stdout, theirs.stderr, payload.preload)
             else:
-                self._spawn(handle, theirs.fileno(), out_theirs, err_theirs)
-        except BaseException:
-            ours.close()
-            for fd in (out, err, handle.status_fd, handle.stack.fd, handle.stack.theirs):
-                os.close(fd)
-            raise
-        finally:
-            theirs.close()
-            os.close(out_theirs)
-            os.close(err_theirs)
-        for fd, stream in ((out, "stdout"), (err, "stderr")):
-            os.set_blocking(fd, False)
-            handle.outputs[fd] = stream, bytearray()
-            self._selector.register(fd, selectors.EVENT_READ, (handle, self._read_output))
-        if handle.lifeline >= 0:
-            self._selector.register(handle.lifeline, selectors.EVENT_READ, (handle, self._read_lifeline))
-        handle.channel = Channel(ours, blocking=False)
-        self._selector.register(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
-        self.handles[handle.uid] = handle
-        start = Start(
-            surroundings=Surroundings.here(), worker=worker, spans=pickled.spans, shared=shared is not None,
-            payload=pickled.data, **options,
-        )  # fmt: skip
-        fds = (handle.status_fd, handle.stack.theirs, *(() if shared is None else (shared,)))
-        self._send(handle, (Kind.INIT, pickle.dumps(start, 5)), fds=fds)
-        os.close(handle.status_fd)
-        os.close(handle.stack.theirs)
+                self._spawn(handle, sock, theirs.stdout, theirs.stderr)
+            our_ends.pop_all()
+            for fd in handle.outputs:
+                self._selector.register(fd, selectors.EVENT_READ, (handle, self._read_output))
+            if handle.lifeline >= 0:
+                self._selector.register(handle.lifeline, selectors.EVENT_READ, (handle, self._read_lifeline))
+            self._selector.register(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
+            self.handles[handle.uid] = handle
+            start = Start(
+                surroundings=Surroundings.here(), worker=worker, spans=pickled.spans, shared=shared is not None,
+                payload=pickled.data, **options,
+            )  # fmt: skip
+            fds = (theirs.status, theirs.stack, *(() if shared is None else (shared,)))
+            self._send(handle, (Kind.INIT, pickle.dumps(start, 5)), fds=fds)
         return handle
+
+    def _await_dying(self) -> None:
+        """Wait until few processes are left that were killed and have not ended: each has descriptors open."""
+        reports, self._early = self._early, []
+        deadline = time.monotonic() + STATUS_WAIT
+        while sum(handle.killed for handle in self.handles.values()) > MAX_DYING and time.monotonic() < deadline:
+            reports += self.poll(STATUS_WAIT)
+        self._early = reports + self._early
 
     def _spawn(self, handle: ProcessHandle, sock: int, stdout: int, stderr: int) -> None:
         command = forkserver.python_command(f"from nbloader.worker import main; main({sock}, watched=False)")
@@ -218,7 +150,7 @@ class Pool:
         for task in tasks:
             returned = handle.maps.take_returned()
             try:
-                message = _dump_task(task, returned)
+                message = dump_task(task, returned)
             except Exception as error:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
                 handle.maps.returned.extend(returned)
                 unsent.append((task, error))
@@ -334,21 +266,21 @@ class Pool:
             except subprocess.TimeoutExpired:
                 handle.kill()
                 return handle.popen.wait()
-        with selectors.DefaultSelector() as selector:
-            selector.register(handle.lifeline, selectors.EVENT_READ)
-            while True:
-                if not selector.select(STATUS_WAIT):
-                    if handle.killed:
-                        return None
-                    handle.kill()
-                    continue
-                data = os.read(handle.lifeline, forkserver.LIFELINE.size)
-                if not data:
-                    return None  # the fork server was killed, and its workers with it
-                (value,) = forkserver.LIFELINE.unpack(data)
-                if value < 0:
-                    return os.waitstatus_to_exitcode(~value)
-                handle.pid = value
+        poll = select.poll()
+        poll.register(handle.lifeline, select.POLLIN)
+        while True:
+            if not poll.poll(STATUS_WAIT * 1000):
+                if handle.killed:
+                    return None
+                handle.kill()
+                continue
+            data = os.read(handle.lifeline, forkserver.LIFELINE.size)
+            if not data:
+                return None  # the fork server was killed, and its workers with it
+            (value,) = forkserver.LIFELINE.unpack(data)
+            if value < 0:
+                return os.waitstatus_to_exitcode(~value)
+            handle.pid = value
 
     def _read_output(self, handle: ProcessHandle, fd: int, reports: list[Report]) -> None:
         stream, partial = handle.outputs[fd]
@@ -364,7 +296,7 @@ class Pool:
             text = partial[:end].decode("utf-8", "backslashreplace")
             del partial[:end]
             if stream == "stderr":
-                handle.tail.extend(text.splitlines(keepends=True))
+                handle.keep(text)
             reports.append(Output(handle, stream, text))
 
     def _end(self, handle: ProcessHandle, exitcode: int | None, reports: list[Report]) -> None:
@@ -439,11 +371,3 @@ class Pool:
     def dispose(self) -> None:
         """Close what is left when no worker is."""
         self._selector.close()
-
-
-def _dump_task(task: Task, returned: list[int]) -> bytes:
-    """A task for a worker. Indices of the notebook's own types go by value."""
-    message = (task.run, task.number, task.indices, task.seed, returned)
-    indices = task.indices
-    kinds = set(map(type, indices)) if type(indices) is list else {type(indices)}
-    return pickle.dumps(message, 5) if kinds <= _PLAIN else bytes(cloudpickle.dumps(message, 5))

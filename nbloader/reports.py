@@ -15,7 +15,7 @@ from nbloader.worker import NO_SEGMENT, PICKLED, RESULT
 
 if TYPE_CHECKING:
     from nbloader.handle import Handle
-    from nbloader.pool import ProcessHandle
+    from nbloader.process import ProcessHandle
 
 
 class Layout:

@@ -41,13 +41,15 @@ def answer(fd: int) -> None:
 
 
 class StackPipe:
-    """The notebook's end: asks one worker."""
+    """The notebook's end: asks one worker.
 
-    def __init__(self) -> None:
-        self.fd, self.theirs = os.pipe()
-        """The read end; and the worker's end, to be closed when it was sent."""
-        for fd in (self.fd, self.theirs):
-            os.set_blocking(fd, False)
+    Args:
+        fd: The read end of a pipe; neither end blocks.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        """To be closed by whoever made it."""
         self._lock = threading.Lock()  # one question at a time
 
     def asker(self, pid: int, gone: Callable[[], bool]) -> Callable[[], str]:

@@ -143,6 +143,59 @@ class Deadly(Numbers):
         return i
 
 
+class Stage:
+    """Ends the worker by `how`; with a `flag`, only while that file is there, and removes it."""
+
+    def __init__(self, how, flag):
+        self.how, self.flag = how, flag
+
+    def strike(self):
+        if self.flag is not None:
+            try:
+                os.unlink(self.flag)
+            except FileNotFoundError:
+                return
+        print("last words", file=sys.stderr)
+        self.how()
+
+
+class OnArrival(Numbers):
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.stage.strike()
+
+
+class OnFetch(Numbers):
+    def __getitem__(self, i):
+        if i == 7:
+            self.stage.strike()
+        return i
+
+
+class OnPickling:
+    def __init__(self, stage, numbers):
+        self.stage, self.numbers = stage, numbers
+
+    def __reduce__(self):
+        if 7 in self.numbers:
+            self.stage.strike()
+        return list, (self.numbers,)
+
+
+def at_stage(stage, n, how, flag=None):
+    """Arguments of a loader whose worker meets its end at a stage: that of sample 7, or that of its start."""
+    end = Stage(how, None if flag is None else str(flag))
+    if stage == "arrival":
+        return {"dataset": OnArrival(n, stage=end)}
+    if stage == "init":
+        return {"dataset": Numbers(n), "worker_init_fn": lambda _worker: end.strike()}
+    if stage == "fetch":
+        return {"dataset": OnFetch(n, stage=end)}
+    if stage == "collate":
+        return {"dataset": Numbers(n), "collate_fn": lambda b: (end.strike() if 7 in b else None, b)[1]}
+    return {"dataset": Numbers(n), "collate_fn": lambda b: OnPickling(end, b)}
+
+
 class Whereabouts(Numbers):
     """What a worker sees."""
 

@@ -1,0 +1,176 @@
+"""On a machine with little left the loader works, or says what is missing; and it opens nothing to others."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+from datasets import Images, Numbers, Sums, run_script, wait_for, worker_processes
+
+from nbloader import DataLoader
+
+HEAD = f"""
+import os, resource, sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from datasets import *
+from nbloader import DataLoader, WorkerStartError
+"""
+
+
+class Uneven(Numbers):
+    """Sample 5 is 64 MB, the others are small."""
+
+    def __getitem__(self, i):
+        return np.full(16_000_000 if i == 5 else 16, i, np.float32)
+
+
+def test_shared_memory_does_not_come_from_dev_shm():
+    """Which is 64 MB in a container, and too small by far in some."""
+    with DataLoader(Sums(np.ones((100, 20_000))), 10, num_workers=2) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        for process in [psutil.Process(), *worker_processes()]:
+            used = [m.path for m in process.memory_maps(grouped=True)]
+            assert not any(path.startswith("/dev/shm") for path in used)
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+def test_a_dev_shm_of_64_kb_is_enough(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        HEAD + "loader = DataLoader(Sums(np.ones((100, 20_000))), 10, num_workers=2, prefetch_factor=4)\n"
+        "images = DataLoader(Images(200), 32, num_workers=2)\n"
+        "print(sum(float(b.sum()) for b in loader), len([b for b in images]))\n"
+    )
+    small = "mount -t tmpfs -o size=64k tmpfs /dev/shm || exit 77; exec "
+    command = ["unshare", "-m", "sh", "-c", f"{small} {sys.executable} {script}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode in (1, 77) and "script.py" not in done.stderr:
+        pytest.skip(f"no mount namespace here: {done.stderr}")
+    assert (done.stdout, done.stderr) == ("2000000.0 7\n", "")
+
+
+def test_128_descriptors_are_enough_even_for_a_consumer_that_keeps_all_batches(tmp_path):
+    done = run_script(
+        HEAD
+        + """
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+with DataLoader(Images(800), 2, num_workers=6) as loader:
+    for _ in range(2):
+        kept = list(loader)
+        assert [int(i) for _, ns in kept for i in ns] == list(range(800))
+        assert all((image == n[:, None, None]).all() for image, n in kept)
+    for _ in loader:
+        loader.restart_workers([0])
+print(len(os.listdir("/proc/self/fd")) < 128)
+""",
+        tmp_path,
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_more_workers_than_descriptors_allow_is_an_error_that_says_so(tmp_path):
+    done = run_script(
+        HEAD
+        + """
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+with DataLoader(Slow(400), 2, num_workers=60) as loader:
+    try:
+        list(loader)
+    except WorkerStartError as error:
+        print(error)
+with DataLoader(Slow(400), 2, num_workers=2) as loader:
+    epoch = iter(loader)
+    next(epoch)
+    loader.num_workers = 60
+    try:
+        list(epoch)
+    except WorkerStartError as error:
+        print(error)
+    loader.num_workers = 3
+    print(flat(loader) == list(range(400)))
+""",
+        tmp_path,
+        warnings="ignore",
+    )
+    first, second, works = done.stdout.splitlines()
+    for line in (first, second):
+        assert "could not be started" in line
+        assert "Too many open files" in line
+        assert "RLIMIT_NOFILE=128" in line
+        assert "num_workers=60" in line
+    assert (works, done.stderr) == ("True", "")
+
+
+def limit_memory(_worker):
+    """As if memory ended: what a process may map is bounded a little above what it has mapped."""
+    import psutil
+
+    now = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (now + 40_000_000, resource.RLIM_INFINITY))
+
+
+def limit_files(_worker):
+    """As if the memory for segments ended: a file, a memfd too, may have so many bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize("limit", [limit_memory, limit_files], ids=lambda limit: limit.__name__)
+def test_memory_that_ends_while_a_batch_is_made_is_an_error_of_that_batch(limit):
+    with DataLoader(Uneven(12), 1, num_workers=1, worker_init_fn=limit) as loader:
+        got, errors = [], []
+        epoch = iter(loader)
+        while True:
+            try:
+                got.append(int(next(epoch)[0, 0]))
+            except StopIteration:
+                break
+            except MemoryError as error:
+                errors.append(str(error))
+        assert got == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
+        (text,) = errors
+        assert re.search("Unable to allocate|shared memory", text)
+        assert loader.stats().deaths == 0, "nobody got a SIGBUS"
+
+
+def test_a_dataset_for_which_there_is_no_shared_memory_is_an_error(tmp_path):
+    done = run_script(
+        HEAD
+        + """
+data = Sums(np.ones((100, 20_000)))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))
+with DataLoader(data, 10, num_workers=2) as loader:
+    try:
+        list(loader)
+    except Exception as error:
+        print(type(error).__name__, error)
+    loader.reload(Numbers(4))
+    print(flat(loader))
+""",
+        tmp_path,
+    )
+    error, works = done.stdout.splitlines()
+    assert "MB of shared memory were asked for and are not there" in error
+    assert (works, done.stderr) == ("[0, 1, 2, 3]", "")
+
+
+def test_nothing_is_open_to_others():
+    with DataLoader(Images(400), 4, num_workers=2) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        loader.stats()
+        wait_for(lambda: len(worker_processes()) == 2)
+        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+            connections = process.net_connections(kind="all")
+            assert not [c for c in connections if c.status == psutil.CONN_LISTEN], "a port"
+            unix = [c.laddr for c in connections if c.family.name == "AF_UNIX"]
+            assert not any(unix), "a socket with a name"
+        for segment in os.listdir("/dev/shm"):
+            assert "nbloader" not in segment
