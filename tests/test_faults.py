@@ -7,6 +7,7 @@ import gc
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -468,7 +469,7 @@ def make_trouble(loader, stop, dice):
 
 def given_up(error: WorkerDiedError) -> int:
     """The batch that was given up: three kills in a row may meet the same one."""
-    return int(str(error).split()[1])
+    return int(re.search(r"batch (\d+) ", str(error))[1])
 
 
 def test_kills_restarts_pauses_and_second_iterators_at_once():
