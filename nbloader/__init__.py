@@ -17,9 +17,9 @@ if TYPE_CHECKING:
         WorkerDiedError,
         WorkerStartError,
     )
+    from nbloader.info import get_worker_info
     from nbloader.loader import DataLoader
     from nbloader.order import FilterSampler, IntervalSampler
-    from nbloader.worker import get_worker_info
 
 __version__ = "0.1.0"
 
@@ -33,7 +33,7 @@ _HOME = {
     "NbloaderError": "nbloader.errors",
     "WorkerDiedError": "nbloader.errors",
     "WorkerStartError": "nbloader.errors",
-    "get_worker_info": "nbloader.worker",
+    "get_worker_info": "nbloader.info",
 }
 
 __all__ = [

@@ -68,6 +68,7 @@ class Crew:
         self._publish = publish
         self._dispatcher = dispatcher
         self._slots = [Slot() for _ in range(num_workers)]
+        dispatcher.slots = num_workers
         self._kind = kind
         self._max_restarts = max_restarts
         self._hear = hear
@@ -140,7 +141,7 @@ class Crew:
         elif isinstance(report, Ready):
             if handle.expected or self.pool is None or handle.uid not in self.pool.handles:
                 return  # it was ended meanwhile
-            self._dispatcher.worker_ready(handle.uid)
+            self._dispatcher.worker_ready(handle.uid, handle.worker)
             slot = self._slots[handle.worker]  # there is one: a worker that loses its place is ended by request
             slot.failed_starts = 0
             now = _clock()
@@ -253,6 +254,7 @@ class Crew:
             if slot.handle is not None:
                 self._dismiss(slot.handle)
         del self._slots[num_workers:]
+        self._dispatcher.slots = num_workers
         new = range(len(self._slots), num_workers)
         self._slots += [Slot() for _ in new]
         for worker in new:

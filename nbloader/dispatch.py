@@ -12,14 +12,16 @@ returns False), so that a late message can never double a batch.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from nbloader.reorder import ReorderBuffer
+from nbloader.shards import Shards
 
 R = TypeVar("R")
-Cancel: TypeAlias = "tuple[int, int, tuple[int, ...]]"
-"""For a worker to forget: (worker, run, batch numbers)."""
+Cancel: TypeAlias = "tuple[int, int, tuple[int, ...] | None]"
+"""For a worker to forget: (worker, run, batch numbers); None for the whole run, with the iterators over its shards."""
 
 MAX_DEATHS = 3
 """Workers that a batch may kill before it is given up."""
@@ -33,7 +35,8 @@ class Task:
     number: int
     """Batch number within the run, from 0."""
     indices: Any
-    """What the batch sampler gave: a list of dataset indices, or a single index where batching is off."""
+    """What the batch sampler gave: a list of dataset indices, or a single index where batching is off; a `Ticket` of
+    an iterable dataset."""
     seed: int
     dispatched: int = 0
     """When it was last sent to a worker, perf_counter ns; set by the sender."""
@@ -61,6 +64,10 @@ class Run(Generic[R]):
     assigned: int = 0
     parked: bool = False
     """A parked run is given to no worker: nobody has asked it since another run began."""
+    shards: Shards | None = None
+    """Of an iterable dataset."""
+    passed: Callable[[Task, int], None] | None = None
+    """Told of a batch that the consumer does not get to see, since no sample of it is left."""
 
 
 class Dispatcher(Generic[R]):
@@ -77,13 +84,17 @@ class Dispatcher(Generic[R]):
         """Batches that the consumer may have though the loader is paused."""
         self._owed = 0  # batches that may be sent though it is paused: as many as were taken by steps
         self.runs: dict[int, Run[R]] = {}
+        self.slots = 1
+        """Worker ids: how many workers there shall be."""
+        self._by_slot: dict[int, int] = {}  # worker id -> the process that was ready last
         self._held: dict[int, dict[tuple[int, int], Task]] = {}  # worker -> its batches, in the order it got them
 
     # ---- workers ----------------------------------------------------------------------------------------------
 
-    def worker_ready(self, worker: int) -> None:
-        """A worker (by the unique number of its process) can be given batches."""
+    def worker_ready(self, worker: int, slot: int = 0) -> None:
+        """A worker (by the unique number of its process; its id is `slot`) can be given batches."""
         self._held.setdefault(worker, {})
+        self._by_slot[slot] = worker
 
     def worker_gone(self, worker: int, *, blame: bool) -> tuple[list[Task], Task | None]:
         """A worker is no more: what it held is made again by others.
@@ -137,10 +148,24 @@ class Dispatcher(Generic[R]):
 
     # ---- runs -------------------------------------------------------------------------------------------------
 
-    def open_run(self, run: int, *, window: int, in_order: bool = True) -> list[Cancel]:
-        """Begin a run; the other runs are parked until they are asked again. Returns what to cancel."""
+    def open_run(
+        self, run: int, *, window: int, in_order: bool = True, first: int = 0, shards: Shards | None = None
+    ) -> list[Cancel]:
+        """Begin a run; the other runs are parked until they are asked again.
+
+        Args:
+            run: Its number.
+            window: Credit.
+            in_order: False lets batches out as they come.
+            first: Number of the first batch.
+            shards: Of an iterable dataset.
+
+        Returns:
+            What to cancel.
+        """
         cancels = [cancel for other in self.runs for cancel in self.park(other)]
-        self.runs[run] = Run(window, ReorderBuffer(in_order=in_order))
+        buffer: ReorderBuffer[tuple[Task, R]] = ReorderBuffer(in_order=in_order, first=first)
+        self.runs[run] = Run(window, buffer, added=first, taken=first, shards=shards)
         return cancels
 
     def clear(self) -> None:
@@ -160,6 +185,8 @@ class Dispatcher(Generic[R]):
         cancels = self._take_back(run, [])
         if not self.runs:
             self.steps = self._owed = 0  # steps beyond the last batch of an epoch are none of the next one
+        if state.shards is not None:
+            cancels = [(worker, run, None) for worker in set(state.shards.homes.values()) if worker in self._held]
         return [result for _task, result in state.reorder.drain()], cancels
 
     def park(self, run: int) -> list[Cancel]:
@@ -170,6 +197,8 @@ class Dispatcher(Generic[R]):
         """
         state = self.runs[run]
         state.parked = True
+        if state.shards is not None:
+            return []  # a batch taken back and asked for again later could cost its worker a new iterator
         taken: list[Task] = []
         cancels = self._take_back(run, taken)
         for task in taken:
@@ -183,7 +212,7 @@ class Dispatcher(Generic[R]):
 
     def _take_back(self, run: int, taken: list[Task]) -> list[Cancel]:
         """Take this run's batches back from the workers, but for the one that each may be at."""
-        cancels = []
+        cancels: list[Cancel] = []
         for worker, held in self._held.items():
             unbegun = [key for position, key in enumerate(held) if position and key[0] == run]
             if unbegun:
@@ -236,6 +265,9 @@ class Dispatcher(Generic[R]):
         for run in self.runs.values():
             if run.parked:
                 continue
+            if run.shards is not None:
+                self._assign_shards(run, run.shards, out, free=free)
+                continue
             while run.waiting:
                 worker, held = min(self._held.items(), key=_load)
                 if len(held) >= self.depth or not (free or self._owed):
@@ -249,6 +281,25 @@ class Dispatcher(Generic[R]):
                 held[task.run, task.number] = task
                 out.append((worker, task))
         return out
+
+    def _assign_shards(self, run: Run[R], shards: Shards, out: list[tuple[int, Task]], *, free: bool) -> None:
+        """Give each waiting batch to the worker of its shard, if that is there and can take one more."""
+        kept = []
+        for number, task in sorted(run.waiting, key=_number):
+            worker = self._by_slot.get(task.indices.shard % self.slots, -1)
+            held = self._held.get(worker)
+            if run.reorder.has(number):
+                continue
+            if held is None or len(held) >= self.depth or not (free or self._owed):
+                kept.append((number, task))
+                continue
+            self._owed -= not free
+            shards.place(task.indices, worker)
+            task.attempt += 1
+            run.assigned += 1
+            held[task.run, number] = task
+            out.append((worker, task))
+        run.waiting = kept  # sorted, thus a heap
 
     def result(self, worker: int, run: int, number: int, result: R) -> tuple[Task, list[tuple[Task, R]]] | None:
         """A worker has made a batch, or failed to.
@@ -284,6 +335,26 @@ class Dispatcher(Generic[R]):
                 dropped.append(result)
         return dropped
 
+    def end(self, worker: int, run: int, number: int) -> list[tuple[Task, R]]:
+        """A worker found the shard of this batch exhausted: there is no such batch.
+
+        Returns:
+            The batches that are now in order.
+        """
+        task = self._held.get(worker, {}).pop((run, number), None)
+        state = self.runs.get(run)
+        if state is None or state.shards is None:
+            return []
+        if task is None:
+            task = self._reclaim(state, number)
+        else:
+            state.assigned -= 1
+        if task is None or state.reorder.has(number):
+            return []
+        state.shards.end(task.indices)
+        state.taken += 1
+        return state.reorder.skip(number)
+
     def fail(self, task: Task, result: R) -> list[tuple[Task, R]]:
         """Put an error in the place of a batch that no worker holds."""
         run = self.runs.get(task.run)
@@ -317,6 +388,10 @@ class Dispatcher(Generic[R]):
                 heapq.heapify(state.waiting)
                 return task
         return None  # another worker is at it by now, and that one's result will be taken
+
+
+def _number(item: tuple[int, Task]) -> int:
+    return item[0]
 
 
 def _load(item: tuple[int, dict[tuple[int, int], Task]]) -> int:

@@ -30,7 +30,7 @@ from nbloader.faults import Failure, Given, Nothing, shown
 from nbloader.handle import PoolKind
 from nbloader.making import LocalParcel
 from nbloader.output import Outlet
-from nbloader.reports import Output, Parcel, Report, Result
+from nbloader.reports import Advanced, Ended, Output, Parcel, Report, Result
 from nbloader.waker import Waker
 
 log = logging.getLogger(__name__)
@@ -189,6 +189,12 @@ class Driver:
             self._take_result(report)
         elif isinstance(report, Output):
             self._outlet.add(report.stream, report.text)
+        elif isinstance(report, Ended):
+            self._end_shard(report)
+        elif isinstance(report, Advanced):
+            run = self._dispatcher.runs.get(report.run)
+            if run is not None and run.shards is not None:
+                run.shards.advance(report.shard, report.position, report.state, report.problem)
         else:
             self._crew.handle(report)
             self._wake_all()
@@ -215,6 +221,13 @@ class Driver:
             sample = failed.indices[result.position] if result.position >= 0 else None
             text = f"{result.error[1]}: {result.error[2]}"
             self._events.append(ev.BatchFailed(now, report.run, report.number, result.worker, sample, text))
+
+    def _end_shard(self, report: Ended) -> None:
+        now = _clock()
+        for task, _payload in self._dispatcher.end(report.handle.uid, report.run, report.number):
+            task.in_order = now
+        if report.run != self._driving and report.run in self._waiting:
+            self._waiting[report.run].set()  # there may be nothing to wait for any more
 
     def _wake_all(self) -> None:
         for run, waker in list(self._waiting.items()):

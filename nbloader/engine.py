@@ -18,6 +18,7 @@ from nbloader import stacks, waiting
 from nbloader.callbacks import WaitCallbacks
 from nbloader.commands import Commands
 from nbloader.dispatch import Task
+from nbloader.draw import Draw
 from nbloader.driver import Outcome
 from nbloader.errors import LoaderClosedError, LoaderTimeoutError, NbloaderError
 from nbloader.faults import Nothing
@@ -102,22 +103,26 @@ class Engine(Commands):
 
     # ---- the consumer's side ------------------------------------------------------------------------------------
 
-    def open_run(self, run: int, seed: int) -> None:
+    def open_run(self, run: int, draw: Draw) -> None:
         """Begin an iterator. The others lose their window until they are asked again.
 
         Args:
             run: Its number.
-            seed: Base seed of workers that are started from now on.
+            draw: What it draws its batches from.
         """
-        self._exclusively(self._open_run, run, seed)
+        self._exclusively(self._open_run, run, draw)
 
-    def _open_run(self, run: int, seed: int) -> None:
-        self._crew.options["seed"] = seed
+    def _open_run(self, run: int, draw: Draw) -> None:
+        self._crew.options["seed"] = draw.seed
         self._outlet.belongs_here()
         self._asked = time.monotonic()
         self._carry_out()  # a restart that was asked for before holds for this epoch
         self._get_going()
-        self._cancel(self._dispatcher.open_run(run, window=self._window, in_order=self._in_order))
+        cancels = self._dispatcher.open_run(
+            run, window=self._window, in_order=self._in_order, first=draw.first, shards=draw.shards
+        )
+        self._dispatcher.runs[run].passed = draw.delivered
+        self._cancel(cancels)
 
     def room(self, run: int) -> int:
         """How many batches the sampler may be asked for now: none until some can be sent together."""
@@ -216,7 +221,7 @@ class Engine(Commands):
                 self._adapt()
             self._last = item[0]
             return (*item, (state.assigned, state.reorder.reordering, state.reorder.ready)), None
-        return None, state.taken if self._dispatcher.outstanding(run) else None
+        return None, state.reorder.missing if self._dispatcher.outstanding(run) else None
 
     def _next(self, run: int) -> tuple[Task, Outcome] | None:
         """The next batch that is ready and has samples."""
@@ -224,6 +229,9 @@ class Engine(Commands):
             task, outcome = item
             if not isinstance(outcome, Nothing):
                 return task, outcome
+            passed = self._dispatcher.runs[run].passed
+            if passed is not None:
+                passed(task, 0)
             if self._dispatcher.paused:
                 self._dispatcher.step()  # the one that let this go lets another go
         return None

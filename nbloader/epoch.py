@@ -15,13 +15,12 @@ from torch._C._autograd import _profiler_enabled as profiling
 from torch.autograd.profiler import record_function
 
 from nbloader import events as ev
-from nbloader import sampler
 from nbloader.delivery import named
 from nbloader.dispatch import Task
+from nbloader.draw import Draw
 from nbloader.engine import Engine
 from nbloader.errors import LoaderClosedError
 from nbloader.faults import Failure, Given, rebuild
-from nbloader.fetch import mix
 from nbloader.local import LocalEngine
 from nbloader.making import LocalParcel
 from nbloader.reports import Parcel
@@ -43,23 +42,18 @@ KEPT_INDICES = 8
 class Epoch(Iterator[T_co]):
     """One pass over the sampler."""
 
-    def __init__(self, loader: DataLoader[T_co], run: int) -> None:
+    def __init__(self, loader: DataLoader[T_co], run: int, draw: Draw) -> None:
         self._loader: DataLoader[T_co] | None = None
         self._engine = engine = loader._engine
         self._run = run
         self._batched = loader.batch_sampler is not None
-        self._indices = iter(loader._index_sampler)
-        self._seed = _draw_seed(loader.generator)
         self._names = loader._names
         self._placer = loader._placer
         self._kept: Any = None  # taken, and not delivered for want of memory on the device
-        self._numbered = 0
-        self._dry = False
-        self._sampler_error: Exception | None = None
-        self._total = sampler.length(loader._index_sampler)
+        self._draw = draw
         if not (loader.persistent_workers and engine.loaded) and loader._load():
             engine.replace_all()
-        engine.open_run(run, self._seed)
+        engine.open_run(run, draw)
         self._pass = _Pass(run, loader.events, loader._placer)
         self._closer = weakref.finalize(self, _abandon, engine, self._pass)
 
@@ -67,7 +61,7 @@ class Epoch(Iterator[T_co]):
         """The consumer is here. Until now nothing was told, and the loader was not referred to."""
         self._loader = loader
         self._pass.begun = True
-        loader.events.publish(ev.EpochStarted(_clock(), self._run, self._run, self._total, loader.num_workers))
+        loader.events.publish(ev.EpochStarted(_clock(), self._run, self._run, self._draw.total, loader.num_workers))
         self.prefetch()
         return self
 
@@ -115,45 +109,34 @@ class Epoch(Iterator[T_co]):
         self._pass.publish(requested)
         if not self._engine.ahead:
             self._refill()
-        got = self._kept
-        if got is None:
-            try:
-                got = self._engine.next_batch(self._run, self._pass.waker, self._refill)
-            except LoaderClosedError:
-                self._end("closed")
-                raise
-            if got is None:
-                self._finish()
+        got = self._wait() if self._kept is None else self._kept
         task, payload, depths = got
         if self._engine.ahead:
             self._refill()
         if isinstance(payload, (Failure, Given)):
+            self._draw.delivered(task, 0)
             _raise_failure(task, payload, self._batched)
         batch = payload.open() if self._placer is None else self._place(self._placer, got)
         if self._names is not None:
             batch = named(batch, self._names)
         self._remember(task, payload, requested, depths)
+        self._draw.delivered(task, payload.header[6])
         self._pass.delivered += 1
         return batch  # type: ignore[no-any-return]
 
+    def _wait(self) -> Any:
+        try:
+            while (got := self._engine.next_batch(self._run, self._pass.waker, self._refill)) is None:
+                if not self._refill():  # what was asked for may be past the end of its shard, and another go on
+                    self._finish()
+        except LoaderClosedError:
+            self._end("closed")
+            raise
+        return got
+
     def _refill(self) -> bool:
         """Ask the sampler for as many batches as there is credit, and dispatch them. Whether it gave any."""
-        if self._dry:
-            return False
-        batches = []
-        try:
-            for _ in range(self._engine.room(self._run)):
-                number = self._numbered
-                indices = next(self._indices)
-                if self._batched and not isinstance(indices, (list, tuple)):
-                    indices = list(indices)
-                batches.append((indices, mix(self._seed, number)))
-                self._numbered = number + 1
-        except StopIteration:
-            self._dry = True
-        except Exception as error:  # noqa: BLE001 - the user's sampler: raised once what it gave before is delivered
-            self._dry = True
-            self._sampler_error = error
+        batches = self._draw.take(self._engine.room(self._run))
         if batches:
             self._engine.add(self._run, batches)
         return bool(batches)
@@ -183,11 +166,11 @@ class Epoch(Iterator[T_co]):
             parcel.transport, requested, task.dispatched, begin, fetched, collated, parcel.received, task.in_order,
             _clock(),
         ), (fetch_cpu, collate_cpu, *depths, index, slowest_ns,
-            task.indices[:KEPT_INDICES] if self._batched else (task.indices,))  # fmt: skip
+            task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,))  # fmt: skip
 
     def _finish(self) -> NoReturn:
-        if self._sampler_error is not None:
-            error, self._sampler_error = self._sampler_error, None
+        error, self._draw.error = self._draw.error, None
+        if error is not None:
             self._end("error")
             raise error
         self._engine.drain_output()
@@ -259,10 +242,3 @@ def _raise_failure(task: Task, payload: Failure | Given, batched: bool) -> NoRet
     else:
         what = f"collating batch {task.number}"
     raise rebuild(payload.error, f"raised in {where} while {what}", payload.raised)
-
-
-def _draw_seed(generator: Any) -> int:
-    """The epoch's base seed, drawn as torch draws it, so that `torch.manual_seed` makes epochs repeatable."""
-    import torch
-
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())

@@ -129,8 +129,14 @@ class WorkerPool(Protocol):
             Those that cannot be sent to it, and why; it does not get them.
         """
 
-    def cancel(self, uid: int, run: int, numbers: tuple[int, ...]) -> None:
-        """Have a worker forget batches that it was given and has not begun."""
+    def cancel(self, uid: int, run: int, numbers: tuple[int, ...] | None) -> None:
+        """Have a worker forget batches that it was given and has not begun.
+
+        Args:
+            uid: Which worker.
+            run: Their run.
+            numbers: Which batches; None for all, and the iterators over shards that it keeps for the run.
+        """
 
     def poll(self, timeout: float | None) -> list[Report]:
         """Wait until something happens, and tell what.

@@ -32,6 +32,7 @@ from nbloader import device as dev
 from nbloader import events as ev
 from nbloader import forkserver, options, preload, torchlike
 from nbloader.delivery import Groups, check_names
+from nbloader.draw import batches_of, begin
 from nbloader.engine import IDLE, Engine
 from nbloader.epoch import Epoch
 from nbloader.handle import PoolKind
@@ -40,6 +41,7 @@ from nbloader.pool import Processes
 from nbloader.probe import ProcessProbe
 from nbloader.stats import Point, Snapshot, StatsFold
 from nbloader.steering import Steering
+from nbloader.streams import Streaming
 from nbloader.threads import Threads
 from nbloader.tolerant import OnError
 from nbloader.trace import Trace
@@ -85,8 +87,9 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
     It is a subclass of torch's loader, since programs ask for one (`isinstance`), but shares no code with it.
 
     Args:
-        dataset: Anything with `__len__` and `__getitem__`: torch datasets, lists, NumPy arrays, tensors. Classes and
-            functions of the notebook work with workers too.
+        dataset: Anything with `__len__` and `__getitem__`: torch datasets, lists, NumPy arrays, tensors. Or an iterable
+            dataset: torch's, or anything with `__iter__` only; each worker iterates a shard of its own, which the
+            dataset chooses by `get_worker_info()`. Classes and functions of the notebook work with workers too.
         batch_size: Samples a batch; None passes samples unbatched, as torch does.
         shuffle: Draw samples in a new random order each epoch.
         sampler: Gives the indices, one by one. Excludes `shuffle`.
@@ -107,7 +110,8 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
             asked for further ahead; and while one batch is late, workers go on beyond it, by at most 16 batches each
             and 1 GB.
         persistent_workers: Workers always stay between epochs here. False (as in torch, the default) still makes
-            changes of the dataset object between epochs reach them: they are replaced when its pickle differs.
+            changes of the dataset object between epochs reach them: they are replaced when its pickle differs; and
+            each epoch of an iterable dataset begins on a fresh copy.
         pin_memory_device: Deprecated in torch; accepted.
         in_order: False delivers batches as they are made.
         prefetch: Batches asked for ahead in total; wins over `prefetch_factor`. 0 asks for a batch when it is wanted.
@@ -184,6 +188,8 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
         self.dataset = dataset
         self._num_workers = num_workers = chosen.num_workers
         self._prefetch_factor = chosen.prefetch_factor
+        self._iterable = chosen.iterable
+        self._promised: int | None = None  # len() of an iterable dataset, once somebody asked for len(loader)
         self.pin_memory = pin_memory
         self.pin_memory_device = pin_memory_device
         self.timeout = timeout
@@ -219,8 +225,15 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
             on_error=on_error, on_timeout=on_timeout, max_restarts=max_restarts,
         )  # fmt: skip
         self._engine: Engine | LocalEngine
+        streaming = None
+        if self._iterable:
+            streaming = Streaming(
+                self.drop_last, fresh=num_workers > 0 and not persistent_workers, alone=not num_workers
+            )
         if num_workers == 0 and not prefetch:
-            self._engine = LocalEngine(self.events, batched=self.batch_sampler is not None, output=output)
+            self._engine = LocalEngine(
+                self.events, batched=self.batch_sampler is not None, output=output, streaming=streaming
+            )
         else:
             torchlike.warn_of_a_crowd(num_workers)
             start_method = torchlike.start_method(chosen.multiprocessing_context)
@@ -241,6 +254,7 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
                     "output": output,
                     "transport": transport,
                     "seed": 0,
+                    "streaming": streaming,
                 },
             )
         self._finalizer = weakref.finalize(self, self._engine.close_soon)
@@ -282,19 +296,31 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
             ValueError: The dataset is empty.
         """
         self._check_open()
-        options.check_not_empty(self.dataset, self.sampler)
+        if not self._iterable:
+            options.check_not_empty(self.dataset, self.sampler)
         ahead = self._take_ahead()
         epoch = (self._make_epoch() if ahead is None else ahead).begin(self)
         return Groups(epoch, len(self._devices)) if self._devices else epoch  # type: ignore[return-value]
 
     def _make_epoch(self) -> Epoch[T_co]:
         run, self._iterations = self._iterations, self._iterations + 1
-        return Epoch(self, run)
+        return Epoch(self, run, begin(self))
 
     def __len__(self) -> int:
-        """Batches an epoch (lists of them where there are several devices), as torch counts them."""
+        """Batches an epoch (lists of them where there are several devices), as torch counts them.
+
+        Those of an iterable dataset are what its `len()` says.
+
+        Raises:
+            TypeError: The sampler, or the iterable dataset, has no `len()`.
+        """
         group = len(self._devices) or 1
-        return (len(self._index_sampler) + group - 1) // group
+        if self._iterable:
+            self._promised = len(self.dataset)
+            batches = batches_of(self._promised, self.batch_size, drop_last=self.drop_last)
+        else:
+            batches = len(self._index_sampler)
+        return (batches + group - 1) // group
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, but for those that the loader was made of.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import sys
 import threading
 import time
@@ -10,15 +11,21 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import cloudpickle
+
 from nbloader import events as ev
 from nbloader import fetch as f
 from nbloader import stacks, tolerant
 from nbloader.callbacks import WaitCallbacks
 from nbloader.dispatch import Task
+from nbloader.draw import Draw
 from nbloader.errors import LoaderClosedError
 from nbloader.faults import add_note
+from nbloader.info import Process
 from nbloader.making import LocalParcel, Maker
+from nbloader.private import WorkerInfo
 from nbloader.stats import Gauges
+from nbloader.streams import ExhaustedError, Streaming, Streams
 from nbloader.waiting import PAUSED, Wait
 
 log = logging.getLogger(__name__)
@@ -32,6 +39,7 @@ class LocalEngine:
         bus: Where events go.
         batched: Whether samples make batches.
         output: "torch" or "numpy".
+        streaming: How an iterable dataset is read.
     """
 
     loaded = False
@@ -39,13 +47,17 @@ class LocalEngine:
     ahead = False
     """Nothing is asked for before it is wanted."""
 
-    def __init__(self, bus: ev.EventBus, *, batched: bool, output: str) -> None:
+    def __init__(self, bus: ev.EventBus, *, batched: bool, output: str, streaming: Streaming | None = None) -> None:
         self.bus = bus
         self.callbacks = WaitCallbacks()
         self._batched = batched
         self._output = output
+        self._dataset: Any = None
         self._runs: dict[int, deque[Task]] = {}
         self._made: dict[int, int] = {}
+        self._draws: dict[int, Draw] = {}
+        self._streaming = streaming
+        self._streams: Streams | None = None
         self._status = [f.IDLE, 0, -1, 0, 0]
         self._pace = threading.Condition()
         self._paused = False
@@ -53,17 +65,30 @@ class LocalEngine:
         self._maker: Maker
         self.closed = False
 
-    def load(self, dataset: Any, collate_fn: Any, _worker_init_fn: Any, on_error: tolerant.OnError) -> bool:
+    def load(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: tolerant.OnError) -> bool:
         """Take the dataset; always False, since there is no worker to replace."""
+        if self._streaming is not None and (dataset is not self._dataset or self._streams is None):
+            self._streams = Streams(
+                lambda: pickle.loads(cloudpickle.dumps((dataset, worker_init_fn))), dataset, (0, 0), self._streaming,
+                self._status, on_error, host=_Notebook(), tell=self._tell_state, seeded=False,
+            )  # fmt: skip
+        self._dataset = dataset
         self._maker = Maker(
-            dataset, collate_fn, self._status, batched=self._batched, output=self._output, on_error=on_error
-        )
+            dataset, collate_fn, self._status, batched=self._batched, output=self._output, on_error=on_error,
+            streams=self._streams,
+        )  # fmt: skip
         return False
 
-    def open_run(self, run: int, _seed: int) -> None:
+    def _tell_state(self, run: int, shard: int, position: int, state: str | None, problem: str) -> None:
+        shards = self._draws[run].shards
+        if shards is not None:
+            shards.advance(shard, position, state, problem)
+
+    def open_run(self, run: int, draw: Draw) -> None:
         """Begin an iterator."""
         self._runs[run] = deque()
-        self._made[run] = 0
+        self._made[run] = draw.first
+        self._draws[run] = draw
 
     def close_run(self, run: int) -> None:
         """End an iterator."""
@@ -71,6 +96,9 @@ class LocalEngine:
         self._made.pop(run, None)
         if not self._runs:
             self._steps = 0  # steps beyond the last batch of an epoch are none of the next one
+        self._draws.pop(run, None)
+        if self._streams is not None:
+            self._streams.forget(run)
 
     def room(self, run: int) -> int:
         """One batch at a time."""
@@ -114,6 +142,7 @@ class LocalEngine:
                 f.seed_everything(task.seed)
                 return self._make(task)
         except Exception as error:
+            self._draws[task.run].delivered(task, 0)
             self._explain(task, error)
             if isinstance(error, StopIteration):  # it would end the loop as if the epoch were over
                 raise RuntimeError(f"StopIteration: {error}") from error  # noqa: TRY004
@@ -141,10 +170,24 @@ class LocalEngine:
         return []
 
     def _make(self, task: Task) -> LocalParcel | None:
-        made, spared = self._maker.make(task)
+        shards = self._draws[task.run].shards
+        if shards is not None:
+            shards.place(task.indices, 0)
+        try:
+            made, spared = self._maker.make(task)
+        except ExhaustedError:
+            if shards is not None:
+                shards.end(task.indices)
+            return None
+        finally:
+            if shards is not None and shards.count:
+                Process().introduce(None)
         for event in tolerant.events(spared, task, -1, batched=self._batched):
             self.bus.publish(event)
-        return made if isinstance(made, LocalParcel) else None
+        if isinstance(made, LocalParcel):
+            return made
+        self._draws[task.run].delivered(task, 0)
+        return None
 
     def _explain(self, task: Task, error: Exception) -> None:
         fetching = self._status[f.STATE] == f.FETCHING
@@ -232,3 +275,12 @@ class LocalEngine:
         with self._pace:
             self._paused = False
             self._pace.notify_all()
+
+
+class _Notebook(Process):
+    """Without shards `get_worker_info()` stays what it is: this may be a worker of another loader."""
+
+    def introduce(self, info: WorkerInfo | None) -> None:
+        """Tell the shard, if it is one."""
+        if info is not None:
+            super().introduce(info)

@@ -17,6 +17,7 @@ from nbloader.faults import Nothing, SpareSample
 from nbloader.pickles import tensor_of
 from nbloader.private import without_mode
 from nbloader.refill import Known
+from nbloader.streams import Streams
 
 _clock = time.perf_counter_ns
 
@@ -57,6 +58,7 @@ class Maker:
         output: "torch" or "numpy".
         on_error: What to do with a sample that raises.
         worker: Id of the worker that this is; -1 for none.
+        streams: Reads an iterable dataset.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Maker:
         output: str,
         on_error: tolerant.OnError,
         worker: int = -1,
+        streams: Streams | None = None,
     ) -> None:
         self._dataset = dataset
         self._collate_fn = collate_fn
@@ -78,6 +81,7 @@ class Maker:
         self._on_error = on_error
         self._worker = worker
         self._known = Known()
+        self.streams = streams
 
     def make(self, task: Task) -> tuple[LocalParcel | Nothing, list[SpareSample]]:
         """Make a batch.
@@ -86,13 +90,17 @@ class Maker:
             The batch, or that no sample of it is left; and the samples that were left out or replaced.
 
         Raises:
+            ExhaustedError: The shard of an iterable dataset has no such batch.
             Exception: Whatever the dataset or the collate function raises.
         """
         status = self._status
         cpu_0 = time.thread_time_ns()
-        got, spared = tolerant.fetch(
-            self._dataset, task.indices, batched=self.batched, status=status, on_error=self._on_error
-        )
+        if self.streams is not None:
+            got, spared = self.streams.fetch(task.run, task.indices)
+        else:
+            got, spared = tolerant.fetch(
+                self._dataset, task.indices, batched=self.batched, status=status, on_error=self._on_error
+            )
         if got is None:
             return Nothing(), spared
         cpu_1 = time.thread_time_ns()

@@ -29,6 +29,8 @@ class Chosen:
     prefetch_factor: int | None
     prefetch: int | None
     multiprocessing_context: Any
+    iterable: bool
+    """Whether the dataset can only be iterated."""
 
     def samplers(self, generator: Any, group: int) -> tuple[Any, Any]:
         """The sampler and the batch sampler (None where batching is off).
@@ -37,6 +39,8 @@ class Chosen:
             generator: Decides random orders.
             group: Batches that are delivered together.
         """
+        if self.iterable:
+            return samplers.make_endless(batch_size=self.batch_size, drop_last=self.last_batch == "discard")
         return samplers.make_samplers(
             self.dataset, batch_size=self.batch_size, shuffle=self.shuffle, sampler=self.sampler,
             batch_sampler=self.batch_sampler, last_batch=self.last_batch, group=group, generator=generator,
@@ -74,7 +78,7 @@ def check(
         ValueError: A wrong value.
         TypeError: A wrong type.
     """
-    _check_dataset(dataset, needs_length=sampler is None and batch_sampler is None)
+    iterable = _check_dataset(dataset, shuffle=shuffle or None, sampler=sampler, batch_sampler=batch_sampler)
     num_workers = natural("num_workers", num_workers, "use num_workers=0 to make batches in this process")
     if not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
@@ -95,7 +99,7 @@ def check(
     _check_workers_needed(num_workers, prefetch_factor, persistent_workers)
     _check_generator(generator)
     batch_size, drop_last = _check_batching(batch_size, shuffle, sampler, batch_sampler, drop_last)
-    last_batch = _check_last_batch(last_batch, drop_last=drop_last, batch_size=batch_size)
+    last_batch = _check_last_batch(last_batch, drop_last=drop_last, batch_size=batch_size, iterable=iterable)
     if prefetch_factor is not None:
         prefetch_factor = natural("prefetch_factor", prefetch_factor, PREFETCH_FACTOR)
     elif num_workers:
@@ -104,7 +108,7 @@ def check(
         prefetch = natural("prefetch", prefetch, "0 asks for a batch when it is wanted")
     return Chosen(
         dataset, batch_size, bool(shuffle), sampler, batch_sampler, last_batch, num_workers, prefetch_factor, prefetch,
-        torchlike.check_context(multiprocessing_context, num_workers),
+        torchlike.check_context(multiprocessing_context, num_workers), iterable,
     )  # fmt: skip
 
 
@@ -144,21 +148,37 @@ def _check_on_timeout(on_timeout: Any, num_workers: int, timeout: float) -> None
         )
 
 
-def _check_dataset(dataset: Any, *, needs_length: bool) -> None:
+def _check_dataset(dataset: Any, **order: Any) -> bool:
+    """Check the dataset, and what orders its samples. Returns whether it can only be iterated, in its own order."""
+    iterable = _is_iterable(dataset)
+    if iterable:
+        for name, value in order.items():
+            if value is not None:
+                raise ValueError(
+                    f"DataLoader with IterableDataset: expected unspecified {name} option, but got {name}={value}; "
+                    "the order is the dataset's own"
+                )
+    elif order["sampler"] is None and order["batch_sampler"] is None and not hasattr(dataset, "__len__"):
+        raise TypeError(f"dataset {type(dataset).__name__} has no __len__: add one, or give a sampler")
+    return iterable
+
+
+def _is_iterable(dataset: Any) -> bool:
+    """Whether the dataset can only be iterated."""
     if isinstance(dataset, type):
         raise TypeError(
             f"dataset is the class {dataset.__name__} itself: make an object of it, {dataset.__name__}(...)"
         )
-    iterable_only = "torch.utils.data" in sys.modules and isinstance(
+    of_torch = "torch.utils.data" in sys.modules and isinstance(
         dataset, sys.modules["torch.utils.data"].IterableDataset
     )
-    if iterable_only or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
-        raise TypeError(
-            f"dataset must have __getitem__ and __len__; {type(dataset).__name__} has not. "
-            "Iterable datasets are not supported yet."
-        )
-    if needs_length and not hasattr(dataset, "__len__"):
-        raise TypeError(f"dataset {type(dataset).__name__} has no __len__: add one, or give a sampler")
+    if of_torch or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
+        if not hasattr(dataset, "__iter__"):
+            raise TypeError(
+                f"dataset must have __getitem__ and __len__, or __iter__; {type(dataset).__name__} has neither"
+            )
+        return True
+    return False
 
 
 def _check_workers_needed(num_workers: int, prefetch_factor: Any, persistent_workers: bool) -> None:
@@ -194,7 +214,7 @@ def _check_batching(
     return batch_size, drop_last
 
 
-def _check_last_batch(last_batch: str | None, *, drop_last: bool, batch_size: int | None) -> str:
+def _check_last_batch(last_batch: str | None, *, drop_last: bool, batch_size: int | None, iterable: bool) -> str:
     if last_batch is None:
         return "discard" if drop_last else "keep"
     _check_choice("last_batch", last_batch, LAST_BATCH)
@@ -203,6 +223,8 @@ def _check_last_batch(last_batch: str | None, *, drop_last: bool, batch_size: in
             f"last_batch={last_batch!r} needs a batch_size: it is mutually exclusive with batch_sampler and with "
             "batch_size=None"
         )
+    if iterable and last_batch == "rollover":
+        raise ValueError("last_batch='rollover' is for map datasets: each worker ends its own shard of an iterable one")
     if drop_last and last_batch != "discard":
         raise ValueError(
             f"drop_last=True is last_batch='discard' and mutually exclusive with last_batch={last_batch!r}"

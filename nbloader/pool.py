@@ -14,7 +14,7 @@ import select
 import selectors
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,12 @@ from nbloader.cargo import Cargo
 from nbloader.dispatch import Task
 from nbloader.faults import Failure, Nothing
 from nbloader.process import ProcessHandle, connect, dump_task
-from nbloader.reports import Gone, InitFailed, Layout, Output, Parcel, Ready, Report, Result, Started
+from nbloader.reports import Advanced, Ended, Gone, InitFailed, Layout, Output, Parcel, Ready, Report, Result, Started
 from nbloader.wire import Bytes, Kind
 from nbloader.worker import Start, Surroundings
 
 _clock = time.perf_counter_ns
-_PLAIN = {int, str, bool, float, bytes}
+_OF_SHARDS: dict[int, Callable[..., Report]] = {Kind.END: Ended, Kind.STATE: Advanced}
 
 STATUS_WAIT = 1.0
 """Seconds to wait for the wait status of a worker whose connection has closed."""
@@ -160,8 +160,8 @@ class Pool:
             self._send(handle, *frames)
         return unsent
 
-    def cancel(self, uid: int, run: int, numbers: tuple[int, ...]) -> None:
-        """Have a worker forget batches that it was given and has not begun."""
+    def cancel(self, uid: int, run: int, numbers: tuple[int, ...] | None) -> None:
+        """Have a worker forget batches that it was given and has not begun; None: the whole run."""
         if uid in self.handles:
             self._send(self.handles[uid], (Kind.CANCEL, pickle.dumps((run, numbers))))
 
@@ -219,6 +219,8 @@ class Pool:
                 handle.layouts[int.from_bytes(body[:8], "little")] = Layout(body[8:], self._output)
             elif kind in (Kind.ERROR, Kind.SPARED):
                 reports.extend(self._read_fault(handle, kind, body))
+            elif kind in _OF_SHARDS:
+                reports.append(_OF_SHARDS[kind](handle, *pickle.loads(body)))
             elif kind == Kind.READY:
                 handle.ready = True
                 reports.append(Ready(handle))

@@ -85,6 +85,14 @@ class Private:
         own.random = own.numpy = own.torch = own.worker_info = own.torch_worker_info = None
         _routes.remove()
 
+    def introduce(self, info: WorkerInfo | None) -> None:
+        """Make `get_worker_info()` answer this on this thread from now on."""
+        if info is not own.worker_info:
+            own.worker_info = info
+            if own.torch is not None:
+                theirs = sys.modules["torch"].utils.data._utils.worker
+                own.torch_worker_info = theirs.WorkerInfo(**vars(info)) if info is not None else None
+
     def seed(self, seed: int) -> None:
         """Seed them as `fetch.seed_everything` seeds those of a process: the same seed draws the same numbers."""
         self._seed = seed

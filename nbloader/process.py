@@ -20,11 +20,12 @@ from nbloader.errors import NbloaderError
 from nbloader.faults import SpareSample
 from nbloader.handle import Handle
 from nbloader.reports import Layout
+from nbloader.shards import Ticket
 from nbloader.shm import SegmentMaps, anonymous_file, mapped
 from nbloader.stacks import StackPipe
 from nbloader.wire import Channel
 
-_PLAIN = {int, str, bool, float, bytes}
+_PLAIN = {int, str, bool, float, bytes, Ticket}
 
 STATUS_BYTES = 8 * f.STATUS_SIZE
 TAIL = 4096

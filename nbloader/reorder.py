@@ -18,12 +18,13 @@ class ReorderBuffer(Generic[T]):
         first: Number of the first item.
     """
 
-    __slots__ = ("_early", "_in_order", "_next", "_ready", "_seen_early")
+    __slots__ = ("_early", "_gaps", "_in_order", "_next", "_ready", "_seen_early")
 
     def __init__(self, *, in_order: bool = True, first: int = 0) -> None:
         self._in_order = in_order
         self._next = first
         self._early: dict[int, T] = {}
+        self._gaps: set[int] = set()  # numbers above `_next` of which there is no item
         self._seen_early: set[int] = set()  # only without order: numbers at or above `_next` that have come
         self._ready: collections.deque[T] = collections.deque()
 
@@ -44,7 +45,7 @@ class ReorderBuffer(Generic[T]):
 
     def has(self, number: int) -> bool:
         """Whether this number has come, be it taken or not."""
-        return number < self._next or number in self._early or number in self._seen_early
+        return number < self._next or number in self._early or number in self._seen_early or number in self._gaps
 
     def put(self, number: int, item: T) -> list[T]:
         """Accept an item.
@@ -58,10 +59,7 @@ class ReorderBuffer(Generic[T]):
         if self.has(number):
             raise ValueError(f"item {number} has come before; the first missing one is {self._next}")
         if not self._in_order:
-            self._seen_early.add(number)
-            while self._next in self._seen_early:
-                self._seen_early.remove(self._next)
-                self._next += 1
+            self._see(number)
             self._ready.append(item)
             return [item]
         if number != self._next:
@@ -73,7 +71,40 @@ class ReorderBuffer(Generic[T]):
             freed.append(self._early.pop(self._next))
             self._next += 1
         self._ready.extend(freed)
+        return freed if not self._gaps else freed + self._pass_gaps()
+
+    def skip(self, number: int) -> list[T]:
+        """There is no item of this number; the later ones need not wait for it.
+
+        Returns:
+            The items that became ready to be taken with it, in order.
+
+        Raises:
+            ValueError: This number has come before.
+        """
+        if self.has(number):
+            raise ValueError(f"item {number} has come before; the first missing one is {self._next}")
+        if not self._in_order:
+            self._see(number)
+            return []
+        self._gaps.add(number)
+        return self._pass_gaps()
+
+    def _pass_gaps(self) -> list[T]:
+        freed = []
+        while self._next in self._gaps or self._next in self._early:
+            if self._next in self._early:
+                freed.append(self._early.pop(self._next))
+            self._gaps.discard(self._next)
+            self._next += 1
+        self._ready.extend(freed)
         return freed
+
+    def _see(self, number: int) -> None:
+        self._seen_early.add(number)
+        while self._next in self._seen_early:
+            self._seen_early.remove(self._next)
+            self._next += 1
 
     def take(self) -> T | None:
         """The next item in order, or None when it has not come."""
@@ -95,7 +126,10 @@ class ReorderBuffer(Generic[T]):
         again = set(numbers)
         first = min(again, default=self._next)
         if first < self._next:
-            if not self._in_order:
-                self._seen_early.update(range(first, self._next))
+            passed = range(first, self._next)
+            if self._in_order:
+                self._gaps.update(number for number in passed if number not in again)
+            else:
+                self._seen_early.update(passed)
             self._next = first
         self._seen_early -= again

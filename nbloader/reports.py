@@ -113,6 +113,30 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """The worker found the shard of this batch exhausted."""
+
+    handle: Handle
+    run: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """How to come where the worker's iterator over a shard is."""
+
+    handle: Handle
+    run: int
+    shard: int
+    position: int
+    """Batches made until there."""
+    state: str | None
+    """JSON; None where it cannot be kept."""
+    problem: str
+    """Why it cannot."""
+
+
+@dataclass(frozen=True, slots=True)
 class InitFailed:
     """The worker could not rebuild the dataset; it ends."""
 
@@ -140,4 +164,4 @@ class Output:
     text: str
 
 
-Report: TypeAlias = "Started | Ready | Result | InitFailed | Gone | Output"
+Report: TypeAlias = "Started | Ready | Result | Ended | Advanced | InitFailed | Gone | Output"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
@@ -69,6 +70,22 @@ def make_samplers(
         else:
             batch_sampler = BatchSampler(chosen, batch_size, last_batch == "discard")
     return chosen, batch_sampler
+
+
+class Endless:
+    """In the place of a sampler where an iterable dataset gives the samples itself: None, for ever, as in torch."""
+
+    def __iter__(self) -> Iterator[None]:
+        """An iterator without end."""
+        return itertools.repeat(None)
+
+
+def make_endless(*, batch_size: int | None, drop_last: bool) -> tuple[Any, Any]:
+    """(sampler, batch_sampler) of a loader over an iterable dataset, as torch's DataLoader has them."""
+    from torch.utils.data import BatchSampler
+
+    endless: Any = Endless()
+    return endless, BatchSampler(endless, batch_size, drop_last) if batch_size is not None else None
 
 
 def length(sampler: Any) -> int | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import os
 import queue
 import threading
@@ -26,7 +27,8 @@ from nbloader.faults import Failure, Nothing, SpareSample, describe, users_part
 from nbloader.handle import Handle
 from nbloader.making import LocalParcel, Maker
 from nbloader.private import Private, WorkerInfo
-from nbloader.reports import Gone, InitFailed, Output, Ready, Report, Result, Started
+from nbloader.reports import Advanced, Ended, Gone, InitFailed, Output, Ready, Report, Result, Started
+from nbloader.streams import ExhaustedError, Streaming, Streams
 from nbloader.waker import Waker
 
 _clock = time.perf_counter_ns
@@ -70,7 +72,8 @@ class ThreadHandle(Handle):
         self.pid = os.getpid()
         self.killed = False
         self.thread: threading.Thread
-        self.tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self.tasks: queue.SimpleQueue[Task | int | None] = queue.SimpleQueue()
+        """What to do: a task, a run whose iterators to forget, or None for the end."""
         self.unbegun: set[tuple[int, int]] = set()
         """(run, number) of the tasks that it was given and has not begun; one that is not in here was cancelled."""
         self.tail = ""
@@ -179,10 +182,14 @@ class ThreadPool:
             handle.tasks.put(task)
         return []
 
-    def cancel(self, uid: int, run: int, numbers: tuple[int, ...]) -> None:
-        """Have a worker forget batches that it was given and has not begun."""
+    def cancel(self, uid: int, run: int, numbers: tuple[int, ...] | None) -> None:
+        """Have a worker forget batches that it was given and has not begun; None: the whole run."""
         if uid in self.handles:
-            self.handles[uid].unbegun.difference_update((run, number) for number in numbers)
+            handle = self.handles[uid]
+            if numbers is None:
+                numbers = tuple(number for of_run, number in list(handle.unbegun) if of_run == run)
+                handle.tasks.put(run)
+            handle.unbegun.difference_update((run, number) for number in numbers)
 
     def poll(self, timeout: float | None) -> list[Report]:
         """Wait until something happens, and tell what.
@@ -253,11 +260,15 @@ def _live(handle: ThreadHandle, options: dict[str, Any], shared: Shared, outbox:
     """The life of a worker thread. As a process it ends by `sys.exit()` and by what is no `Exception`."""
     code = 0
     try:
+        streaming: Streaming | None = options["streaming"]
+        own = shared
+        if streaming is not None and not streaming.alone:  # `worker_init_fn` may set up its shard in it
+            own = shared._replace(dataset=copy.copy(shared.dataset))
         seed = options["seed"] + handle.worker
-        with Private(WorkerInfo(handle.worker, options["num_workers"], seed, shared.dataset)) as private:
+        with Private(WorkerInfo(handle.worker, options["num_workers"], seed, own.dataset)) as private:
             private.seed(seed)
-            maker = _settle(handle, options, shared, private, outbox)
-            if maker is not None:
+            if _settle(handle, own, private, outbox):
+                maker = _make_ready(handle, options, own, shared.dataset, private, outbox)
                 _work(handle, maker, private, outbox)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -268,21 +279,35 @@ def _live(handle: ThreadHandle, options: dict[str, Any], shared: Shared, outbox:
     outbox.put(Gone(handle, code))
 
 
-def _settle(
-    handle: ThreadHandle, options: dict[str, Any], shared: Shared, private: Private, outbox: Outbox
-) -> Maker | None:
-    """Get ready. None when that failed, which has been reported."""
-    if shared.worker_init_fn is not None:
+def _settle(handle: ThreadHandle, own: Shared, private: Private, outbox: Outbox) -> bool:
+    """Get ready. False when that failed, which has been reported."""
+    if own.worker_init_fn is not None:
         try:
             with private.torch_mode():
-                shared.worker_init_fn(handle.worker)
+                own.worker_init_fn(handle.worker)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the consumer
             outbox.put(InitFailed(handle, describe(error, by_value=False), error.with_traceback(users_part(error))))
-            return None
+            return False
     outbox.put(Ready(handle))
+    return True
+
+
+def _make_ready(
+    handle: ThreadHandle, options: dict[str, Any], own: Shared, dataset: Any, private: Private, outbox: Outbox
+) -> Maker:
+    """What makes the batches. An iterable dataset is read from shallow copies: its iterators share nothing else."""
+    streaming: Streaming | None = options["streaming"]
+    streams = None
+    if streaming is not None:
+        streams = Streams(
+            lambda: (copy.copy(dataset), own.worker_init_fn), own.dataset,
+            (0, 0) if streaming.alone else (handle.worker, options["num_workers"]), streaming, handle.page,
+            own.on_error, host=private, tell=lambda *state: outbox.put(Advanced(handle, *state)),
+            seeded=private.torch_was_seeded(),
+        )  # fmt: skip
     return Maker(
-        shared.dataset, shared.collate_fn, handle.page, batched=options["batched"], output=options["output"],
-        on_error=shared.on_error, worker=handle.worker,
+        own.dataset, own.collate_fn, handle.page, batched=options["batched"], output=options["output"],
+        on_error=own.on_error, worker=handle.worker, streams=streams,
     )  # fmt: skip
 
 
@@ -291,7 +316,7 @@ def _work(handle: ThreadHandle, maker: Maker, private: Private, outbox: Outbox) 
     page = handle.page
     seeded = private.torch_was_seeded()  # then `worker_init_fn` looks after the seeds itself
     while True:
-        task = _next_task(handle)
+        task = _next_task(handle, maker.streams)
         if task is None:
             return
         result: LocalParcel | Nothing | Failure
@@ -303,6 +328,9 @@ def _work(handle: ThreadHandle, maker: Maker, private: Private, outbox: Outbox) 
             with private.torch_mode():
                 result, spared = maker.make(task)
             page[f.STATE], page[f.SINCE] = f.SENDING, _clock()
+        except ExhaustedError:
+            outbox.put(Ended(handle, task.run, task.number))
+            continue
         except Exception as error:  # noqa: BLE001 - whatever the user's dataset or collate raises goes to the consumer
             if handle.killed:
                 return
@@ -310,7 +338,7 @@ def _work(handle: ThreadHandle, maker: Maker, private: Private, outbox: Outbox) 
         outbox.put(Result(handle, task.run, task.number, result, spared))
 
 
-def _next_task(handle: ThreadHandle) -> Task | None:
+def _next_task(handle: ThreadHandle, streams: Streams | None) -> Task | None:
     """The next task that was not cancelled; None to leave."""
     with contextlib.suppress(IndexError):  # given up just now
         handle.page[f.STATE], handle.page[f.NUMBER], handle.page[f.SINCE] = f.IDLE, -1, _clock()
@@ -318,6 +346,10 @@ def _next_task(handle: ThreadHandle) -> Task | None:
         task = handle.tasks.get()
         if task is None or handle.killed:
             return None
+        if isinstance(task, int):
+            if streams is not None:
+                streams.forget(task)
+            continue
         with contextlib.suppress(KeyError):
             handle.unbegun.remove((task.run, task.number))
             return task

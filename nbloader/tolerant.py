@@ -61,9 +61,7 @@ def _one_by_one(
         except Exception as error:  # noqa: BLE001 - whatever the user's dataset raises
             if callable(on_error):
                 samples.append(on_error(index, error))
-            _data, name, message, trace = describe(error, by_value=False)
-            done = "replaced" if callable(on_error) else "skipped"
-            spared.append(SpareSample(position, f"{name}: {message}", trace, done))
+            spared.append(spare(position, error, on_error))
         now = _clock()
         if now - before > slowest_ns:
             slowest, slowest_ns = position, now - before
@@ -71,6 +69,12 @@ def _one_by_one(
     if spared and not samples:
         return None, spared
     return f.Fetched(samples if batched else samples[0], begin, before, slowest, max(slowest_ns, 0)), spared
+
+
+def spare(position: int, error: Exception, on_error: OnError) -> SpareSample:
+    """What to tell of a sample that raised and was left out or replaced."""
+    _data, name, message, trace = describe(error, by_value=False)
+    return SpareSample(position, f"{name}: {message}", trace, "replaced" if callable(on_error) else "skipped")
 
 
 def events(spared: Sequence[SpareSample], task: Task, worker: int, *, batched: bool) -> Iterator[ev.SampleFailed]:

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import TypeAlias
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
@@ -26,6 +26,7 @@ CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # programs that a datase
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * MAX_FDS)
 
 
+@unique
 class Kind(IntEnum):
     """What a frame holds."""
 
@@ -34,7 +35,8 @@ class Kind(IntEnum):
     TASK = 2
     """To the worker: make this batch."""
     CANCEL = 3
-    """To the worker: forget these batches of a run, as far as they came before and have not begun."""
+    """To the worker: forget these batches of a run, as far as they came before and have not begun; all of them and the
+    run's iterators where none is named."""
     READY = 4
     """From the worker: the dataset is there."""
     SEGMENT = 5
@@ -54,6 +56,10 @@ class Kind(IntEnum):
     """To the fork server, with four descriptors: start a worker."""
     PRELOAD = 11
     """To the fork server: import these modules."""
+    END = 13
+    """From the worker: the shard has no such batch."""
+    STATE = 14
+    """From the worker: how to come where an iterator is."""
 
 
 class Channel:

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeAlias
 
@@ -32,12 +33,16 @@ from nbloader import stacks, tolerant
 from nbloader.collate import ArrayToBeTensor, NotPlannedError, Plan, collate_object, convert, dump_object
 from nbloader.faults import describe
 from nbloader.imports import when_imported
-from nbloader.private import WorkerInfo, own
+from nbloader.info import Process, introduce_to_torch
+from nbloader.private import WorkerInfo
 from nbloader.refill import Known
 from nbloader.shm import INLINE_LIMIT, SegmentPool, aligned, load_shared
+from nbloader.streams import Build, ExhaustedError, Samples, Streaming, Streams
 from nbloader.wire import Bytes, Channel, Kind
 
 _clock = time.perf_counter_ns
+Fetch: TypeAlias = "Callable[[int, Any], Samples]"
+"""Gets the samples of one batch: of (run, what was drawn for it)."""
 
 RESULT = struct.Struct("<qqiiqIIqqqqqiq")
 """run, number, layout, segment, bytes, length of the extras, samples, fetch begin, fetch end, collate end, CPU of
@@ -49,14 +54,6 @@ PICKLED = -1
 MAX_LAYOUTS = 256
 Encoded: TypeAlias = "tuple[int, bytes, int, Any, int]"
 """A batch ready to be sent: (layout, extras, bytes, memory, segment)."""
-
-
-_info: WorkerInfo | None = None
-
-
-def get_worker_info() -> WorkerInfo | None:
-    """Inside a worker, what it is; None in the notebook's process. As `torch.utils.data.get_worker_info`."""
-    return own.worker_info or _info
 
 
 class Surroundings(NamedTuple):
@@ -103,6 +100,8 @@ class Start(NamedTuple):
     """Whether a descriptor with the dataset's large arrays came along."""
     payload: bytes
     """Pickle of (dataset, collate_fn, worker_init_fn, on_error)."""
+    streaming: Streaming | None
+    """Of an iterable dataset."""
 
 
 def main(fd: int, *, watched: bool = True) -> None:
@@ -153,9 +152,11 @@ def _settle(channel: Channel) -> Worker | None:
     status[f.SINCE], status[f.PID] = _clock(), os.getpid()
     start.surroundings.take_over()
     try:
-        dataset, collate_fn, worker_init_fn, on_error = load_shared(
-            start.payload, start.spans, channel.take_fd() if start.shared else None
-        )
+        shared = channel.take_fd() if start.shared else None
+        build = None
+        if start.streaming is not None:
+            build = partial(_another_copy, start, os.dup(shared) if shared is not None else None)
+        dataset, collate_fn, worker_init_fn, on_error = load_shared(start.payload, start.spans, shared)
         _introduce(start, dataset)
         if worker_init_fn is not None:
             worker_init_fn(start.worker)
@@ -164,25 +165,30 @@ def _settle(channel: Channel) -> Worker | None:
         return None
     channel.send(Kind.READY)
     seeded = f.torch_was_seeded()
-    return Worker(channel, start, dataset, collate_fn, on_error, status, frames[1:], seeded=seeded)
+    return Worker(channel, start, dataset, collate_fn, on_error, status, frames[1:], build, seeded=seeded)
+
+
+def _another_copy(start: Start, shared: int | None) -> tuple[Any, Callable[[int], None] | None]:
+    """The dataset once more, and `worker_init_fn`."""
+    dataset, _collate_fn, worker_init_fn, _on_error = load_shared(
+        start.payload, start.spans, os.dup(shared) if shared is not None else None
+    )
+    return dataset, worker_init_fn
 
 
 def _introduce(start: Start, dataset: Any) -> None:
     """Make `get_worker_info()`, ours and torch's, answer; seed; hold numeric libraries to one thread."""
-    global _info  # noqa: PLW0603 - a worker is one thing
     seed = start.seed + start.worker
-    _info = WorkerInfo(start.worker, start.num_workers, seed, dataset)
+    Process().introduce(WorkerInfo(start.worker, start.num_workers, seed, dataset))
     f.seed_everything(seed)
-    when_imported("torch", introduce_to_torch)
+    when_imported("torch", _set_up_torch)
 
 
-def introduce_to_torch() -> None:
+def _set_up_torch() -> None:
     """Tell torch, just imported (maybe by a sample), that this process is a worker, and seed it as the others are."""
     import torch
-    from torch.utils.data._utils import worker as theirs
 
-    if _info is not None:
-        theirs._worker_info = theirs.WorkerInfo(**vars(_info))
+    introduce_to_torch()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     f.seed_torch()
@@ -203,6 +209,7 @@ class Worker:
         on_error: What to do with a sample that raises.
         status: Where it tells what it is at.
         frames: Frames that have come already.
+        build: Gives another copy of an iterable dataset, and `worker_init_fn`.
         seeded: Whether `worker_init_fn` has seeded torch: then it looks after the seeds itself, as it would have to in
             torch's workers, and batches are not seeded by their number.
     """
@@ -216,6 +223,7 @@ class Worker:
         on_error: tolerant.OnError,
         status: Any,
         frames: list[tuple[int, Bytes]],
+        build: Build | None = None,
         *,
         seeded: bool,
     ) -> None:
@@ -223,11 +231,18 @@ class Worker:
         self._batched = start.batched
         self._as_tensor = ArrayToBeTensor if start.output == "torch" else np.asarray
         self._shared_memory = start.transport == "shared_memory"
-        self._dataset = dataset
         self._collate_fn = collate_fn
-        self._on_error = on_error
         self._status = status
         self._seeded = seeded
+        self._streams: Streams | None = None
+        self._fetch: Fetch = partial(_fetch_items, dataset, on_error, start.batched, status)
+        if start.streaming is not None and build is not None:
+            own = start.worker, start.num_workers
+            self._streams = Streams(
+                build, dataset, own, start.streaming, status, on_error,
+                host=Process(), tell=self._tell_state, seeded=seeded,
+            )  # fmt: skip
+            self._fetch = self._streams.fetch
         self._segments = SegmentPool()
         self._layouts: dict[Any, int] = {}
         self._known = Known()
@@ -248,6 +263,8 @@ class Worker:
                 self._make(run, number, indices)
             except HungUpError:
                 raise
+            except ExhaustedError:
+                self._send(Kind.END, pickle.dumps((run, number)))
             except Exception as error:  # noqa: BLE001 - whatever the user's dataset or collate raises goes to the notebook
                 self._report(run, number, error)
 
@@ -277,7 +294,9 @@ class Worker:
                 kept.append((body, message))
                 continue
             run, numbers = message
-            dropped = [task for _body, task in kept if task[0] == run and task[1] in numbers]
+            if numbers is None and self._streams is not None:
+                self._streams.forget(run)
+            dropped = [task for _body, task in kept if task[0] == run and (numbers is None or task[1] in numbers)]
             for task in dropped:
                 self._segments.give_back(task[4])
             kept = [item for item in kept if item[1] not in dropped]
@@ -286,9 +305,7 @@ class Worker:
     def _make(self, run: int, number: int, indices: Any) -> None:
         status = self._status
         cpu_0 = time.process_time_ns()
-        got, spared = tolerant.fetch(
-            self._dataset, indices, batched=self._batched, status=status, on_error=self._on_error
-        )
+        got, spared = self._fetch(run, indices)
         cpu_1 = time.process_time_ns()
         if spared:
             self._send(Kind.SPARED, pickle.dumps((run, number, got is not None, spared)))
@@ -386,6 +403,9 @@ class Worker:
         except ConnectionError as error:
             raise HungUpError from error
 
+    def _tell_state(self, run: int, shard: int, position: int, state: str | None, problem: str) -> None:
+        self._send(Kind.STATE, pickle.dumps((run, shard, position, state, problem)))
+
     def _layout(self, tree: Any) -> int:
         layout = self._layouts.get(tree)
         if layout is None:
@@ -402,3 +422,9 @@ class Worker:
         sys.stdout.flush()
         stage = "fetch" if fetching else "collate"
         self._send(Kind.ERROR, pickle.dumps((run, number, stage, position, describe(error))))
+
+
+def _fetch_items(
+    dataset: Any, on_error: tolerant.OnError, batched: bool, status: Any, _run: int, indices: Any
+) -> Samples:
+    return tolerant.fetch(dataset, indices, batched=batched, status=status, on_error=on_error)

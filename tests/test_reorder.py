@@ -68,11 +68,16 @@ def test_drain_gives_what_nobody_took(order, in_order, taken):
     assert (buffer.ready, buffer.reordering, buffer.take(), buffer.drain()) == (0, 0, None, [])
 
 
-@given(PERMUTATIONS, st.booleans(), st.integers(0, 40))
-def test_what_is_forgotten_comes_again_once(order, in_order, taken):
+@given(PERMUTATIONS, st.sets(st.integers(0, 40)), st.booleans(), st.integers(0, 40))
+def test_what_is_forgotten_comes_again_once(order, gaps, in_order, taken):
     buffer: ReorderBuffer[int] = ReorderBuffer(in_order=in_order)
     for number in order[: len(order) // 2]:
-        buffer.put(number, number)
+        if number in gaps:
+            buffer.skip(number)
+        else:
+            buffer.put(number, number)
+    gaps &= set(order[: len(order) // 2])
+    order = [number for number in order if number not in gaps]
     out = [item for _ in range(taken) if (item := buffer.take()) is not None]
     again = buffer.drain()
     buffer.forget(again)
@@ -83,3 +88,25 @@ def test_what_is_forgotten_comes_again_once(order, in_order, taken):
     out += buffer.drain()
     assert sorted(out) == sorted(order)
     assert out == sorted(order) or not in_order
+    assert all(buffer.has(number) for number in gaps)
+
+
+@given(PERMUTATIONS, st.sets(st.integers(0, 40)), st.booleans())
+def test_a_number_that_is_skipped_is_waited_for_by_nobody(order, gaps, in_order):
+    buffer: ReorderBuffer[int] = ReorderBuffer(in_order=in_order)
+    freed = []
+    come = set()
+    for number in order:
+        freed += buffer.skip(number) if number in gaps else buffer.put(number, number)
+        come.add(number)
+        assert buffer.has(number)
+        assert buffer.missing == next(n for n in range(len(order) + 1) if n not in come)
+        if in_order:
+            assert freed == [n for n in range(buffer.missing) if n not in gaps]
+            assert buffer.reordering + len(freed) == len(come - gaps)
+    assert sorted(freed) == [n for n in range(len(order)) if n not in gaps]
+    assert [buffer.take() for _ in freed] == freed
+    assert buffer.drain() == []
+    for number in order:
+        with pytest.raises(ValueError, match="has come before"):
+            buffer.skip(number)

@@ -1,0 +1,229 @@
+"""Whatever happens to workers, each batch of each shard of an iterable dataset is delivered once, in the same order."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from test_dispatch import GIVEN_UP
+
+from nbloader.dispatch import Dispatcher
+from nbloader.shards import Progress, Shards, Ticket
+
+
+class ShardChaos(RuleBasedStateMachine):
+    """Shards of any lengths; workers that work, tell states or not, die at any moment, and become fewer or more.
+
+    A worker is modelled as what it must do to make a batch: come to its position from where its iterator is, or from a
+    state it was given, or from the start. The order of delivery is that of (position, shard), whatever happened.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.uids = 0
+        self.living: dict[int, tuple[int, list[tuple[int, Ticket]]]] = {}  # worker -> (slot, its tickets)
+        self.iterators: dict[tuple[int, int], int] = {}  # (worker, shard) -> batches made
+        self.delivered: list[tuple[int, int]] = []
+        self.errors: set[tuple[int, int]] = set()
+
+    @initialize(
+        lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4),
+        slots=st.integers(1, 4),
+        window=st.integers(0, 6),
+        depth=st.integers(1, 3),
+        in_order=st.booleans(),
+    )
+    def begin(self, lengths, slots, window, depth, in_order):
+        self.lengths = lengths
+        self.in_order = in_order
+        self.dispatcher: Dispatcher[str] = Dispatcher(depth)
+        self.dispatcher.slots = slots
+        self.shards = Shards(len(lengths), size=2, seed=5)
+        self.dispatcher.open_run(0, window=window, in_order=in_order, shards=self.shards)
+        for slot in range(slots):
+            self.worker_starts(slot)
+
+    def worker_starts(self, slot):
+        self.uids += 1
+        self.living[self.uids] = slot, []
+        self.dispatcher.worker_ready(self.uids, slot)
+
+    @rule()
+    def sampler_is_asked(self):
+        for _ in range(self.dispatcher.room(0)):
+            ticket = self.shards.take()
+            if ticket is None:
+                break
+            self.dispatcher.add(0, ticket, ticket.seed_of(ticket.position))
+        self.batches_are_sent()
+
+    def batches_are_sent(self):
+        for worker, task in self.dispatcher.assignments():
+            slot, inbox = self.living[worker]
+            assert task.indices.shard % self.dispatcher.slots == slot
+            inbox.append((task.number, pickle.loads(pickle.dumps(task.indices))))  # as it is sent
+
+    @precondition(lambda self: any(inbox for _slot, inbox in self.living.values()))
+    @rule(data=st.data(), told=st.booleans())
+    def worker_makes_a_batch(self, data, told):
+        worker = data.draw(st.sampled_from(sorted(w for w, (_slot, inbox) in self.living.items() if inbox)))
+        self.make(worker, told)
+        self.batches_are_sent()
+
+    def make(self, worker, told):
+        number, ticket = self.living[worker][1].pop(0)
+        at = self.iterators.get((worker, ticket.shard))
+        if not ticket.over and (at is None or at > ticket.position):
+            at = 0
+            if ticket.resume is not None:
+                at, text = ticket.resume
+                assert json.loads(text) == at
+                assert at <= ticket.position, "a state from which it cannot be reached"
+        exists = ticket.position < self.lengths[ticket.shard]
+        assert not (ticket.over and exists), "a batch is left out"
+        if not exists:
+            self.dispatcher.end(worker, 0, number)
+            return
+        self.iterators[worker, ticket.shard] = ticket.position + 1
+        if told:
+            self.shards.advance(ticket.shard, ticket.position + 1, json.dumps(ticket.position + 1), "")
+        self.dispatcher.result(worker, 0, number, f"{ticket.position}:{ticket.shard}")
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data(), replaced=st.booleans(), blame=st.booleans())
+    def worker_dies(self, data, replaced, blame):
+        worker = data.draw(st.sampled_from(sorted(self.living)))
+        slot, _inbox = self.living.pop(worker)
+        _held, fatal = self.dispatcher.worker_gone(worker, blame=blame)
+        if fatal is not None:
+            self.errors.add((fatal.indices.position, fatal.indices.shard))
+            self.dispatcher.fail(fatal, GIVEN_UP)
+        if replaced:
+            self.worker_starts(slot)
+        self.batches_are_sent()
+
+    @rule(slots=st.integers(1, 4))
+    def loader_is_resized(self, slots):
+        for worker, (slot, _inbox) in list(self.living.items()):
+            if slot >= slots:
+                self.living.pop(worker)
+                self.dispatcher.worker_gone(worker, blame=False)
+        before, self.dispatcher.slots = self.dispatcher.slots, slots
+        for slot in range(before, slots):
+            self.worker_starts(slot)
+        self.batches_are_sent()
+
+    @rule(parked=st.booleans())
+    def run_is_parked_or_asked(self, parked):
+        if parked:
+            assert self.dispatcher.park(0) == []
+        else:
+            self.dispatcher.unpark(0)
+
+    @rule()
+    def consumer_asks(self):
+        self.take()
+
+    def take(self):
+        item = self.dispatcher.take(0)
+        if item is None:
+            return False
+        task, result = item
+        key = task.indices.position, task.indices.shard
+        assert (result == GIVEN_UP) if key in self.errors else (result == f"{key[0]}:{key[1]}")
+        self.delivered.append(key)
+        self.shards.deliver(task.indices)
+        for shard, progress in enumerate(self.shards.progress):
+            mine = {position for position, s in self.delivered if s == shard}
+            assert mine == {*range(progress.position), *progress.beyond}
+            assert progress.position not in mine
+        return True
+
+    def teardown(self):
+        """With honest workers everything comes, in the order of a calm run."""
+        if not hasattr(self, "dispatcher"):
+            return
+        self.dispatcher.unpark(0)
+        slots = {slot for slot, _inbox in self.living.values()}
+        for slot in set(range(self.dispatcher.slots)) - slots:
+            self.worker_starts(slot)
+        while True:
+            nothing_outside = not self.dispatcher.outstanding(0)
+            self.sampler_is_asked()
+            if nothing_outside and not self.dispatcher.outstanding(0):
+                break
+            for worker, (_slot, inbox) in self.living.items():
+                while inbox:
+                    self.make(worker, told=True)
+            while self.take():
+                pass
+            self.batches_are_sent()
+        calm = {(position, s) for s, n in enumerate(self.lengths) for position in range(n)}
+        # a batch given up may lie past the end of its shard: nobody lived to say so
+        assert calm <= set(self.delivered) <= calm | self.errors
+        assert len(self.delivered) == len(set(self.delivered)), "a batch came twice"
+        if self.in_order:
+            assert self.delivered == sorted(self.delivered)
+
+
+TestShardChaos = ShardChaos.TestCase
+
+
+def calm_order(lengths):
+    return sorted((position, shard) for shard, n in enumerate(lengths) for position in range(n))
+
+
+def tickets(shards, lengths):
+    """All tickets of a calm run, each ended where its shard is."""
+    out = []
+    while (ticket := shards.take()) is not None:
+        if ticket.position >= lengths[ticket.shard]:
+            shards.end(ticket)
+        else:
+            out.append((ticket.position, ticket.shard))
+    return out
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5))
+def test_shards_take_turns_and_those_that_run_dry_drop_out(lengths):
+    assert tickets(Shards(len(lengths), size=1, seed=0), lengths) == calm_order(lengths)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.data())
+def test_what_was_delivered_is_not_asked_for_again(lengths, data):
+    order = calm_order(lengths)
+    came = data.draw(st.sets(st.sampled_from(order)) if order else st.just(set()))
+    progress = []
+    for shard, n in enumerate(lengths):
+        of_shard = Progress()
+        for position in data.draw(st.permutations([p for p, s in came if s == shard])):
+            of_shard.deliver(position)
+        progress.append(Progress(of_shard.position, frozenset(of_shard.beyond), over=of_shard.position == n and n > 0))
+    resumed = Shards(len(lengths), size=1, seed=0, progress=progress)
+    assert tickets(resumed, lengths) == [key for key in order if key not in came]
+
+
+def test_seeds_are_those_of_the_batch_in_its_shard_and_one_shard_is_as_none():
+    seeds = {(shard, k): Ticket(shard, 3, 0, 1, 7).seed_of(k) for shard in range(3) for k in range(50)}
+    assert len(set(seeds.values())) == len(seeds)
+    assert [Ticket(0, 1, 0, 1, 7).seed_of(k) for k in range(9)] == [Ticket(0, 0, 0, 1, 7).seed_of(k) for k in range(9)]
+
+
+def test_only_states_that_can_still_be_needed_are_kept():
+    shards = Shards(1, size=1, seed=0)
+    for position in range(1, 6):
+        shards.advance(0, position, json.dumps(position), "")
+    assert shards.progress[0].state(3) == (3, "3")
+    for position in range(3):
+        shards.progress[0].deliver(position)
+    assert sorted(shards.progress[0].states) == [3, 4, 5]
+    assert shards.progress[0].state(2) is None
+
+
+def test_a_sample_is_named_by_its_shard_and_its_place_there():
+    assert repr(Ticket(2, 3, 4, 10, 0)[5]) == "45 of shard 2"
+    assert Ticket(0, 0, 4, 10, 0)[5] == 45
+    assert repr(Ticket(2, 3, 4, 10, 0)) == "<batch 4 of shard 2>"
