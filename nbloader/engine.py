@@ -288,9 +288,15 @@ class Engine(Commands):
         if self._on_timeout == "raise" or culprit is None:
             raise LoaderTimeoutError(message)
         reason = f"batch {number} took longer than timeout={self._timeout:g} s"
-        if self._exclusively(self._crew.restart_late, holder, reason, LoaderTimeoutError(message)):
+        if self._exclusively(self._restart_late, run, number, holder, reason, LoaderTimeoutError(message)):
             self._outlet.add("stderr", waiting.restart_notice(self._timeout, number, culprit, now, place))
         wait.since = _clock()
+
+    def _restart_late(self, run: int, number: int, holder: int, reason: str, error: Exception) -> bool:
+        self._work()
+        if run not in self._dispatcher.runs or self._dispatcher.late(run) != (number, holder):
+            return False  # it came in the very last moment
+        return self._crew.restart_late(holder, reason, error)
 
     def drain_output(self) -> None:
         """Show what workers have printed until now: at the end of an epoch, before the cell ends."""

@@ -174,7 +174,7 @@ class LocalEngine:
         if shards is not None:
             shards.place(task.indices, 0)
         try:
-            made, spared = self._maker.make(task)
+            made = self._maker.make(task)
         except ExhaustedError:
             if shards is not None:
                 shards.end(task.indices)
@@ -182,8 +182,8 @@ class LocalEngine:
         finally:
             if shards is not None and shards.count:
                 Process().introduce(None)
-        for event in tolerant.events(spared, task, -1, batched=self._batched):
-            self.bus.publish(event)
+            for event in tolerant.events(self._maker.spared, task, -1, batched=self._batched):
+                self.bus.publish(event)
         if isinstance(made, LocalParcel):
             return made
         self._draws[task.run].delivered(task, 0)

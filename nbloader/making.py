@@ -82,27 +82,30 @@ class Maker:
         self._worker = worker
         self._known = Known()
         self.streams = streams
+        self.spared: list[SpareSample] = []
+        """Samples that were left out of the batch it was at last, or replaced; also where that batch raised."""
 
-    def make(self, task: Task) -> tuple[LocalParcel | Nothing, list[SpareSample]]:
+    def make(self, task: Task) -> LocalParcel | Nothing:
         """Make a batch.
 
         Returns:
-            The batch, or that no sample of it is left; and the samples that were left out or replaced.
+            The batch, or that no sample of it is left.
 
         Raises:
             ExhaustedError: The shard of an iterable dataset has no such batch.
             Exception: Whatever the dataset or the collate function raises.
         """
         status = self._status
+        self.spared = []
         cpu_0 = time.thread_time_ns()
         if self.streams is not None:
-            got, spared = self.streams.fetch(task.run, task.indices)
+            got, self.spared = self.streams.fetch(task.run, task.indices)
         else:
-            got, spared = tolerant.fetch(
+            got, self.spared = tolerant.fetch(
                 self._dataset, task.indices, batched=self.batched, status=status, on_error=self._on_error
             )
         if got is None:
-            return Nothing(), spared
+            return Nothing()
         cpu_1 = time.thread_time_ns()
         status[f.STATE], status[f.SINCE] = f.COLLATING, got.end
         batch, nbytes = self._collate(got.samples)
@@ -112,7 +115,7 @@ class Maker:
             task.run, task.number, 0, -1, nbytes, 0, size, got.begin, got.end, end, cpu_1 - cpu_0, cpu_2 - cpu_1,
             got.slowest, got.slowest_ns,
         )  # fmt: skip
-        return LocalParcel(batch, header, self._worker), spared
+        return LocalParcel(batch, header, self._worker)
 
     def _collate(self, samples: Any) -> tuple[Any, int]:
         """The batch and its size in bytes, 0 where that is not known."""

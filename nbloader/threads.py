@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from nbloader import fetch as f
 from nbloader import stacks
 from nbloader.dispatch import Task
-from nbloader.faults import Failure, Nothing, SpareSample, describe, users_part
+from nbloader.faults import Failure, Nothing, describe, users_part
 from nbloader.handle import Handle
 from nbloader.making import LocalParcel, Maker
 from nbloader.private import Private, WorkerInfo
@@ -320,13 +320,12 @@ def _work(handle: ThreadHandle, maker: Maker, private: Private, outbox: Outbox) 
         if task is None:
             return
         result: LocalParcel | Nothing | Failure
-        spared: list[SpareSample] = []
         try:
             page[f.RUN], page[f.NUMBER] = task.run, task.number
             if not seeded:
                 private.seed(task.seed)
             with private.torch_mode():
-                result, spared = maker.make(task)
+                result = maker.make(task)
             page[f.STATE], page[f.SINCE] = f.SENDING, _clock()
         except ExhaustedError:
             outbox.put(Ended(handle, task.run, task.number))
@@ -335,7 +334,7 @@ def _work(handle: ThreadHandle, maker: Maker, private: Private, outbox: Outbox) 
             if handle.killed:
                 return
             result = _failure(handle, error, batched=maker.batched)
-        outbox.put(Result(handle, task.run, task.number, result, spared))
+        outbox.put(Result(handle, task.run, task.number, result, maker.spared))
 
 
 def _next_task(handle: ThreadHandle, streams: Streams | None) -> Task | None:

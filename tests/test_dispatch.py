@@ -1,4 +1,8 @@
-"""Whatever happens to workers and runs, and in whatever order, each batch is delivered once and in order."""
+"""Whatever happens to workers and runs, and in whatever order, each batch is delivered once and in order.
+
+Results that are errors are to the dispatcher as any other; a worker that is restarted is one that is gone without
+blame, or, if it was late, with it.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +33,14 @@ class Chaos(RuleBasedStateMachine):
         self.out_of_order: set[int] = set()
         self.suspects: dict[tuple[int, int], int] = {}
         self.accepted: set[tuple[int, int]] = set()
+        self.steps = 0  # batches that may be taken though the loader is paused
+        self.owed = 0  # and sent
+        self.windows: dict[int, int] = {}  # run -> the largest window that it has had
 
     @initialize(depth=st.integers(1, 4), workers=st.integers(0, 3), window=st.integers(0, 6), data=st.data())
     def begin(self, depth, workers, window, data):
         self.dispatcher: Dispatcher[object] = Dispatcher(depth)
+        self.depth = depth  # the largest until now
         for _ in range(workers):
             self.worker_starts()
         self.run_begins(window, True, data)
@@ -126,6 +134,7 @@ class Chaos(RuleBasedStateMachine):
         run, self.runs = self.runs, self.runs + 1
         self.cancel(self.dispatcher.open_run(run, window=window, in_order=in_order), data)
         self.wanted[run] = []
+        self.windows[run] = window
         if not in_order:
             self.out_of_order.add(run)
         assert all(state.parked for number, state in self.dispatcher.runs.items() if number != run)
@@ -153,7 +162,35 @@ class Chaos(RuleBasedStateMachine):
 
     @rule(paused=st.booleans())
     def loader_is_paused_or_resumed(self, paused):
-        self.dispatcher.paused = paused
+        if paused:
+            self.dispatcher.pause()
+        else:
+            self.dispatcher.resume()
+            self.steps = self.owed = 0
+
+    @rule(data=st.data())
+    def loader_takes_a_step(self, data):
+        self.dispatcher.pause()
+        self.dispatcher.step()
+        self.steps += 1
+        self.dispatch(data)
+
+    @rule(workers=st.integers(0, 4), depth=st.integers(1, 4), window=st.integers(0, 6), data=st.data())
+    def loader_is_resized(self, workers, depth, window, data):
+        self.dispatcher.depth = depth
+        self.depth = max(self.depth, depth)
+        for run, state in self.dispatcher.runs.items():
+            state.window = window
+            self.windows[run] = max(self.windows[run], window)
+        for worker in sorted(self.inboxes)[workers:]:
+            inbox = self.inboxes.pop(worker)
+            if inbox:  # its last result is on its way
+                self.late.append((worker, *inbox[0]))
+            _held, fatal = self.dispatcher.worker_gone(worker, blame=False)
+            assert fatal is None
+        while len(self.inboxes) < workers:
+            self.worker_starts()
+        self.dispatch(data)
 
     @rule()
     def what_has_come_is_dropped(self):
@@ -176,8 +213,11 @@ class Chaos(RuleBasedStateMachine):
 
     @rule()
     def batches_are_sent(self):
-        for worker, task in self.dispatcher.assignments():
-            assert not self.dispatcher.paused
+        given = self.dispatcher.assignments()
+        if self.dispatcher.paused and not self.steps:
+            assert len(given) <= self.owed
+            self.owed -= len(given)
+        for worker, task in given:
             assert not self.dispatcher.runs[task.run].parked
             self.inboxes[worker].append((task.run, task.number))
             assert task.attempt >= 1
@@ -195,7 +235,10 @@ class Chaos(RuleBasedStateMachine):
         item = self.dispatcher.take(run)
         if item is None:
             return False
-        assert not self.dispatcher.paused
+        if self.dispatcher.paused:
+            assert self.steps, "nothing is delivered while paused"
+            self.steps -= 1
+            self.owed += 1
         task, result = item
         assert result in (f"{run}:{task.number}", GIVEN_UP)
         assert (run, task.number) in self.accepted
@@ -212,13 +255,13 @@ class Chaos(RuleBasedStateMachine):
         if not hasattr(self, "dispatcher"):
             return
         held = [self.dispatcher.held_by(worker) for worker in self.inboxes]
-        assert all(len(tasks) <= self.dispatcher.depth for tasks in held)
+        assert all(len(tasks) <= self.depth for tasks in held)
         keys = [(task.run, task.number) for tasks in held for task in tasks]
         assert len(keys) == len(set(keys)), "a batch is with two workers"
         for run, state in self.dispatcher.runs.items():
             assert state.assigned == sum(key[0] == run for key in keys)
             assert self.dispatcher.outstanding(run) == len(self.wanted[run])
-            assert len(self.wanted[run]) <= max(state.window, 1)
+            assert len(self.wanted[run]) <= max(self.windows[run], 1)
 
     @invariant()
     def no_batch_is_lost(self):
@@ -235,7 +278,8 @@ class Chaos(RuleBasedStateMachine):
         """With one honest worker everything that is outstanding comes."""
         if not hasattr(self, "dispatcher"):
             return
-        self.dispatcher.paused = False
+        self.dispatcher.resume()
+        self.steps = self.owed = 0
         for worker in list(self.inboxes):
             self.dispatcher.worker_gone(worker, blame=False)
         self.inboxes = {}
@@ -346,12 +390,47 @@ def test_a_result_for_a_batch_that_was_taken_back_counts_and_is_not_made_again()
 def test_nothing_is_sent_or_delivered_while_paused_but_results_are_kept():
     dispatcher = dispatcher_with(1)
     sent(dispatcher)
-    dispatcher.paused = True
+    dispatcher.pause()
     assert made(dispatcher, 0, 0) == [0]
     assert (dispatcher.take(0), sent(dispatcher)) == (None, [])
-    dispatcher.paused = False
+    dispatcher.resume()
     assert dispatcher.take(0)[0].number == 0
     assert sent(dispatcher) == [(0, 2)]
+
+
+def test_a_step_lets_one_batch_go_and_one_be_sent_in_its_place():
+    dispatcher = dispatcher_with(1, depth=2, window=4, batches=4)
+    assert sent(dispatcher) == [(0, 0), (0, 1)]
+    dispatcher.pause()
+    made(dispatcher, 0, 0)
+    made(dispatcher, 0, 1)
+    assert (dispatcher.take(0), sent(dispatcher)) == (None, [])
+    dispatcher.step()
+    assert dispatcher.take(0)[0].number == 0
+    assert dispatcher.take(0) is None
+    assert (sent(dispatcher), sent(dispatcher)) == ([(0, 2)], [])
+
+
+def test_steps_that_nobody_took_end_with_the_last_run():
+    dispatcher = dispatcher_with(1, batches=1)
+    sent(dispatcher)
+    made(dispatcher, 0, 0)
+    dispatcher.pause()
+    dispatcher.step()
+    dispatcher.step()
+    assert dispatcher.take(0) is not None
+    dispatcher.close_run(0)
+    dispatcher.open_run(1, window=2)
+    dispatcher.add(1, None, 0)
+    assert (dispatcher.steps, dispatcher.assignments()) == (0, [])
+
+
+def test_the_batch_that_is_waited_for_and_who_holds_it():
+    dispatcher = dispatcher_with(2)
+    assert dispatcher.late(0) == (0, None)
+    sent(dispatcher)
+    made(dispatcher, 0, 0)
+    assert dispatcher.late(0) == (1, 1)
 
 
 @pytest.mark.parametrize(("window", "room"), [(0, 1), (1, 1), (3, 3)])

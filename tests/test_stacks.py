@@ -52,6 +52,22 @@ def test_the_stack_of_a_worker_that_hangs(how, method, tmp_path):
         assert flat(epoch) == list(range(20))
 
 
+def test_the_stack_of_a_worker_thread():
+    go = threading.Event()
+
+    class Waits(Numbers):
+        def __getitem__(self, i):
+            return i if go.wait(d.PATIENCE) else None
+
+    with DataLoader(Waits(8), 2, num_workers=2, workers="thread") as loader:
+        epoch = iter(loader)
+        wait_for(lambda: all(w.batch is not None for w in loader.stats().workers))
+        text = wait_for(lambda: "in __getitem__" in (text := loader.stack(1)) and text)
+        assert stacks.place(text).startswith(__file__)
+        go.set()
+        assert flat(epoch) == list(range(8))
+
+
 def test_many_may_ask_at_once_and_nothing_is_disturbed():
     with DataLoader(Slow(200, wait=0.001), 2, num_workers=2) as loader:
         epoch = iter(loader)

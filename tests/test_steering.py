@@ -121,6 +121,20 @@ def test_a_number_of_workers_that_cannot_be_is_an_error_and_changes_nothing(work
         assert flat(loader) == list(range(8))
 
 
+def test_worker_threads_come_and_go_too():
+    with DataLoader(Slow(120, wait=0.001), 2, num_workers=2, workers="thread") as loader:
+        got = []
+        sizes = {5: 4, 15: 1, 25: 3}
+        for number, batch in enumerate(loader):
+            got.append(batch)
+            loader.num_workers = sizes.get(number, loader.num_workers)
+        assert flat(got) == list(range(120))
+        wait_for(lambda: len(loader.stats().workers) == 3)
+        loader.step()
+        assert next(iter(loader)).tolist() == [0, 1]
+        loader.resume()
+
+
 # ---- how far ahead
 
 

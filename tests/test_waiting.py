@@ -179,6 +179,24 @@ def test_a_late_worker_is_replaced_by_itself(tmp_path, capsys, how):
         )
 
 
+def test_a_late_worker_thread_is_left_alone_and_another_takes_its_place(capsys):
+    go = threading.Event()
+
+    class Waits(Numbers):
+        def __getitem__(self, i):
+            if i == 5 and not hung:
+                hung.add(threading.current_thread().name)
+                go.wait(d.PATIENCE)
+            return i
+
+    hung: set[str] = set()
+    with DataLoader(Waits(20), 2, num_workers=2, workers="thread", timeout=1, on_timeout="restart") as loader:
+        assert flat(loader) == list(range(20))
+        assert len(hung) == 1
+        assert re.search(r"so worker \d is replaced.* in __getitem__\.", capsys.readouterr().err)
+        go.set()
+
+
 def test_a_batch_that_is_late_in_three_workers_is_given_up_and_the_others_come(tmp_path):
     data, _flag = hangs(tmp_path, n=20, bad=5)
     with DataLoader(data, 2, num_workers=2, timeout=0.7, on_timeout="restart") as loader:
