@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from nbloader.pickles import dump, tensor_of
 from nbloader.shm import aligned
 
 Tree: TypeAlias = "tuple[Any, ...]"
@@ -215,38 +213,6 @@ def convert(sample: Any, as_tensor: Callable[[Any], Any]) -> Any:
 
         return default_convert(sample)  # type: ignore[no-untyped-call]
     return sample
-
-
-# ---- objects, pickled with their arrays out of band -------------------------------------------------------------
-
-
-class ArrayToBeTensor:
-    """In a worker: an array that becomes a tensor when it is unpickled."""
-
-    __slots__ = ("array",)
-
-    def __init__(self, array: Any) -> None:
-        self.array = np.asarray(array)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickle as the tensor."""
-        return tensor_of, (self.array,)
-
-
-def dump_object(obj: Any, *, out_of_band: bool = True) -> tuple[bytes, list[memoryview]]:
-    """Pickle an object with its arrays beside it.
-
-    Returns:
-        The pickle, and the memory of the arrays (empty when `out_of_band` is False).
-    """
-    buffers: list[memoryview] = []
-    return dump(obj, (lambda buffer: buffers.append(buffer.raw())) if out_of_band else None), buffers
-
-
-def load_object(data: Any, memory: Memory, spans: list[tuple[int, int]]) -> Any:
-    """Rebuild what `dump_object` gave, on `memory`, where its arrays lie at `spans` (offset, bytes)."""
-    view = memoryview(memory).cast("B") if spans else None
-    return pickle.loads(data, buffers=[view[start : start + n] for start, n in spans] if view is not None else None)
 
 
 # ---- the notebook's side ----------------------------------------------------------------------------------------

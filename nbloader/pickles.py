@@ -44,7 +44,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if type(obj) is np.ndarray:
             return NotImplemented  # NumPy's own way is right, and asking cloudpickle takes longer than it
         torch = sys.modules.get("torch")
-        if torch is not None and type(obj) is torch.Tensor and _is_plain(torch, obj):
+        if torch is not None and type(obj) is torch.Tensor and is_plain(torch, obj):
             try:
                 array = obj.numpy()
             except TypeError:  # bfloat16, float8_...: unknown to NumPy
@@ -58,7 +58,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def _is_plain(torch: Any, tensor: Any) -> bool:
+def is_plain(torch: Any, tensor: Any) -> bool:
+    """Whether it is no more than its elements, in memory of this process, and not many views of few of them."""
     return (
         tensor.layout is torch.strided
         and tensor.is_cpu

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from nbloader.collate import Build, builder, load_object
+from nbloader.collate import Build, builder
 from nbloader.faults import Described, Failure, Nothing, SpareSample
 from nbloader.making import LocalParcel
+from nbloader.objects import load_object
 from nbloader.wire import Bytes
 from nbloader.worker import NO_SEGMENT, PICKLED, RESULT
 
@@ -70,8 +71,8 @@ class Parcel:
         if self._memory is None:
             self._memory = self._maps.lend(self._segment, self.header[4])
         if self._layout is None:
-            data, spans = pickle.loads(self._extras)
-            return load_object(data, self._memory, spans)
+            data, places = pickle.loads(self._extras)
+            return load_object(data, self._memory, places)
         return self._layout.build(self._memory, pickle.loads(self._extras) if self._extras else [])
 
     @property

@@ -30,10 +30,11 @@ import numpy as np
 
 from nbloader import fetch as f
 from nbloader import stacks, tolerant
-from nbloader.collate import ArrayToBeTensor, NotPlannedError, Plan, collate_object, convert, dump_object
+from nbloader.collate import NotPlannedError, Plan, collate_object, convert
 from nbloader.faults import describe
 from nbloader.imports import when_imported
 from nbloader.info import Process, introduce_to_torch
+from nbloader.objects import ArrayToBeTensor, dump_object
 from nbloader.private import WorkerInfo
 from nbloader.refill import Known
 from nbloader.shm import INLINE_LIMIT, SegmentPool, aligned, load_shared
@@ -50,7 +51,7 @@ fetch, CPU of collate, position and time of the slowest sample."""
 
 NO_SEGMENT = -1
 PICKLED = -1
-"""In place of a layout: the extras hold (pickle, spans) of an object."""
+"""In place of a layout: the extras hold (pickle, places) of an object."""
 MAX_LAYOUTS = 256
 Encoded: TypeAlias = "tuple[int, bytes, int, Any, int]"
 """A batch ready to be sent: (layout, extras, bytes, memory, segment)."""
@@ -374,16 +375,16 @@ class Worker:
         return layout, extras, plan.nbytes, memory, segment
 
     def _encode_object(self, batch: Any) -> Encoded:
-        data, buffers = dump_object(batch, out_of_band=self._shared_memory)
-        spans, nbytes = [], 0
-        for raw in buffers:
-            spans.append((nbytes, raw.nbytes))
+        data, buffers, forms = dump_object(batch, out_of_band=self._shared_memory)
+        places, nbytes = [], 0
+        for raw, form in zip(buffers, forms, strict=True):
+            places.append((nbytes, raw.nbytes, form))
             nbytes += aligned(raw.nbytes)
         memory, segment = self._take(nbytes)
         view = memoryview(memory).cast("B")
-        for raw, (start, size) in zip(buffers, spans, strict=True):
+        for raw, (start, size, _form) in zip(buffers, places, strict=True):
             view[start : start + size] = raw
-        return PICKLED, pickle.dumps((data, spans), 5), nbytes, memory, segment
+        return PICKLED, pickle.dumps((data, places), 5), nbytes, memory, segment
 
     def _take(self, nbytes: int) -> tuple[Any, int]:
         """Memory for a batch: a segment, or for a small one a buffer that goes with the message."""

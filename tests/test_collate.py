@@ -18,15 +18,13 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate, default_convert
 
 from nbloader.collate import (
-    ArrayToBeTensor,
     NotPlannedError,
     Plan,
     builder,
     collate_object,
     convert,
-    dump_object,
-    load_object,
 )
+from nbloader.objects import ArrayToBeTensor, dump_object, load_object
 from nbloader.pickles import tensor_of
 from nbloader.shm import aligned
 
@@ -102,15 +100,20 @@ def collate(samples: list[Any], output: str = "torch") -> Any:
 
 def carry(obj: Any) -> Any:
     """An object to the other process: pickled, with its arrays in memory beside it."""
-    data, buffers = dump_object(obj)
-    spans, size = [], 0
-    for raw in buffers:
-        spans.append((size, raw.nbytes))
+    return carry_in(obj)[0]
+
+
+def carry_in(obj: Any) -> tuple[Any, bytearray]:
+    """The same, and the memory."""
+    data, buffers, forms = dump_object(obj)
+    places, size = [], 0
+    for raw, form in zip(buffers, forms, strict=True):
+        places.append((size, raw.nbytes, form))
         size += aligned(raw.nbytes)
     memory = bytearray(size)
-    for raw, (start, nbytes) in zip(buffers, spans, strict=True):
+    for raw, (start, nbytes, _form) in zip(buffers, places, strict=True):
         memory[start : start + nbytes] = raw
-    return load_object(data, memory, spans)
+    return load_object(data, memory, places), memory
 
 
 def outcome(function: Any, *args: Any) -> Any:

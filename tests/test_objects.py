@@ -1,0 +1,121 @@
+"""What a custom collate function returns arrives as it was, whatever of it travels beside its pickle."""
+
+from __future__ import annotations
+
+import collections
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_collate import assert_same, carry, carry_in
+
+from nbloader.objects import ArrayToBeTensor, dump_object
+
+
+class Point(NamedTuple):
+    x: object
+    y: object
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+LEAVES = (
+    lambda: np.arange(6.0).reshape(2, 3),
+    lambda: np.arange(6.0).reshape(2, 3).T,
+    lambda: np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    lambda: np.arange(12)[::2],
+    lambda: np.arange(4)[::-1],
+    lambda: read_only(np.arange(3)),
+    lambda: np.array(5, np.int16),
+    lambda: np.zeros((0, 3)),
+    lambda: np.arange(3, dtype=">i4"),
+    lambda: np.arange(3, dtype=np.complex64),
+    lambda: np.array([True, False]),
+    lambda: np.array(["a", "bc"]),
+    lambda: np.array([b"a", b"bc"]),
+    lambda: np.array(["2020-01-01"], "M8[D]"),
+    lambda: np.array([(1, 2.0)], [("a", int), ("b", float)]),
+    lambda: np.ma.masked_array([1, 2], [True, False]),
+    lambda: torch.arange(6.0).reshape(2, 3),
+    lambda: torch.arange(6.0).reshape(2, 3).T,
+    lambda: torch.tensor(3),
+    lambda: torch.zeros(0, 2),
+    lambda: torch.ones(3, dtype=torch.bfloat16),
+    lambda: torch.ones(2, requires_grad=True),
+    lambda: torch.nn.Parameter(torch.ones(2)),
+    lambda: torch.arange(3, dtype=torch.uint8),
+    lambda: "text",
+    lambda: 5,
+    lambda: None,
+    lambda: np.float32(2.5),
+)
+
+objects = st.recursive(
+    st.sampled_from(LEAVES).map(lambda leaf: leaf()),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3).map(collections.OrderedDict),
+        st.tuples(inner, inner).map(lambda pair: Point(*pair)),
+    ),
+    max_leaves=8,
+)
+
+
+@given(objects)
+def test_objects_arrive_as_they_were(obj):
+    assert_same(carry(obj), obj)
+
+
+def test_arrays_and_tensors_lie_on_the_memory_that_came():
+    batch = {"a": np.zeros(3), "b": [torch.zeros(3), np.zeros((2, 2))], "c": (np.zeros(5),), "d": {"e": torch.zeros(2)}}
+    got, memory = carry_in(batch)
+    leaves = [got["a"], *got["b"], *got["c"], got["d"]["e"]]
+    assert all((leaf == 0).all() for leaf in leaves)
+    memory[:] = b"\xff" * len(memory)
+    assert not any((leaf == 0).any() for leaf in leaves)
+
+
+@pytest.mark.parametrize("make", [lambda: np.ones(3), lambda: torch.ones(3), lambda: [np.ones(3)]], ids=str)
+def test_what_was_one_object_stays_one(make):
+    one = make()
+    got = carry({"a": one, "b": one})
+    assert got["a"] is got["b"]
+    endless = [np.ones(2)]
+    endless.append(endless)
+    got = carry(endless)
+    assert got[1] is got
+
+
+def test_an_array_in_two_lists_stays_one():
+    one = np.ones(3)
+    got = carry({"a": one, "b": [one, one], "c": {"d": one}})
+    assert got["a"] is got["b"][0] is got["b"][1] is got["c"]["d"]
+
+
+def test_the_object_itself_is_left_as_it_was():
+    batch = [{"x": np.ones(2)}, [np.ones(2)], np.ones(2)]
+    before = batch[0], batch[0]["x"], batch[1], batch[1][0], batch[2]
+    dump_object(batch)
+    assert all(a is b for a, b in zip((batch[0], batch[0]["x"], batch[1], batch[1][0], batch[2]), before, strict=True))
+
+
+def test_arrays_that_shall_be_tensors_arrive_as_tensors():
+    got = carry(
+        {"a": ArrayToBeTensor(np.arange(3)), "b": [ArrayToBeTensor(np.arange(4)[::-1])], "c": ArrayToBeTensor(2)}
+    )
+    assert [type(x) for x in (got["a"], *got["b"], got["c"])] == [torch.Tensor] * 3
+    assert (got["a"].tolist(), got["b"][0].tolist(), got["c"].item()) == ([0, 1, 2], [3, 2, 1, 0], 2)
+
+
+def test_within_the_band_nothing_lies_beside():
+    data, buffers, forms = dump_object({"a": [np.ones(3)]}, out_of_band=False)
+    assert (buffers, forms) == ([], [])
+    assert len(data) > 24
