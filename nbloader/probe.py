@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from nbloader.stats import Gauges
 
-AT_ONCE = 16
+AT_ONCE = 8
 """Workers that are looked at for one picture, those first that were not for the longest time: each takes 0.1 ms."""
-MEMORY_SHARE = 0.01
+MEMORY_SHARE = 0.003
 """Share of a core for looking up shared and private memory: the kernel walks all pages of a process for it, 8 ms with
 torch in it."""
 

@@ -193,7 +193,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How long the last 2,000 batches took to make (fetch and collate), in bins of a sixth of a decade."""
+    """How long the last 500 batches took to make (fetch and collate), in bins of a sixth of a decade."""
 
     edges: tuple[float, ...] = ()
     """Milliseconds, one more than there are bins; empty before the first batch."""

@@ -59,6 +59,10 @@ STAGE_BATCHES = 200
 """Batches that stage times rest on."""
 FAILED_SAMPLES = 100
 """Samples that could not be fetched whose errors are kept."""
+POINT_BATCHES = 64
+"""Batches that a point of the plots rests on at most."""
+HISTOGRAM_BATCHES = 500
+"""Batches in the histogram of the time to make one."""
 SLOW_RUNS = 3
 """Runs whose slowest samples are kept."""
 STUCK_S, STUCK_TIMES = 2.0, 10
@@ -130,7 +134,7 @@ class StatsFold:
         """Make a picture of the loader from the events so far and from what it says of itself now."""
         with self._lock:
             picture, records = self._picture(gauges)
-            fresh = min(self._total - self._plot.total, len(records), STAGE_BATCHES)
+            fresh = min(self._total - self._plot.total, len(records), POINT_BATCHES)
             newest = records[len(records) - fresh :]
             if self._origin is not None:
                 waited = self._waited + self._waiting(gauges, gauges.now)
@@ -269,7 +273,7 @@ class StatsFold:
             deaths=self._deaths,
             restarts=sum(self._replaced.values()),
             verdict="",
-            make_times=histogram(records),
+            make_times=histogram(records[-HISTOGRAM_BATCHES:]),
             skipped=self._spared["skipped"],
             replaced=self._spared["replaced"],
             failed_samples=tuple(self._failed_samples),
@@ -310,21 +314,21 @@ class StatsFold:
             rate = min(rate, (count + 1) * 1e9 / max(1, self._active(begin, g.now)))
         # While the consumer works, its last wait is not known yet: look only as far as the last record.
         waits = live and g.waiting_since is not None
-        if self._pauses or self._paused_at is not None:
-            waited = sum(self._active(max(begin, r.requested), r.delivered) for r in picked)
+        if self._paused_at is not None or (self._pauses and self._pauses[-1][1] > begin):
+            waited = sum([self._active(max(begin, r.requested), r.delivered) for r in picked])
         else:
-            waited = sum(max(0, r.delivered - max(begin, r.requested)) for r in picked)
+            waited = sum([r.delivered - (r.requested if r.requested > begin else begin) for r in picked])
         if waits:
             waited += self._waiting(g, g.now, begin)
         each = rate / max(1, count)
         return _Rates(
             count=count,
             batches=rate,
-            samples=each * sum(r.samples for r in picked),
-            nbytes=each * sum(r.nbytes for r in picked),
-            own=each * sum(r.run == self._run for r in picked),
+            samples=each * sum([r.samples for r in picked]),
+            nbytes=each * sum([r.nbytes for r in picked]),
+            own=each * sum([r.run == self._run for r in picked]),
             wait_share=share_of(waited, self._active(begin, g.now if waits else newest)),
-            workers={w: each * n for w, n in collections.Counter(r.worker for r in picked).items()},
+            workers={w: each * n for w, n in collections.Counter([r.worker for r in picked]).items()},
         )
 
     def _epoch_share(self, g: Gauges, records: list[BatchRecord], *, live: bool) -> float:

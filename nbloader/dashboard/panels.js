@@ -315,7 +315,7 @@ class Charts {
 class Bars {
   constructor(figure) {
     const caption = make("figcaption", "", figure, "Time to make a batch");
-    make("span", "", make("div", "nbl-keys", caption), "how many of the last 2,000 batches took so many ms");
+    make("span", "", make("div", "nbl-keys", caption), "how many of the last 500 batches took so many ms");
     this.plot = make("div", "nbl-plot nbl-bars", figure);
     this.plot.setAttribute("role", "img");
   }

@@ -102,9 +102,10 @@ class Spans:
         return rows
 
     def _stalls(self, r: BatchRecord) -> bool:
-        usual = sorted(self._waits)[len(self._waits) // 2] if r.waited > STALL_NS and self._waits else 0
-        self._waits.append(r.waited)
-        return r.waited > max(STALL_NS, STALL_TIMES * usual)
+        waited = r.delivered - r.requested
+        usual = sorted(self._waits)[len(self._waits) // 2] if waited > STALL_NS and self._waits else 0
+        self._waits.append(waited)
+        return waited > max(STALL_NS, STALL_TIMES * usual)
 
     def _lane(self, r: BatchRecord) -> int:
         """0 for the loop; 1 and so on for others that run at the same time."""
