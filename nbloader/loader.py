@@ -13,7 +13,7 @@
     consumer  the iterator (epoch.py)
 
 Every stage stamps its time; when the consumer comes back for the next batch the record goes to the event bus
-(events.py), from which statistics (stats.py) and the dashboard are made.
+(events.py), from which statistics (stats.py), traces and the dashboard are made (watching.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch.utils.data
 from torch.utils.data._utils import collate as theirs
@@ -39,18 +39,12 @@ from nbloader.handle import PoolKind
 from nbloader.local import LocalEngine
 from nbloader.pool import Processes
 from nbloader.probe import ProcessProbe
-from nbloader.stats import Point, Snapshot, StatsFold
+from nbloader.stats import StatsFold
 from nbloader.steering import Steering
 from nbloader.streams import Streaming
 from nbloader.threads import Threads
 from nbloader.tolerant import OnError
-from nbloader.trace import Trace
-
-if TYPE_CHECKING:
-    from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
-
-    from nbloader.dashboard import Dashboard
-    from nbloader.dashboard.page import Report
+from nbloader.watching import Watching
 
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
@@ -81,7 +75,7 @@ def _kind(workers: str, start_method: str, output: str, dataset: Any) -> PoolKin
     return Processes(start_method, output)
 
 
-class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
+class DataLoader(Steering, Watching[T_co], torch.utils.data.DataLoader[T_co]):
     """Loads batches of samples; a drop-in for `torch.utils.data.DataLoader` that can be watched and steered.
 
     It is a subclass of torch's loader, since programs ask for one (`isinstance`), but shares no code with it.
@@ -333,62 +327,9 @@ class DataLoader(Steering, torch.utils.data.DataLoader[T_co]):
             raise ValueError(f"{name} attribute should not be set after DataLoader is initialized: {instead}")
         super().__setattr__(name, value)
 
-    # ---- watching ---------------------------------------------------------------------------------------------------
-
-    def stats(self) -> Snapshot:
-        """A frozen picture of the loader now; `print` it, or leave it as the last line of a cell."""
-        state = "new" if self._iterations == 0 else "idle"
-        return self._fold.snapshot(self._probe.fill(self._engine.gauges(state)))
-
-    def points(self) -> list[Point]:
-        """The history that the dashboard plots: a point for each `stats()` that was asked for, 0.2 s apart at least."""
-        return self._fold.points()
-
-    @property
-    def trace(self) -> Trace:
-        """What happened to the last 10,000 batches: `loader.trace.save("epoch.json")` writes it for Perfetto."""
-        return Trace(self.events.recent())
-
-    def timeline(self, epoch: int | None = None) -> Figure:
-        """A Bokeh figure of what each worker and the loop were at, over time; for `bokeh.plotting.show`.
-
-        Args:
-            epoch: Which one; the newest by default.
-        """
-        from nbloader.dashboard.figures import timeline
-
-        return timeline(self.trace.epoch(epoch))
-
-    def report(self, epoch: int | None = None) -> Report:
-        """The pictures of an epoch on a page of HTML without a kernel: `loader.report().save("report.html")`.
-
-        Args:
-            epoch: Which one; the newest by default.
-        """
-        from nbloader.dashboard.page import Report
-
-        return Report(self.stats(), self.trace.epoch(epoch))
-
-    def dashboard(self) -> Dashboard:
-        """Show the live dashboard in this cell's output. A loader as the last line of a cell does the same.
-
-        Raises:
-            RuntimeError: There is no notebook here.
-        """
-        from nbloader.dashboard import show
-
-        return show(self)
-
-    def _ipython_display_(self) -> None:
-        self.dashboard()
-
     def __repr__(self) -> str:
         """One line."""
         return f"<nbloader.DataLoader of {type(self.dataset).__name__}, num_workers={self.num_workers}>"
-
-    def on_wait(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """See `nbloader.control.LoaderControl.on_wait`."""
-        return self._engine.callbacks.add(callback)
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 

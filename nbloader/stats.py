@@ -317,7 +317,7 @@ class StatsFold:
         if self._paused_at is not None or (self._pauses and self._pauses[-1][1] > begin):
             waited = sum([self._active(max(begin, r.requested), r.delivered) for r in picked])
         else:
-            waited = sum([r.delivered - (r.requested if r.requested > begin else begin) for r in picked])
+            waited = sum([r.delivered - (max(begin, r.requested)) for r in picked])
         if waits:
             waited += self._waiting(g, g.now, begin)
         each = rate / max(1, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 import json
 import sys
@@ -245,3 +246,20 @@ def test_a_loader_gives_them_all():
         assert len(loader.trace) == 4
         assert len(loader.report(0).trace) == 2
         assert loader.timeline().renderers
+
+
+def test_a_bar_in_the_terminal_counts_batches_and_says_how_much_the_loop_waited():
+    out = io.StringIO()
+    with DataLoader(Numbers(40), batch_size=4, num_workers=2) as loader:
+        batches = list(loader.progress(file=out))
+    assert len(batches) == 10
+    last = out.getvalue().split("\r")[-1]
+    assert "epoch 0: 100%" in last
+    assert "10/10" in last
+    assert "loop waited" in last
+
+
+def test_without_tqdm_the_error_has_the_command(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with DataLoader(Numbers(4)) as loader, pytest.raises(ModuleNotFoundError, match="pip install tqdm"):
+        loader.progress()

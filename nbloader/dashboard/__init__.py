@@ -30,7 +30,8 @@ def show(loader: LoaderControl) -> Dashboard:
     if getattr(get_ipython(), "kernel", None) is None:
         raise RuntimeError(
             "the dashboard needs a Jupyter notebook, and this is a script or a terminal; "
-            "use print(loader.stats()) here, or loader.events.subscribe(...)"
+            "use print(loader.stats()) here, `for batch in loader.progress():` for a bar, or "
+            "loader.report().save('report.html')"
         )
     from nbloader.dashboard.widget import dashboard_of
 
