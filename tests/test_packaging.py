@@ -62,7 +62,7 @@ def test_the_wheel_carries_the_licence_and_asks_for_no_particular_torch(wheel):
     assert any(name.endswith("/LICENSE") for name in names)
     (metadata,) = (wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
     needed = set(re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE))
-    assert needed == {"numpy", "torch", "cloudpickle", "psutil", "ipywidgets", "anywidget", "bokeh"}
+    assert needed == {"numpy", "torch", "cloudpickle", "psutil", "ipywidgets", "anywidget", "bokeh", "tqdm"}
     (torch,) = re.findall(r"^Requires-Dist: torch(.*)$", metadata, re.MULTILINE)
     assert re.fullmatch(r">=[\d.]+", torch)
 
