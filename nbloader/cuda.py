@@ -38,6 +38,7 @@ class TorchAccelerator:
     def __init__(self, device: torch.device, *, way: str = "registered", side_stream: bool = True) -> None:
         self.device = device
         self.name = str(device)
+        self.pins = way != "pageable"
         self.module: Any = torch.get_device_module(device)
         cuda = device.type == "cuda"
         self.pinning = Pinning("copied" if way == "registered" and not cuda else way, self._register, _unregister)
@@ -177,6 +178,7 @@ class SpotAccelerator:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.name = str(device)
+        self.pins = False
 
     def goes_ahead(self, _batch: Any) -> bool:
         """Never."""
@@ -195,6 +197,7 @@ class PoolPinner:
     """Not a device: brings batches into torch's pinned memory, from where the user uploads. Untested on a GPU."""
 
     name = ""
+    pins = True
     out_of_memory: type[Exception] = torch.cuda.OutOfMemoryError
 
     def goes_ahead(self, _batch: Any) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nbloader.events import BatchRecord
-from nbloader.snapshot import STAGES, Histogram, Point, Snapshot, StageStats
+from nbloader.snapshot import STAGES, Histogram, Point, Snapshot, StageStats, UploadStats
 
 SLOWEST = 10
 """Slowest samples that are kept."""
@@ -126,6 +126,27 @@ def stage_stats(records: list[BatchRecord]) -> tuple[StageStats, ...]:
         p50, p95, p99 = percentiles(ns)
         stages.append(StageStats(name, sum(ns) / n / 1e6, p50, p95, p99, ns[-1] / 1e6))
     return tuple(stages)
+
+
+def upload_stats(records: Sequence[BatchRecord]) -> UploadStats | None:
+    """How batches were pinned and uploaded; None where none was."""
+    placed = [r.placed for r in records if r.placed is not None]
+    if not placed:
+        return None
+    ways = collections.Counter(p.memory for p in placed)
+    pinned = [between(p.begin, p.pinned) for p in placed]
+    copies = [p for p in placed if p.uploaded > p.upload_begin > 0]
+    ns = sum(p.uploaded - p.upload_begin for p in copies)
+    told = [p for p in copies if p.needed]
+    # What of a copy came after the consumer's work had come to it, that work stood still for.
+    shown = sum(between(max(p.upload_begin, p.needed), p.uploaded) for p in told)
+    return UploadStats(
+        ways=tuple(ways.most_common()),
+        pin=sum(pinned) / len(pinned) / 1e6,
+        copy=ns / len(copies) / 1e6 if copies else None,
+        gb_per_second=sum(p.nbytes for p in copies) / ns if copies else None,
+        hidden=1 - shown / sum(p.uploaded - p.upload_begin for p in told) if told else None,
+    )
 
 
 def percentiles(ns: Sequence[int]) -> tuple[float, float, float]:

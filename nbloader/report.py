@@ -103,6 +103,23 @@ def _faults(s: Snapshot) -> str:
     return ", ".join(plural(count, noun) for count, noun in found if count)
 
 
+def uploads(s: Snapshot) -> str:
+    """How batches come to their device, in a line; "" where they do not."""
+    u = s.uploads
+    if u is None:
+        return ""
+    where = f"to {s.device} from" if s.device else "no device, into"
+    way = ", ".join(f"{way} ({count})" if len(u.ways) > 1 else way for way, count in u.ways)
+    parts = [f"{where} {way} memory"]
+    if u.pin >= 0.01:  # noqa: PLR2004 - 10 us: less is only the clock
+        parts.append(f"pinned in {duration(u.pin / 1e3)}")
+    if u.copy is not None and u.gb_per_second is not None:
+        parts.append(f"{duration(u.copy / 1e3)} a batch, {u.gb_per_second:.1f} GB/s")
+    if u.hidden is not None:
+        parts.append(f"{percent(u.hidden)} of it hidden behind the loop's work")
+    return ", ".join(parts)
+
+
 def _progress_text(s: Snapshot) -> str:
     if s.epoch < 0:
         lines = [f"State   {s.state}"]
@@ -120,6 +137,8 @@ def _progress_text(s: Snapshot) -> str:
     if s.iterators > 1:
         lines.append(f"Loops   {s.iterators} iterators: rates and queues of all, progress of the newest")
     lines.append(f"Queues  in flight {s.in_flight} of {s.window}   reorder {s.reordering}   ready {s.ready}")
+    if s.uploads is not None:
+        lines.append(f"Upload  {uploads(s)}")
     if faults := _faults(s):
         lines.append(f"Faults  {faults}")
     return "\n".join(lines)
@@ -224,7 +243,8 @@ def _progress_html(s: Snapshot) -> str:
     more = f'<div style="color:{colours.CAUSES["worker"]};margin-top:4px">{faults}</div>' if faults else ""
     several = f" {s.iterators} iterators are under way; rates and queues are of all." if s.iterators > 1 else ""
     loop = f'<div style="{_MUTED};margin-top:4px">The loop {_loop(s)}; rates are of the last 5 s.{several}</div>'
-    return head + bar + _chips([*_rates(s), *chips]) + loop + more
+    way = "" if s.uploads is None else f'<div style="{_MUTED};margin-top:4px">Upload {_text(uploads(s))}.</div>'
+    return head + bar + _chips([*_rates(s), *chips]) + loop + way + more
 
 
 def _chips(texts: Iterable[str]) -> str:

@@ -99,9 +99,26 @@ class Gauges:
     made: tuple[Made, ...] = ()
     """Batches that have come and wait: first those that are in order; of each kind the first 64."""
     pinned: bool = False
-    """Batches are copied to pinned memory."""
+    """Batches go through pinned memory."""
     device: str = ""
     """Where batches are moved; "" for nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadStats:
+    """How batches came into pinned memory and onto a device, over those of the last 200 that did."""
+
+    ways: tuple[tuple[str, int], ...]
+    """Batches by where the device read them, most first: "registered" (the shared memory in which they were made,
+    pinned where it lies), "copied" (to pinned memory) or "pageable"."""
+    pin: float
+    """Mean time to pin, milliseconds."""
+    copy: float | None
+    """Mean time of the copy to the device, by the device's clock, milliseconds; None where that is not known."""
+    gb_per_second: float | None
+    """Of those copies, 1e9 bytes a second."""
+    hidden: float | None
+    """Share of the time of those copies in which the device still worked on earlier batches, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +299,8 @@ class Snapshot:
     """As `Gauges.pinned`."""
     device: str = ""
     """As `Gauges.device`."""
+    uploads: UploadStats | None = None
+    """None where nothing is pinned or uploaded, and before the first batch."""
     now: int = 0
     """When the picture was taken, perf_counter ns."""
 

@@ -22,7 +22,18 @@ from nbloader.events import (
     WorkerDied,
     WorkerRestarted,
 )
-from nbloader.measure import SLOWEST, Plot, back, between, histogram, middle, share_of, slowest, stage_stats
+from nbloader.measure import (
+    SLOWEST,
+    Plot,
+    back,
+    between,
+    histogram,
+    middle,
+    share_of,
+    slowest,
+    stage_stats,
+    upload_stats,
+)
 from nbloader.snapshot import (
     STAGES,
     Gauges,
@@ -285,6 +296,7 @@ class StatsFold:
             made=g.made,
             pinned=g.pinned,
             device=g.device,
+            uploads=upload_stats(last),
             now=g.now,
         )
         cause, sentence = verdict.judge(picture, self._evidence(g, last, usual_ns, rates))

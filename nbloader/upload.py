@@ -78,6 +78,8 @@ class Accelerator(Protocol):
 
     name: str
     """Such as "cuda:0"."""
+    pins: bool
+    """Whether batches go through pinned memory."""
     out_of_memory: type[Exception]
     """What `Copy.start` raises when the device's memory does not suffice; made of a message."""
 
@@ -274,8 +276,13 @@ class Placer:
         self._lanes = [None if accelerator is None else Lane(accelerator, ahead) for accelerator in accelerators]
         self.ahead = ahead * len(self._lanes)
         """How many of the ready batches `go_ahead` wants to see."""
-        self.out_of_memory = tuple({lane.accelerator.out_of_memory for lane in self._lanes if lane is not None})
+        used = [accelerator for accelerator in accelerators if accelerator is not None]
+        self.out_of_memory = tuple({accelerator.out_of_memory for accelerator in used})
         """Errors of `deliver` after which the batch can be delivered again."""
+        self.pins = any(accelerator.pins for accelerator in used)
+        """Whether batches go through pinned memory."""
+        self.name = ", ".join(dict.fromkeys(accelerator.name for accelerator in used))
+        """The devices."""
 
     def deliver(self, key: tuple[int, int], parcel: Parcel, position: int = 0) -> tuple[Any, Shipment | None]:
         """The batch, where it shall be.

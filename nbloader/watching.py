@@ -12,6 +12,7 @@ from nbloader.local import LocalEngine
 from nbloader.probe import ProcessProbe
 from nbloader.stats import Point, Snapshot, StatsFold
 from nbloader.trace import Trace
+from nbloader.upload import Placer
 
 if TYPE_CHECKING:
     from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
@@ -31,16 +32,13 @@ class Watching(Generic[T_co]):
     _fold: StatsFold
     _probe: ProcessProbe
     _iterations: int
-    _placer: Any
-    _device: Any
-    _devices: list[Any]
+    _placer: Placer | None
 
     def stats(self) -> Snapshot:
         """A frozen picture of the loader now; `print` it, or leave it as the last line of a cell."""
         gauges = self._engine.gauges("new" if self._iterations == 0 else "idle")
         if self._placer is not None:
-            devices = ", ".join(str(one) for one in self._devices or [self._device] if one is not None)
-            gauges = dataclasses.replace(gauges, pinned=True, device=devices)
+            gauges = dataclasses.replace(gauges, pinned=self._placer.pins, device=self._placer.name)
         return self._fold.snapshot(self._probe.fill(gauges))
 
     def points(self) -> list[Point]:

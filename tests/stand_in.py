@@ -31,6 +31,7 @@ class StandIn:
 
     def __init__(self, lag=2, *, way="registered", register_fails_at=None, room=None, ahead=True, name="stand-in:0"):
         self.name = name
+        self.pins = way != "pageable"
         self.lag = lag
         self.room = room
         self.ahead = ahead

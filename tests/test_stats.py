@@ -24,11 +24,13 @@ from nbloader.events import (
     LoaderClosed,
     LoaderPaused,
     LoaderResumed,
+    Placed,
     WorkerDied,
     WorkerReady,
     WorkerRestarted,
     WorkerStarted,
 )
+from nbloader.measure import upload_stats
 from nbloader.stats import Gauges, Snapshot, StatsFold, WorkerGauge
 from nbloader.text import clean, duration, megabytes, number, percent, plural
 
@@ -835,3 +837,30 @@ def test_several_iterators_are_said_to_share_the_figures():
     s = fold.snapshot(gauges(START + S, iterators=2))
     assert "2 iterators" in str(s)
     assert "2 iterators" in s._repr_html_()
+
+
+def placed(begin=0, pin=0, upload=(0, 0), needed=0, nbytes=0, memory="registered"):
+    return Placed("cuda:0", memory, begin * MS, (begin + pin) * MS, *(t * MS for t in upload), needed * MS, nbytes)
+
+
+def test_uploads_are_told_by_way_speed_and_what_the_loop_hid_of_them():
+    records = [
+        record(0, placed=placed(1, 2, (10, 14), needed=20, nbytes=8_000_000)),  # done before it was needed
+        record(0, placed=placed(1, 0, (20, 24), needed=23, nbytes=8_000_000)),  # 1 ms too late
+        record(0, placed=placed(1, 1, memory="copied")),  # the device has not told
+        record(0),
+    ]
+    got = upload_stats(records)
+    assert got.ways == (("registered", 2), ("copied", 1))
+    assert (got.pin, got.copy, got.gb_per_second) == (1.0, 4.0, 2.0)
+    assert got.hidden == pytest.approx(7 / 8)
+
+
+def test_a_copy_begun_after_it_was_needed_is_not_hidden_at_all():
+    assert upload_stats([record(0, placed=placed(1, 0, (20, 24), needed=5, nbytes=1))]).hidden == 0
+
+
+def test_without_uploads_there_is_nothing_to_tell():
+    assert upload_stats([record(0)]) is None
+    got = upload_stats([record(0, placed=placed(1, 3, memory="copied"))])
+    assert (got.pin, got.copy, got.gb_per_second, got.hidden) == (3.0, None, None, None)

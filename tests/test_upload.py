@@ -30,6 +30,7 @@ class Scripted:
     """A device whose copies are done when the script says so."""
 
     name = "scripted:0"
+    pins = True
     out_of_memory = DeviceFull
 
     def __init__(self):
@@ -418,6 +419,18 @@ def test_records_tell_the_way_to_the_device():
         assert r.in_order <= p.begin <= r.delivered
         assert 0 < p.pinned < p.upload_begin < p.uploaded
         assert p.needed > 0
+
+
+def test_stats_tell_how_batches_are_uploaded():
+    device = StandIn(1)
+    with DataLoader(Images(40), 4, num_workers=2, device=device) as loader:
+        assert loader.stats().uploads is None
+        list(loader)
+        stats = loader.stats()
+    assert (stats.pinned, stats.device) == (True, "stand-in:0")
+    assert stats.uploads.ways == (("registered", 10),)
+    assert "Upload  to stand-in:0 from registered memory" in str(stats)
+    assert "Upload to stand-in:0 from registered memory" in stats._repr_html_()
 
 
 def test_batches_without_a_device_have_no_such_record():
