@@ -55,6 +55,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if not array.flags.c_contiguous:
                 array = np.ascontiguousarray(array)
             return rebuild_tensor, (pickle.PickleBuffer(array), str(obj.dtype)[6:], tuple(obj.shape))
+        if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
+            raise TypeError(
+                f"a tensor on {obj.device} cannot travel between processes: workers do not touch the accelerator. Let "
+                "the dataset and the collate function hold and return CPU tensors, and give the loader "
+                f"device={str(obj.device)!r}: it uploads batches while the loop works on the one before."
+            )
         return super().reducer_override(obj)
 
 

@@ -279,6 +279,25 @@ class Mute(Exception):
         raise RuntimeError("no words")
 
 
+class OnDevice(torch.Tensor):
+    """A tensor that says it is on a GPU, on a machine without one."""
+
+    @staticmethod
+    def __new__(cls):
+        return torch.Tensor._make_wrapper_subclass(cls, (3,), device="cuda:0")
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return cls()
+
+
+class Uploads(Numbers):
+    """A dataset that uploads its samples by itself."""
+
+    def __getitem__(self, i):
+        return OnDevice()
+
+
 # ---- helpers
 
 

@@ -13,13 +13,13 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from datasets import Images, Numbers, Structured, flat, wait_for
+from datasets import Images, Numbers, OnDevice, Structured, Uploads, flat, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 from stand_in import DeviceFull, StandIn
 from test_collate import assert_same
 
-from nbloader import DataLoader, shm
+from nbloader import DataLoader, DatasetTransferError, shm
 from nbloader.events import BatchRecord
 from nbloader.upload import RECORDS, Lane, Pinning, Placer, Records, Shipment
 
@@ -585,3 +585,23 @@ def test_several_devices_take_turns():
         assert [r.placed.device for r in loader.events.batches()] == ["stand-in:0", "stand-in:1"] * 5
     assert [len(step) for step in steps] == [2] * 5
     assert_images([batch for step in steps for batch in step])
+
+
+# ---- accelerators stay out of workers
+
+
+@pytest.mark.parametrize("options", [{"collate_fn": list}, {"batch_size": None}])
+def test_a_tensor_on_a_gpu_that_a_worker_made_is_a_clear_error(options):
+    with (
+        DataLoader(Uploads(4), **{"batch_size": 2, "num_workers": 1} | options) as loader,
+        pytest.raises(TypeError, match=r"a tensor on cuda:0 cannot travel.*give the loader device='cuda:0'"),
+    ):
+        next(iter(loader))
+
+
+def test_a_dataset_that_holds_a_tensor_on_a_gpu_is_a_clear_error():
+    with (
+        DataLoader(Numbers(4, table=OnDevice()), 2, num_workers=1) as loader,
+        pytest.raises(DatasetTransferError, match="a tensor on cuda:0 cannot travel"),
+    ):
+        next(iter(loader))
