@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         WorkerStartError,
     )
     from nbloader.info import get_worker_info
+    from nbloader.lesson import compare_uploads
     from nbloader.loader import DataLoader
     from nbloader.order import FilterSampler, IntervalSampler
 
@@ -33,6 +34,7 @@ _HOME = {
     "NbloaderError": "nbloader.errors",
     "WorkerDiedError": "nbloader.errors",
     "WorkerStartError": "nbloader.errors",
+    "compare_uploads": "nbloader.lesson",
     "get_worker_info": "nbloader.info",
 }
 
@@ -46,6 +48,7 @@ __all__ = [
     "NbloaderError",
     "WorkerDiedError",
     "WorkerStartError",
+    "compare_uploads",
     "get_worker_info",
 ]
 

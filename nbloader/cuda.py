@@ -65,6 +65,10 @@ class TorchAccelerator:
         held = self.module.memory_reserved(self.device)
         return f"{free / 1e6:,.0f} of its {total / 1e6:,.0f} MB are free, {held / 1e6:,.0f} MB are torch's"
 
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was asked for."""
+        self.module.synchronize(self.device)
+
     def event(self) -> Any:
         """A new event with a time."""
         return self.module.Event(**self._event_options)

@@ -144,8 +144,8 @@ def upload_stats(records: Sequence[BatchRecord]) -> UploadStats | None:
         ways=tuple(ways.most_common()),
         pin=sum(pinned) / len(pinned) / 1e6,
         copy=ns / len(copies) / 1e6 if copies else None,
-        gb_per_second=sum(p.nbytes for p in copies) / ns if copies else None,
-        hidden=1 - shown / sum(p.uploaded - p.upload_begin for p in told) if told else None,
+        gb_per_second=sum(max(0, p.nbytes) for p in copies) / ns if copies else None,
+        hidden=1 - share_of(shown, sum(p.uploaded - p.upload_begin for p in told)) if told else None,
     )
 
 

@@ -13,7 +13,7 @@ from nbloader.dashboard import lanes_svg
 from nbloader.dashboard.path import path_of
 from nbloader.dashboard.spans import SINGLE, Spans
 from nbloader.events import BatchRecord
-from nbloader.snapshot import Made, Snapshot
+from nbloader.snapshot import Made, Snapshot, UploadStats
 
 MS = 1_000_000
 
@@ -45,6 +45,17 @@ def test_every_batch_stands_in_the_box_where_it_is():
     assert found["ready"]["tokens"] == [4]
     assert found["loop"]["tokens"] == [3]
     assert [member["tokens"] for member in path_of(s)["crew"]] == [[5, 12], [6, 13], [7, 14]]
+
+
+def test_pin_and_upload_tell_what_they_take():
+    off = boxes(snapshot())
+    assert (off["pin"]["note"], off["upload"]["note"]) == ("off", "off")
+    uploads = UploadStats((("registered", 9), ("copied", 1)), 0.0, 0.72, 53.0, 0.98)
+    on = boxes(snapshot(pinned=True, device="cuda:0", uploads=uploads))
+    assert (on["pin"]["note"], on["upload"]["note"]) == ("in place", "cuda:0, 720 us, 98 % hidden")
+    copied = UploadStats((("copied", 9),), 4.0, None, None, None)
+    on = boxes(snapshot(pinned=True, uploads=copied))
+    assert (on["pin"]["note"], on["upload"]["note"]) == ("copy, 4.00 ms", "off")
 
 
 def test_a_starved_loop_and_a_full_buffer_are_said_in_words():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nbloader.text import clean, duration, number, plural
+from nbloader.text import clean, duration, number, percent, plural
 
 if TYPE_CHECKING:
     from nbloader.snapshot import Snapshot, WorkerStats
@@ -110,9 +110,16 @@ def _ready(s: Snapshot, ready: list[int]) -> dict[str, Any]:
 
 
 def _after(s: Snapshot) -> list[dict[str, Any]]:
+    pinned, sent = "pinned memory", clean(s.device, 24)
+    if s.uploads is not None:
+        pinned = "in place" if s.uploads.ways[0][0] == "registered" else f"copy, {duration(s.uploads.pin / 1e3)}"
+        if s.uploads.copy is not None:
+            sent += f", {duration(s.uploads.copy / 1e3)}"
+        if s.uploads.hidden is not None:
+            sent += f", {percent(s.uploads.hidden)} hidden"
     return [
-        _box("pin", "Pin", note="pinned memory" if s.pinned else "off", off=not s.pinned),
-        _box("upload", "Upload", note=clean(s.device, 24) or "off", off=not s.device),
+        _box("pin", "Pin", note=pinned if s.pinned else "off", off=not s.pinned),
+        _box("upload", "Upload", note=sent or "off", off=not s.device),
     ]
 
 
