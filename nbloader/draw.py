@@ -11,6 +11,7 @@ from nbloader import sampler
 from nbloader.dispatch import Task
 from nbloader.fetch import mix
 from nbloader.shards import Shards
+from nbloader.source import Reader
 
 if TYPE_CHECKING:
     from nbloader.loader import DataLoader
@@ -27,6 +28,8 @@ class Draw(ABC):
     """Batches of the whole epoch; None where that is not known."""
     shards: Shards | None = None
     """Of an iterable dataset."""
+    reader: Reader | None = None
+    """Of a source."""
     error: Exception | None = None
     """What the sampler raised; nothing is drawn any more."""
 
@@ -54,6 +57,7 @@ class MapDraw(Draw):
 
     def __init__(self, index_sampler: Any, *, batched: bool, generator: Any) -> None:
         self._indices: Iterator[Any] = iter(index_sampler)
+        self.reader = self._indices if isinstance(self._indices, Reader) else None
         self._batched = batched
         self._dry = False
         self._drawn = 0
@@ -81,6 +85,8 @@ class MapDraw(Draw):
 
     def delivered(self, task: Task, samples: int) -> None:
         """See `Draw`."""
+        if self.reader is not None:  # records and errors are kept for long: they hold no samples
+            task.indices = [item.number for item in task.indices]
 
 
 class ShardDraw(Draw):

@@ -185,6 +185,25 @@ class Engine(Commands):
                 self._waiting_for = None
             self._outlet.show()
 
+    def outstanding(self, run: int) -> bool:
+        """Whether batches of a run are asked for and were not taken."""
+        return run in self._dispatcher.runs and self._dispatcher.outstanding(run) > 0
+
+    def wait_for_source(self, run: int, waker: Waker) -> None:
+        """Block until the waker is set or the clock wants something.
+
+        Raises:
+            LoaderClosedError: The loader was closed meanwhile.
+        """
+        self._waiting[run] = waker
+        try:
+            if self.closed:
+                raise LoaderClosedError(self._why_ended())
+            waker.wait(None, self.callbacks.interval)
+            self.callbacks.call()
+        finally:
+            self._waiting.pop(run, None)
+
     def upcoming(self, run: int, count: int) -> list[tuple[Task, Parcel | LocalParcel]]:
         """The next batches of a run that are ready, among the next `count`; they are not taken. Never waits."""
         ready: list[tuple[Task, Parcel | LocalParcel]] = self._exclusively(self._upcoming, run, count)

@@ -24,6 +24,7 @@ from nbloader.faults import Failure, Given, rebuild
 from nbloader.local import LocalEngine
 from nbloader.making import LocalParcel
 from nbloader.reports import Parcel
+from nbloader.source import Reader
 from nbloader.upload import Placer, Records, Shipment
 from nbloader.waker import Waker
 
@@ -55,6 +56,9 @@ class Epoch(Iterator[T_co]):
             engine.replace_all()
         engine.open_run(run, draw)
         self._pass = _Pass(run, loader.events, loader._placer)
+        if draw.reader is not None:
+            draw.reader.when_ready(self._pass.waker.set)
+            self._pass.reader = draw.reader
         self._closer = weakref.finalize(self, _abandon, engine, self._pass)
 
     def begin(self, loader: DataLoader[T_co]) -> Epoch[T_co]:
@@ -68,7 +72,7 @@ class Epoch(Iterator[T_co]):
     def prefetch(self) -> None:
         """Ask for the first batches."""
         if self._engine.ahead:
-            self._refill()
+            self._refill(wait=False)
 
     def drop(self) -> None:
         """Nobody wants it: what was made is given back."""
@@ -112,7 +116,7 @@ class Epoch(Iterator[T_co]):
         got = self._wait() if self._kept is None else self._kept
         task, payload, depths = got
         if self._engine.ahead:
-            self._refill()
+            self._refill(wait=False)
         if isinstance(payload, (Failure, Given)):
             self._draw.delivered(task, 0)
             _raise_failure(task, payload, self._batched)
@@ -134,12 +138,25 @@ class Epoch(Iterator[T_co]):
             raise
         return got
 
-    def _refill(self) -> bool:
-        """Ask the sampler for as many batches as there is credit, and dispatch them. Whether it gave any."""
-        batches = self._draw.take(self._engine.room(self._run))
+    def _refill(self, *, wait: bool = True) -> bool:
+        """Ask the sampler for as many batches as there is credit, and dispatch them. Whether it gave any.
+
+        Args:
+            wait: Whether a source that has given nothing yet may be waited for, where nothing else is to come.
+        """
+        room = self._engine.room(self._run)
+        if self._draw.reader is not None:
+            room = self._readable(self._draw.reader, room, wait=wait)
+        batches = self._draw.take(room)
         if batches:
             self._engine.add(self._run, batches)
         return bool(batches)
+
+    def _readable(self, reader: Reader, room: int, *, wait: bool) -> int:
+        """How many batches a source can be asked for now."""
+        while wait and not reader.ready() and not self._engine.outstanding(self._run):
+            self._engine.wait_for_source(self._run, self._pass.waker)
+        return min(room, reader.ready())
 
     def _place(self, placer: Placer, got: Any) -> Any:
         """Bring a batch to where it shall be, and begin with those after it that are ready."""
@@ -193,6 +210,7 @@ class _Pass:
         self.run = run
         self.waker = Waker()
         self.delivered = 0
+        self.reader: Reader | None = None
         self.begun = False
         """Whether a consumer has come for it."""
         self.record: tuple[Any, ...] | None = None
@@ -222,6 +240,8 @@ class _Pass:
             self._placer.forget(self.run)
             self._records.flush(at_once=True)
         engine.close_run(self.run)
+        if self.reader is not None:
+            self.reader.close()
         self.waker.close()
         if self.begun:
             self._bus.publish(ev.EpochEnded(now, self.run, self.run, self.delivered, reason))

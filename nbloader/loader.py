@@ -39,6 +39,7 @@ from nbloader.handle import PoolKind
 from nbloader.local import LocalEngine
 from nbloader.pool import Processes
 from nbloader.probe import ProcessProbe
+from nbloader.source import Made, Source
 from nbloader.stats import StatsFold
 from nbloader.steering import Steering
 from nbloader.streams import Streaming
@@ -257,6 +258,28 @@ class DataLoader(Steering, Watching[T_co], torch.utils.data.DataLoader[T_co]):
         self._supersede_older()
 
     @classmethod
+    def from_source(cls, source: Callable[[int], Sequence[Any]], batch_size: int, **arguments: Any) -> DataLoader[Any]:
+        """Make a loader over a source: a function that says what to make next, as DI-engine's.
+
+        The source is called on a thread of its own, ahead of the loop by the prefetch window and two batches. One
+        iterator goes on until the source raises StopIteration.
+
+        Args:
+            source: Called with `batch_size`; gives a list: functions, which are called in the workers and give a sample
+                each; or samples that are ready; or both.
+            batch_size: Samples a batch.
+            arguments: Arguments of this class, such as `num_workers=4`; not those that choose samples.
+
+        Raises:
+            TypeError: `source` cannot be called.
+            ValueError: A wrong value.
+        """
+        if not callable(source):
+            raise TypeError(f"source must be callable with a batch size, not {type(source).__name__}: {source!r}")
+        options.check_source(batch_size, arguments)
+        return cls(Made(), batch_sampler=Source(source, batch_size), **arguments)
+
+    @classmethod
     def from_torch(cls, loader: torch.utils.data.DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:
         """Make a loader that gives what an existing loader of torch gives.
 
@@ -338,6 +361,8 @@ class DataLoader(Steering, Watching[T_co], torch.utils.data.DataLoader[T_co]):
         self.clean()
         if not self._engine.closed:
             self._engine.close()
+            if isinstance(self.batch_sampler, Source):
+                self.batch_sampler.close()
             if self._placer is not None:
                 self._placer.close()
             self.events.publish(ev.LoaderClosed(_clock()))

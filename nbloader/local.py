@@ -27,6 +27,7 @@ from nbloader.private import WorkerInfo
 from nbloader.stats import Gauges
 from nbloader.streams import ExhaustedError, Streaming, Streams
 from nbloader.waiting import PAUSED, Wait
+from nbloader.waker import Waker
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
@@ -99,6 +100,21 @@ class LocalEngine:
         self._draws.pop(run, None)
         if self._streams is not None:
             self._streams.forget(run)
+
+    def outstanding(self, run: int) -> bool:
+        """Whether a batch of a run is asked for and was not made."""
+        return bool(self._runs.get(run))
+
+    def wait_for_source(self, _run: int, waker: Waker) -> None:
+        """Block until the waker is set or the clock wants something.
+
+        Raises:
+            LoaderClosedError: The loader was closed meanwhile.
+        """
+        if self.closed:
+            raise LoaderClosedError("this iterator was ended: its loader was closed")
+        waker.wait(None, self.callbacks.interval)
+        self.callbacks.call()
 
     def room(self, run: int) -> int:
         """One batch at a time."""

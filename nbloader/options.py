@@ -254,6 +254,19 @@ def _check_workers(workers: str, transport: str, multiprocessing_context: Any) -
         raise ValueError(f'transport={transport!r} is for worker processes: leave it out beside workers="thread"')
 
 
+def check_source(batch_size: Any, arguments: dict[str, Any]) -> None:
+    """Check the arguments of `DataLoader.from_source`.
+
+    Raises:
+        ValueError: A wrong value, or an argument that chooses samples.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size <= 0:
+        raise ValueError(f"batch_size should be a positive integer value, but got batch_size={batch_size!r}")
+    for name in ("dataset", "shuffle", "sampler", "batch_sampler", "drop_last", "last_batch"):
+        if arguments.get(name):
+            raise ValueError(f"from_source and {name} are mutually exclusive: got {name}={arguments[name]!r}")
+
+
 def check_not_empty(dataset: Any, sampler: Any) -> None:
     """Raise before an epoch that would have no sample, because the dataset has none.
 

@@ -1,0 +1,199 @@
+"""What DI-engine's AsyncDataLoader does, row by row of its table of features."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from datasets import Numbers, flat, pids, wait_for
+
+from nbloader import DataLoader, LoaderClosedError
+from nbloader import events as ev
+
+# ---- sources
+
+
+class Counter:
+    """A source: counts its calls, and gives the numbers from 0 on, each by a function or as it is."""
+
+    def __init__(self, kind="functions", calls=10**9, wait=0.0):
+        self.kind = kind
+        self.calls = calls
+        self.wait = wait
+        self.called = 0
+
+    def __call__(self, batch_size):
+        if self.called == self.calls:
+            raise StopIteration
+        first = self.called * batch_size
+        self.called += 1
+        time.sleep(self.wait)
+        numbers = range(first, first + batch_size)
+        return [self.item(i) for i in numbers]
+
+    def item(self, i):
+        ready = self.kind == "samples" or (self.kind == "mixed" and i % 2)
+        return i if ready else lambda: i
+
+
+@pytest.mark.parametrize("kind", ["functions", "samples", "mixed"])
+def test_a_source_gives_functions_ready_samples_or_both(kind, how):
+    with DataLoader.from_source(Counter(kind, calls=5), 4, **how) as loader:
+        assert [b.tolist() for b in loader] == [list(range(i, i + 4)) for i in range(0, 20, 4)]
+
+
+def test_samples_of_a_source_are_collated_as_always(how):
+    def source(batch_size):
+        return [{"obs": np.full(3, i), "reward": float(i)} for i in range(batch_size)]
+
+    with DataLoader.from_source(source, 4, **how) as loader:
+        batch = next(iter(loader))
+        assert batch["obs"].shape == (4, 3)
+        assert batch["reward"].tolist() == [0, 1, 2, 3]
+
+
+def test_functions_run_in_the_workers(with_workers):
+    with DataLoader.from_source(
+        lambda n: [torch.utils.data.get_worker_info] * n, 2, collate_fn=ids, **with_workers
+    ) as it:
+        assert set(next(iter(it))) <= {0, 1}
+
+
+def ids(infos):
+    return [info.id for info in infos]
+
+
+def test_a_source_is_endless_until_it_ends(how):
+    with DataLoader.from_source(Counter(), 2, **how) as loader:
+        batches = iter(loader)
+        assert flat(next(batches) for _ in range(50)) == list(range(100))
+        with pytest.raises(TypeError):
+            len(loader)
+    with DataLoader.from_source(Counter(calls=3), 2, **how) as loader:
+        assert flat(loader) == list(range(6))
+        assert list(loader) == []
+
+
+def test_a_source_that_raises_does_so_after_what_it_gave(how):
+    def source(batch_size, counter=Counter(calls=3)):  # noqa: B008 - one counter is meant
+        try:
+            return counter(batch_size)
+        except StopIteration:
+            raise OSError("the buffer is gone") from None
+
+    with DataLoader.from_source(source, 2, **how) as loader:
+        batches = iter(loader)
+        assert flat(next(batches) for _ in range(3)) == list(range(6))
+        with pytest.raises(OSError, match="the buffer is gone"):
+            next(batches)
+
+
+def broken():
+    raise KeyError("frame 7")
+
+
+def test_a_function_that_raises_is_named_and_the_others_come(how):
+    given = iter([[int, int], [int, broken], [int, int]])
+    with DataLoader.from_source(lambda _n: next(given), 2, **how) as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == [0, 0]
+        with pytest.raises(KeyError, match="frame 7") as raised:
+            next(batches)
+        assert "item 3 of batch 1" in raised.value.__notes__[0].replace("sample ", "item ").replace("item item", "item")
+        assert next(batches).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("given", [None, [], 5, "abc"], ids=repr)
+def test_a_source_that_gives_nothing_of_use_says_so(given, how):
+    with (
+        DataLoader.from_source(lambda _n: given, 2, **how) as loader,
+        pytest.raises(TypeError, match="the source must give a list of functions or samples"),
+    ):
+        next(iter(loader))
+
+
+def test_a_slow_source_holds_up_no_batch_that_is_ready(with_workers):
+    """Its call overlaps with the loop: each takes 30 ms, and together they do not take 60."""
+    with DataLoader.from_source(Counter(wait=0.03), 2, **with_workers) as loader:
+        batches = iter(loader)
+        next(batches)
+        begin = time.perf_counter()
+        for _ in range(10):
+            next(batches)
+            time.sleep(0.03)
+        assert time.perf_counter() - begin < 10 * 0.055
+
+
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_backpressure_reaches_the_source(prefetch, with_workers):
+    source = Counter("samples")
+    with DataLoader.from_source(source, 2, prefetch=prefetch, **with_workers) as loader:
+        batches = iter(loader)
+        for taken in range(1, 6):
+            next(batches)
+            wait_for(lambda: loader.stats().ready or prefetch == 1, "a batch ahead")
+            assert source.called <= taken + prefetch + 3
+        del batches
+
+
+def test_records_of_a_source_hold_no_samples(how):
+    with DataLoader.from_source(Counter("samples", calls=3), 2, **how) as loader:
+        list(loader)
+        records = [event for event in loader.events.recent() if isinstance(event, ev.BatchRecord)]
+    assert [record.indices for record in records] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_wrong_arguments_of_a_source_are_refused():
+    with pytest.raises(TypeError, match=r"source must be callable with a batch size, not list: \[1\]"):
+        DataLoader.from_source([1], 2)
+    with pytest.raises(ValueError, match="positive integer value, but got batch_size=0"):
+        DataLoader.from_source(Counter(), 0)
+    with pytest.raises(ValueError, match="from_source and shuffle are mutually exclusive"):
+        DataLoader.from_source(Counter(), 2, shuffle=True)
+
+
+# ---- the end
+
+
+def test_batches_stay_in_order(how):
+    with DataLoader.from_source(Counter(calls=30), 3, **how) as loader:
+        assert flat(loader) == list(range(90))
+
+
+def test_a_closed_loader_raises_and_gives_no_none(how):
+    with DataLoader.from_source(Counter(), 2, **how) as loader:
+        batches = iter(loader)
+        next(batches)
+    with pytest.raises(LoaderClosedError):
+        list(batches)
+    with pytest.raises(LoaderClosedError):
+        iter(loader)
+
+
+def test_closing_ends_a_loop_that_waits_for_its_source(how):
+    held = threading.Event()
+
+    def source(batch_size):
+        held.wait(30)
+        raise StopIteration
+
+    loader = DataLoader.from_source(source, 2, **how)
+    batches = iter(loader)
+    timer = threading.Timer(0.2, loader.close)
+    timer.start()
+    try:
+        with pytest.raises(LoaderClosedError):
+            next(batches)
+    finally:
+        timer.join()
+        held.set()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_workers_start_by_forkserver_or_spawn(method):
+    with DataLoader(Numbers(4), 2, num_workers=1, multiprocessing_context=method) as loader:
+        assert flat(loader) == [0, 1, 2, 3]
+        assert len(pids(loader)) == 1
