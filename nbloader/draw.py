@@ -85,8 +85,6 @@ class MapDraw(Draw):
 
     def delivered(self, task: Task, samples: int) -> None:
         """See `Draw`."""
-        if self.reader is not None:  # records and errors are kept for long: they hold no samples
-            task.indices = [item.number for item in task.indices]
 
 
 class ShardDraw(Draw):

@@ -24,7 +24,7 @@ from nbloader.faults import Failure, Given, rebuild
 from nbloader.local import LocalEngine
 from nbloader.making import LocalParcel
 from nbloader.reports import Parcel
-from nbloader.source import Reader
+from nbloader.source import Reader, numbers
 from nbloader.upload import Placer, Records, Shipment
 from nbloader.waker import Waker
 
@@ -117,6 +117,8 @@ class Epoch(Iterator[T_co]):
         task, payload, depths = got
         if self._engine.ahead:
             self._refill(wait=False)
+        if self._draw.reader is not None:  # records and errors are kept for long: they hold no samples
+            task.indices = numbers(task.indices)
         if isinstance(payload, (Failure, Given)):
             self._draw.delivered(task, 0)
             _raise_failure(task, payload, self._batched)

@@ -26,7 +26,12 @@ class Item:
 
     def __repr__(self) -> str:
         """How errors and records name it: the items of an epoch are counted."""
-        return f"item {self.number}"
+        return str(self.number)
+
+
+def numbers(items: list[Any]) -> list[Any]:
+    """The numbers of a batch's items."""
+    return [item.number if isinstance(item, Item) else item for item in items]
 
 
 class Made:
@@ -81,7 +86,7 @@ class Reader(Iterator[list[Item]]):
 
     def ready(self) -> int:
         """Batches (or the end) that can be taken without waiting."""
-        return len(self._shelf.given)
+        return 1 if self._shelf.over else len(self._shelf.given)
 
     def __next__(self) -> list[Item]:
         """The next batch's items; waits for them.
@@ -91,6 +96,8 @@ class Reader(Iterator[list[Item]]):
             Exception: What the source raised.
         """
         given = self._shelf.take()
+        if given is None or isinstance(given, StopIteration):
+            raise StopIteration
         if isinstance(given, Exception):
             raise given
         first, self._numbered = self._numbered, self._numbered + len(given)
@@ -106,6 +113,8 @@ class _Shelf:
 
     def __init__(self) -> None:
         self.given: deque[Sequence[Any] | Exception] = deque()
+        self.over = False
+        """Whether the end was taken."""
         self.call: Callable[[], object] | None = None
         self._changed = threading.Condition()
         self._stopped = False
@@ -121,13 +130,12 @@ class _Shelf:
             call()
         return not self._stopped
 
-    def take(self) -> Sequence[Any] | Exception:
-        """Take it; waits. What ended the source stays."""
+    def take(self) -> Sequence[Any] | Exception | None:
+        """Take it; waits. What ended the source is given once (its traceback holds whoever raises it), then None."""
         with self._changed:
-            self._changed.wait_for(lambda: self.given)
-            given = self.given[0]
-            if not isinstance(given, Exception):
-                self.given.popleft()
+            self._changed.wait_for(lambda: self.given or self.over)
+            given = self.given.popleft() if self.given else None
+            self.over = self.over or isinstance(given, Exception)
             self._changed.notify_all()
             return given
 
