@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 import systems
-from rows import LEFT_OUT, OURS, ROWS, TORCH, median
+from rows import OURS, ROWS, TORCH, median
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -79,7 +79,7 @@ class Match:
     def __init__(self, row, pythons):
         peers = [peer for peer in systems.PEERS if peer in pythons and row.peers]
         self.row = row
-        self.names = [TORCH, OURS, *row.extra, *peers]
+        self.names = [*([TORCH] if row.torch else []), OURS, *row.extra, *peers]
         self.turns = {name: [] for name in self.names}
         self.errors = {}
         self.digests = {name: [] for name in self.names}
@@ -101,7 +101,7 @@ class Match:
             for side in self._sides.values():
                 side.close()
         for name in self.names:
-            if name != "memcpy" and name not in self.errors:
+            if self.row.torch and name != "memcpy" and name not in self.errors:
                 wrong = compare(name, self.digests, self.turns)
                 if wrong:
                     self.errors[name] = wrong
@@ -243,10 +243,6 @@ def main():
             "row": row.name, "title": row.title, "unit": row.unit, "turns": turns, "errors": errors,
             "verdicts": [{"want": v.want, "found": v.found, "verdict": v.verdict} for v in verdicts],
         })  # fmt: skip
-    if not wanted:
-        left_out = ["", *(f"Left out: {reason}." for reason in LEFT_OUT)]
-        table += left_out
-        say("\n".join(left_out))
     if source() != facts["source"]:
         failed = True
         table.append("\nThe package's code was changed during the run: rows were measured on different states of it.")

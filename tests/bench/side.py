@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -105,6 +106,7 @@ class Side:
         """Batches a second, over whole epochs. The last batch is looked at when the clock has stopped."""
         loader = self.open()
         slept = overshoot(self.dataset)
+        watching = getattr(loader, "cpu", 0.0)
         batches, begin, cpu = 0, _clock(), time.process_time()
         while True:
             for last_batch in loader:  # noqa: B007 - looked at below, when the clock has stopped
@@ -117,6 +119,7 @@ class Side:
         last.add(last_batch)
         return {
             "value": batches / seconds, "cpu_us": 1e6 * cpu / batches, "slept": slept,
+            "watching": 100 * (getattr(loader, "cpu", 0.0) - watching) / seconds,
             "last_strict": last.strict, "last_loose": last.loose,
         }  # fmt: skip
 
@@ -159,6 +162,24 @@ class Side:
             "value": 1e3 * (now - begin), "with_init": 1e3 * (now - made), "once": once,
             "strict": digest.strict, "loose": digest.loose,
         }  # fmt: skip
+
+    def shuffled(self):
+        """Milliseconds to the first of 100 million shuffled samples, and the MB that this process took for it."""
+        from nbloader import DataLoader
+
+        before = peak_mb()
+        loader = DataLoader(self.dataset, self.work.batch_size, shuffle=True, num_workers=self.work.workers)
+        begin = _clock()
+        iterator = iter(loader)
+        drawn = next(iterator).tolist()
+        took = _clock() - begin
+        grown = peak_mb() - before
+        drawn += [i for _, batch in zip(range(100), iterator, strict=False) for i in batch.tolist()]
+        loader.close()
+        right = len(set(drawn)) == len(drawn) and 0 <= min(drawn) < max(drawn) < len(self.dataset)
+        if not right or statistics.pstdev(drawn) < 0.2 * len(self.dataset):
+            raise ValueError(f"not a shuffled order: {drawn[:64]}")
+        return {"value": 1e3 * took, "mb": grown}
 
     def memory(self):
         """PSS in MB of all processes when every worker has read its part of the array; and the first batch's ms."""
@@ -216,6 +237,11 @@ def overshoot(dataset):
     for wait in sample:
         time.sleep(wait)
     return (_clock() - begin) / sum(sample)
+
+
+def peak_mb():
+    """The most memory that this process has had, MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def pss_mb():

@@ -177,6 +177,8 @@ class Work:
     batch_size: int
     workers: int
     collate: Callable[[Any], Any] | None = None
+    threads: bool = False
+    """Whether our workers are threads; torch has only processes."""
 
 
 BATCHES = {
@@ -185,6 +187,7 @@ BATCHES = {
     "dict40": 160,
     "custom": 200,
     "wait": 160,
+    "threads": 320,
     "jpeg": 20,
     "stragglers": 160,
     "keep": 12,
@@ -197,6 +200,7 @@ WORK = {
     "dict40": Work(lambda: Fields(32 * BATCHES["dict40"]), 32, 2),
     "custom": Work(lambda: Captions(32 * BATCHES["custom"]), 32, 2, columns),
     "wait": Work(lambda: Waiting([0.005] * (16 * BATCHES["wait"])), 16, 8),
+    "threads": Work(lambda: Waiting([0.005] * (16 * BATCHES["threads"])), 16, 16, threads=True),
     "jpeg": Work(lambda: photographs(32 * BATCHES["jpeg"]), 32, 2),
     "stragglers": Work(lambda: Waiting(straggling(16 * BATCHES["stragglers"])), 16, 4),
     "later": Work(lambda: Large(64 * 8), 64, 2),
@@ -204,6 +208,8 @@ WORK = {
     "first_torch": Work(lambda: WithTorch(32 * 16), 32, 4),
     "memory": Work(lambda: Table(2048, 1 << 19), 16, 4),
     "events": Work(lambda: Tiny(32 * BATCHES["tiny"]), 32, 2),
+    "watched": Work(lambda: Tiny(32 * BATCHES["tiny"]), 32, 2),
+    "shuffled": Work(lambda: range(100_000_000), 32, 2),
     "keep": Work(lambda: Growing(64 * BATCHES["keep"]), 64, 2),
 }
 
