@@ -154,7 +154,7 @@ def test_subscribing_closing_and_reading_while_others_publish():
 
 def test_no_event_can_be_changed():
     kinds = [kind for kind in get_args(events.Event) if kind is not BatchRecord]
-    assert len(kinds) == 11
+    assert len(kinds) > 10
     for kind in kinds:
         event = kind(*[0] * len(dataclasses.fields(kind)))
         with pytest.raises(dataclasses.FrozenInstanceError):
