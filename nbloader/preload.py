@@ -39,7 +39,13 @@ def _root(name: str) -> str:
 def _imported_by(home: str) -> set[str]:
     if home == "__main__" or home not in sys.modules:
         return set()
-    return {_root(value.__name__) for value in vars(sys.modules[home]).values() if isinstance(value, ModuleType)}
+    return {_home(value) for value in vars(sys.modules[home]).values()}
+
+
+def _home(value: Any) -> str:
+    """The package that must be imported to have this module, class or function."""
+    name = value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
+    return "torch" if name == "nbloader.loader" else _root(name)
 
 
 def _roots(dataset: Any) -> Iterator[str]:
@@ -49,8 +55,7 @@ def _roots(dataset: Any) -> Iterator[str]:
         for value in vars(cls).values():
             names = getattr(value, "__globals__", {})
             for name in _names(getattr(value, "__code__", None)):
-                used = names.get(name)
-                yield _root(used.__name__ if isinstance(used, ModuleType) else str(getattr(used, "__module__", "")))
+                yield _home(names.get(name))
     for value in getattr(dataset, "__dict__", {}).values():
         yield _root(type(value).__module__)
 

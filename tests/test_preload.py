@@ -1,6 +1,8 @@
 """What the fork server is told to import, and when."""
 
 import json
+import sys
+import types
 
 import numpy as np
 import torch
@@ -33,6 +35,15 @@ def test_a_tensor_in_the_dataset_needs_torch():
 def test_a_class_of_a_module_needs_what_its_module_imports():
     assert "torch" in preload.expected(Plain()), "this module imports it"
     assert "torch" in preload.needed(b"", Plain())
+
+
+def test_a_class_beside_the_loader_in_a_module_needs_torch(monkeypatch):
+    """A worker imports that module, and the loader with it."""
+    module = types.ModuleType("beside")
+    module.DataLoader = DataLoader
+    monkeypatch.setitem(sys.modules, "beside", module)
+    dataset = type("Beside", (), {"__module__": "beside"})()
+    assert preload.needed(b"", dataset) == ["torch"]
 
 
 def test_a_class_of_the_notebook_needs_what_its_methods_name():
