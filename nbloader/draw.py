@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nbloader import sampler
 from nbloader.dispatch import Task
 from nbloader.fetch import mix
+from nbloader.pieces import Cut
 from nbloader.shards import Shards
 from nbloader.source import Reader
 
@@ -139,7 +140,10 @@ class ShardDraw(Draw):
 def begin(loader: DataLoader[Any]) -> Draw:
     """Begin an epoch."""
     if not loader._iterable:
-        return MapDraw(loader._index_sampler, batched=loader.batch_sampler is not None, generator=loader.generator)
+        drawn_from: Any = loader._index_sampler
+        if loader._pieces > 1 and loader.batch_size is not None:
+            drawn_from = Cut(drawn_from, loader.batch_size // loader._pieces)
+        return MapDraw(drawn_from, batched=loader.batch_sampler is not None, generator=loader.generator)
     samples = sampler.length(loader.dataset)
     total = batches_of(samples, loader.batch_size, drop_last=loader.drop_last) if samples is not None else None
     promised = (loader._promised, loader.dataset) if loader._promised is not None else None

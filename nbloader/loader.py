@@ -37,6 +37,7 @@ from nbloader.engine import IDLE, Engine
 from nbloader.epoch import Epoch
 from nbloader.handle import PoolKind
 from nbloader.local import LocalEngine
+from nbloader.pieces import Joined, check_chunk, pieces_ahead
 from nbloader.pool import Processes
 from nbloader.probe import ProcessProbe
 from nbloader.source import Made, Source
@@ -55,7 +56,8 @@ _made_at: weakref.WeakValueDictionary[tuple[str, int], DataLoader[Any]] = weakre
 
 _FIXED = frozenset({
     "dataset", "batch_size", "batch_sampler", "sampler", "drop_last", "last_batch", "workers", "persistent_workers",
-    "prefetch", "output", "transport", "device", "auto_reload", "names", "on_error", "on_timeout", "max_restarts",
+    "prefetch", "output", "transport", "device", "auto_reload", "names", "chunk_size",
+    "on_error", "on_timeout", "max_restarts",
 })  # fmt: skip
 
 _engines: weakref.WeakSet[Engine | LocalEngine] = weakref.WeakSet()
@@ -124,6 +126,9 @@ class DataLoader(Steering, Watching[T_co], torch.utils.data.DataLoader[T_co]):
             or "rollover": its samples open the next epoch.
         auto_reload: Begin to make the next epoch's first batches as soon as one has been iterated to its end.
         names: Names of a batch's parts: tuples and lists become dicts.
+        chunk_size: Samples of a piece: several workers make one batch at once, each a piece of it, and the loop joins
+            them with a copy. It must divide `batch_size`. A `collate_fn` is given all samples, and then runs in this
+            process. Prefetching, records and the dashboard count pieces.
         on_error: What to do when the dataset raises. "raise" raises in the loop. "skip" makes the batch of the other
             samples, and leaves it out if there is none. A function is given (index, exception) and returns a sample
             to take in its place; it runs where the dataset does. What was skipped or replaced is counted, and kept
@@ -167,6 +172,7 @@ class DataLoader(Steering, Watching[T_co], torch.utils.data.DataLoader[T_co]):
         last_batch: str | None = None,
         auto_reload: bool = False,
         names: Sequence[str] | None = None,
+        chunk_size: int | None = None,
         on_error: OnError = "raise",
         on_timeout: str = "raise",
         max_restarts: int = 100,
@@ -198,6 +204,13 @@ class DataLoader(Steering, Watching[T_co], torch.utils.data.DataLoader[T_co]):
         self.batch_size = chosen.batch_size
         self._device, self._devices = dev.check_devices(device, output)
         self._names = check_names(names)
+        self._pieces = check_chunk(
+            chunk_size, batch_size=batch_sampler.batch_size if isinstance(batch_sampler, Source) else chosen.batch_size,
+            not_with={
+                "pin_memory": pin_memory, "in_order=False": not in_order, "several devices": bool(self._devices),
+                "an iterable dataset": chosen.iterable,
+            },
+        )  # fmt: skip
         self.sampler, self.batch_sampler = chosen.samplers(generator, len(self._devices) or 1)
         default = theirs.default_convert if self.batch_sampler is None else theirs.default_collate
         self.collate_fn: Callable[[Any], Any] = default if collate_fn is None else collate_fn
@@ -217,7 +230,7 @@ class DataLoader(Steering, Watching[T_co], torch.utils.data.DataLoader[T_co]):
         vars(self).update(
             num_workers=num_workers, prefetch_factor=prefetch_factor, prefetch=prefetch, output=output,
             transport=transport, device=device, last_batch=last_batch, auto_reload=auto_reload, names=names,
-            on_error=on_error, on_timeout=on_timeout, max_restarts=max_restarts,
+            chunk_size=chunk_size, on_error=on_error, on_timeout=on_timeout, max_restarts=max_restarts,
         )  # fmt: skip
         self._engine: Engine | LocalEngine
         streaming = None
@@ -236,7 +249,7 @@ class DataLoader(Steering, Watching[T_co], torch.utils.data.DataLoader[T_co]):
                 self.events,
                 num_workers=num_workers or 1,
                 prefetch_factor=chosen.prefetch_factor or 0,
-                prefetch=chosen.prefetch,
+                prefetch=chosen.prefetch if self._pieces == 1 else pieces_ahead(chosen.prefetch, self._pieces),
                 adapts=prefetch is None and prefetch_factor is None,
                 kind=_kind(workers if num_workers else "thread", start_method, output, dataset),
                 in_order=in_order,
@@ -277,7 +290,8 @@ class DataLoader(Steering, Watching[T_co], torch.utils.data.DataLoader[T_co]):
         if not callable(source):
             raise TypeError(f"source must be callable with a batch size, not {type(source).__name__}: {source!r}")
         options.check_source(batch_size, arguments)
-        return cls(Made(), batch_sampler=Source(source, batch_size), **arguments)
+        chunk_size = arguments.get("chunk_size")
+        return cls(Made(), batch_sampler=Source(source, batch_size, chunk_size), **arguments)
 
     @classmethod
     def from_torch(cls, loader: torch.utils.data.DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:
@@ -317,6 +331,8 @@ class DataLoader(Steering, Watching[T_co], torch.utils.data.DataLoader[T_co]):
             options.check_not_empty(self.dataset, self.sampler)
         ahead = self._take_ahead()
         epoch = (self._make_epoch() if ahead is None else ahead).begin(self)
+        if self._pieces > 1:
+            return Joined(epoch, self._pieces, torchlike.collate_to_load(self.collate_fn))
         return Groups(epoch, len(self._devices)) if self._devices else epoch  # type: ignore[return-value]
 
     def _make_epoch(self) -> Epoch[T_co]:

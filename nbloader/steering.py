@@ -32,6 +32,7 @@ class Steering(Turns):
     worker_init_fn: Callable[[int], None] | None
     _on_error: OnError
     _num_workers: int
+    _pieces: int
     _prefetch_factor: int | None
 
     # ---- how many ---------------------------------------------------------------------------------------------------
@@ -198,6 +199,8 @@ class Steering(Turns):
 
     def _load(self) -> bool:
         collate = torchlike.collate_to_load(self.collate_fn)
+        if collate is not None and self._pieces > 1:
+            collate = list  # the loop collates all pieces at once
         return self._engine.load(self.dataset, collate, self.worker_init_fn, self._on_error)
 
     def _check_open(self) -> None:

@@ -8,7 +8,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from datasets import Numbers, flat, pids, wait_for
+from datasets import Deadly, Images, Numbers, Raises, Slow, Structured, flat, pids, sigkill, wait_for
+from test_collate import assert_same
 
 from nbloader import DataLoader, LoaderClosedError
 from nbloader import events as ev
@@ -197,3 +198,83 @@ def test_workers_start_by_forkserver_or_spawn(method):
     with DataLoader(Numbers(4), 2, num_workers=1, multiprocessing_context=method) as loader:
         assert flat(loader) == [0, 1, 2, 3]
         assert len(pids(loader)) == 1
+
+
+# ---- pieces
+
+
+def named_squares(samples):
+    return {"n": len(samples), "sum": sum(samples)}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "arguments"),
+    [
+        (Images(20), {}),
+        (Structured(20), {}),
+        (Numbers(20), {"shuffle": True}),
+        (Numbers(20), {"last_batch": "rollover"}),
+        (Numbers(20), {"drop_last": True}),
+        (Numbers(20), {"collate_fn": named_squares}),
+        (Numbers(20), {"prefetch": 0}),
+        (["a", "b", "c"] * 5, {}),
+    ],
+    ids=lambda x: type(x).__name__ if not isinstance(x, dict) else str(x)[:30],
+)
+def test_pieces_make_the_batches_that_one_worker_makes(dataset, arguments, with_workers):
+    epochs = []
+    for chunk_size in (None, 4):
+        torch.manual_seed(3)
+        with DataLoader(dataset, 8, chunk_size=chunk_size, **arguments, **with_workers) as loader:
+            epochs.append([len(loader), list(loader), list(loader)])
+    assert_same(epochs[1], epochs[0])
+
+
+def test_pieces_of_a_source_are_joined_in_order(with_workers):
+    with DataLoader.from_source(Counter("mixed", calls=5), 6, chunk_size=2, **with_workers) as loader:
+        assert [b.tolist() for b in loader] == [list(range(i, i + 6)) for i in range(0, 30, 6)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"chunk_size": 3}, "chunk_size must divide batch_size=8, and chunk_size=3 does not"),
+        ({"chunk_size": 0}, "chunk_size must divide batch_size=8"),
+        ({"chunk_size": 4, "in_order": False}, "in_order=False are mutually exclusive"),
+        ({"chunk_size": 4, "device": ["cpu", "cpu"]}, "several devices are mutually exclusive"),
+    ],
+    ids=str,
+)
+def test_a_chunk_size_that_does_not_fit_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        DataLoader(Numbers(20), 8, **arguments)
+    with pytest.raises(ValueError, match="chunk_size=2 needs a batch_size"):
+        DataLoader(Numbers(20), batch_sampler=[[1, 2]], chunk_size=2)
+
+
+def test_a_worker_that_dies_with_a_piece_has_it_made_again(tmp_path):
+    flag = tmp_path / "once"
+    flag.touch()
+    with DataLoader(Deadly(32, bad=5, how=sigkill, flag=str(flag)), 8, chunk_size=2, num_workers=2) as loader:
+        assert [b.tolist() for b in loader] == [list(range(i, i + 8)) for i in range(0, 32, 8)]
+
+
+def test_a_piece_that_fails_takes_its_batch_along_and_no_other(with_workers):
+    with DataLoader(Raises(24, bad=9, error=KeyError), 8, chunk_size=2, **with_workers) as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == list(range(8))
+        with pytest.raises(KeyError):
+            next(batches)
+        assert [b.tolist() for b in batches] == [list(range(16, 24))]
+
+
+def test_one_large_batch_takes_a_share_of_its_time(with_workers):
+    """Two workers, 16 samples of 20 ms: half of 320 ms, and little more."""
+    with DataLoader(Slow(16, wait=0.02), 16, chunk_size=8, **with_workers) as loader:
+        list(loader)
+        took = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            list(loader)
+            took.append(time.perf_counter() - begin)
+    assert min(took) < 0.32 * 0.75
