@@ -4,6 +4,7 @@
 # make bench   side by side with torch, under ten minutes    (ROWS=tiny,large for some rows; PEERS="paddle spdl grain
 #              mxnet" makes those environments first; table.md and results.json in build/bench)
 # make soak    minutes of killing, restarting and comparing    (SECONDS=300)
+# make soak-dashboard  the dashboard in a browser for ten minutes: does anything grow?    (SECONDS=1800)
 # make clean   take away .venv and what tools have left
 #
 # All of them work in .venv, which is made with PYTHON (3.10 or newer) when it is not there.
@@ -22,7 +23,7 @@ PIP  := $(PY) -m pip --disable-pip-version-check --no-input
 MADE := $(VENV)/.made
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint bench soak clean
+.PHONY: demo test lint bench soak soak-dashboard clean
 
 demo: $(MADE)-demo
 	@if [ "$(BROWSER)" = none ]; then \
@@ -45,6 +46,9 @@ bench: $(MADE)-test $(foreach peer,$(PEERS),$(VENV)/peers/$(peer)/.made)
 
 soak: $(MADE)-test
 	NBLOADER_SOAK_SECONDS=$(SECONDS) $(PY) -m pytest -q tests/test_soak.py
+
+soak-dashboard: $(MADE)-test
+	SECONDS=$(or $(filter-out 300,$(SECONDS)),600) $(PY) tests/bench/soak_dashboard.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
