@@ -3,6 +3,7 @@
 # make lint    only ruff and mypy
 # make bench   side by side with torch, under ten minutes    (ROWS=tiny,large for some rows; PEERS="paddle spdl grain
 #              mxnet" makes those environments first; table.md and results.json in build/bench)
+# make bench-gpu   uploads beside torch's; says so where there is no GPU    (table.md and results.json in build/bench-gpu)
 # make soak    minutes of killing, restarting and comparing    (SECONDS=300)
 # make soak-dashboard  the dashboard in a browser for ten minutes: does anything grow?    (SECONDS=1800)
 # make clean   take away .venv and what tools have left
@@ -23,7 +24,7 @@ PIP  := $(PY) -m pip --disable-pip-version-check --no-input
 MADE := $(VENV)/.made
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint bench soak soak-dashboard clean
+.PHONY: demo test lint bench soak soak-dashboard clean bench-gpu
 
 demo: $(MADE)-demo
 	@if [ "$(BROWSER)" = none ]; then \
@@ -43,6 +44,9 @@ lint: $(MADE)-test
 
 bench: $(MADE)-test $(foreach peer,$(PEERS),$(VENV)/peers/$(peer)/.made)
 	$(PY) tests/bench/run.py --rows '$(ROWS)'
+
+bench-gpu: $(MADE)-test
+	$(PY) tests/bench/gpu.py
 
 soak: $(MADE)-test
 	NBLOADER_SOAK_SECONDS=$(SECONDS) $(PY) -m pytest -q tests/test_soak.py

@@ -1,0 +1,279 @@
+"""torch's side of uploads: which calls are made in which order, on a torch that only notes them; and on a real GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import types
+
+import pytest
+import torch
+from datasets import Images, Numbers
+from test_collate import assert_same
+from test_upload import assert_images, images, segment
+
+from nbloader import DataLoader, compare_uploads, cuda
+from nbloader.upload import Lane, Placer
+
+gpu = pytest.mark.gpu
+no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU of CUDA")
+
+CPU = torch.device("cpu")
+
+
+# ---- with a torch that takes notes
+
+
+class Notes:
+    """In the place of `torch.cuda`: streams and events that note what is asked of them; the CPU is the device."""
+
+    def __init__(self):
+        self.notes = []
+        self.finished = True
+        self.clock = itertools.count()
+        self.consumer = self.Stream(device=None, name="consumer")
+
+    def Stream(self, *, device, name=None):  # noqa: N802 - torch's name
+        notes = self.notes
+        name = name or f"stream {next(self.clock)}"
+        return types.SimpleNamespace(name=name, wait_event=lambda event: notes.append((name, "waits for", event.name)))
+
+    def Event(self, *, enable_timing, blocking=False):  # noqa: N802
+        return NotedEvent(self, f"event {next(self.clock)}")
+
+    def current_stream(self, _device):
+        return self.consumer
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        self.notes.append(("within", stream.name))
+        yield
+        self.notes.append(("without", stream.name))
+
+    def mem_get_info(self, _device):
+        return 2_000_000, 80_000_000_000
+
+    def memory_reserved(self, _device):
+        return 79_000_000_000
+
+
+class NotedEvent:
+    def __init__(self, owner, name):
+        self.owner, self.name, self.at = owner, name, None
+
+    def record(self, stream):
+        self.at = next(self.owner.clock)
+        self.owner.notes.append((stream.name, "records", self.name))
+
+    def query(self):
+        return self.at is not None and self.owner.finished
+
+    def synchronize(self):
+        self.owner.notes.append(("host", "waits for", self.name))
+
+    def elapsed_time(self, other):
+        return float(other.at - self.at)
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    notes = Notes()
+    monkeypatch.setattr(torch, "get_device_module", lambda _device: notes)
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda self, s: notes.notes.append((s.name, "uses", tuple(self.shape)))
+    )
+    return notes
+
+
+BATCH = {"x": torch.ones(2, 3), "name": "a"}
+
+
+def test_a_batch_ahead_is_copied_on_the_side_stream_and_the_consumers_stream_waits_for_it(notes):
+    accelerator = cuda.TorchAccelerator(CPU, way="pageable")
+    copy = accelerator.copy(BATCH, None)
+    notes.notes.clear()
+    copy.start()
+    side, (begin, end) = accelerator._side.name, (copy._begin.name, copy._end.name)
+    assert notes.notes == [("within", side), (side, "records", begin), (side, "records", end), ("without", side)]
+    assert copy.nbytes == 24
+    notes.notes.clear()
+    assert_same(copy.deliver(), BATCH)
+    assert notes.notes == [
+        ("consumer", "records", copy._needed.name),
+        ("consumer", "waits for", end),
+        ("consumer", "uses", (2, 3)),
+    ]
+    assert copy.done()
+    assert copy.told()
+    begin_ns, end_ns, needed_ns = copy.times()
+    assert (end_ns - begin_ns, needed_ns - end_ns) == (1_000_000, 1_000_000)
+    copy.wait()
+    assert notes.notes[-1] == ("host", "waits for", end)
+
+
+def test_what_the_device_has_not_done_is_not_told(notes):
+    copy = cuda.TorchAccelerator(CPU, way="pageable").copy(BATCH, None)
+    assert copy.done(), "nothing was begun"
+    copy.start()
+    notes.finished = False
+    copy.deliver()
+    assert not copy.done()
+    assert not copy.told()
+    assert copy.times() == (0, 0, 0)
+
+
+class Own:
+    def to(self, _device, *, non_blocking):
+        return self
+
+
+@pytest.mark.parametrize("batch", [[Own(), torch.ones(2)], torch.ones(3).to_sparse()])
+def test_types_with_a_method_of_their_own_are_copied_on_the_consumers_stream(notes, batch):
+    accelerator = cuda.TorchAccelerator(CPU, way="pageable")
+    assert not accelerator.goes_ahead(batch)
+    copy = accelerator.copy(batch, None)
+    copy.start()
+    copy.deliver()
+    assert ("within", "consumer") in notes.notes
+    assert not [note for note in notes.notes if "waits for" in note[1:2] and note[0] == "consumer"]
+
+
+def test_a_full_device_tells_its_sizes_and_what_was_begun_is_waited_for(notes, monkeypatch):
+    class Full(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            if func is torch.Tensor.to:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 38.00 MiB")
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    parcel = types.SimpleNamespace(mapping=None, open=lambda: [torch.ones(2), torch.ones(2).as_subclass(Full)])
+    lane = Lane(cuda.TorchAccelerator(CPU, way="pageable"), 1)
+    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"Tried to allocate 38.*2 of its 80,000 MB are free, 79,000"):
+        lane.deliver((0, 3), parcel)
+    assert len([note for note in notes.notes if note[1] == "records"]) == 3, "the clock's, the begin, and the end too"
+    lane.close()
+
+
+def test_registering_goes_through_the_runtime_and_a_failure_leaves_no_error_behind(notes, monkeypatch):
+    asked = []
+    codes = [0, 2]
+
+    class Runtime:
+        cudaError = types.SimpleNamespace(success=0)  # noqa: N815
+
+        def cudaHostRegister(self, address, size, flags):  # noqa: N802
+            asked.append((address, size, flags))
+            return codes.pop(0)
+
+        def cudaHostUnregister(self, address):  # noqa: N802
+            asked.append(address)
+
+        def cudaGetErrorString(self, code):  # noqa: N802
+            return f"error {code}"
+
+    monkeypatch.setattr(cuda, "_runtime", Runtime)
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
+    accelerator = cuda.TorchAccelerator(CPU)
+    assert accelerator.pinning.way == "copied", "only CUDA registers"
+    memory = segment()
+    address, size = ctypes.addressof(memory), ctypes.sizeof(memory)
+    assert accelerator._register(address, size) == ""
+    assert accelerator._register(address, size) == "error 2"
+    cuda._unregister(address)
+    assert asked == [(address, size, cuda.PORTABLE), (address, size, cuda.PORTABLE), address]
+
+
+def test_devices_without_streams_are_uploaded_to_on_the_spot():
+    accelerator = cuda.SpotAccelerator(CPU)
+    assert not accelerator.goes_ahead(BATCH)
+    with DataLoader(Images(40), 4, num_workers=2, device=accelerator) as loader:
+        assert_images(list(loader))
+        placed = [r.placed for r in loader.events.batches()]
+    assert {p.memory for p in placed} == {"pageable"}
+    assert all(p.begin <= p.upload_begin < p.uploaded for p in placed)
+
+
+def test_pinning_alone_copies_what_can_be_pinned_and_does_not_go_ahead():
+    class Pinnable:
+        def __init__(self, samples):
+            self.samples, self.pinned = samples, False
+
+        def pin_memory(self):
+            self.pinned = True
+            return self
+
+    loader = DataLoader(Numbers(8), 4, collate_fn=Pinnable)
+    loader._placer = Placer([cuda.PoolPinner()], 1)
+    with loader:
+        batches = list(loader)
+        stats = loader.stats()
+    assert [(b.samples, b.pinned) for b in batches] == [([0, 1, 2, 3], True), ([4, 5, 6, 7], True)]
+    assert stats.uploads.ways == (("copied", 2),)
+    assert "Upload  no device, into copied memory" in str(stats)
+
+
+# ---- on a GPU
+
+
+@gpu
+@no_gpu
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_batches_on_a_gpu_are_right_while_the_host_runs_ahead(ahead):
+    with DataLoader(Images(400), 4, num_workers=2, device="cuda", upload_ahead=ahead) as loader:
+        for _ in range(3):
+            kept = [(image.clone(), label.clone()) for image, label in loader]
+            torch.cuda.synchronize()
+            for i, (image, label) in enumerate(kept):
+                assert image.is_cuda
+                assert_same([image.cpu(), label.cpu()], images(list(range(4 * i, 4 * i + 4))))
+        assert dict(loader.stats().uploads.ways).get("registered", 0) > 0
+
+
+@gpu
+@no_gpu
+def test_registered_memory_is_pinned_for_torch_and_times_are_in_order():
+    with DataLoader(Images(80), 4, num_workers=2, device="cuda") as loader:
+        for _batch in loader:
+            torch.cuda.synchronize()
+        records = loader.events.batches()[:-1]
+    for r in records:
+        assert r.placed.upload_begin <= r.placed.uploaded
+        assert r.dispatched < r.placed.upload_begin < r.returned
+    accelerator = cuda.TorchAccelerator(torch.device("cuda", 0))
+    memory = segment()
+    assert accelerator.pinning.of(memory) == "registered"
+    assert torch.frombuffer((ctypes.c_char * ctypes.sizeof(memory)).from_buffer(memory), dtype=torch.uint8).is_pinned()
+
+
+@gpu
+@no_gpu
+def test_pin_memory_alone_gives_pinned_batches():
+    with DataLoader(Images(80), 4, num_workers=2, pin_memory=True) as loader:
+        kept = []
+        for image, label in loader:
+            assert image.is_pinned()
+            kept.append([image.to("cuda", non_blocking=True), label.to("cuda", non_blocking=True)])
+        assert_images([[part.cpu() for part in batch] for batch in kept], 80)
+
+
+@gpu
+@no_gpu
+def test_a_gpu_without_room_is_a_clear_error_and_the_epoch_goes_on():
+    with DataLoader(Images(40), 4, num_workers=2, device="cuda") as loader:
+        it = iter(loader)
+        torch.cuda.set_per_process_memory_fraction(1e-6)
+        torch.cuda.empty_cache()
+        try:
+            with pytest.raises(torch.cuda.OutOfMemoryError, match="batch 0 does not fit on cuda:0"):
+                next(it)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        assert_images([[part.cpu() for part in batch] for batch in it])
+
+
+@gpu
+@no_gpu
+def test_four_ways_on_a_gpu():
+    got = compare_uploads(Images(400), batch_size=16, step=1.0)
+    assert [row.ways[0][0] for row in got.rows] == ["pageable", "copied", "registered", "registered"]
