@@ -134,7 +134,7 @@ class _StreamCopy:
 
     def _send(self, leaf: Any) -> Any:
         sent = leaf.to(self._accelerator.device, non_blocking=True)
-        if isinstance(sent, torch.Tensor):
+        if _is_plain(sent):
             self.nbytes += sent.nbytes
             self._tensors.append(sent)
         return sent
@@ -259,13 +259,17 @@ def _pin(leaf: Any) -> Any:
     return leaf.pin_memory() if not isinstance(leaf, torch.Tensor) or leaf.device.type == "cpu" else leaf
 
 
+def _is_plain(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
+
+
 def _only_tensors(batch: Any) -> bool:
     """Whether everything in a batch that can be uploaded is a plain tensor."""
     plain = True
 
     def look(leaf: Any) -> Any:
         nonlocal plain
-        plain = plain and isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
+        plain = plain and _is_plain(leaf)
         return leaf
 
     map_leaves(batch, look)
