@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from nbloader import sampler
+from nbloader import randomness, sampler
+from nbloader.course import Course, draw_seed, generators
 from nbloader.dispatch import Task
 from nbloader.fetch import mix
 from nbloader.pieces import Cut
-from nbloader.shards import Shards
+from nbloader.shards import Progress, Shards
 from nbloader.source import Reader
 
 if TYPE_CHECKING:
     from nbloader.loader import DataLoader
+
+State = dict[str, Any]
 
 
 class Draw(ABC):
@@ -33,6 +36,10 @@ class Draw(ABC):
     """Of a source."""
     error: Exception | None = None
     """What the sampler raised; nothing is drawn any more."""
+    number = 0
+    """Of the epoch."""
+    over = False
+    """Whether the consumer has come to its end."""
 
     @abstractmethod
     def take(self, room: int) -> list[tuple[Any, int]]:
@@ -46,6 +53,10 @@ class Draw(ABC):
     def delivered(self, task: Task, samples: int) -> None:
         """A batch goes to the consumer, or its error (with no samples)."""
 
+    @abstractmethod
+    def state(self) -> State:
+        """How another process can go on behind the last batch that was delivered; JSON-able."""
+
 
 class MapDraw(Draw):
     """Batches of indices, from a sampler.
@@ -54,16 +65,30 @@ class MapDraw(Draw):
         index_sampler: The batch sampler, or the sampler where batching is off.
         batched: Whether it gives batches of indices.
         generator: What the base seed is drawn from; torch's default one when None.
+        in_order: Whether batches are delivered in order.
+        own: See `Course`.
+        begun: What `state()` gave, to go on from there; empty to begin.
     """
 
-    def __init__(self, index_sampler: Any, *, batched: bool, generator: Any) -> None:
-        self._indices: Iterator[Any] = iter(index_sampler)
-        self.reader = self._indices if isinstance(self._indices, Reader) else None
+    def __init__(
+        self, index_sampler: Any, *, batched: bool, generator: Any, in_order: bool, own: int | None, begun: State
+    ) -> None:
+        self._position: int = begun.get("position", 0)
+        self._beyond = set(begun.get("beyond", ()))  # delivered out of order: numbers above the position
+        self._passed_over = frozenset(self._beyond)
+        self._course = Course(index_sampler, generator, own=own, begun=begun, position=self._position)
+        self.reader = self._course.reader
         self._batched = batched
         self._dry = False
-        self._drawn = 0
-        self.seed = draw_seed(generator)
+        self._drawn = self._position
+        # Batches that were delivered out of order are passed over, and those before them are renumbered to have no gap.
+        self._renumbered: dict[int, int] = {}
+        self.first = self._next = self._position + len(self._beyond)
+        self._by_number = in_order and not self._beyond
+        self.seed = self._course.seed
         self.total = sampler.length(index_sampler)
+        if self._course.keeps_states and self._position == self.total:
+            self._dry = True  # a sampler that was asked for its last batch may be at the beginning of the next epoch
 
     def take(self, room: int) -> list[tuple[Any, int]]:
         """See `Draw`."""
@@ -71,12 +96,18 @@ class MapDraw(Draw):
         if self._dry:
             return batches
         try:
-            for _ in range(room):
-                indices = next(self._indices)
+            while len(batches) < room:
+                indices = next(self._course)
+                number = self._drawn
+                self._drawn += 1
+                if number in self._passed_over:
+                    continue
+                if number != self._next:
+                    self._renumbered[self._next] = number
+                self._next += 1
                 if self._batched and not isinstance(indices, (list, tuple)):
                     indices = list(indices)
-                batches.append((indices, mix(self.seed, self._drawn)))
-                self._drawn += 1
+                batches.append((indices, mix(self.seed, number)))
         except StopIteration:
             self._dry = True
         except Exception as error:  # noqa: BLE001 - the user's sampler: raised once what it gave before is delivered
@@ -84,8 +115,21 @@ class MapDraw(Draw):
             self.error = error
         return batches
 
-    def delivered(self, task: Task, samples: int) -> None:
+    def delivered(self, task: Task, samples: int) -> None:  # noqa: ARG002
         """See `Draw`."""
+        if self._by_number:
+            self._position = task.number + 1
+        else:
+            self._beyond.add(self._renumbered.pop(task.number, task.number))
+            while self._position in self._beyond:
+                self._beyond.remove(self._position)
+                self._position += 1
+        if self._course.keeps_states:
+            self._course.passed(self._position)
+
+    def state(self) -> State:
+        """See `Draw`."""
+        return {**self._course.state(), "position": self._position, "beyond": sorted(self._beyond)}
 
 
 class ShardDraw(Draw):
@@ -97,16 +141,32 @@ class ShardDraw(Draw):
         generator: What the base seed is drawn from; torch's default one when None.
         total: Batches of the epoch, as far as the dataset says so.
         promised: What `len(dataset)` was when somebody asked for `len(loader)`, and the dataset.
+        own: The base seed, where it shall not be drawn from torch's default generator.
+        begun: What `state()` gave, to go on from there with as many shards as then; empty to begin.
     """
 
     def __init__(
-        self, shards: int, *, size: int | None, generator: Any, total: int | None, promised: tuple[int, Any] | None
+        self,
+        shards: int,
+        *,
+        size: int | None,
+        generator: Any,
+        total: int | None,
+        promised: tuple[int, Any] | None,
+        own: int | None,
+        begun: State,
     ) -> None:
-        self.seed = draw_seed(generator)
+        for source, kept in zip(generators(None, generator), begun.get("generators", ()), strict=False):
+            randomness.load_generator(source, kept)
+        self._generators = [source.get_state() for source in generators(None, generator)]
+        drawn = draw_seed(generator) if own is None or generator is not None else own
+        self.seed = int(begun.get("seed", drawn))
         self.total = total
-        self.shards: Shards = Shards(shards, size=size, seed=self.seed)
-        self._samples = 0
+        self._samples: int = begun.get("samples", 0)
         self._promised = promised
+        progress = [_progress(shard) for shard in begun["shards"]] if begun else None
+        self.shards: Shards = Shards(begun.get("count", shards), size=size, seed=self.seed, progress=progress)
+        self.first = sum(p.position + len(p.beyond) for p in self.shards.progress)
 
     def take(self, room: int) -> list[tuple[Any, int]]:
         """See `Draw`."""
@@ -134,22 +194,67 @@ class ShardDraw(Draw):
                     "IterableDataset replica at each worker. Please see "
                     "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
                 )
-            warnings.warn(text, stacklevel=3)
+            warnings.warn(text, stacklevel=5)
+
+    def state(self) -> State:
+        """See `Draw`."""
+        for progress in self.shards.progress:
+            if progress.problem:
+                warnings.warn(f"{progress.problem}; the epoch will be resumed by skipping", stacklevel=4)
+                break
+        return {
+            "seed": self.seed,
+            "generators": [randomness.pack(kept.numpy()) for kept in self._generators],
+            "samples": self._samples,
+            "count": self.shards.count,
+            "shards": [_progress_state(progress) for progress in self.shards.progress],
+        }
 
 
-def begin(loader: DataLoader[Any]) -> Draw:
-    """Begin an epoch."""
+def _progress_state(progress: Progress) -> State:
+    known = progress.state(progress.position)
+    state = None if known is None else [known[0], json.loads(known[1])]
+    return {
+        "position": progress.position,
+        "beyond": sorted(progress.beyond),
+        "over": progress.over,
+        "state": state,
+    }
+
+
+def _progress(state: State) -> Progress:
+    known = state["state"]
+    return Progress(
+        state["position"],
+        frozenset(state["beyond"]),
+        over=state["over"],
+        state=None if known is None else (known[0], json.dumps(known[1])),
+    )
+
+
+def begin(loader: DataLoader[Any], *, own: int | None, begun: State) -> Draw:
+    """Begin an epoch, or go on with one.
+
+    Args:
+        loader: Whose.
+        own: Seed for what would be drawn from global generators; None to draw it from them, as torch does.
+        begun: What `state()` of a draw gave; empty to begin.
+    """
     if not loader._iterable:
         drawn_from: Any = loader._index_sampler
         if loader._pieces > 1 and loader.batch_size is not None:
             drawn_from = Cut(drawn_from, loader.batch_size // loader._pieces)
-        return MapDraw(drawn_from, batched=loader.batch_sampler is not None, generator=loader.generator)
+        return MapDraw(
+            drawn_from, batched=loader.batch_sampler is not None, generator=loader.generator,
+            in_order=loader.in_order, own=own, begun=begun,
+        )  # fmt: skip
     samples = sampler.length(loader.dataset)
     total = batches_of(samples, loader.batch_size, drop_last=loader.drop_last) if samples is not None else None
     promised = (loader._promised, loader.dataset) if loader._promised is not None else None
     return ShardDraw(
-        loader.num_workers, size=loader.batch_size, generator=loader.generator, total=total, promised=promised
-    )
+        loader.num_workers, size=loader.batch_size, generator=loader.generator, total=total, promised=promised,
+        own=own, begun=begun,
+    )  # fmt: skip
 
 
 def batches_of(samples: int, size: int | None, *, drop_last: bool) -> int:
@@ -157,10 +262,3 @@ def batches_of(samples: int, size: int | None, *, drop_last: bool) -> int:
     if size is None:
         return samples
     return samples // size if drop_last else -(-samples // size)
-
-
-def draw_seed(generator: Any) -> int:
-    """A base seed, drawn as torch draws it, so that `torch.manual_seed` makes epochs repeatable."""
-    import torch
-
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())

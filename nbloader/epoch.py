@@ -51,7 +51,7 @@ class Epoch(Iterator[T_co]):
         self._names = loader._names
         self._placer = loader._placer
         self._kept: Any = None  # taken, and not delivered for want of memory on the device
-        self._draw = draw
+        self.draw = draw
         if not (loader.persistent_workers and engine.loaded) and loader._load():
             engine.replace_all()
         engine.open_run(run, draw)
@@ -64,8 +64,9 @@ class Epoch(Iterator[T_co]):
     def begin(self, loader: DataLoader[T_co]) -> Epoch[T_co]:
         """The consumer is here. Until now nothing was told, and the loader was not referred to."""
         self._loader = loader
+        loader._draw = self.draw
         self._pass.begun = True
-        loader.events.publish(ev.EpochStarted(_clock(), self._run, self._run, self._draw.total, loader.num_workers))
+        loader.events.publish(ev.EpochStarted(_clock(), self._run, self._run, self.draw.total, loader.num_workers))
         self.prefetch()
         return self
 
@@ -117,16 +118,16 @@ class Epoch(Iterator[T_co]):
         task, payload, depths = got
         if self._engine.ahead:
             self._refill(wait=False)
-        if self._draw.reader is not None:  # records and errors are kept for long: they hold no samples
+        if self.draw.reader is not None:  # records and errors are kept for long: they hold no samples
             task.indices = numbers(task.indices)
         if isinstance(payload, (Failure, Given)):
-            self._draw.delivered(task, 0)
+            self.draw.delivered(task, 0)
             _raise_failure(task, payload, self._batched)
         batch = payload.open() if self._placer is None else self._place(self._placer, got)
         if self._names is not None:
             batch = named(batch, self._names)
         self._remember(task, payload, requested, depths)
-        self._draw.delivered(task, payload.header[6])
+        self.draw.delivered(task, payload.header[6])
         self._pass.delivered += 1
         return batch  # type: ignore[no-any-return]
 
@@ -147,9 +148,9 @@ class Epoch(Iterator[T_co]):
             wait: Whether a source that has given nothing yet may be waited for, where nothing else is to come.
         """
         room = self._engine.room(self._run)
-        if self._draw.reader is not None:
-            room = self._readable(self._draw.reader, room, wait=wait)
-        batches = self._draw.take(room)
+        if self.draw.reader is not None:
+            room = self._readable(self.draw.reader, room, wait=wait)
+        batches = self.draw.take(room)
         if batches:
             self._engine.add(self._run, batches)
         return bool(batches)
@@ -188,12 +189,14 @@ class Epoch(Iterator[T_co]):
             task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,))  # fmt: skip
 
     def _finish(self) -> NoReturn:
-        error, self._draw.error = self._draw.error, None
+        error, self.draw.error = self.draw.error, None
         if error is not None:
+            self.draw.over = True
             self._end("error")
             raise error
         self._engine.drain_output()
         loader = self._loader
+        self.draw.over = True
         self._end("exhausted")
         if loader is not None:
             loader._epoch_over()

@@ -32,7 +32,7 @@ from nbloader import device as dev
 from nbloader import events as ev
 from nbloader import forkserver, options, preload, torchlike
 from nbloader.delivery import Groups, check_names
-from nbloader.draw import batches_of, begin
+from nbloader.draw import batches_of
 from nbloader.engine import IDLE, Engine
 from nbloader.epoch import Epoch
 from nbloader.handle import PoolKind
@@ -40,6 +40,7 @@ from nbloader.local import LocalEngine
 from nbloader.pieces import Joined, check_chunk, pieces_ahead
 from nbloader.pool import Processes
 from nbloader.probe import ProcessProbe
+from nbloader.resume import Resuming
 from nbloader.source import Made, Source
 from nbloader.stats import StatsFold
 from nbloader.steering import Steering
@@ -78,7 +79,7 @@ def _kind(workers: str, start_method: str, output: str, dataset: Any) -> PoolKin
     return Processes(start_method, output)
 
 
-class DataLoader(Steering, Watching[T_co], torch.utils.data.DataLoader[T_co]):
+class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader[T_co]):
     """Loads batches of samples; a drop-in for `torch.utils.data.DataLoader` that can be watched and steered.
 
     It is a subclass of torch's loader, since programs ask for one (`isinstance`), but shares no code with it.
@@ -337,7 +338,7 @@ class DataLoader(Steering, Watching[T_co], torch.utils.data.DataLoader[T_co]):
 
     def _make_epoch(self) -> Epoch[T_co]:
         run, self._iterations = self._iterations, self._iterations + 1
-        return Epoch(self, run, begin(self))
+        return Epoch(self, run, self._begin_draw())
 
     def __len__(self) -> int:
         """Batches an epoch (lists of them where there are several devices), as torch counts them.

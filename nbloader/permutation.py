@@ -57,7 +57,11 @@ class Permutation:
 
     def __iter__(self) -> Iterator[int]:
         """All of them, as Python integers."""
-        for start in range(0, self._n, BLOCK):
+        return self.later(0)
+
+    def later(self, position: int) -> Iterator[int]:
+        """All but the first `position`, as Python integers."""
+        for start in range(position, self._n, BLOCK):
             yield from self[np.arange(start, min(start + BLOCK, self._n))].tolist()
 
     def _encrypt(self, values: Any) -> Any:

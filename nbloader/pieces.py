@@ -53,12 +53,12 @@ class Cut:
     """
 
     def __init__(self, batches: Any, chunk_size: int) -> None:
-        self._batches = batches
+        self.batches = batches
         self._chunk_size = chunk_size
 
     def __iter__(self) -> Iterator[list[Any]]:
         """One epoch's pieces."""
-        for batch in self._batches:
+        for batch in self.batches:
             for start in range(0, len(batch), self._chunk_size):
                 yield batch[start : start + self._chunk_size]
 

@@ -30,12 +30,16 @@ class LargeRandomSampler:
 
     def __iter__(self) -> Iterator[int]:
         """One epoch's order."""
+        return self.later(0)
+
+    def later(self, position: int) -> Iterator[int]:
+        """One epoch's order without its first `position` indices, which are not computed."""
         import torch
 
         from nbloader.permutation import Permutation
 
         seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
-        return iter(Permutation(len(self.data_source), seed))
+        return Permutation(len(self.data_source), seed).later(position)
 
 
 def make_samplers(

@@ -185,11 +185,11 @@ class Streams:
             self._copies[key] = dataset
         position, text = ticket.resume or (0, "")
         state = json.loads(text) if text else None
-        by_itself = _is_stateful(dataset)
+        by_itself = is_stateful(dataset)
         if state is not None and "dataset" in state:
             dataset.load_state_dict(state["dataset"])
         iterator = iter(dataset)
-        stateful = _is_stateful(iterator)
+        stateful = is_stateful(iterator)
         if state is not None and "iterator" in state:
             iterator.load_state_dict(state["iterator"])
         source = iterator if stateful else dataset if by_itself else None
@@ -213,10 +213,12 @@ class Streams:
         text, problem = as_json(state, f"{type(stream.source).__name__}.state_dict()")
         self._tell(run, shard, stream.position, text, problem)
         stream.told = _clock()
-        stream.cost = stream.told - begin
+        cost = stream.told - begin
+        stream.cost = min(cost, 2 * stream.cost) if stream.cost else cost  # one that was interrupted counts for little
 
 
-def _is_stateful(thing: Any) -> bool:
+def is_stateful(thing: Any) -> bool:
+    """Whether it can tell its state and take one."""
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 

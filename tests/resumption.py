@@ -1,0 +1,132 @@
+"""Samplers and datasets of the tests of `state_dict()`, and what a process that resumes runs."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+
+import torch
+from datasets import Augmented
+from iterables import Cursor, Plain, StatefulItself, Uneven
+from torch.utils.data import BatchSampler, DistributedSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from nbloader import DataLoader
+
+N = 41
+
+
+class Shuffling:
+    """A sampler that shuffles by the module `random`, at `iter()`, and cannot tell its state."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        order = list(range(self.n))
+        random.shuffle(order)
+        return iter(order)
+
+
+class Remembering(Shuffling):
+    """A sampler with a state: a walk that never ends where it began."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.at = 0
+        self.given = 0
+
+    def __iter__(self):
+        while self.given < self.n:
+            self.given += 1
+            self.at = (self.at * 5 + 3) % self.n
+            yield self.at
+        self.given = 0
+
+    def state_dict(self):
+        return {"at": self.at, "given": self.given}
+
+    def load_state_dict(self, state):
+        self.at, self.given = state["at"], state["given"]
+
+
+class RememberingBatches(Remembering):
+    """A batch sampler with a state; batches of growing size."""
+
+    def __iter__(self):
+        while self.given < self.n:
+            batch = list(range(self.given, min(self.n, self.given + 1 + self.at % 4)))
+            self.at, self.given = self.at + 1, self.given + len(batch)
+            yield batch
+        self.given = 0
+
+
+def generator(seed=8):
+    return torch.Generator().manual_seed(seed)
+
+
+class Tuples(Remembering):
+    def state_dict(self):
+        return {"at": (self.at, self.given)}
+
+
+def arguments(name):
+    """The arguments of a loader, made anew."""
+    return {
+        "sequential": dict,
+        "shuffle": lambda: {"shuffle": True},
+        "generator": lambda: {"shuffle": True, "generator": generator()},
+        "drop_last": lambda: {"shuffle": True, "drop_last": True},
+        "rollover": lambda: {"shuffle": True, "last_batch": "rollover"},
+        "rollover, generator": lambda: {"shuffle": True, "last_batch": "rollover", "generator": generator()},
+        "unbatched": lambda: {"shuffle": True, "batch_size": None},
+        "subset": lambda: {"sampler": SubsetRandomSampler(range(3, 40, 2))},
+        "subset, generator": lambda: {"sampler": SubsetRandomSampler(range(3, 40, 2), generator())},
+        "weighted": lambda: {"sampler": WeightedRandomSampler([1.0] * N, 30)},
+        "list": lambda: {"sampler": list(range(N - 1, -1, -1))},
+        "batches": lambda: {"batch_sampler": BatchSampler(SubsetRandomSampler(range(N)), 5, False), "batch_size": 1},
+        "distributed": lambda: {"sampler": DistributedSampler(range(N), 2, 1)},
+        "random module": lambda: {"sampler": Shuffling(N)},
+        "stateful": lambda: {"sampler": Remembering(N)},
+        "stateful batches": lambda: {"batch_sampler": RememberingBatches(N), "batch_size": 1},
+    }[name]()
+
+
+SAMPLERS = [
+    "sequential", "shuffle", "generator", "drop_last", "rollover", "rollover, generator", "unbatched", "subset",
+    "subset, generator", "weighted", "list", "batches", "distributed", "random module", "stateful", "stateful batches",
+]  # fmt: skip
+STREAMS = {
+    "skipping": lambda: Plain(53),
+    "iterator": lambda: Cursor(53, None),
+    "dataset": lambda: StatefulItself(53),
+    "uneven": lambda: Uneven(9, 2, 14),
+}
+
+
+def make(name, workers=0, **changes):
+    options = {"batch_size": 4, "num_workers": workers, **changes}
+    if name in STREAMS:
+        return DataLoader(STREAMS[name](), collate_fn=list, **options)
+    return DataLoader(Augmented(N), **{**options, **arguments(name)})
+
+
+def plain(thing):
+    """As Python objects, so that it can be compared and printed."""
+    if isinstance(thing, torch.Tensor):
+        return thing.tolist()
+    return [plain(part) for part in thing] if isinstance(thing, (list, tuple)) else thing
+
+
+def epochs(loader, n=3):
+    return [plain(list(loader)) for _ in range(n)]
+
+
+if __name__ == "__main__":
+    torch.manual_seed(1234)
+    with make(sys.argv[1], int(sys.argv[2])) as resumed:
+        resumed.load_state_dict(json.loads(sys.stdin.read()))
+        json.dump(epochs(resumed), sys.stdout)
