@@ -569,12 +569,13 @@ def test_a_batch_that_fails_is_told_with_its_dataset_index():
 def test_a_subscriber_may_call_the_loader():
     """Whatever the event, on whichever thread: no deadlock."""
     loader = DataLoader(Slow(40, wait=0.001), 2, num_workers=2)
-    seen = set()
+    seen, restarted = set(), set()
 
     def ask(event):
         seen.add(type(event))
         loader.stats()
-        if isinstance(event, ev.WorkerReady) and len(seen) < 4:
+        if isinstance(event, ev.WorkerReady) and not restarted:
+            restarted.add(event.worker)
             loader.restart_workers([event.worker])
 
     loader.events.subscribe(ask)
