@@ -6,6 +6,7 @@
 # make bench-gpu   uploads beside torch's; says so where there is no GPU    (table.md and results.json in build/bench-gpu)
 # make soak    minutes of killing, restarting and comparing    (SECONDS=300)
 # make soak-dashboard  the dashboard in a browser for ten minutes: does anything grow?    (SECONDS=1800)
+# make faults  what each fault costs, measured: the table of the README
 # make clean   take away .venv and what tools have left
 #
 # All of them work in .venv, which is made with PYTHON (3.10 or newer) when it is not there.
@@ -24,7 +25,7 @@ PIP  := $(PY) -m pip --disable-pip-version-check --no-input
 MADE := $(VENV)/.made
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint bench soak soak-dashboard clean bench-gpu
+.PHONY: demo test lint bench bench-gpu soak soak-dashboard faults clean
 
 demo: $(MADE)-demo
 	@if [ "$(BROWSER)" = none ]; then \
@@ -53,6 +54,9 @@ soak: $(MADE)-test
 
 soak-dashboard: $(MADE)-test
 	SECONDS=$(or $(filter-out 300,$(SECONDS)),600) $(PY) tests/bench/soak_dashboard.py
+
+faults: $(MADE)-test
+	$(PY) tests/bench/faults.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

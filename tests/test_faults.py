@@ -265,6 +265,9 @@ def test_an_error_keeps_its_type_and_the_epoch_goes_on(workers):
             if workers:
                 assert "in __getitem__" in str(error.__cause__)
                 assert "nbloader/" not in str(error.__cause__), "the traceback begins at the user's code"
+                first, *_, last = str(error.__cause__).split("\n")
+                assert first.startswith("raised in worker"), "no empty line before it"
+                assert last, "nor after it"
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,14 @@ def test_resizing_while_nothing_runs_holds_for_the_next_epoch():
         loader.num_workers = 2
         wait_for(lambda: len(worker_processes()) == 2)
         assert flat(loader) == list(range(20))
-        loader.num_workers = np.int64(2)
+        loader.num_workers = np.int64(2)  # torch takes NumPy's ints too
         assert len(events(loader, ev.WorkersResized)) == 2, "as many as before is no change"
+
+
+def test_numpys_ints_will_do():
+    with DataLoader(Numbers(8), 2, num_workers=np.int64(1), prefetch_factor=np.int32(3)) as loader:
+        assert flat(loader) == list(range(8))
+        assert (type(loader.num_workers), type(loader.prefetch_factor)) == (int, int)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
