@@ -1,0 +1,59 @@
+"""The same batches whoever makes them, and whatever happens to who makes them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+import pytest
+import torch
+from datasets import Augmented, Numbers, pids
+from resumption import epochs, plain
+
+from nbloader import DataLoader
+
+
+class Seeds(Numbers):
+    """What `worker_init_fn` saw."""
+
+    def __getitem__(self, i):
+        return torch.utils.data.get_worker_info().id, int(os.environ["SEEN"])
+
+
+def remember_seed(_worker):
+    os.environ["SEEN"] = str(torch.initial_seed())
+
+
+def loader_of(**options):
+    return DataLoader(Augmented(90), 3, True, generator=torch.Generator().manual_seed(4), **options)
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 1}, {"num_workers": 3}, {"num_workers": 2, "workers": "thread"}],
+                         ids=["one", "three", "threads"])  # fmt: skip
+def test_augmented_batches_are_those_made_in_process_after_kills_restarts_resizes_and_reloads(options):
+    with loader_of() as loader:
+        want = epochs(loader, 2)
+    with loader_of(**options, max_restarts=1000) as loader:
+        came = []
+        for _ in range(2):
+            came.append([])
+            for number, batch in enumerate(loader):
+                came[-1].append(plain(batch))
+                if number % 7 == 1 and "workers" not in options:
+                    with contextlib.suppress(ProcessLookupError, IndexError):
+                        os.kill(pids(loader)[0], signal.SIGKILL)
+                elif number % 7 == 3:
+                    loader.restart_workers()
+                elif number % 7 == 5:
+                    loader.num_workers = 1 + number % 3
+                elif number == 13:
+                    loader.reload(keep=False)
+    assert came == want
+
+
+def test_the_initial_seed_differs_between_workers_as_with_torch():
+    with DataLoader(Seeds(40), None, num_workers=3, worker_init_fn=remember_seed) as loader:
+        seen = {(int(worker), int(seed)) for worker, seed in loader}
+    first = min(seed - worker for worker, seed in seen)
+    assert all(seed == first + worker for worker, seed in seen)
