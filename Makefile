@@ -91,6 +91,8 @@ $(VENV)/kernels/ipykernel-%/.made: $(MADE)-test
 
 # The loaders of others that `make bench` compares with, each in an environment of its own.
 PACKAGE_OF_paddle := paddlepaddle
+PACKAGE_OF_spdl := spdl torch
+PACKAGE_OF_mxnet := mxnet 'numpy<1.24'
 $(VENV)/peers/%/.made:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
