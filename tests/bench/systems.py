@@ -54,9 +54,12 @@ class Watched:
         self.loader = _ours(work, dataset)
         self.cpu = 0.0
         """Seconds that the watching took of a core."""
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
 
     def __iter__(self):
+        if not self._watcher.is_alive():
+            raise RuntimeError("nobody watches any more")
         return iter(self.loader)
 
     def _watch(self):
@@ -66,8 +69,8 @@ class Watched:
         while True:
             time.sleep(0.25)
             snapshot = self.loader.stats()
-            if snapshot.delivered != seen:
-                seen = snapshot.delivered
+            if snapshot.batches_done != seen:
+                seen = snapshot.batches_done
                 json.dumps(view_of(snapshot))
                 columns_of(self.loader.points()[-1:])
             self.cpu = time.thread_time()
