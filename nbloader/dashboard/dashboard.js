@@ -92,12 +92,19 @@ export function mount({ model, el, styles, bokeh }) {
   });
   themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
   life.observe(el, { attributes: true, attributeFilter: ["class"] });
+  const keys = (event) => {  // before JupyterLab, whose shortcuts would take the arrow keys from sliders and timeline
+    if (!root.contains(event.target)) return;
+    if (event.target.type === "range") event.stopPropagation();
+    else if (event.target === parts?.timeline.canvas && parts.timeline.key(event)) event.stopPropagation();
+  };
+  window.addEventListener("keydown", keys, true);
   model.on("msg:custom", take);
   ask();
   return () => {
     const orphan = gone;
     gone = true;
     clearTimeout(timer);
+    window.removeEventListener("keydown", keys, true);
     themes.disconnect();
     life.disconnect();
     kernel?.disposed?.disconnect(orphaned);

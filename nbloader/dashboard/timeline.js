@@ -241,17 +241,17 @@ class Timeline {
       event.preventDefault();
       this.zoom((event.deltaY || event.deltaX) > 0 ? 1.25 : 0.8, time(event));
     }, { passive: false });
-    canvas.addEventListener("keydown", (event) => {
-      const act = {
-        ArrowLeft: () => this.hold(this.until - this.span / 5), ArrowRight: () => this.hold(this.until + this.span / 5),
-        "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2),
-        Escape: () => this.toLive(), Home: () => this.toLive(),
-      }[event.key];
-      if (!act) return;
-      event.preventDefault();
-      event.stopPropagation();  // a notebook has shortcuts of its own
-      act();
-    });
+  }
+  key(event) {
+    const act = {
+      ArrowLeft: () => this.hold(this.until - this.span / 5), ArrowRight: () => this.hold(this.until + this.span / 5),
+      "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2),
+      Escape: () => this.toLive(), Home: () => this.toLive(),
+    }[event.key];
+    if (!act) return false;
+    event.preventDefault();
+    act();
+    return true;
   }
   hold(end) {
     const most = this.last ?? this.now;

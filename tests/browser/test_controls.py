@@ -1,0 +1,196 @@
+"""The dashboard in a real browser: every control while a cell is busy, foreign text, other places that show it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_live import LOOP, MAKE, STUCK, assert_epoch_is_whole, restart_stuck_worker, screenshot
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.leaves_behind("the browser's driver keeps threads of its own"),
+]
+
+SOUND = MAKE.replace("hang_at=130", "hang_at=-1")
+
+
+def open_part(page: Any, name: str) -> Any:
+    """Unfold a section of the live view, and give it."""
+    part = page.locator(f".nbl-live .nbl-part-{name}").first
+    if part.get_attribute("open") is None:
+        part.locator("summary").click()
+    return part
+
+
+def test_all_controls_work_while_a_cell_is_busy_and_a_worker_hangs(open_notebook: Any) -> None:
+    notebook = open_notebook(MAKE, LOOP)
+    page = notebook.page
+    notebook.run_all()
+    page.locator(STUCK).wait_for()
+
+    page.locator(STUCK).get_by_role("button", name="Where worker").click()
+    page.locator(".nbl-detail pre", has_text="sleepy.py").wait_for()
+    assert "__getitem__" in page.locator(".nbl-detail:visible pre").inner_text()
+
+    chip = page.locator(".nbl-live .nbl-chip")
+    page.get_by_role("button", name="Pause the loader").click()
+    chip.filter(has_text="paused").wait_for()
+    page.get_by_role("button", name="Resume the loader").click()
+    chip.filter(has_text="running").wait_for()
+
+    workers = page.get_by_role("slider", name="Number of workers")
+    workers.press("ArrowRight")
+    page.locator(".nbl-live tr", has_text="3 · pid").wait_for()  # a fourth one
+    page.get_by_role("slider", name="Batches asked for ahead").press("ArrowRight")
+    page.locator(".nbl-live .nbl-tile", has_text="of 12").wait_for()
+
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save a trace").click()
+    assert json.loads(Path(download.value.path()).read_text())["traceEvents"]
+
+    events = open_part(page, "events")
+    events.get_by_label("Which events to list").select_option("command")
+    events.locator(".nbl-log", has_text="4 workers instead of 3").wait_for()
+    events.get_by_label("List only events that contain").fill("paused")
+    events.locator(".nbl-log li").nth(0).wait_for()
+    assert set(events.locator(".nbl-kind").all_inner_texts()) == {"command"}
+
+    samples = open_part(page, "samples")
+    samples.get_by_role("button", name="Copy the index").first.click()
+    samples.get_by_role("status").filter(has_text="Copied").wait_for()
+
+    screenshot(page, "controls")
+    restart_stuck_worker(page)
+    assert_epoch_is_whole(notebook.wait_until_run(1))
+
+
+def test_stepping_lets_one_batch_go_at_a_time(open_notebook: Any) -> None:
+    notebook = open_notebook(SOUND, "loader.pause()\ndone = [batch for batch in loader]\nprint(len(done))")
+    page = notebook.page
+    notebook.run_all()
+    page.locator(".nbl-live .nbl-chip", has_text="paused").wait_for()
+    for number in range(1, 4):
+        page.get_by_role("button", name="Let one batch go").click()
+        page.locator(".nbl-live .nbl-progress", has_text=f"batch {number} of 100").wait_for()
+        page.locator(".nbl-live .nbl-box-ready").wait_for()
+    page.get_by_role("button", name="Resume the loader").click()
+    assert "100" in notebook.wait_until_run(1)
+
+
+FOREIGN = """
+import json
+from nbloader import DataLoader
+nasty = ["<script>window.hacked = 1</script>", "<img src=x onerror='window.hacked = 1'>", "\\U0001f600", "a\\0b"]
+class Keyed:
+    def __len__(self): return len(nasty) + 1
+    def __getitem__(self, key):
+        raise ValueError("</script><b>" + key + "\\0" + "x" * 1_000_000)
+loader = DataLoader(Keyed(), sampler=[*nasty, "y" * 1_000_000], batch_size=5, num_workers=2, on_error="skip")
+loader
+"""
+
+
+def test_text_from_samples_and_errors_shows_as_text(open_notebook: Any) -> None:
+    notebook = open_notebook(FOREIGN, "try:\n    list(loader)\nexcept Exception as error:\n    print(type(error))")
+    page = notebook.page
+    notebook.run_all()
+    notebook.wait_until_run(1)
+    open_part(page, "samples").locator("li", has_text="<script>window.hacked").first.wait_for()
+    open_part(page, "events").locator("li", has_text="ValueError").first.wait_for()
+    texts = page.locator(".nbl-live").inner_text()
+    assert "<img src=x" in texts
+    assert "\U0001f600" in texts
+    assert "a\N{REPLACEMENT CHARACTER}b" in texts
+    assert len(texts) < 30_000
+    assert page.evaluate("() => window.hacked") is None
+    assert page.locator(".nbl-live b, .nbl-live img, .nbl-live script").count() == 0
+    screenshot(page, "foreign")
+    page.wait_for_function("() => document.querySelector('.nbl-picture')?.innerText.includes('ValueError')")
+    picture = next(o["data"]["text/html"] for o in json.loads(notebook.outputs(0)) if "text/html" in o.get("data", {}))
+    assert len("".join(picture)) < 100_000
+    assert "<script" not in "".join(picture)
+
+
+def test_after_a_kernel_restart_the_old_output_shows_its_picture_and_a_new_dashboard_works(open_notebook: Any) -> None:
+    notebook = open_notebook(SOUND, "for batch in loader: pass")
+    page = notebook.page
+    notebook.run_all()
+    notebook.wait_until_run(1)
+    page.wait_for_function("() => document.querySelector('.nbl-picture')?.innerText.includes('batch 100 of 100')")
+    page.evaluate(f"() => {notebook._PANEL}.context.sessionContext.session.kernel.restart()")
+    page.locator(".nbl-live .nbl-chip", has_text="kernel gone").or_(
+        page.locator(".nbl-picture", has_text="batch 100 of 100")
+    ).first.wait_for()
+    assert page.get_by_text("Error displaying widget").locator("visible=true").count() == 0
+    screenshot(page, "kernel-restarted")
+    notebook.run_all()
+    page.locator(".nbl-live .nbl-chip", has_text="idle").wait_for()
+    page.locator(".nbl-live .nbl-progress", has_text="batch 100 of 100").wait_for()
+    assert page.get_by_role("button", name="Pause the loader").is_enabled()
+
+
+def test_an_html_export_shows_the_picture(open_notebook: Any) -> None:
+    notebook = open_notebook(SOUND, "for batch in loader: pass")
+    page = notebook.page
+    notebook.run_all()
+    notebook.wait_until_run(1)
+    page.wait_for_function("() => document.querySelector('.nbl-picture')?.innerText.includes('batch 100 of 100')")
+    notebook.save()
+    command = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "html", str(notebook.path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    page.goto(notebook.path.with_suffix(".html").as_uri(), wait_until="domcontentloaded")
+    page.locator(".nbl-picture", has_text="batch 100 of 100").wait_for()
+    assert page.locator(".nbl-picture .nbl-box-loop").is_visible()
+    screenshot(page, "export")
+
+
+BUSY = f"""
+import sys, threading, time
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from fake_loader import FakeLoader
+from nbloader.events import BatchRecord
+from nbloader.dashboard import show
+loader = FakeLoader(batches=10**6, workers=64)
+loader.state, loader.epoch = "running", 0
+def publish():  # 2,000 batches a second of 64 workers
+    number, end = 0, time.time() + 25
+    while time.time() < end:
+        for _ in range(100):
+            t = time.perf_counter_ns() - 10**7
+            loader.events.publish(BatchRecord(
+                0, 0, number, number % 64, 1, 1, 4, 100, "segment", t, t, t - 3 * 10**7, t - 10**6, t, t, t, t + 10**5,
+                t + 3 * 10**5, 0, 0, 0, 0, 0, 1, 1, (1, 2)))
+            number += 1
+        loader.done = number
+        time.sleep(0.05)
+threading.Thread(target=publish, daemon=True).start()
+dashboard = show(loader)
+"""
+GAPS = """() => new Promise((done) => {
+  const gaps = [], begin = performance.now();
+  let last = begin;
+  const frame = () => {
+    const now = performance.now();
+    gaps.push(now - last);
+    last = now;
+    if (now - begin < 5000) requestAnimationFrame(frame);
+    else done(Math.max(...gaps));
+  };
+  requestAnimationFrame(frame);
+})"""
+
+
+def test_64_workers_and_2000_batches_a_second_do_not_freeze_the_page(open_notebook: Any) -> None:
+    notebook = open_notebook(BUSY)
+    page = notebook.page
+    notebook.run_all()
+    open_part(page, "plots").locator(".nbl-plot canvas").nth(3).wait_for()
+    page.locator(".nbl-live tbody tr:not(.nbl-detail)").nth(63).wait_for()
+    longest = page.evaluate(GAPS)
+    screenshot(page, "busy")
+    assert longest < 700, f"the page stood still for {longest:.0f} ms"
