@@ -27,6 +27,15 @@ Memory: TypeAlias = Any  # anything with a writable buffer that numpy can keep a
 
 NOT_COLLATED = "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found {}"
 
+NUMPYS_OWN = frozenset(
+    {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
+    | {"float16", "float32", "float64", "complex64", "complex128"}
+)
+"""Names of dtypes that NumPy and torch have. Where a package such as ml_dtypes is imported NumPy knows more of torch's
+names, but torch does not know what NumPy means by them."""
+ADDED_TO_NUMPY = 2
+"""`isbuiltin` of a dtype that such a package has added."""
+
 _shape_of = operator.attrgetter("shape")
 _dtype_of = operator.attrgetter("dtype")
 SCALARS: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}
@@ -122,7 +131,7 @@ class Plan:
 
     def _arrays(self, values: Sequence[Any], first: Any) -> Tree:
         shape, dtype = first.shape, first.dtype
-        if dtype.kind not in "biufc":
+        if dtype.kind not in "biufc" or dtype.isbuiltin == ADDED_TO_NUMPY:
             raise TypeError(NOT_COLLATED.format(dtype))
         if len(set(map(type, values))) > 1:
             raise NotPlannedError
@@ -142,13 +151,12 @@ class Plan:
         if len(set(map(_dtype_of, values))) > 1 or any(v.requires_grad for v in values):
             raise NotPlannedError
         name = str(dtype).removeprefix("torch.")
-        try:
-            numpy_dtype = np.dtype(name)
-        except TypeError:  # bfloat16, float8_...: carried as unsigned integers of that size
+        carrier = name
+        if name not in NUMPYS_OWN:  # bfloat16, float8_...: carried as unsigned integers of that size
             if dtype.itemsize not in (1, 2, 4) or dtype.is_complex:
-                raise NotPlannedError from None
-            numpy_dtype = np.dtype(f"u{dtype.itemsize}")
-        return self._leaf(values, (len(values), *first.shape), numpy_dtype, name)
+                raise NotPlannedError
+            carrier = f"u{dtype.itemsize}"
+        return self._leaf(values, (len(values), *first.shape), np.dtype(carrier), name)
 
 
 def _alike(values: Sequence[Any]) -> bool:

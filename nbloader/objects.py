@@ -135,7 +135,8 @@ class _Lifter:
             except TypeError:  # a dtype that NumPy does not know
                 return obj
         dtype = array.dtype
-        if dtype.kind not in "biufc" or not dtype.isnative or not array.size or not array.flags.carray:
+        plain = dtype.kind in "biufc" and dtype.isbuiltin == 1  # neither swapped bytes nor added by another package
+        if not plain or not array.size or not array.flags.carray:
             return obj
         buffer = pickle.PickleBuffer(array)
         self.forms[id(buffer)] = array.shape, dtype.char, to_tensor

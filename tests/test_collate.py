@@ -28,6 +28,11 @@ from nbloader.objects import ArrayToBeTensor, dump_object, load_object
 from nbloader.pickles import tensor_of
 from nbloader.shm import aligned
 
+try:
+    import ml_dtypes  # as Keras and jax do: it adds bfloat16 and others to NumPy, which torch does not take from NumPy
+except ImportError:
+    ml_dtypes = None
+
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns once, of what it is given here
 
 
@@ -157,6 +162,8 @@ def assert_same(ours: Any, theirs: Any) -> None:
 # ---- samples, n alike
 
 NUMPY_DTYPES = [*"bBhHiIlLefd?FD", "float128", ">f4", "U3", "S2", "O", "datetime64[s]"]
+if ml_dtypes is not None:
+    NUMPY_DTYPES += [ml_dtypes.bfloat16, ml_dtypes.float8_e5m2]
 TORCH_DTYPES = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
     torch.bool, torch.bfloat16, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,

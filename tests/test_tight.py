@@ -14,7 +14,7 @@ import psutil
 import pytest
 from datasets import Images, Numbers, Sums, run_script, wait_for, worker_processes
 
-from nbloader import DataLoader
+from nbloader import DataLoader, forkserver
 
 HEAD = f"""
 import os, resource, sys
@@ -161,16 +161,22 @@ with DataLoader(data, 10, num_workers=2) as loader:
     assert (works, done.stderr) == ("[0, 1, 2, 3]", "")
 
 
+def open_to_others(process):
+    """Ports on which a process listens, and its sockets that have a name."""
+    connections = process.net_connections(kind="all")
+    ports = [c.laddr for c in connections if c.status == psutil.CONN_LISTEN]
+    return ports + [c.laddr for c in connections if c.family.name == "AF_UNIX" and c.laddr]
+
+
 def test_nothing_is_open_to_others():
+    before = open_to_others(psutil.Process())
     with DataLoader(Images(400), 4, num_workers=2) as loader:
         epoch = iter(loader)
         next(epoch)
         loader.stats()
         wait_for(lambda: len(worker_processes()) == 2)
-        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-            connections = process.net_connections(kind="all")
-            assert not [c for c in connections if c.status == psutil.CONN_LISTEN], "a port"
-            unix = [c.laddr for c in connections if c.family.name == "AF_UNIX"]
-            assert not any(unix), "a socket with a name"
+        assert open_to_others(psutil.Process()) == before
+        for process in [psutil.Process(forkserver.pid()), *worker_processes()]:
+            assert open_to_others(process) == []
         for segment in os.listdir("/dev/shm"):
             assert "nbloader" not in segment
