@@ -1,6 +1,7 @@
 """nbloader: a data loader for notebooks: fast, open to the eye while it runs, steerable without restarting the kernel.
 
-`import nbloader` imports neither torch nor ipywidgets nor bokeh; making a loader imports torch.
+`import nbloader` imports neither torch nor ipywidgets nor bokeh. `nbloader.DataLoader`, when it is first named, imports
+torch, and starts the process that workers come from (forkserver.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from nbloader.lesson import compare_uploads
     from nbloader.loader import DataLoader
     from nbloader.order import FilterSampler, IntervalSampler
+    from nbloader.shared import share
 
 __version__ = "0.1.0"
 
@@ -36,6 +38,7 @@ _HOME = {
     "WorkerStartError": "nbloader.errors",
     "compare_uploads": "nbloader.lesson",
     "get_worker_info": "nbloader.info",
+    "share": "nbloader.shared",
 }
 
 __all__ = [
@@ -50,6 +53,7 @@ __all__ = [
     "WorkerStartError",
     "compare_uploads",
     "get_worker_info",
+    "share",
 ]
 
 
@@ -57,6 +61,8 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'nbloader' has no attribute {name!r}")
+    if name == "DataLoader":  # its module imports torch: the fork server does so at the same time
+        importlib.import_module("nbloader.forkserver").start_early()
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from typing import Any
 
 from nbloader import preload
 from nbloader.errors import DatasetTransferError
-from nbloader.shm import SharedPickle
+from nbloader.inherit import OF_FORK
+from nbloader.pickles import dump
+from nbloader.shared import SharedPickle
+
+AT_ONCE = 1 << 30
+"""Arrays of so many bytes are exchanged on the supervisor's thread; larger ones would keep it from its workers."""
 
 
 class Cargo:
@@ -20,11 +27,50 @@ class Cargo:
         try:
             self.pickled = SharedPickle((dataset, collate_fn, worker_init_fn, on_error))
         except Exception as error:  # pickling runs the user's code, which may raise anything
+            advice = (
+                "Open files, connections to other machines, locks of threads and generators cannot be pickled: open "
+                "them on first use inside __getitem__, or use num_workers=0."
+            )
+            functions = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn, "on_error": on_error}
             raise DatasetTransferError(
-                f"the dataset ({type(dataset).__name__}), collate_fn, worker_init_fn or on_error cannot be sent to "
-                f"worker processes: {type(error).__name__}: {error}. Open files, connections, locks and generators "
-                "cannot be pickled: open them on first use inside __getitem__, or use num_workers=0."
+                f"{_culprit(error, dataset, functions)} cannot be sent to worker processes: {type(error).__name__}: "
+                f"{error}. {'' if str(error) == OF_FORK else advice}"
             ) from error
         self.preload = preload.needed(self.pickled.data, dataset)
         self.identity = self.pickled.identity
         """Equal where workers that have the one need not be given the other."""
+        try:
+            self._dataset: Any = weakref.ref(dataset)
+        except TypeError:  # a list and the like
+            self._dataset = lambda: dataset
+
+    def settle(self) -> None:
+        """Workers have what they need: let the notebook's own copy of it go, where that can be."""
+        dataset = self._dataset()
+        if dataset is None:
+            return
+        if self.pickled.copied <= AT_ONCE:
+            self.pickled.settle(dataset)
+        else:
+            threading.Thread(target=self.pickled.settle, args=(dataset,), name="nbloader-settle", daemon=True).start()
+
+
+def _culprit(error: Exception, dataset: Any, functions: dict[str, Any]) -> str:
+    """What cannot be pickled, for a message: as closely as it can be told."""
+    for name, function in functions.items():
+        if _raises(error, function):
+            return name
+    what = f"the dataset ({type(dataset).__name__})"
+    for name, value in getattr(dataset, "__dict__", {}).items():
+        if _raises(error, value):
+            return f"{what}, with what its attribute {name!r} ({type(value).__name__}) holds,"
+    return what
+
+
+def _raises(error: Exception, part: Any) -> bool:
+    """Whether the same error comes of pickling this alone."""
+    try:
+        dump(part, lambda _buffer: None)
+    except Exception as raised:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
+        return (type(raised), str(raised)) == (type(error), str(error))
+    return False

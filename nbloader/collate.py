@@ -15,7 +15,8 @@ from __future__ import annotations
 import dataclasses
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,6 +42,9 @@ _dtype_of = operator.attrgetter("dtype")
 SCALARS: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}
 
 
+NOTHING = "the batch is empty: the batch sampler gave a list without indices, or __getitems__ one without samples"
+
+
 class NotPlannedError(Exception):
     """The plan does not know this type: collate to an object and pickle it. Never leaves nbloader."""
 
@@ -60,6 +64,8 @@ class Plan:
         self._leaves: list[tuple[Any, tuple[int, ...], Any, int, str | None]] = []
         self.extras: list[Any] = []
         self.nbytes = 0
+        if not samples:
+            raise IndexError(NOTHING)
         self.tree = self._walk(samples)
 
     def fill(self, memory: Memory) -> None:
@@ -75,6 +81,15 @@ class Plan:
                 np.concatenate(values, 0, out.reshape(shape[0] * shape[1], *shape[2:]))
             else:
                 out[...] = np.array(values)
+
+    def move(self, tree: Tree) -> None:
+        """Have the arrays lie elsewhere.
+
+        Args:
+            tree: The same but for the offsets.
+        """
+        offsets = _offsets(tree)
+        self._leaves = [(*leaf[:3], next(offsets), leaf[4]) for leaf in self._leaves]
 
     def _leaf(self, values: Any, shape: tuple[int, ...], dtype: Any, tensor: str | None = None) -> Tree:
         offset = self.nbytes
@@ -92,10 +107,11 @@ class Plan:
             return self._arrays(values, first)
         scalar = SCALARS.get(kind)
         if scalar is not None:
-            if len(set(map(type, values))) > 1:
-                raise NotPlannedError
+            if len(kinds := set(map(type, values))) > 1:
+                scalar = _common(kind, kinds)
             try:
-                array = np.array(values, scalar)
+                with np.errstate(over="ignore") if scalar is np.float32 else nullcontext():
+                    array = np.array(values, scalar)
             except OverflowError:
                 raise NotPlannedError from None  # torch says what it takes
             return self._leaf(array, array.shape, array.dtype)
@@ -159,6 +175,20 @@ class Plan:
         return self._leaf(values, (len(values), *first.shape), np.dtype(carrier), name)
 
 
+def _common(first: type, kinds: set[type]) -> Any:
+    """What numbers of several types become, as torch has it: the first decides whether they are doubles."""
+    if not kinds <= SCALARS.keys():
+        raise NotPlannedError
+    if first is float:
+        return np.float64
+    if float not in kinds:
+        return np.int64
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_default_dtype() is not torch.float32:
+        raise NotPlannedError
+    return np.float32
+
+
 def _alike(values: Sequence[Any]) -> bool:
     """Whether all have the same dtype. Most dtypes are one object each, and comparing those is ten times as quick."""
     dtypes = list(map(_dtype_of, values))
@@ -169,6 +199,14 @@ def _columns(values: Sequence[Any], length: int) -> list[tuple[Any, ...]]:
     if any(len(v) != length for v in values):
         raise RuntimeError("each element in list of batch should be of equal size")
     return list(zip(*values, strict=True))
+
+
+def _offsets(tree: Tree) -> Iterator[int]:
+    if tree[0] == "array":
+        yield tree[1]
+    elif tree[0] != "extra":
+        for child in tree[-1]:
+            yield from _offsets(child)
 
 
 def unequal_sizes(values: Sequence[Any]) -> RuntimeError:
@@ -192,6 +230,8 @@ def collate_object(samples: list[Any]) -> Any:
     """Collate what `Plan` does not know, by torch's own rules (imports torch)."""
     from torch.utils.data import default_collate
 
+    if not samples:
+        raise IndexError(NOTHING)
     return default_collate(samples)
 
 

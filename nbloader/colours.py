@@ -12,6 +12,8 @@ STAGES = {
     "transport": "#c76bb0",
     "reorder": "#e08a1e",
     "ready": "#7cc4ee",
+    "pin": "#c79af0",
+    "upload": "#8a66e8",
     "step": "#a8a03c",
 }
 WAIT = "#d1573a"
@@ -25,5 +27,7 @@ STATES = {
     "dead": "#c93c3c",
 }
 CAUSES = {"consumer": "#1a9e77", "worker": "#c93c3c"}
-CAUSES |= dict.fromkeys(("workers", "workers_compute", "workers_wait", "transport", "in_process"), STAGES["reorder"])
+CAUSES |= dict.fromkeys(
+    ("workers", "workers_compute", "workers_wait", "transport", "upload", "in_process"), STAGES["reorder"]
+)
 OTHER = "#8d99a8"

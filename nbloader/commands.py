@@ -6,12 +6,10 @@ Each command is queued, and carried out with the lock by whoever drives (driver.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from nbloader import events as ev
 from nbloader.driver import Driver
-from nbloader.handle import PoolKind
-from nbloader.shm import INLINE_LIMIT
+from nbloader.settings import Settings
 
 _clock = time.perf_counter_ns
 
@@ -19,41 +17,24 @@ DEEP = 16
 """Batches asked for ahead per worker while they are small and quick, where the user left that open."""
 QUICK = 1_000_000
 """What a quick batch takes a worker at most, ns."""
+SMALL = 512 * 1024
+"""Size of a small batch at most, bytes. Above that the segments of so many batches would not stay in the caches."""
 
 
 class Commands(Driver):
     """The commands, and how far ahead batches are asked for; a base of `engine.Engine`.
 
     Args:
-        bus: As `driver.Driver`; so are the arguments that are not named here.
-        num_workers: How many workers.
-        prefetch_factor: Batches asked for ahead, per worker.
-        prefetch: Batches asked for ahead in total, which counts instead; None where it was not given.
-        adapts: Whether small and quick batches may be asked for further ahead.
-        options: As `driver.Driver`.
-        kind: As `driver.Driver`.
-        max_restarts: As `driver.Driver`.
-        idle: As `driver.Driver`.
+        bus: Where events go.
+        settings: What the loader asks for.
     """
 
-    def __init__(
-        self,
-        bus: ev.EventBus,
-        *,
-        num_workers: int,
-        prefetch_factor: int,
-        prefetch: int | None,
-        adapts: bool,
-        options: dict[str, Any],
-        kind: PoolKind,
-        max_restarts: int,
-        idle: float | None,
-    ) -> None:
-        super().__init__(bus, num_workers=num_workers, options=options, kind=kind, max_restarts=max_restarts, idle=idle)
-        self._num_workers = num_workers
-        self._prefetch_factor = prefetch_factor
-        self._prefetch = prefetch
-        self._adapts = adapts
+    def __init__(self, bus: ev.EventBus, settings: Settings) -> None:
+        super().__init__(bus, settings)
+        self._num_workers = settings.num_workers
+        self._prefetch_factor = settings.prefetch_factor
+        self._prefetch = settings.prefetch
+        self._adapts = settings.adapts
         self._deep = False  # small and quick batches are asked for further ahead
         self._plan_window()
 
@@ -76,7 +57,7 @@ class Commands(Driver):
         Waking a worker for each costs more than making it: with 2 a worker the system calls took two thirds of the
         consumer's time on tiny batches.
         """
-        quick = self._batch_bytes < INLINE_LIMIT and self._batch_ns < QUICK
+        quick = self._batch_bytes <= SMALL and self._batch_ns < QUICK
         if quick != self._deep:
             self._deep = quick
             self._plan_window()
@@ -100,6 +81,7 @@ class Commands(Driver):
         if not keep:
             for payload in self._dispatcher.redo():
                 payload.discard()
+            self._untold.clear()
         self._crew.restart(list(range(self._num_workers)))
 
     def pause(self) -> None:

@@ -23,7 +23,6 @@ from typing import Any
 from nbloader import randomness
 from nbloader.fetch import KeptRandomState
 from nbloader.order import FilterSampler, FullBatches, IntervalSampler
-from nbloader.pieces import Cut
 from nbloader.sampler import LargeRandomSampler
 from nbloader.source import Reader
 from nbloader.streams import as_json, is_stateful
@@ -36,6 +35,7 @@ class Course:
         index_sampler: The batch sampler, or the sampler where batching is off.
         generator: What the epoch's base seed is drawn from; torch's default one when None.
         own: Seed for what would be drawn from global generators; None to draw it from them, as torch does.
+        seed: The epoch's base seed; None to draw it.
         begun: What `state()` gave, to go on from there; empty to begin.
         position: How many batches to pass over.
 
@@ -44,7 +44,14 @@ class Course:
     """
 
     def __init__(
-        self, index_sampler: Any, generator: Any, *, own: int | None, begun: dict[str, Any], position: int
+        self,
+        index_sampler: Any,
+        generator: Any,
+        *,
+        own: int | None,
+        seed: int | None,
+        begun: dict[str, Any],
+        position: int,
     ) -> None:
         self._parts = parts(index_sampler)
         self._stateful = next((part for part in self._parts if is_stateful(part)), None)
@@ -62,7 +69,7 @@ class Course:
         with KeptRandomState() if again else contextlib.nullcontext():
             if again:
                 randomness.load_globals(self._order)
-            self._begin(index_sampler, generator, position, at_once=again)
+            self._begin(index_sampler, generator, position, seed, at_once=again)
         if begun:
             self.seed = begun["seed"]
 
@@ -84,7 +91,7 @@ class Course:
         draws = any(type(part) in _drawing() and part.generator is None for part in self._parts)
         return randomness.dump_globals(torch_only=not strange) if strange or draws else None
 
-    def _begin(self, sampler: Any, generator: Any, position: int, *, at_once: bool) -> None:
+    def _begin(self, sampler: Any, generator: Any, position: int, seed: int | None, *, at_once: bool) -> None:
         """Ask the sampler to begin, and draw the base seed: in this order, as torch's loader does.
 
         With the first batch a sampler draws its order: now, if the generators are what they must be only now.
@@ -97,7 +104,7 @@ class Course:
         elif position:
             later = _from(sampler, position)
         indices = iter(sampler if later is None else later)
-        self.seed = draw_seed(generator)
+        self.seed = draw_seed(generator) if seed is None else seed
         if later is None:
             collections.deque(itertools.islice(indices, position), maxlen=0)  # in C: 30 ns an index
         self.reader = indices if isinstance(indices, Reader) else None
@@ -155,8 +162,6 @@ class Course:
 
 def parts(index_sampler: Any) -> list[Any]:
     """A sampler, and the one inside it if it is one of batches."""
-    if isinstance(index_sampler, Cut):
-        index_sampler = index_sampler.batches
     inner = getattr(index_sampler, "sampler", None)
     return [index_sampler] if inner is None else [index_sampler, inner]
 

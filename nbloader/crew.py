@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbloader import events as ev
-from nbloader.dispatch import MAX_DEATHS, Dispatcher, Task
+from nbloader.dispatch import MAX_DEATHS, Dispatcher
 from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
 from nbloader.faults import Given, died_message, rebuild, start_message
-from nbloader.handle import Handle, Payload, PoolKind, WorkerPool
+from nbloader.handle import Handle, Payload, WorkerPool
 from nbloader.reports import Gone, InitFailed, Ready, Report, Started
+from nbloader.settings import Settings
 from nbloader.stats import WorkerGauge
-from nbloader.whereabouts import with_batches
+from nbloader.task import Task
+from nbloader.workerview import WorkerView
 
 _clock = time.perf_counter_ns
 
@@ -29,9 +31,25 @@ class Slot:
     """One worker id and the process or thread behind it."""
 
     def __init__(self) -> None:
-        self.handle: Handle | None = None
+        self._handle: Handle | None = None
+        self._made_before = 0
         self.exit_reason = ""
         self.failed_starts = 0
+
+    @property
+    def handle(self) -> Handle | None:
+        """The process or thread that is there now."""
+        return self._handle
+
+    @handle.setter
+    def handle(self, handle: Handle | None) -> None:
+        self._made_before = self.made
+        self._handle = handle
+
+    @property
+    def made(self) -> int:
+        """Batches made by all that were there."""
+        return self._made_before + (self._handle.made if self._handle is not None else 0)
 
 
 class Crew:
@@ -40,10 +58,7 @@ class Crew:
     Args:
         publish: Takes lifecycle events.
         dispatcher: Is told which workers can be given batches.
-        num_workers: How many.
-        options: What every worker is told (fields of `worker.Start`).
-        kind: Processes or threads.
-        max_restarts: Workers that may die unasked.
+        settings: What the loader asks for.
         hear: Takes the reports of workers that are being ended.
         failed: Called when the crew cannot work any more; `fatal` says why.
     """
@@ -52,11 +67,8 @@ class Crew:
         self,
         publish: Callable[[ev.Event], None],
         dispatcher: Dispatcher[Any],
+        settings: Settings,
         *,
-        num_workers: int,
-        options: dict[str, Any],
-        kind: PoolKind,
-        max_restarts: int,
         hear: Callable[[Report], None],
         failed: Callable[[], None],
     ) -> None:
@@ -64,16 +76,17 @@ class Crew:
         """The workers; None before the first iteration, after a long idle time and after a failure."""
         self.fatal: Exception | None = None
         """Why the last pool ended, where it failed."""
-        self.options = options
+        self.options = settings.options
         self._publish = publish
         self._dispatcher = dispatcher
-        self._slots = [Slot() for _ in range(num_workers)]
-        dispatcher.slots = num_workers
-        self._kind = kind
-        self._max_restarts = max_restarts
+        self._slots = [Slot() for _ in range(settings.num_workers)]
+        dispatcher.slots = settings.num_workers
+        self._kind = settings.kind
+        self._max_restarts = settings.max_restarts
         self._hear = hear
         self._failed = failed
         self._payload: Payload | None = None
+        self._unsettled: Payload | None = None
         self._deaths = 0
 
     # ---- start --------------------------------------------------------------------------------------------------
@@ -91,9 +104,15 @@ class Crew:
         old, self._payload = self._payload, payload
         return old is not None and old.identity != payload.identity
 
+    def settle(self) -> None:
+        """Let go of what the notebook has twice since workers were started. Takes a while, and needs no lock."""
+        payload, self._unsettled = self._unsettled, None
+        if payload is not None:
+            payload.settle()
+
     def unload(self) -> None:
         """Let the dataset's shared memory go."""
-        self._payload = None
+        self._payload = self._unsettled = None
 
     @property
     def loaded(self) -> bool:
@@ -130,6 +149,7 @@ class Crew:
             raise RuntimeError("a worker can be started only in a pool, and when a dataset is loaded")
         options = {**self.options, "num_workers": len(self._slots)}
         self._slots[worker].handle = self.pool.start(worker, options, self._payload)
+        self._unsettled = self._payload
 
     # ---- reports ------------------------------------------------------------------------------------------------
 
@@ -147,7 +167,7 @@ class Crew:
             now = _clock()
             self._publish(ev.WorkerReady(now, handle.worker, handle.pid, now - handle.requested))
         elif isinstance(report, InitFailed):
-            where = f"raised in worker {handle.worker} while it rebuilt the dataset"
+            where = f"raised in worker {handle.worker} while it rebuilt the dataset or ran worker_init_fn"
             self._fail(rebuild(report.error, where, report.raised))
         else:
             self._bury(handle, report.exitcode)
@@ -156,7 +176,7 @@ class Crew:
         """A worker has ended: tell, give its batches back, put another in its place."""
         reason = BY_REQUEST if handle.expected else exit_phrase(exitcode)
         held, fatal = self._dispatcher.worker_gone(handle.uid, blame=not handle.expected)
-        numbers = tuple(task.number for task in held) or handle.held
+        numbers = tuple(dict.fromkeys(task.number for task in held)) or handle.held
         tail = handle.stderr_tail
         now = _clock()
         self._publish(ev.WorkerDied(now, handle.worker, handle.pid, exitcode, reason, handle.expected, numbers, tail))
@@ -244,7 +264,7 @@ class Crew:
         """End a worker at once; what it held is made again by others, but for a batch that is to blame too often."""
         handle.expected = True
         held, fatal = self._dispatcher.worker_gone(handle.uid, blame=blame)
-        handle.held = tuple(task.number for task in held)
+        handle.held = tuple(dict.fromkeys(task.number for task in held))
         handle.kill()
         return fatal
 
@@ -308,6 +328,10 @@ class Crew:
         """Whether a worker can be given batches."""
         return any(slot.handle is not None and slot.handle.ready for slot in self._slots)
 
+    def views(self) -> list[WorkerView]:
+        """The workers that are there, as torch's iterator shows its own."""
+        return [WorkerView(slot.handle) for slot in self._slots if slot.handle is not None]
+
     def asker(self, worker: int) -> Callable[[], str]:
         """A function that asks a worker for its stack, to be called without the lock.
 
@@ -324,14 +348,22 @@ class Crew:
         handle = self.pool.handles.get(uid) if self.pool is not None and uid is not None else None
         return None if handle is None else handle.worker
 
+    def long_busy(self, limit: int) -> set[int]:
+        """The unique numbers of workers that have been at one batch for more than `limit` ns."""
+        since = _clock() - limit
+        handles = [slot.handle for slot in self._slots if slot.handle is not None]
+        return {handle.uid for handle in handles if handle.at_work_since() < since}
+
     def gauges(self) -> Iterator[WorkerGauge]:
         """What is known of each worker now."""
         for worker, slot in enumerate(self._slots):
             if slot.handle is None or self.pool is None:
-                yield WorkerGauge(worker, 0, "dead", None, _clock(), None, 0, slot.exit_reason, "", None, None)
+                yield WorkerGauge(
+                    worker, 0, "dead", None, _clock(), None, 0, slot.exit_reason, "", None, None, made=slot.made
+                )
             else:
                 held = self._dispatcher.held_by(slot.handle.uid)
-                yield with_batches(slot.handle.gauge(held, slot.exit_reason), held, self._dispatcher.runs)
+                yield slot.handle.gauge(held, self._dispatcher.runs, slot.exit_reason, slot.made)
 
 
 def exit_phrase(exitcode: int | None) -> str:

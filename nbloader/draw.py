@@ -7,13 +7,14 @@ import warnings
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from nbloader import randomness, sampler
+from nbloader import datapipes, randomness, sampler
 from nbloader.course import Course, draw_seed, generators
-from nbloader.dispatch import Task
 from nbloader.fetch import mix
 from nbloader.pieces import Cut
 from nbloader.shards import Progress, Shards
 from nbloader.source import Reader
+from nbloader.task import Task
+from nbloader.torchlike import collate_to_load
 
 if TYPE_CHECKING:
     from nbloader.loader import DataLoader
@@ -34,6 +35,8 @@ class Draw(ABC):
     """Of an iterable dataset."""
     reader: Reader | None = None
     """Of a source."""
+    cut: Cut | None = None
+    """How batches are cut in pieces; None where they are not."""
     error: Exception | None = None
     """What the sampler raised; nothing is drawn any more."""
     number = 0
@@ -67,16 +70,25 @@ class MapDraw(Draw):
         generator: What the base seed is drawn from; torch's default one when None.
         in_order: Whether batches are delivered in order.
         own: See `Course`.
+        seed: See `Course`.
         begun: What `state()` gave, to go on from there; empty to begin.
     """
 
     def __init__(
-        self, index_sampler: Any, *, batched: bool, generator: Any, in_order: bool, own: int | None, begun: State
+        self,
+        index_sampler: Any,
+        *,
+        batched: bool,
+        generator: Any,
+        in_order: bool,
+        own: int | None,
+        seed: int | None,
+        begun: State,
     ) -> None:
         self._position: int = begun.get("position", 0)
         self._beyond = set(begun.get("beyond", ()))  # delivered out of order: numbers above the position
         self._passed_over = frozenset(self._beyond)
-        self._course = Course(index_sampler, generator, own=own, begun=begun, position=self._position)
+        self._course = Course(index_sampler, generator, own=own, seed=seed, begun=begun, position=self._position)
         self.reader = self._course.reader
         self._batched = batched
         self._dry = False
@@ -106,7 +118,7 @@ class MapDraw(Draw):
                     self._renumbered[self._next] = number
                 self._next += 1
                 if self._batched and not isinstance(indices, (list, tuple)):
-                    indices = list(indices)
+                    indices = _listed(indices)
                 batches.append((indices, mix(self.seed, number)))
         except StopIteration:
             self._dry = True
@@ -132,6 +144,13 @@ class MapDraw(Draw):
         return {**self._course.state(), "position": self._position, "beyond": sorted(self._beyond)}
 
 
+def _listed(indices: Any) -> list[Any]:
+    if not hasattr(indices, "__iter__") and not hasattr(indices, "__getitem__"):
+        kind = type(indices).__name__
+        raise TypeError(f"batch_sampler must give lists of indices, but gave {indices!r} ({kind}): is it a sampler=?")
+    return list(indices)
+
+
 class ShardDraw(Draw):
     """Batches of the shards of an iterable dataset.
 
@@ -142,6 +161,8 @@ class ShardDraw(Draw):
         total: Batches of the epoch, as far as the dataset says so.
         promised: What `len(dataset)` was when somebody asked for `len(loader)`, and the dataset.
         own: The base seed, where it shall not be drawn from torch's default generator.
+        seed: The base seed, where it shall not be drawn at all.
+        piped: Whether the dataset is a DataPipe of torch's.
         begun: What `state()` gave, to go on from there with as many shards as then; empty to begin.
     """
 
@@ -154,12 +175,21 @@ class ShardDraw(Draw):
         total: int | None,
         promised: tuple[int, Any] | None,
         own: int | None,
+        seed: int | None,
+        piped: bool,
         begun: State,
     ) -> None:
         for source, kept in zip(generators(None, generator), begun.get("generators", ()), strict=False):
             randomness.load_generator(source, kept)
         self._generators = [source.get_state() for source in generators(None, generator)]
-        drawn = draw_seed(generator) if own is None or generator is not None else own
+        drawn = seed
+        if drawn is None or piped:
+            drawn = draw_seed(generator) if own is None or generator is not None else own
+        if piped and not begun:
+            drawn = datapipes.common_seed(drawn)
+            if seed is None:
+                for _ in range(2 if shards else 1):  # torch draws more: what comes after is the same
+                    draw_seed(generator)
         self.seed = int(begun.get("seed", drawn))
         self.total = total
         self._samples: int = begun.get("samples", 0)
@@ -232,28 +262,29 @@ def _progress(state: State) -> Progress:
     )
 
 
-def begin(loader: DataLoader[Any], *, own: int | None, begun: State) -> Draw:
+def begin(loader: DataLoader[Any], *, own: int | None, seed: int | None, begun: State) -> Draw:
     """Begin an epoch, or go on with one.
 
     Args:
         loader: Whose.
         own: Seed for what would be drawn from global generators; None to draw it from them, as torch does.
+        seed: The epoch's base seed; None to draw it.
         begun: What `state()` of a draw gave; empty to begin.
     """
     if not loader._iterable:
-        drawn_from: Any = loader._index_sampler
-        if loader._pieces > 1 and loader.batch_size is not None:
-            drawn_from = Cut(drawn_from, loader.batch_size // loader._pieces)
-        return MapDraw(
-            drawn_from, batched=loader.batch_sampler is not None, generator=loader.generator,
-            in_order=loader.in_order, own=own, begun=begun,
+        draw = MapDraw(
+            loader._index_sampler, batched=loader.batch_sampler is not None, generator=loader.generator,
+            in_order=loader.in_order, own=own, seed=seed, begun=begun,
         )  # fmt: skip
+        if loader._chunk is not None:
+            draw.cut = Cut(loader._chunk, collate_to_load(loader.collate_fn, batched=True))
+        return draw
     samples = sampler.length(loader.dataset)
     total = batches_of(samples, loader.batch_size, drop_last=loader.drop_last) if samples is not None else None
     promised = (loader._promised, loader.dataset) if loader._promised is not None else None
     return ShardDraw(
         loader.num_workers, size=loader.batch_size, generator=loader.generator, total=total, promised=promised,
-        own=own, begun=begun,
+        own=own, seed=seed, piped=datapipes.preparation(loader.dataset) is not None, begun=begun,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ and when, is in driver.py.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -17,18 +18,19 @@ from nbloader import events as ev
 from nbloader import stacks, waiting
 from nbloader.callbacks import WaitCallbacks
 from nbloader.commands import Commands
-from nbloader.dispatch import Task
 from nbloader.draw import Draw
-from nbloader.driver import Outcome
+from nbloader.driver import STRAGGLING, Outcome
 from nbloader.errors import LoaderClosedError, LoaderTimeoutError, NbloaderError
 from nbloader.faults import Nothing
-from nbloader.handle import PoolKind
 from nbloader.making import LocalParcel
 from nbloader.reports import Parcel
+from nbloader.settings import Settings
 from nbloader.stats import Gauges
+from nbloader.task import Task
 from nbloader.waiting import Wait
 from nbloader.waker import Waker
 from nbloader.whereabouts import batches_of
+from nbloader.workerview import WorkerView
 
 _clock = time.perf_counter_ns
 
@@ -48,51 +50,17 @@ class Engine(Commands):
 
     Args:
         bus: Where events go.
-        num_workers: How many workers.
-        prefetch_factor: Batches asked for ahead, per worker.
-        prefetch: Batches asked for ahead in total, which counts instead; None where it was not given.
-        adapts: Whether small and quick batches may be asked for further ahead.
-        options: What every worker is told (fields of `worker.Start`).
-        kind: Processes or threads.
-        in_order: False delivers batches as they come.
-        timeout: Seconds that a consumer may wait for one batch; 0 for no limit.
-        on_timeout: "raise", or "restart" to replace the worker that holds it.
-        max_restarts: Workers that may die unasked, over the life of the loader.
-        idle: Seconds without a request after which workers are given up; None for never.
+        settings: What the loader asks for.
     """
 
-    def __init__(
-        self,
-        bus: ev.EventBus,
-        *,
-        num_workers: int,
-        prefetch_factor: int,
-        prefetch: int | None,
-        adapts: bool,
-        options: dict[str, Any],
-        kind: PoolKind,
-        in_order: bool,
-        timeout: float,
-        on_timeout: str,
-        max_restarts: int,
-        idle: float | None,
-    ) -> None:
-        super().__init__(
-            bus,
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-            prefetch=prefetch,
-            adapts=adapts,
-            options=options,
-            kind=kind,
-            max_restarts=max_restarts,
-            idle=idle,
-        )
+    def __init__(self, bus: ev.EventBus, settings: Settings) -> None:
+        super().__init__(bus, settings)
         self.callbacks = WaitCallbacks()
         self.load = self._crew.load
-        self._in_order = in_order
-        self._timeout = timeout
-        self._on_timeout = on_timeout
+        self._in_order = settings.in_order
+        self._timeout = settings.timeout
+        self._on_timeout = settings.on_timeout
+        self._uneven = False  # a worker has nothing to do while another has more than one batch
         self._waiting_for: tuple[int, int] | None = None  # (batch number, since)
         self._last: Task | None = None  # the batch that was delivered last
 
@@ -116,11 +84,14 @@ class Engine(Commands):
         self._crew.options["seed"] = draw.seed
         self._outlet.belongs_here()
         self._asked = time.monotonic()
+        self._superseded = self._rested = False  # it is wanted after all
         self._carry_out()  # a restart that was asked for before holds for this epoch
         self._get_going()
+        cut = draw.cut
         cancels = self._dispatcher.open_run(
-            run, window=self._window, in_order=self._in_order, first=draw.first, shards=draw.shards
-        )
+            run, window=self._window, in_order=self._in_order, first=draw.first, shards=draw.shards,
+            chunk=0 if cut is None else cut.size, join=None if cut is None else functools.partial(self._join, cut),
+        )  # fmt: skip
         self._dispatcher.runs[run].passed = draw.delivered
         self._cancel(cancels)
 
@@ -159,6 +130,7 @@ class Engine(Commands):
         """
         self.callbacks.call()
         wait: Wait | None = None
+        since = 0
         try:
             while True:
                 got: Taken | None
@@ -170,11 +142,12 @@ class Engine(Commands):
                         continue
                     return None
                 if wait is None:
-                    now = _clock()
-                    wait = Wait(now, timeout=self._timeout, first=not self._dispatcher.runs[run].taken)
-                    self._waiting_for = number, now
+                    since = _clock()
+                    wait = Wait(since, timeout=self._timeout, first=not self._dispatcher.runs[run].taken)
+                    self._waiting_for = number, since
                     self._waiting[run] = waker
                     continue  # look once more: from now on whoever receives it wakes us
+                self._waiting_for = number, since
                 self._outlet.show()
                 if self.ahead and self._exclusively(self._more_room, run) and refill():
                     continue
@@ -239,13 +212,16 @@ class Engine(Commands):
             if self._adapts:
                 self._adapt()
             self._last = item[0]
-            return (*item, (state.assigned, state.reorder.reordering, state.reorder.ready)), None
-        return None, state.reorder.missing if self._dispatcher.outstanding(run) else None
+            return (*item, (self._dispatcher.in_flight(run), state.reorder.reordering, state.reorder.ready)), None
+        self._uneven = self._dispatcher.uneven()
+        return None, self._dispatcher.upcoming(run) if self._dispatcher.outstanding(run) else None
 
     def _next(self, run: int) -> tuple[Task, Outcome] | None:
         """The next batch that is ready and has samples."""
         while (item := self._dispatcher.take(run)) is not None:
             task, outcome = item
+            if self._untold:
+                self._events.extend(self._untold.pop((run, task.number), ()))
             if not isinstance(outcome, Nothing):
                 return task, outcome
             passed = self._dispatcher.runs[run].passed
@@ -270,6 +246,7 @@ class Engine(Commands):
     def _raise_fatal(self) -> None:
         if self._crew.fatal is not None:
             error, self._crew.fatal = self._crew.fatal, None
+            self._raised = error
             raise error
 
     def _wait(self, waker: Waker, wait: Wait, run: int) -> None:
@@ -278,7 +255,8 @@ class Engine(Commands):
         if due:
             self._see_to(due, wait, run)
             return
-        timeouts = [seconds for seconds in (left, self.callbacks.interval) if seconds is not None]
+        straggling = STRAGGLING / 1e9 if self._uneven else None  # then somebody may be given work that waits elsewhere
+        timeouts = [seconds for seconds in (left, self.callbacks.interval, straggling) if seconds is not None]
         pool = self._crew.pool
         waker.wait(pool.fileno() if pool is not None else None, min(timeouts, default=None))
         self.callbacks.call()
@@ -302,8 +280,10 @@ class Engine(Commands):
         if due == "late":
             self._outlet.add("stderr", waiting.late_notice(number, waited, gauges[0], now, place))
             return
-        at_work = [g for g in gauges if g.batch is not None]
-        message = waiting.timeout_message(self._timeout, number, waited, at_work, now, stack)
+        if culprit is None and self._on_timeout == "restart" and waiting.still_starting(gauges[0], now):
+            wait.since = now
+            return
+        message = waiting.timeout_message(self._timeout, number, waited, gauges, now, stack)
         if self._on_timeout == "raise" or culprit is None:
             raise LoaderTimeoutError(message)
         reason = f"batch {number} took longer than timeout={self._timeout:g} s"
@@ -327,6 +307,11 @@ class Engine(Commands):
         if self._crew.pool is not None:
             for stream, text in self._crew.pool.partial_output():
                 self._outlet.add(stream, text)
+
+    def workers(self) -> list[WorkerView]:
+        """The workers that are there, as torch's iterator shows its own."""
+        with self._lock:
+            return self._crew.views()
 
     # ---- watching, closing ------------------------------------------------------------------------------------------
 
@@ -353,16 +338,16 @@ class Engine(Commands):
     def _gauges(self, state: str) -> Gauges:
         self._work()  # what has come is shown as received, though the consumer is away
         runs = self._dispatcher.runs.values()
-        waiting = self._waiting_for
+        awaited = self._waiting_for
         return Gauges(
             now=_clock(),
             state=self._state(state),
             window=max((run.window for run in runs), default=self._window),
-            in_flight=sum(run.assigned for run in runs),
+            in_flight=sum(map(self._dispatcher.in_flight, self._dispatcher.runs)),
             reordering=sum(run.reorder.reordering for run in runs),
             ready=sum(run.reorder.ready for run in runs),
-            waiting_since=waiting[1] if waiting else None,
-            waiting_for=waiting[0] if waiting else None,
+            waiting_since=awaited[1] if awaited else None,
+            waiting_for=awaited[0] if awaited else None,
             workers=tuple(self._crew.gauges()),
             **self._batches(),
         )

@@ -15,8 +15,8 @@ from torch._C._autograd import _profiler_enabled as profiling
 from torch.autograd.profiler import record_function
 
 from nbloader import events as ev
+from nbloader import sampler
 from nbloader.delivery import named
-from nbloader.dispatch import Task
 from nbloader.draw import Draw
 from nbloader.engine import Engine
 from nbloader.errors import LoaderClosedError
@@ -25,8 +25,10 @@ from nbloader.local import LocalEngine
 from nbloader.making import LocalParcel
 from nbloader.reports import Parcel
 from nbloader.source import Reader, numbers
+from nbloader.task import Task
 from nbloader.upload import Placer, Records, Shipment
 from nbloader.waker import Waker
+from nbloader.workerview import WorkerView
 
 if TYPE_CHECKING:
     from nbloader.loader import DataLoader
@@ -82,6 +84,11 @@ class Epoch(Iterator[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         """Give the iterator itself."""
         return self
+
+    @property
+    def _workers(self) -> list[WorkerView]:
+        """The workers, as programs look for them in torch's iterator; without workers it has none either."""
+        return self._engine.workers()  # type: ignore[union-attr]  # an AttributeError without workers, as torch's
 
     def __getstate__(self) -> NoReturn:
         """An iterator is bound to its workers: torch's cannot be pickled either."""
@@ -197,9 +204,14 @@ class Epoch(Iterator[T_co]):
         self._engine.drain_output()
         loader = self._loader
         self.draw.over = True
+        nothing = not (self._pass.delivered or self.draw.first)
         self._end("exhausted")
         if loader is not None:
             loader._epoch_over()
+            if nothing:
+                sampler.warn_if_used_up(
+                    dataset=loader.dataset, sampler=loader.sampler, batch_sampler=loader.batch_sampler, stacklevel=6
+                )
         raise StopIteration
 
     def _end(self, reason: str) -> None:

@@ -20,7 +20,7 @@ from nbloader.events import (
     WorkersResized,
     WorkerStarted,
 )
-from nbloader.text import clean, duration, plural, tail
+from nbloader.text import clean, duration, last_words, plural
 
 KINDS = ("worker", "error", "epoch", "command")
 """What lines can be filtered by."""
@@ -55,8 +55,8 @@ def _say(event: Event) -> tuple[str, str]:  # noqa: C901, PLR0911, PLR0912 - one
         held = f"; it held {plural(len(event.batches), 'batch')}" if event.batches else ""
         if event.expected:
             return "worker", f"worker {event.worker} (pid {event.pid}) was ended{held}"
-        last = tail(event.stderr_tail, 200)[-1:]
-        said = f"; its last words: {last[0]}" if last else ""
+        last = last_words(event.stderr_tail)
+        said = f"; its last words: {last}" if last else ""
         return "error", f"worker {event.worker} (pid {event.pid}) {clean(event.reason)}{held}{said}"
     if isinstance(event, WorkerRestarted):
         why = "by request" if event.reason == "request" else f"because the one before {clean(event.reason)}"

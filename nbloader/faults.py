@@ -167,8 +167,12 @@ def died_message(number: int, indices: Any, deaths: int, pid: int, exitcode: int
         begin = f"DataLoader worker (pid {pid}) is killed by signal: {signal.strsignal(-exitcode) or -exitcode}"
     else:
         begin = f"DataLoader worker (pid(s) {pid}) exited unexpectedly"
+    if exitcode is None or exitcode < 0:
+        cause = "A crash in native code or too little memory are the usual causes"
+    else:
+        cause = "A call of sys.exit() or os._exit(), or a KeyboardInterrupt raised there, are the usual causes"
     return (
         f"{begin}: batch {number} (samples {shown(indices)}) ended {deaths} workers in a row; the last one {reason}. "
-        "A crash in native code or too little memory are the usual causes: load these samples with num_workers=0 to "
-        f"see it. The worker's standard error ended with:\n{tail or '(nothing)'}"
+        f"{cause}: load these samples with num_workers=0 to see it. The worker's standard error ended with:\n"
+        f"{tail or '(nothing)'}"
     )

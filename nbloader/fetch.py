@@ -54,8 +54,7 @@ def fetch(dataset: Any, indices: Any, *, batched: bool, status: MutableSequence[
         samples = getitems(indices)
         return Fetched(samples, begin, _clock(), -1, 0)
     samples = []
-    slowest = 0
-    slowest_ns = -1
+    slowest = slowest_ns = -1
     for position, index in enumerate(indices):
         status[POSITION] = position
         samples.append(dataset[index])

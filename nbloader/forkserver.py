@@ -1,7 +1,8 @@
 """A small process that forks workers, so that the notebook's own process is never forked.
 
 A kernel has many threads, and a fork of it can deadlock. The fork server is started once for the notebook's process,
-imports what all workers need (numpy, and torch where a dataset uses it), has one thread, and forks a worker in 8 ms.
+imports what all workers need (numpy, and torch where a dataset uses it: that is a second server), has one thread, and
+forks a worker in 8 ms.
 
 `multiprocessing`'s own fork server is not used because it imports `__main__` again in each worker, cannot import
 more once it runs (torch, when the second dataset needs it), and leaves its children running when the parent is killed
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
+import multiprocessing
 import os
 import selectors
 import signal
@@ -25,8 +28,10 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import NoReturn
 
+from nbloader.machine import cores
 from nbloader.wire import Channel, Kind
 
 LIFELINE = struct.Struct("<q")
@@ -37,19 +42,105 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 
 # ---- the notebook's side ----------------------------------------------------------------------------------------
 
+UNUSED_S = 60.0
+"""How long a server that was started on a guess waits for somebody to need it."""
+
+
+class _Server:
+    """A server's process and the connection to it.
+
+    Args:
+        early: Modules it imports before it listens, where it is started on a guess: it ends when it stays unused.
+    """
+
+    def __init__(self, early: tuple[str, ...] = ()) -> None:
+        self.owner = os.getpid()
+        self.asked = False  # by a loader: it is no guess any more
+        self._forked = False
+        ours, theirs = socket.socketpair()
+        entry = f"from nbloader.forkserver import main; main({theirs.fileno()}, {early!r})"
+        try:
+            # A kernel that is shut down ends all children in its process group first, and waits until they are reaped,
+            # which nobody does by then: this one ends by itself when the kernel does.
+            self.process = subprocess.Popen(
+                python_command(entry), pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=worker_environment(),
+                start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._channel = Channel(ours, blocking=True)
+
+    def alive(self) -> bool:
+        return self.owner == os.getpid() and self.process.poll() is None
+
+    def send(self, kind: Kind, preload: list[str], fds: tuple[int, ...] = ()) -> None:
+        self.asked = True
+        self._forked |= kind == Kind.FORK
+        self._channel.send(kind, json.dumps(preload).encode(), fds=fds)
+
+    def end(self) -> None:
+        """End it and every worker that it started."""
+        self._channel.close()
+        if self.owner == os.getpid():
+            if not self._forked:
+                self.process.kill()  # it may be in the middle of an import, and hear of nothing
+            self.process.wait()
+        else:
+            self.process.returncode = 0  # another process's child: not to be waited for here
+
+
 _lock = threading.Lock()
-_server: tuple[int, Channel, subprocess.Popen[bytes]] | None = None  # (our pid, connection, process)
+_servers: dict[bool, _Server] = {}
+"""One for workers that need torch (True), and one for those that do not: it is ready in 0.2 s, torch takes another."""
 
 
 def python_command(entry: str) -> list[str]:
-    """The command that runs `entry` (code) in a new interpreter that finds the modules which this one finds."""
-    code = f"import sys; sys.path[:] = {sys.path!r}; {entry}"
+    """The command that runs `entry` (code) in a new interpreter that finds the modules which this one finds.
+
+    Raises:
+        OSError: This is no process of an interpreter's.
+    """
+    if not sys.executable:
+        raise FileNotFoundError(f"sys.executable is {sys.executable!r}: set it to the path of a Python interpreter")
+    entries: list[object] = list(sys.path)  # Python passes over what is no text, such as a pathlib.Path
+    path = [place for place in entries if isinstance(place, str)]
+    code = f"import sys; sys.path[:] = {path!r}; {entry}"
     return [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
 
 
 def worker_environment() -> dict[str, str]:
     """This process's environment, with one thread for each numeric library that is not told otherwise."""
     return {**dict.fromkeys(ONE_THREAD, "1"), **os.environ}
+
+
+def start_early() -> None:
+    """Start the server with torch while this process itself imports torch, on the guess that a loader will need it.
+
+    So workers with torch are ready when the first loader is iterated, even in the same breath; else they come a second
+    later. The first loader decides: one that needs no torch ends it; and so does a minute without a loader.
+    """
+    a_worker = "nbloader.worker" in sys.modules or multiprocessing.parent_process() is not None
+    if a_worker or cores() == 1:  # alone on its core it would only delay this process's import
+        return
+    with _lock, contextlib.suppress(OSError):
+        if not _servers:
+            _servers[True] = _Server(early=("torch",))
+
+
+def start(preload: list[str]) -> None:
+    """Start the server now, without waiting for it, so that the first worker need not.
+
+    Args:
+        preload: Modules for it to import.
+    """
+    with _lock, contextlib.suppress(OSError):  # what fails here fails again in `fork`, where somebody asks for it
+        torch = _with_torch(preload)
+        if not torch and True in _servers and not _servers[True].asked:
+            _servers.pop(True).end()
+        _ensure(torch).send(Kind.PRELOAD, preload)
 
 
 def fork(sock: int, stdout: int, stderr: int, preload: list[str]) -> int:
@@ -65,15 +156,16 @@ def fork(sock: int, stdout: int, stderr: int, preload: list[str]) -> int:
         The lifeline's descriptor; the caller owns it.
     """
     lifeline, theirs = os.pipe()
-    request = json.dumps(preload).encode()
+    torch = _with_torch(preload)
+    fds = (sock, stdout, stderr, theirs)
     try:
         with _lock:
-            fds = (sock, stdout, stderr, theirs)
             try:
-                _ensure().send(Kind.FORK, request, fds=fds)
-            except OSError:  # the server was killed: start another
-                _forget()
-                _ensure().send(Kind.FORK, request, fds=fds)
+                _ensure(torch).send(Kind.FORK, preload, fds)
+            except OSError:  # the server was killed in this moment: start another
+                if torch in _servers:
+                    _servers.pop(torch).end()
+                _ensure(torch).send(Kind.FORK, preload, fds)
     except BaseException:
         os.close(lifeline)
         raise
@@ -82,54 +174,30 @@ def fork(sock: int, stdout: int, stderr: int, preload: list[str]) -> int:
     return lifeline
 
 
-def start(preload: list[str]) -> None:
-    """Start the server now, without waiting for it, so that the first worker need not.
-
-    Args:
-        preload: Modules for it to import.
-    """
-    with _lock, contextlib.suppress(OSError):  # what fails here fails again in `fork`, where somebody asks for it
-        _ensure().send(Kind.PRELOAD, json.dumps(preload).encode())
-
-
-def pid() -> int | None:
-    """The server's pid, or None when none runs for this process."""
-    server = _server
-    return server[2].pid if server is not None and server[0] == os.getpid() else None
+def pids() -> set[int]:
+    """The pids of this process's servers."""
+    return {server.process.pid for server in list(_servers.values()) if server.alive()}
 
 
 def shutdown() -> None:
-    """End the server and every worker that it started. The next `fork` starts another."""
+    """End the servers and every worker that they started. The next `fork` starts another."""
     with _lock:
-        _forget()
+        while _servers:
+            _servers.popitem()[1].end()
 
 
-def _ensure() -> Channel:
-    global _server  # noqa: PLW0603 - one per process, like the process itself
-    if _server is not None and _server[0] == os.getpid():
-        return _server[1]
-    ours, theirs = socket.socketpair()
-    with theirs:
-        entry = f"from nbloader.forkserver import main; main({theirs.fileno()})"
-        process = subprocess.Popen(
-            python_command(entry), pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=worker_environment()
-        )
-    channel = Channel(ours, blocking=True)
-    _server = os.getpid(), channel, process
-    return channel
+def _with_torch(preload: list[str]) -> bool:
+    return any(name.startswith("torch") for name in preload)
 
 
-def _forget() -> None:
-    global _server  # noqa: PLW0603 - one per process, like the process itself
-    if _server is None:
-        return
-    owner, channel, process = _server
-    _server = None
-    channel.close()
-    if owner == os.getpid():
-        process.wait()
-    else:
-        process.returncode = 0  # another process's child: not to be waited for here
+def _ensure(torch: bool) -> _Server:
+    for key, server in list(_servers.items()):
+        if not server.alive():  # killed, or it was the early one and has ended unused
+            del _servers[key]
+            server.end()
+    if torch not in _servers:
+        _servers[torch] = _Server()
+    return _servers[torch]
 
 
 weakref.finalize(_lock, shutdown)  # at exit, after the finalizers of all loaders, which are made later
@@ -138,10 +206,16 @@ weakref.finalize(_lock, shutdown)  # at exit, after the finalizers of all loader
 # ---- the server -------------------------------------------------------------------------------------------------
 
 
-def main(fd: int) -> None:
-    """The server: fork workers when asked, report their ends, and kill them all when the notebook's process is gone."""
+def main(fd: int, early: tuple[str, ...] = ()) -> None:
+    """The server: fork workers when asked, report their ends, and kill them all when the notebook's process is gone.
+
+    Args:
+        fd: Descriptor of the connected socket.
+        early: Modules to import at once; then the server ends when nobody asks for anything within `UNUSED_S`.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    gc.disable()  # it takes a sixth of the time of importing torch, and finds nothing
     import numpy.random  # noqa: F401 - lazily imported by NumPy
 
     import nbloader.worker  # noqa: F401 - what every worker needs, imported once
@@ -152,11 +226,17 @@ def main(fd: int) -> None:
     signal.set_wakeup_fd(wakeup_write)
     channel = Channel(socket.socket(fileno=fd), blocking=True)
     lifelines: dict[int, int] = {}
+    _import_all(early)
+    patience = UNUSED_S if early else None
     with selectors.DefaultSelector() as selector:
         selector.register(channel, selectors.EVENT_READ)
         selector.register(wakeup, selectors.EVENT_READ)
         while True:
-            for key, _events in selector.select():
+            ready = selector.select(patience)
+            if not ready and patience is not None:
+                os._exit(0)
+            patience = None
+            for key, _events in ready:
                 if key.fileobj is channel:
                     try:
                         frames = channel.receive()
@@ -174,6 +254,7 @@ def main(fd: int) -> None:
 
 def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[int]) -> None:
     sock, stdout, stderr, lifeline = (channel.take_fd() for _ in range(4))
+    gc.freeze()  # workers do not look at what is here, which would give each a copy of it
     try:
         pid = os.fork()
     except OSError as error:  # no process left: the worker's place sees its lifeline end, and this as its last words
@@ -197,6 +278,7 @@ def _become_worker(sock: int, stdout: int, stderr: int) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        gc.enable()
         die_with_parent()
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
@@ -224,7 +306,7 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-def _import_all(names: list[str]) -> None:
+def _import_all(names: Iterable[str]) -> None:
     for name in names:
         if name not in sys.modules:
             with contextlib.suppress(Exception):  # the worker will meet the same error and report it

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nbloader import fetch as f
-from nbloader.dispatch import Task
 from nbloader.stats import WorkerGauge
+from nbloader.task import Task
+from nbloader.whereabouts import numbers_of
 
 if TYPE_CHECKING:
     from nbloader.reports import Report
@@ -35,12 +38,28 @@ class Handle:
         """Of its process; 0 until that exists."""
         self.ready = False
         self.gone = False
+        """Whether it has ended, or was given up, and nothing more is heard of it."""
+        self.over = threading.Event()
+        """Set then, for who waits for it."""
+        self.exitcode: int | None = None
         self.expected = False
         """True when its end was asked for."""
         self.held: tuple[int, ...] = ()
         """Batch numbers that were taken from it when its end was asked for."""
+        self.made = 0
+        """Batches that came from it and were wanted."""
         self.requested = _clock()
         self.status = status
+
+    def end(self, exitcode: int | None) -> None:
+        """It has ended, or was given up.
+
+        Args:
+            exitcode: As `multiprocessing` says it; None where it is not known.
+        """
+        self.gone = True
+        self.exitcode = exitcode
+        self.over.set()
 
     @property
     def stderr_tail(self) -> str:
@@ -61,27 +80,38 @@ class Handle:
         """
         raise NotImplementedError
 
-    def gauge(self, held: list[Task], exit_reason: str) -> WorkerGauge:
+    def at_work_since(self) -> float:
+        """When it began with what it does for a batch now, perf_counter ns; infinity while it does nothing."""
+        state, _run, _number, since, *_ = self.status
+        return since if state in (f.FETCHING, f.COLLATING) else math.inf
+
+    def gauge(self, held: list[Task], runs: Collection[int], exit_reason: str, made: int) -> WorkerGauge:
         """What is known of it now, read from its status page without asking it.
 
         Args:
             held: The batches that it was given.
+            runs: Those that are open.
             exit_reason: Why the worker before it ended.
+            made: Batches made under its id.
         """
         state, run, number, since, position, *_ = self.status
-        sample = None
+        sample, batch = None, number
         for task in held:
-            if state == f.FETCHING and task.number == number and task.run == run and position >= 0:
+            if task.job != number or task.run != run:
+                continue
+            batch = task.number
+            if state == f.FETCHING and position >= 0:
                 indices = task.indices
                 if not isinstance(indices, (list, tuple)):
                     sample = indices
                 elif position < len(indices):  # the page is read while the worker writes it
                     sample = indices[position]
+        at = batch if number >= 0 and state != f.STARTING else None
         return WorkerGauge(
             worker=self.worker,
             pid=self.pid,
             state=f.STATES[state],
-            batch=number if number >= 0 and state != f.STARTING else None,
+            batch=at,
             since=since or self.requested,
             sample=sample,
             queued=max(0, len(held) - 1),
@@ -89,6 +119,9 @@ class Handle:
             stderr_tail=self.stderr_tail,
             cpu_percent=None,
             rss=None,
+            held=numbers_of(held, runs),
+            left=at is not None and not (held and held[0].run in runs),
+            made=made,
         )
 
 
@@ -98,6 +131,9 @@ class Payload(Protocol):
     @property
     def identity(self) -> Any:
         """Equal for two payloads where workers that have the one need not be given the other."""
+
+    def settle(self) -> None:
+        """A worker was given it: let go of what the notebook does not need twice. On the supervisor's thread."""
 
 
 class WorkerPool(Protocol):
@@ -115,7 +151,7 @@ class WorkerPool(Protocol):
 
         Args:
             worker: Its id.
-            options: What it is told (fields of `worker.Start`).
+            options: What it is told (fields of `start.Start`).
             payload: What `pack` of the same kind of pool gave.
 
         Raises:
@@ -129,6 +165,9 @@ class WorkerPool(Protocol):
             Those that cannot be sent to it, and why; it does not get them.
         """
 
+    def learn(self, parcel: Any) -> None:
+        """A piece of a batch has come: the next batches may be laid out as it is."""
+
     def cancel(self, uid: int, run: int, numbers: tuple[int, ...] | None) -> None:
         """Have a worker forget batches that it was given and has not begun.
 
@@ -137,6 +176,9 @@ class WorkerPool(Protocol):
             run: Their run.
             numbers: Which batches; None for all, and the iterators over shards that it keeps for the run.
         """
+
+    def rest(self) -> None:
+        """Nothing is asked for at present: give memory back that the next epoch can begin without."""
 
     def poll(self, timeout: float | None) -> list[Report]:
         """Wait until something happens, and tell what.

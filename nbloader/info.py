@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Protocol
+from typing import Any, Protocol
 
 from nbloader import fetch as f
 from nbloader.private import WorkerInfo, own
@@ -57,3 +58,26 @@ def introduce_to_torch() -> None:
     from torch.utils.data._utils import worker as theirs
 
     theirs._worker_info = theirs.WorkerInfo(**vars(_info)) if _info is not None else None
+
+
+def stack_in_own_memory() -> None:
+    """In a worker process, have torch's `default_collate` stack tensors as it does in a notebook.
+
+    In a worker of torch's it would stack them into torch's shared memory, files in /dev/shm, which is small in
+    containers. Here a batch travels in another way.
+    """
+    import torch
+    from torch.utils.data._utils import collate, worker
+
+    original = collate.collate_tensor_fn
+
+    @functools.wraps(original)
+    def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        told, worker._worker_info = worker._worker_info, None
+        try:
+            return original(batch, collate_fn_map=collate_fn_map)
+        finally:
+            worker._worker_info = told
+
+    if collate.default_collate_fn_map.get(torch.Tensor) is original:
+        collate.default_collate_fn_map[torch.Tensor] = stack

@@ -19,7 +19,6 @@ Every stage stamps its time; when the consumer comes back for the next batch the
 from __future__ import annotations
 
 import atexit
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,19 +27,20 @@ from typing import Any, TypeVar
 import torch.utils.data
 from torch.utils.data._utils import collate as theirs
 
+from nbloader import datapipes, forkserver, options, preload, reruns, torchlike
 from nbloader import device as dev
 from nbloader import events as ev
-from nbloader import forkserver, options, preload, torchlike
 from nbloader.delivery import Groups, check_names
 from nbloader.draw import batches_of
 from nbloader.engine import IDLE, Engine
 from nbloader.epoch import Epoch
 from nbloader.handle import PoolKind
 from nbloader.local import LocalEngine
-from nbloader.pieces import Joined, check_chunk, pieces_ahead
+from nbloader.pieces import check_chunk
 from nbloader.pool import Processes
 from nbloader.probe import ProcessProbe
 from nbloader.resume import Resuming
+from nbloader.settings import Settings
 from nbloader.source import Made, Source
 from nbloader.stats import StatsFold
 from nbloader.steering import Steering
@@ -51,9 +51,6 @@ from nbloader.watching import Watching
 
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
-
-_made_at: weakref.WeakValueDictionary[tuple[str, int], DataLoader[Any]] = weakref.WeakValueDictionary()
-"""Loaders by the line that made them: when a cell is run again, the loader it made before gives up its workers."""
 
 _FIXED = frozenset({
     "dataset", "batch_size", "batch_sampler", "sampler", "drop_last", "last_batch", "workers", "persistent_workers",
@@ -71,9 +68,9 @@ def _close_all() -> None:
         engine.close()
 
 
-def _kind(workers: str, start_method: str, output: str, dataset: Any) -> PoolKind:
+def _kind(workers: str, start_method: str, output: str, dataset: Any, *, sharded: bool) -> PoolKind:
     if workers == "thread":
-        return Threads()
+        return Threads(output, sharded)
     if start_method == "forkserver":  # it gets ready while the notebook goes on to the loop
         forkserver.start(preload.expected(dataset))
     return Processes(start_method, output)
@@ -127,15 +124,16 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
             or "rollover": its samples open the next epoch.
         auto_reload: Begin to make the next epoch's first batches as soon as one has been iterated to its end.
         names: Names of a batch's parts: tuples and lists become dicts.
-        chunk_size: Samples of a piece: several workers make one batch at once, each a piece of it, and the loop joins
-            them with a copy. It must divide `batch_size`. A `collate_fn` is given all samples, and then runs in this
-            process. Prefetching, records and the dashboard count pieces.
+        chunk_size: Samples of a piece: several workers make one batch at once, each a piece of it, side by side in one
+            segment. It must divide `batch_size`; with a `batch_sampler` the last piece may be smaller. A `collate_fn`
+            is given all samples, and then runs in this process.
         on_error: What to do when the dataset raises. "raise" raises in the loop. "skip" makes the batch of the other
             samples, and leaves it out if there is none. A function is given (index, exception) and returns a sample
             to take in its place; it runs where the dataset does. What was skipped or replaced is counted, and kept
             with its traceback, in `stats()`.
         on_timeout: "raise" raises `LoaderTimeoutError` with the stack of the worker that holds the batch. "restart"
-            replaces that worker and has the batch made again, and raises when three workers did not make it.
+            replaces that worker and has the batch made again, and raises when three workers did not make it, or one
+            took 30 s to start.
         max_restarts: Workers that may die unasked before the loader gives up.
 
     Raises:
@@ -143,6 +141,9 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
         TypeError: A wrong type.
         RuntimeError: `device` is not on this machine.
     """
+
+    _iterator = None
+    """Where torch's loader keeps the iterator whose workers persist: programs ask before they shut it down."""
 
     def __init__(
         self,
@@ -178,6 +179,7 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
         on_timeout: str = "raise",
         max_restarts: int = 100,
     ) -> None:
+        dataset, shuffle = datapipes.settle(dataset, shuffle, workers)
         chosen = options.check(
             dataset=dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
             num_workers=num_workers, workers=workers, collate_fn=collate_fn, drop_last=drop_last,
@@ -205,20 +207,16 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
         self.batch_size = chosen.batch_size
         self._device, self._devices = dev.check_devices(device, output)
         self._names = check_names(names)
-        self._pieces = check_chunk(
+        self._chunk = check_chunk(
             chunk_size, batch_size=batch_sampler.batch_size if isinstance(batch_sampler, Source) else chosen.batch_size,
-            not_with={
-                "pin_memory": pin_memory, "in_order=False": not in_order, "several devices": bool(self._devices),
-                "an iterable dataset": chosen.iterable,
-            },
+            batch_sampler=batch_sampler, iterable=chosen.iterable,
         )  # fmt: skip
         self.sampler, self.batch_sampler = chosen.samplers(generator, len(self._devices) or 1)
         default = theirs.default_convert if self.batch_sampler is None else theirs.default_collate
         self.collate_fn: Callable[[Any], Any] = default if collate_fn is None else collate_fn
         self._on_error = on_error
         self._output = output
-        pin = dev.check_pin(pin_memory)
-        self._placer = dev.placer(self._devices or [self._device], pin=pin, ahead=upload_ahead)
+        self._placer = dev.placer(self._devices or [self._device], pin=dev.check_pin(pin_memory), ahead=upload_ahead)
         self.events = ev.EventBus()
         """The event bus: `loader.events.subscribe(...)`, `loader.events.batches()`."""
         self._fold = StatsFold()
@@ -233,12 +231,12 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
             transport=transport, device=device, last_batch=last_batch, auto_reload=auto_reload, names=names,
             chunk_size=chunk_size, on_error=on_error, on_timeout=on_timeout, max_restarts=max_restarts,
         )  # fmt: skip
-        self._engine: Engine | LocalEngine
         streaming = None
         if self._iterable:
             streaming = Streaming(
-                self.drop_last, fresh=num_workers > 0 and not persistent_workers, alone=not num_workers
-            )
+                self.drop_last, fresh=num_workers > 0 and not persistent_workers, alone=not num_workers,
+                prepare=datapipes.preparation(dataset),
+            )  # fmt: skip
         if num_workers == 0 and not prefetch:
             self._engine = LocalEngine(
                 self.events, batched=self.batch_sampler is not None, output=output, streaming=streaming
@@ -248,28 +246,37 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
             start_method = torchlike.start_method(chosen.multiprocessing_context)
             self._engine = Engine(
                 self.events,
-                num_workers=num_workers or 1,
-                prefetch_factor=chosen.prefetch_factor or 0,
-                prefetch=chosen.prefetch if self._pieces == 1 else pieces_ahead(chosen.prefetch, self._pieces),
-                adapts=prefetch is None and prefetch_factor is None,
-                kind=_kind(workers if num_workers else "thread", start_method, output, dataset),
-                in_order=in_order,
-                timeout=timeout,
-                on_timeout=on_timeout,
-                max_restarts=max_restarts,
-                idle=None if persistent_workers else IDLE,
-                options={
-                    "batched": self.batch_sampler is not None,
-                    "output": output,
-                    "transport": transport,
-                    "seed": 0,
-                    "streaming": streaming,
-                },
+                Settings(
+                    num_workers=num_workers or 1,
+                    prefetch_factor=chosen.prefetch_factor or 0,
+                    prefetch=chosen.prefetch,
+                    adapts=prefetch is None and prefetch_factor is None,
+                    kind=_kind(
+                        workers if num_workers else "thread",
+                        start_method,
+                        output,
+                        dataset,
+                        sharded=streaming is not None and not streaming.alone,
+                    ),
+                    in_order=in_order,
+                    timeout=timeout,
+                    on_timeout=on_timeout,
+                    max_restarts=max_restarts,
+                    idle=None if persistent_workers else IDLE,
+                    options={
+                        "batched": self.batch_sampler is not None,
+                        "output": output,
+                        "transport": transport,
+                        "seed": 0,
+                        "streaming": streaming,
+                    },
+                ),
             )
         self._finalizer = weakref.finalize(self, self._engine.close_soon)
         self._finalizer.atexit = False  # then all are closed, by _close_all
         _engines.add(self._engine)
-        self._supersede_older()
+        reruns.supersede_older(self._engine)
+        self._own = frozenset(vars(self))
 
     @classmethod
     def from_source(cls, source: Callable[[int], Sequence[Any]], batch_size: int, **arguments: Any) -> DataLoader[Any]:
@@ -291,8 +298,7 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
         if not callable(source):
             raise TypeError(f"source must be callable with a batch size, not {type(source).__name__}: {source!r}")
         options.check_source(batch_size, arguments)
-        chunk_size = arguments.get("chunk_size")
-        return cls(Made(), batch_sampler=Source(source, batch_size, chunk_size), **arguments)
+        return cls(Made(), batch_sampler=Source(source, batch_size), **arguments)
 
     @classmethod
     def from_torch(cls, loader: torch.utils.data.DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:
@@ -332,8 +338,6 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
             options.check_not_empty(self.dataset, self.sampler)
         ahead = self._take_ahead()
         epoch = (self._make_epoch() if ahead is None else ahead).begin(self)
-        if self._pieces > 1:
-            return Joined(epoch, self._pieces, torchlike.collate_to_load(self.collate_fn))
         return Groups(epoch, len(self._devices)) if self._devices else epoch  # type: ignore[return-value]
 
     def _make_epoch(self) -> Epoch[T_co]:
@@ -367,6 +371,11 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
             raise ValueError(f"{name} attribute should not be set after DataLoader is initialized: {instead}")
         super().__setattr__(name, value)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copying and pickling give a loader of the same arguments, with workers of its own, that has begun nothing."""
+        added = {name: value for name, value in vars(self).items() if name not in self._own and name[:1] != "_"}
+        return torchlike.make, (type(self), torchlike.arguments_of(self)), added
+
     def __repr__(self) -> str:
         """One line."""
         return f"<nbloader.DataLoader of {type(self.dataset).__name__}, num_workers={self.num_workers}>"
@@ -392,13 +401,3 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
     def __exit__(self, *_exc: object) -> None:
         """Close it."""
         self.close()
-
-    def _supersede_older(self) -> None:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("nbloader."):
-            frame = frame.f_back
-        site = frame.f_code.co_filename, frame.f_lineno
-        older = _made_at.get(site)
-        if older is not None:
-            older._engine.supersede()
-        _made_at[site] = self

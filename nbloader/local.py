@@ -17,15 +17,17 @@ from nbloader import events as ev
 from nbloader import fetch as f
 from nbloader import stacks, tolerant
 from nbloader.callbacks import WaitCallbacks
-from nbloader.dispatch import Task
 from nbloader.draw import Draw
 from nbloader.errors import LoaderClosedError
-from nbloader.faults import add_note
+from nbloader.faults import Nothing, add_note
 from nbloader.info import Process
 from nbloader.making import LocalParcel, Maker
+from nbloader.pieces import Cut, JoinedParcel, join
 from nbloader.private import WorkerInfo
 from nbloader.stats import Gauges
 from nbloader.streams import ExhaustedError, Streaming, Streams
+from nbloader.task import Task, Whole
+from nbloader.together import Together
 from nbloader.waiting import PAUSED, Wait
 from nbloader.waker import Waker
 
@@ -63,7 +65,9 @@ class LocalEngine:
         self._pace = threading.Condition()
         self._paused = False
         self._steps = 0  # batches that the consumer may have though the loader is paused
+        self._held_back: tuple[int, int, int] | None = None  # run, number, since when: it waits for the pause to end
         self._maker: Maker
+        self._at: Task  # what it makes now: a batch, or a piece of one
         self.closed = False
 
     def load(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: tolerant.OnError) -> bool:
@@ -129,7 +133,7 @@ class LocalEngine:
 
     def next_batch(
         self, run: int, _waker: object, refill: Callable[[], bool]
-    ) -> tuple[Task, LocalParcel, tuple[int, int, int]] | None:
+    ) -> tuple[Task, LocalParcel | JoinedParcel, tuple[int, int, int]] | None:
         """Make the next batch; None when there is none.
 
         Args:
@@ -138,7 +142,12 @@ class LocalEngine:
         """
         self.callbacks.call()
         if self._paused and (queue := self._runs.get(run)):
-            self._wait_for_a_step(Wait(_clock(), timeout=0, first=not queue[0].number))
+            now = _clock()
+            self._held_back = run, queue[0].number, now
+            try:
+                self._wait_for_a_step(Wait(now, timeout=0, first=not queue[0].number))
+            finally:
+                self._held_back = None
         if self.closed:
             raise LoaderClosedError("this iterator was ended: its loader was closed")
         queue = self._runs.get(run)
@@ -150,21 +159,35 @@ class LocalEngine:
                 return task, parcel, (0, 0, 0)
         return None
 
-    def _make_alone(self, task: Task) -> LocalParcel | None:
+    def _make_alone(self, task: Task) -> LocalParcel | JoinedParcel | None:
         """The batch; None if no sample of it is left. The notebook's random state stays as it is."""
         self._status[f.RUN], self._status[f.NUMBER] = task.run, task.number
         try:
             with f.KeptRandomState():
-                f.seed_everything(task.seed)
-                return self._make(task)
+                cut = self._draws[task.run].cut
+                return self._make(task) if cut is None else self._make_pieces(task, cut)
         except Exception as error:
             self._draws[task.run].delivered(task, 0)
-            self._explain(task, error)
+            self._explain(self._at, error)
             if isinstance(error, StopIteration):  # it would end the loop as if the epoch were over
                 raise RuntimeError(f"StopIteration: {error}") from error  # noqa: TRY004
             raise
         finally:
             self._status[f.STATE], self._status[f.NUMBER] = f.IDLE, -1
+
+    def _make_pieces(self, task: Task, cut: Cut) -> JoinedParcel | None:
+        """The batch in the pieces that workers would make of it: with the same seeds."""
+        whole: Whole[LocalParcel | Nothing] = Whole(task, cut.size)
+        whole.place = Together(len(task.indices), cut.size, 0, self._output)
+        for indices, seed in whole.cut():
+            piece = Task(task.run, task.number, indices, seed, job=len(whole.pieces), whole=whole)
+            whole.pieces.append(piece)
+            whole.put(piece, self._make(piece) or Nothing())
+        joined = join(whole, cut.collate_fn)
+        if isinstance(joined, JoinedParcel):
+            return joined
+        self._draws[task.run].delivered(task, 0)
+        return None
 
     def _wait_for_a_step(self, wait: Wait) -> None:
         while True:
@@ -189,6 +212,8 @@ class LocalEngine:
         shards = self._draws[task.run].shards
         if shards is not None:
             shards.place(task.indices, 0)
+        self._at = task
+        f.seed_everything(task.seed)
         try:
             made = self._maker.make(task)
         except ExhaustedError:
@@ -202,7 +227,8 @@ class LocalEngine:
                 self.bus.publish(event)
         if isinstance(made, LocalParcel):
             return made
-        self._draws[task.run].delivered(task, 0)
+        if task.whole is None:
+            self._draws[task.run].delivered(task, 0)
         return None
 
     def _explain(self, task: Task, error: Exception) -> None:
@@ -273,8 +299,12 @@ class LocalEngine:
             return Gauges(now, state, 0, 0, 0, 0, None, None, ())
         run = max(runs)
         _state, of_run, number, since, *_ = self._status
+        held_back = self._held_back
+        if held_back is not None:
+            of_run, number, since = held_back
         making = number if of_run == run and number >= 0 else None
-        delivered = max(0, self._made.get(run, 0) - len(runs[run]) - (making is not None))
+        taken = making is not None and held_back is None  # it stands in no queue any more
+        delivered = max(0, self._made.get(run, 0) - len(runs[run]) - taken)
         at = delivered - 1 if delivered and making is None else None
         return Gauges(
             now, state, 0, 0, 0, 0, None if making is None else since, making, (),

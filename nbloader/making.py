@@ -12,12 +12,13 @@ import numpy as np
 from nbloader import fetch as f
 from nbloader import tolerant
 from nbloader.collate import NotPlannedError, Plan, builder, collate_object, convert
-from nbloader.dispatch import Task
 from nbloader.faults import Nothing, SpareSample
 from nbloader.pickles import tensor_of
 from nbloader.private import without_mode
 from nbloader.refill import Known
 from nbloader.streams import Streams
+from nbloader.task import Task
+from nbloader.together import Writer
 
 _clock = time.perf_counter_ns
 
@@ -25,10 +26,16 @@ _clock = time.perf_counter_ns
 class LocalParcel:
     """A batch made here, with what it cost, in the shape of `reports.Parcel`."""
 
-    __slots__ = ("_batch", "header", "pid", "received", "transport", "worker")
+    __slots__ = ("_batch", "extras", "header", "pid", "placed", "received", "transport", "worker")
 
-    def __init__(self, batch: Any, header: tuple[int, ...], worker: int) -> None:
+    def __init__(
+        self, batch: Any, header: tuple[int, ...], worker: int, *, placed: bool = False, extras: list[Any] | None = None
+    ) -> None:
         self._batch = batch
+        self.placed = placed
+        """Whether it is a piece that lies beside others of its batch: then whoever knows the place reads it."""
+        self.extras = extras or []
+        """Then: its parts that are no arrays."""
         self.header = header
         self.pid = os.getpid()
         self.received = header[9]
@@ -81,6 +88,7 @@ class Maker:
         self._on_error = on_error
         self._worker = worker
         self._known = Known()
+        self._writer = Writer()
         self.streams = streams
         self.spared: list[SpareSample] = []
         """Samples that were left out of the batch it was at last, or replaced; also where that batch raised."""
@@ -108,14 +116,27 @@ class Maker:
             return Nothing()
         cpu_1 = time.thread_time_ns()
         status[f.STATE], status[f.SINCE] = f.COLLATING, got.end
-        batch, nbytes = self._collate(got.samples)
+        batch, nbytes, extras = None, 0, None
+        written = self._write(got.samples, task)
+        if written is None:
+            batch, nbytes = self._collate(got.samples)
+        else:
+            extras, nbytes = written
         cpu_2, end = time.thread_time_ns(), _clock()
         size = len(got.samples) if self.batched else 1
         header = (
             task.run, task.number, 0, -1, nbytes, 0, size, got.begin, got.end, end, cpu_1 - cpu_0, cpu_2 - cpu_1,
             got.slowest, got.slowest_ns,
         )  # fmt: skip
-        return LocalParcel(batch, header, self._worker)
+        return LocalParcel(batch, header, self._worker, placed=written is not None, extras=extras)
+
+    def _write(self, samples: Any, task: Task) -> tuple[list[Any], int] | None:
+        """Write a piece of a batch beside the others; None where it is none, or does not fit there."""
+        place = None if task.whole is None else task.whole.place
+        if place is None or self._collate_fn is not None:
+            return None
+        with without_mode():
+            return self._writer.write(samples if isinstance(samples, list) else list(samples), task, place)
 
     def _collate(self, samples: Any) -> tuple[Any, int]:
         """The batch and its size in bytes, 0 where that is not known."""

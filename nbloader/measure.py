@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nbloader.events import BatchRecord
+from nbloader.events import BatchRecord, Placed
+from nbloader.report import BESIDE
 from nbloader.snapshot import STAGES, Histogram, Point, Snapshot, StageStats, UploadStats
 
 SLOWEST = 10
@@ -54,10 +55,12 @@ class Plot:
             since, before = self._marks[0] if self._marks else (now - gap, 0)
             rate = (total - before) * 1e9 / max(1, now - since)
             share = share_of(max(0, waited - self._waited), gap)
-        stages: tuple[float, ...] = self.points[-1].stages if self.points else (0.0,) * len(STAGES)
+        stages: tuple[float, ...] = (0.0,) * len(STAGES)
         spread: tuple[tuple[float, float, float], ...] = ()
         if fresh:
             stages, spread = spread_of(fresh)
+        elif self.points:
+            stages, spread = self.points[-1].stages, self.points[-1].spread
         seen = len(fresh) + 1
         each = rate / max(1e-9, s.batches_per_second)
         self.points.append(
@@ -104,6 +107,7 @@ def middle(values: list[int]) -> int | None:
 
 def durations(r: BatchRecord) -> tuple[int, ...]:
     """Give the time in each stage, ns, in the order of `STAGES`."""
+    placed = r.placed
     return (
         between(r.dispatched, r.fetch_begin),
         between(r.fetch_begin, r.fetched),
@@ -111,6 +115,8 @@ def durations(r: BatchRecord) -> tuple[int, ...]:
         between(r.collated, r.received),
         between(r.received, r.in_order),
         between(r.in_order, r.delivered),
+        0 if placed is None else between(placed.begin, placed.pinned),
+        0 if placed is None else between(placed.upload_begin, placed.uploaded),
         between(r.delivered, r.returned),
     )
 
@@ -121,7 +127,9 @@ def stage_stats(records: list[BatchRecord]) -> tuple[StageStats, ...]:
     whole = [r for r in records if r.returned] or records
     stages = []
     for name, column in zip(STAGES, zip(*map(durations, whole), strict=True), strict=False):
-        ns = sorted(column)
+        ns = sorted(filter(None, column) if name in BESIDE else column)
+        if not ns:
+            continue
         n = len(ns)
         p50, p95, p99 = percentiles(ns)
         stages.append(StageStats(name, sum(ns) / n / 1e6, p50, p95, p99, ns[-1] / 1e6))
@@ -138,15 +146,26 @@ def upload_stats(records: Sequence[BatchRecord]) -> UploadStats | None:
     copies = [p for p in placed if p.uploaded > p.upload_begin > 0]
     ns = sum(p.uploaded - p.upload_begin for p in copies)
     told = [p for p in copies if p.needed]
-    # What of a copy came after the consumer's work had come to it, that work stood still for.
-    shown = sum(between(max(p.upload_begin, p.needed), p.uploaded) for p in told)
     return UploadStats(
         ways=tuple(ways.most_common()),
         pin=sum(pinned) / len(pinned) / 1e6,
         copy=ns / len(copies) / 1e6 if copies else None,
         gb_per_second=sum(max(0, p.nbytes) for p in copies) / ns if copies else None,
-        hidden=1 - share_of(shown, sum(p.uploaded - p.upload_begin for p in told)) if told else None,
+        hidden=1 - share_of(sum(map(shown_of, told)), sum(p.uploaded - p.upload_begin for p in told)) if told else None,
     )
+
+
+def shown_of(placed: Placed) -> int:
+    """What of a copy was not hidden: it came after the consumer's work had come to it, and that stood still, ns."""
+    return between(max(placed.upload_begin, placed.needed), placed.uploaded) if placed.needed else 0
+
+
+def handing_share(records: Sequence[BatchRecord]) -> float:
+    """Give the share of a usual wait in which the batch was there and was being pinned or uploaded, 0 to 1."""
+    if not records or records[-1].placed is None:
+        return 0.0
+    handing = middle([between(max(r.requested, r.in_order), r.delivered) for r in records])
+    return share_of(handing or 0, middle([r.waited for r in records]) or 0)  # medians: the first wait is start-up
 
 
 def percentiles(ns: Sequence[int]) -> tuple[float, float, float]:

@@ -4,6 +4,10 @@ Pickling an array costs NumPy ten times what it takes to tell where it lies. So 
 found (in the object, in its lists, tuples and dicts, and in theirs) are taken out before pickling, and what stands in
 their place makes `pickle` ask for the next buffer when it loads: it is given the ready array. 32 arrays with their
 texts and nested lists: 39 us instead of 94 on the worker's side, 19 us instead of 60 on the notebook's.
+
+Of such a batch's 195 us of computing (timed alone, Python 3.11) 46 us are the dataset and the collate function, 43 us
+this on the worker's side and 24 us on the notebook's, 7 us seeds; the rest is messages and bookkeeping. torch's loader
+takes 490 us of computing for it, so that three times its rate is not to be had where the cores are busy.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nbloader.collate import Memory
+from nbloader.collate import ADDED_TO_NUMPY, Memory
 from nbloader.pickles import dump, is_plain, tensor_of
 
 Form: TypeAlias = "tuple[tuple[int, ...], str, bool] | None"
@@ -135,7 +139,7 @@ class _Lifter:
             except TypeError:  # a dtype that NumPy does not know
                 return obj
         dtype = array.dtype
-        plain = dtype.kind in "biufc" and dtype.isbuiltin == 1  # neither swapped bytes nor added by another package
+        plain = dtype.kind in "biufc" and dtype.isnative and dtype.isbuiltin != ADDED_TO_NUMPY
         if not plain or not array.size or not array.flags.carray:
             return obj
         buffer = pickle.PickleBuffer(array)

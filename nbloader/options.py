@@ -12,6 +12,8 @@ from nbloader import sampler as samplers
 from nbloader import torchlike
 from nbloader.order import LAST_BATCH
 
+LONGEST = 2_147_483
+"""Seconds that a wait can be limited to: the system counts milliseconds in a C int."""
 PREFETCH_FACTOR = "it is the number of batches asked for ahead, per worker"
 
 
@@ -82,8 +84,9 @@ def check(
     num_workers = natural("num_workers", num_workers, "use num_workers=0 to make batches in this process")
     if not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
-    if not timeout >= 0:  # NaN too
-        raise ValueError(f"timeout option should be non-negative, not {timeout!r}; 0 waits for ever")
+    if not 0 <= timeout <= LONGEST:  # NaN too
+        allowed = f"at most {LONGEST} seconds" if timeout > 0 else "non-negative"
+        raise ValueError(f"timeout option should be {allowed}, not {timeout!r}; 0 waits for ever")
     for name, value in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
         if value is not None and not callable(value):
             raise TypeError(f"{name} must be callable or None, not {type(value).__name__}: {value!r}")

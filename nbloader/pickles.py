@@ -11,6 +11,11 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from nbloader import filemap
+
+SHARE_FROM = 64 * 1024
+"""Arrays inside a dataset from this size on are shared by all workers, bytes; smaller ones are copied to each."""
+
 
 def tensor_of(array: Any, dtype: str | None = None) -> Any:
     """A tensor on the memory of an array (a copy of it where torch cannot share it).
@@ -28,12 +33,19 @@ def tensor_of(array: Any, dtype: str | None = None) -> Any:
 
 
 def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    """A tensor on the memory of a buffer, which must be writable."""
+    """A tensor on the memory of a buffer, which must be writable.
+
+    Args:
+        buffer: Its memory.
+        dtype: Such as "torch.float32": a pickle in which the name of torch stands needs torch (preload.py).
+        shape: Its shape.
+    """
     import torch
 
+    kind = getattr(torch, dtype.removeprefix("torch."))
     if not memoryview(buffer).nbytes:
-        return torch.empty(shape, dtype=getattr(torch, dtype))
-    return torch.frombuffer(buffer, dtype=getattr(torch, dtype)).view(shape)
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(buffer, dtype=kind).view(shape)
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -43,6 +55,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Reduce a tensor as (memory, dtype, shape)."""
         if type(obj) is np.ndarray:
             return NotImplemented  # NumPy's own way is right, and asking cloudpickle takes longer than it
+        if type(obj) is np.memmap:
+            return filemap.reduce(obj) or np.asarray(obj).__reduce_ex__(5)
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) is torch.Tensor and is_plain(torch, obj):
             try:
@@ -54,7 +68,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 array = flat.view(torch.uint8).numpy()
             if not array.flags.c_contiguous:
                 array = np.ascontiguousarray(array)
-            return rebuild_tensor, (pickle.PickleBuffer(array), str(obj.dtype)[6:], tuple(obj.shape))
+            return rebuild_tensor, (pickle.PickleBuffer(array), str(obj.dtype), tuple(obj.shape))
         if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
             raise TypeError(
                 f"a tensor on {obj.device} cannot travel between processes: workers do not touch the accelerator. Let "
@@ -74,13 +88,16 @@ def is_plain(torch: Any, tensor: Any) -> bool:
     )
 
 
-def dump(obj: Any, buffer_callback: Callable[[pickle.PickleBuffer], object] | None) -> bytes:
+def dump(
+    obj: Any, buffer_callback: Callable[[pickle.PickleBuffer], object] | None, pickler: type[Pickler] = Pickler
+) -> bytes:
     """Pickle an object with protocol 5. What belongs to the notebook's own module goes along by value.
 
     Args:
         obj: What to pickle.
         buffer_callback: As for `pickle.dumps`.
+        pickler: How.
     """
     with io.BytesIO() as file:
-        Pickler(file, protocol=5, buffer_callback=buffer_callback).dump(obj)
+        pickler(file, protocol=5, buffer_callback=buffer_callback).dump(obj)
         return file.getvalue()

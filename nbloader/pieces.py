@@ -1,6 +1,9 @@
-"""One batch in pieces that several workers make at once (`chunk_size`, as DI-engine's): cut, and joined again.
+"""One batch in pieces that several workers make at once (`chunk_size`, as DI-engine's).
 
-A piece is dispatched, made, retried and put in order as a batch is. The loop joins the pieces with one copy.
+    batch -> Whole.cut() -> pieces: dispatched, made, retried as batches are -> join() -> one batch, in order
+
+The workers write their pieces side by side into one segment where they know how the batch is laid out (placing.py);
+else the loop joins them with a copy when it takes the batch.
 """
 
 from __future__ import annotations
@@ -8,107 +11,157 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from nbloader.faults import Failure, Given, Nothing
+from nbloader.placing import Place
+from nbloader.task import Whole
 
-def check_chunk(chunk_size: Any, *, batch_size: int | None, not_with: dict[str, bool]) -> int:
-    """How many pieces a batch is cut in: 1 where `chunk_size` is None.
+
+class Cut(NamedTuple):
+    """How batches are cut."""
+
+    size: int
+    """Samples of a piece."""
+    collate_fn: Callable[[list[Any]], Any] | None
+    """Makes a batch of all its samples, where pieces are lists of samples; None where they are collated already."""
+
+
+def check_chunk(chunk_size: Any, *, batch_size: int | None, batch_sampler: Any, iterable: bool) -> int | None:
+    """The samples of a piece; None where batches are not cut.
 
     Raises:
         TypeError: It is no int.
-        ValueError: It does not divide the batch size, or goes together with an argument that it excludes.
+        ValueError: It does not divide the batch size, or there are no batches to cut.
     """
     if chunk_size is None:
-        return 1
+        return None
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
         raise TypeError(f"chunk_size must be an int or None, not {type(chunk_size).__name__}: {chunk_size!r}")
-    if batch_size is None:
-        raise ValueError(
-            f"chunk_size={chunk_size} needs a batch_size: it is mutually exclusive with batch_sampler and with "
-            "batch_size=None"
-        )
-    if chunk_size <= 0 or batch_size % chunk_size:
+    if iterable:
+        raise ValueError(f"chunk_size={chunk_size} and an iterable dataset are mutually exclusive: it has no indices")
+    if batch_size is None and batch_sampler is None:
+        raise ValueError(f"chunk_size={chunk_size} needs a batch to cut: batch_size=None makes none")
+    if chunk_size <= 0:
+        raise ValueError(f"chunk_size must be a positive number of samples, not {chunk_size}")
+    if batch_size is not None and batch_size % chunk_size:
         raise ValueError(f"chunk_size must divide batch_size={batch_size}, and chunk_size={chunk_size} does not")
-    for name, given in not_with.items():
-        if given:
-            raise ValueError(f"chunk_size={chunk_size} and {name} are mutually exclusive")
-    return batch_size // chunk_size
+    return chunk_size if chunk_size != batch_size else None
 
 
-def pieces_ahead(prefetch: int | None, pieces: int) -> int | None:
-    """The window in pieces: a batch that is wanted is asked for as a whole."""
-    return None if prefetch is None else max(1, prefetch) * pieces
+def join(whole: Whole[Any], collate_fn: Callable[[list[Any]], Any] | None) -> JoinedParcel | Failure | Given | Nothing:
+    """One outcome of those of all pieces: the first error where there is one, and nothing where all are."""
+    parts = whole.results()
+    for piece, part in zip(whole.pieces, parts, strict=True):
+        if isinstance(part, (Failure, Given)):
+            for other in parts:
+                other.discard()
+            if whole.place is not None:
+                whole.place.give_back()
+            if isinstance(part, Given) or part.position < 0:
+                return part
+            return dataclasses.replace(part, position=whole.start(piece) + part.position)
+    left = [(whole.start(piece), part) for piece, part in zip(whole.pieces, parts, strict=True) if _is_some(part)]
+    if left:
+        return JoinedParcel(left, collate_fn, whole.place, complete=len(left) == len(parts))
+    if whole.place is not None:
+        whole.place.give_back()
+    return Nothing()
 
 
-class Cut:
-    """A batch sampler that gives the batches of another in pieces.
-
-    Args:
-        batches: Gives lists of indices.
-        chunk_size: Indices a piece.
-    """
-
-    def __init__(self, batches: Any, chunk_size: int) -> None:
-        self.batches = batches
-        self._chunk_size = chunk_size
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        """One epoch's pieces."""
-        for batch in self.batches:
-            for start in range(0, len(batch), self._chunk_size):
-                yield batch[start : start + self._chunk_size]
+def _is_some(part: Any) -> bool:
+    return not isinstance(part, Nothing)
 
 
-class Joined(Iterator[Any]):
-    """An epoch of pieces as one of batches; at its end a batch may have fewer pieces.
+class JoinedParcel:
+    """A batch of pieces, in the shape of `reports.Parcel`.
 
     Args:
-        epoch: Gives the pieces.
-        pieces: Of a batch.
-        collate_fn: Makes a batch of all its samples, where the pieces are lists of samples; None where they are
-            collated already.
+        parts: Position of the first sample and parcel, of each piece.
+        collate_fn: As `Cut.collate_fn`.
+        place: Where workers wrote it side by side; None where each wrote into memory of its own.
+        complete: Whether there is a parcel of each piece.
     """
 
-    def __init__(self, epoch: Iterator[Any], pieces: int, collate_fn: Callable[[list[Any]], Any] | None) -> None:
-        self._epoch = epoch
-        self._pieces = pieces
+    __slots__ = (
+        "_batch",
+        "_collate_fn",
+        "_complete",
+        "_parcels",
+        "_place",
+        "_starts",
+        "header",
+        "pid",
+        "received",
+        "transport",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        parts: list[tuple[int, Any]],
+        collate_fn: Callable[[list[Any]], Any] | None,
+        place: Place | None,
+        *,
+        complete: bool,
+    ) -> None:
+        self._starts = [start for start, _parcel in parts]
+        self._parcels = [parcel for _start, parcel in parts]
         self._collate_fn = collate_fn
-        self._parts: list[Any] = []
-        self._error: Exception | None = None
-        self._come = 0
+        self._place = place
+        self._complete = complete
+        self._batch: Any = None
+        headers = [parcel.header for parcel in self._parcels]
+        start, slowest = max(parts, key=lambda part: part[1].header[13])
+        run, number, layout, segment = headers[0][:4]
+        nbytes, extras, samples, fetch_cpu, collate_cpu = (sum(h[i] for h in headers) for i in (4, 5, 6, 10, 11))
+        position = slowest.header[12]
+        self.header = (
+            run, number, layout, segment, nbytes, extras, samples, min(h[7] for h in headers),
+            max(h[8] for h in headers), max(h[9] for h in headers), fetch_cpu, collate_cpu,
+            start + position if position >= 0 else -1, slowest.header[13],
+        )  # fmt: skip
+        last = max(self._parcels, key=lambda parcel: parcel.header[9])
+        self.worker = last.worker
+        """Who made the piece that was ready last; so with `pid`."""
+        self.pid = last.pid
+        self.received = max(parcel.received for parcel in self._parcels)
+        self.transport = last.transport
 
-    def __iter__(self) -> Joined:
-        """Give the iterator itself."""
-        return self
+    @property
+    def mapping(self) -> Any:
+        """The whole segment in which it lies once it is open; None where it was joined with a copy."""
+        return None if self._place is None else self._place.mapping
 
-    def __next__(self) -> Any:
-        """The next batch.
+    def open(self) -> Any:
+        """The batch."""
+        if self._parcels:
+            self._batch = self._join()
+            self._parcels = []
+        return self._batch
 
-        Raises:
-            StopIteration: The epoch is over.
-            Exception: As the epoch, once all pieces of the batch have come. The iteration can go on with the next.
-        """
-        while self._come < self._pieces:
-            try:
-                self._parts.append(next(self._epoch))
-            except StopIteration:
-                if not self._come:
-                    raise
-                break
-            except Exception as raised:  # noqa: BLE001 - raised below, when the rest of the batch is out of the way
-                self._error = self._error or raised
-            self._come += 1
-        parts, self._parts, self._come = self._parts, [], 0
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        if self._collate_fn is not None:
-            return self._collate_fn(list(itertools.chain.from_iterable(parts)))
-        return merge(parts)
+    def _join(self) -> Any:
+        if self._place is not None and all(parcel.placed for parcel in self._parcels) and self._complete:
+            return self._place.open(self._parcels)
+        parts = [
+            self._place.read(parcel, start) if parcel.placed and self._place is not None else parcel.open()
+            for start, parcel in zip(self._starts, self._parcels, strict=True)
+        ]
+        batch = merge(parts) if self._collate_fn is None else self._collate_fn(list(itertools.chain(*parts)))
+        if self._place is not None:
+            self._place.give_back()
+        return batch
+
+    def discard(self) -> None:
+        """Nobody wants it: its memory goes back."""
+        for parcel in self._parcels:
+            parcel.discard()
+        if self._place is not None and self._parcels:
+            self._place.give_back()
 
 
 def merge(parts: list[Any]) -> Any:  # noqa: PLR0911 - one for each kind of container

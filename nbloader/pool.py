@@ -20,12 +20,14 @@ from typing import Any
 
 from nbloader import forkserver
 from nbloader.cargo import Cargo
-from nbloader.dispatch import Task
 from nbloader.faults import Failure, Nothing
+from nbloader.inherit import heritage
+from nbloader.placing import Board, Placed
 from nbloader.process import ProcessHandle, connect, dump_task
 from nbloader.reports import Advanced, Ended, Gone, InitFailed, Layout, Output, Parcel, Ready, Report, Result, Started
-from nbloader.wire import Bytes, Kind
-from nbloader.worker import Start, Surroundings
+from nbloader.start import Start, Surroundings
+from nbloader.task import Task, Whole
+from nbloader.wire import MAX_FDS, Bytes, Kind
 
 _clock = time.perf_counter_ns
 _OF_SHARDS: dict[int, Callable[..., Report]] = {Kind.END: Ended, Kind.STATE: Advanced}
@@ -74,6 +76,7 @@ class Pool:
         self._output = output
         self._selector = selectors.DefaultSelector()
         self._early: list[Report] = []
+        self._board = Board(output, self._share, self._drop)
         self.handles: dict[int, ProcessHandle] = {}
         """Processes that have not ended, by their unique number."""
 
@@ -88,7 +91,7 @@ class Pool:
 
         Args:
             worker: Its id.
-            options: The fields of `worker.Start` that do not come from here.
+            options: The fields of `start.Start` that do not come from here.
             payload: The dataset and functions.
 
         Raises:
@@ -96,7 +99,7 @@ class Pool:
         """
         self._await_dying()
         pickled = payload.pickled
-        shared = pickled.fd()
+        files = pickled.files()
         with contextlib.ExitStack() as their_ends, contextlib.ExitStack() as our_ends:
             ours, theirs = connect(our_ends, their_ends)
             handle = ProcessHandle(worker, ours)
@@ -112,11 +115,14 @@ class Pool:
                 self._selector.register(handle.lifeline, selectors.EVENT_READ, (handle, self._read_lifeline))
             self._selector.register(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
             self.handles[handle.uid] = handle
+            kept, handed = heritage(pickled.handing)
             start = Start(
-                surroundings=Surroundings.here(), worker=worker, spans=pickled.spans, shared=shared is not None,
-                payload=pickled.data, **options,
+                surroundings=Surroundings.here(), worker=worker, files=files._replace(fds=()),
+                payload=pickled.data, heritage=kept, **options,
             )  # fmt: skip
-            fds = (theirs.status, theirs.stack, *(() if shared is None else (shared,)))
+            for first in range(0, len(handed), MAX_FDS):  # before INIT, which may be too large to be sent at once
+                self._send(handle, (Kind.HANDED, b""), fds=tuple(handed[first : first + MAX_FDS]))
+            fds = (theirs.status, theirs.stack, *files.fds)
             self._send(handle, (Kind.INIT, pickle.dumps(start, 5)), fds=fds)
         return handle
 
@@ -149,8 +155,9 @@ class Pool:
         frames, unsent = [], []
         for task in tasks:
             returned = handle.maps.take_returned()
+            placed = None if task.whole is None else self._place(handle, task, task.whole)
             try:
-                message = dump_task(task, returned)
+                message = dump_task(task, returned, placed)
             except Exception as error:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
                 handle.maps.returned.extend(returned)
                 unsent.append((task, error))
@@ -159,6 +166,41 @@ class Pool:
         if frames:
             self._send(handle, *frames)
         return unsent
+
+    def learn(self, parcel: Any) -> None:
+        """A piece of a batch has come."""
+        if not parcel.placed:
+            self._board.learn(parcel)
+
+    def _place(self, handle: ProcessHandle, task: Task, whole: Whole[Any]) -> Placed | None:
+        """Where a worker shall write a piece; None where it shall send it by itself."""
+        if not whole.begun:
+            whole.begun = True
+            whole.place = self._board.place(whole, frozenset(self.handles))
+        found = self._board.placed(task, handle.uid)
+        if found is None:
+            return None
+        placed, layout = found
+        if handle.told != layout.number:
+            handle.told = layout.number
+            self._send(handle, (Kind.LAYOUT, layout.number.to_bytes(8, "little") + layout.pickled))
+        return placed
+
+    def _share(self, number: int, fd: int) -> frozenset[int]:
+        for handle in self.handles.values():
+            self._send(handle, (Kind.SEGMENT, number.to_bytes(8, "little")), fds=(fd,))
+        return frozenset(self.handles)
+
+    def _drop(self, number: int, uids: frozenset[int]) -> None:
+        for uid in uids & frozenset(self.handles):
+            self._send(self.handles[uid], (Kind.DROP, number.to_bytes(8, "little")))
+
+    def rest(self) -> None:
+        """Nothing is asked for at present: give memory back that the next epoch can begin without."""
+        self._board.rest(frozenset(self.handles))
+        for handle in self.handles.values():
+            if handle.ready:
+                self._send(handle, (Kind.REST, pickle.dumps(handle.maps.take_returned())))
 
     def cancel(self, uid: int, run: int, numbers: tuple[int, ...] | None) -> None:
         """Have a worker forget batches that it was given and has not begun; None: the whole run."""
@@ -213,8 +255,8 @@ class Pool:
             if kind == Kind.BATCH:
                 parcel = Parcel(handle, body, received)
                 reports.append(Result(handle, parcel.header[0], parcel.header[1], parcel, handle.take_spared()))
-            elif kind == Kind.SEGMENT:
-                handle.maps.add(int.from_bytes(body, "little"), handle.channel.take_fd())
+            elif kind in (Kind.SEGMENT, Kind.DROP):
+                self._read_segments(handle, kind, body)
             elif kind == Kind.LAYOUT:
                 handle.layouts[int.from_bytes(body[:8], "little")] = Layout(body[8:], self._output)
             elif kind in (Kind.ERROR, Kind.SPARED):
@@ -226,6 +268,14 @@ class Pool:
                 reports.append(Ready(handle))
             elif kind == Kind.INIT_ERROR:
                 reports.append(InitFailed(handle, pickle.loads(body)))
+
+    @staticmethod
+    def _read_segments(handle: ProcessHandle, kind: int, body: Bytes) -> None:
+        if kind == Kind.SEGMENT:
+            handle.maps.add(int.from_bytes(body, "little"), handle.channel.take_fd())
+        else:
+            for number in pickle.loads(body):
+                handle.maps.forget(number)
 
     def _read_fault(self, handle: ProcessHandle, kind: int, body: Bytes) -> Iterator[Result]:
         if kind == Kind.ERROR:
@@ -284,34 +334,30 @@ class Pool:
                 return os.waitstatus_to_exitcode(~value)
             handle.pid = value
 
-    def _read_output(self, handle: ProcessHandle, fd: int, reports: list[Report]) -> None:
-        stream, partial = handle.outputs[fd]
+    def _read_output(self, handle: ProcessHandle, fd: int, reports: list[Report]) -> bool:
+        """Read once what a worker has written, and report the whole lines. Whether there may be more to read."""
+        _stream, partial = handle.outputs[fd]
         try:
             data = os.read(fd, 1 << 16)
         except BlockingIOError:
-            return
-        if not data:
-            self._selector.unregister(fd)
+            return False
         partial += data
-        end = len(partial) if not data else partial.rfind(b"\n") + 1
-        if end:
-            text = partial[:end].decode("utf-8", "backslashreplace")
-            del partial[:end]
-            if stream == "stderr":
-                handle.keep(text)
-            reports.append(Output(handle, stream, text))
+        if data:
+            _report_output(handle, fd, partial.rfind(b"\n") + 1, reports)
+            return True
+        self._selector.unregister(fd)
+        _report_output(handle, fd, len(partial), reports)
+        return False
 
     def _end(self, handle: ProcessHandle, exitcode: int | None, reports: list[Report]) -> None:
-        """Forget a process that has ended; what it wrote last is read first."""
+        """Forget a process that has ended; what it wrote last is read first, also where no line end follows it."""
         if handle.gone:
             return
-        handle.gone = True
-        for fd in handle.outputs:
-            if fd in self._selector.get_map():
-                before = -1
-                while before != len(reports):
-                    before = len(reports)
-                    self._read_output(handle, fd, reports)
+        handle.end(exitcode)
+        for fd, (_stream, partial) in handle.outputs.items():
+            while fd in self._selector.get_map() and self._read_output(handle, fd, reports):
+                pass
+            _report_output(handle, fd, len(partial), reports)
         self._release(handle)
         self.handles.pop(handle.uid, None)
         reports.append(Gone(handle, exitcode))
@@ -362,7 +408,7 @@ class Pool:
             handle.kill()
             if handle.popen is not None:
                 handle.popen.wait()
-            handle.gone = True
+            handle.end(None if handle.popen is None else handle.popen.returncode)
             handle.channel.close()
             for fd in handle.take_fds():
                 with contextlib.suppress(OSError):
@@ -373,3 +419,15 @@ class Pool:
     def dispose(self) -> None:
         """Close what is left when no worker is."""
         self._selector.close()
+
+
+def _report_output(handle: ProcessHandle, fd: int, end: int, reports: list[Report]) -> None:
+    """Report the first `end` bytes of what was read and not told."""
+    if not end:
+        return
+    stream, partial = handle.outputs[fd]
+    text = partial[:end].decode("utf-8", "backslashreplace")
+    del partial[:end]
+    if stream == "stderr":
+        handle.keep(text)
+    reports.append(Output(handle, stream, text))

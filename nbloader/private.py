@@ -90,8 +90,7 @@ class Private:
         if info is not own.worker_info:
             own.worker_info = info
             if own.torch is not None:
-                theirs = sys.modules["torch"].utils.data._utils.worker
-                own.torch_worker_info = theirs.WorkerInfo(**vars(info)) if info is not None else None
+                own.torch_worker_info = _for_torch(info) if info is not None else None
 
     def seed(self, seed: int) -> None:
         """Seed them as `fetch.seed_everything` seeds those of a process: the same seed draws the same numbers."""
@@ -102,7 +101,7 @@ class Private:
         if torch is not None:
             if self._torch is None:
                 self._torch = own.torch = torch.Generator()
-                own.torch_worker_info = torch.utils.data._utils.worker.WorkerInfo(**vars(self._info))
+                own.torch_worker_info = _for_torch(self._info)
                 _routes.add_torch(torch)
             self._torch.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
 
@@ -113,6 +112,13 @@ class Private:
     def torch_mode(self) -> AbstractContextManager[Any]:
         """In a `with`: torch's functions draw from this thread's generator. Costs 1 to 5 us a call of torch."""
         return _mode() if own.torch is not None else nullcontext()
+
+
+def _for_torch(info: WorkerInfo) -> Any:
+    """The same as torch has it; newer versions tell what kind of worker it is."""
+    theirs = sys.modules["torch"].utils.data._utils.worker.WorkerInfo
+    kind = {"worker_method": "thread"} if hasattr(theirs, "worker_method") else {}
+    return theirs(**vars(info), **kind)
 
 
 def without_mode() -> AbstractContextManager[Any]:
@@ -165,10 +171,18 @@ class _RoutedRandom(random.Random):
 
 
 def _get_worker_info() -> Any:
-    """What torch's function of this name does meanwhile, with the globals of torch's module."""
+    """What torch's function of this name does meanwhile, with the globals of torch's module.
+
+    torch's `default_collate` is told of no worker: it would stack tensors into shared memory, to spare another process
+    a copy.
+    """
+    import sys
+
     from nbloader.private import own
 
-    return own.torch_worker_info or globals()["_worker_info"]
+    if own.torch_worker_info is None or sys._getframe(1).f_code.co_name == "collate_tensor_fn":
+        return globals()["_worker_info"]
+    return own.torch_worker_info
 
 
 class _RoutedTorch:

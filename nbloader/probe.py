@@ -9,19 +9,26 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbloader.stats import Gauges
+from nbloader.stats import Gauges, WorkerGauge
 
-AT_ONCE = 8
+AT_ONCE = 4
 """Workers that are looked at for one picture, those first that were not for the longest time: each takes 0.1 ms."""
 MEMORY_SHARE = 0.003
 """Share of a core for looking up shared and private memory: the kernel walks all pages of a process for it, 8 ms with
 torch in it."""
+
+IDLE = 0.05
+"""Share of its time below which a process that runs, or could, has nothing to do."""
 
 
 class _Seen(NamedTuple):
     at: float
     cpu_percent: float
     rss: int
+    ran: tuple[int, int] | None
+    """Time that it has had a core, and that it could run and had none, ns; None where the system does not tell."""
+    core_wait: float | None
+    """The second as a share of both, between two looks, the last ones between which it had something to do."""
 
 
 class ProcessProbe:
@@ -48,9 +55,7 @@ class ProcessProbe:
         for worker in gauges.workers:
             seen, memory = self._seen.get(worker.pid), self._memory.get(worker.pid, (0.0, None, None))
             if seen is not None:
-                worker = dataclasses.replace(  # noqa: PLW2901
-                    worker, cpu_percent=seen.cpu_percent, rss=seen.rss, private=memory[1], shared=memory[2]
-                )
+                worker = _with_usage(worker, seen, memory)  # noqa: PLW2901
             workers.append(worker)
         return dataclasses.replace(gauges, workers=tuple(workers))
 
@@ -62,7 +67,14 @@ class ProcessProbe:
             if process is None:
                 process = self._processes[pid] = psutil.Process(pid)
             with process.oneshot():
-                self._seen[pid] = _Seen(time.monotonic(), process.cpu_percent(None), process.memory_info().rss)
+                used, rss = process.cpu_percent(None), process.memory_info().rss
+            before, now, ran = self._seen.get(pid), time.monotonic(), ran_of(pid)
+            share = None if before is None else before.core_wait
+            if before is not None and before.ran is not None and ran is not None:
+                had, lacked = (b - a for a, b in zip(before.ran, ran, strict=True))
+                if had + lacked > IDLE * 1e9 * (now - before.at):
+                    share = lacked / (had + lacked)
+            self._seen[pid] = _Seen(now, used, rss, ran, share)
         except psutil.Error:  # it ended meanwhile
             self._seen.pop(pid, None)
 
@@ -79,6 +91,23 @@ class ProcessProbe:
         if found is not None:
             self._memory[pid] = (now, *found)
         self._memory_due = now + (now - began) / MEMORY_SHARE
+
+
+def _with_usage(w: WorkerGauge, seen: _Seen, memory: tuple[float, int | None, int | None]) -> WorkerGauge:
+    """A copy; `dataclasses.replace` takes three times as long, for each worker of each picture."""
+    return WorkerGauge(
+        w.worker, w.pid, w.state, w.batch, w.since, w.sample, w.queued, w.exit_reason, w.stderr_tail,
+        seen.cpu_percent, seen.rss, w.held, w.left, memory[1], memory[2], w.made, seen.core_wait,
+    )  # fmt: skip
+
+
+def ran_of(pid: int) -> tuple[int, int] | None:
+    """How long the main thread of a process has had a core, and could run and had none, ns; None if not told."""
+    try:
+        had, lacked, _ = Path(f"/proc/{pid}/schedstat").read_text("ascii").split()
+        return int(had), int(lacked)
+    except (OSError, ValueError):
+        return None
 
 
 def memory_of(pid: int) -> tuple[int, int] | None:

@@ -15,14 +15,15 @@ from typing import NamedTuple
 import cloudpickle
 
 from nbloader import fetch as f
-from nbloader.dispatch import Task
 from nbloader.errors import NbloaderError
 from nbloader.faults import SpareSample
 from nbloader.handle import Handle
+from nbloader.placing import Placed
 from nbloader.reports import Layout
 from nbloader.shards import Ticket
 from nbloader.shm import SegmentMaps, anonymous_file, mapped
 from nbloader.stacks import StackPipe
+from nbloader.task import Task
 from nbloader.wire import Channel
 
 _PLAIN = {int, str, bool, float, bytes, Ticket}
@@ -90,6 +91,8 @@ class ProcessHandle(Handle):
         self.killed = False
         self.maps = SegmentMaps()
         self.layouts: dict[int, Layout] = {}
+        self.told = -1
+        """The layout of batches that several workers write that it knows."""
         self.tail: deque[str] = deque(maxlen=100)
         self.lifeline = -1
         self.popen: subprocess.Popen[bytes] | None = None
@@ -140,9 +143,9 @@ class ProcessHandle(Handle):
                 os.kill(pid, signal.SIGKILL)
 
 
-def dump_task(task: Task, returned: list[int]) -> bytes:
+def dump_task(task: Task, returned: list[int], placed: Placed | None = None) -> bytes:
     """A task for a worker. Indices of the notebook's own types go by value."""
-    message = (task.run, task.number, task.indices, task.seed, returned)
+    message = (task.run, task.job, task.indices if placed is None else placed, task.seed, returned)
     indices = task.indices
     kinds = set(map(type, indices)) if type(indices) is list else {type(indices)}
     return pickle.dumps(message, 5) if kinds <= _PLAIN else bytes(cloudpickle.dumps(message, 5))

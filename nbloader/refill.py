@@ -61,6 +61,11 @@ class Known:
             self._known[size] = fill, plan.nbytes, note
 
 
+def refill(tree: Tree, samples: Sequence[Any]) -> Refill | None:
+    """What fills a batch that is laid out so with samples like these; None where there is no quick way."""
+    return _node(tree, samples)
+
+
 class DiffersError(Exception):
     """The batch is laid out in another way. Never leaves nbloader."""
 
@@ -120,7 +125,8 @@ def _array(tree: Tree, kind: type, count: int) -> Refill | None:
     _array, offset, shape, dtype_str, tensor = tree
     dtype = np.dtype(dtype_str)
     if kind in SCALARS or issubclass(kind, np.generic):
-        return _scalars(kind, count, dtype, offset)
+        mixed = dtype != SCALARS.get(kind, dtype)  # with numbers of another type, which need not come again
+        return None if mixed else _scalars(kind, count, dtype, offset)
     if tensor is not None:
         return _tensors(kind, shape, dtype, offset, tensor)
     if kind is np.ndarray and len(shape) > 1 and shape[1]:

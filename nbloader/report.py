@@ -20,6 +20,8 @@ WIDTH = 80
 WORKERS = "Workers, batches since the loader was made"
 SLOWEST = "Slowest samples of the last three epochs"
 BAR = 24
+BESIDE = ("pin", "upload")
+"""Stages that lie beside others, of those batches that go through them."""
 STAGE_MEANING = {
     "queue": "sent to a worker, waits for it",
     "fetch": "the worker gets the samples",
@@ -27,6 +29,8 @@ STAGE_MEANING = {
     "transport": "on its way to the notebook",
     "reorder": "waits for an earlier batch",
     "ready": "waits for the loop",
+    "pin": "beside it: copied into pinned memory",
+    "upload": "beside it: copied to the device",
     "step": "the loop works on it",
 }
 
@@ -114,7 +118,7 @@ def uploads(s: Snapshot) -> str:
     if u.pin >= 0.01:  # noqa: PLR2004 - 10 us: less is only the clock
         parts.append(f"pinned in {duration(u.pin / 1e3)}")
     if u.copy is not None and u.gb_per_second is not None:
-        parts.append(f"{duration(u.copy / 1e3)} a batch, {u.gb_per_second:.1f} GB/s")
+        parts.append(f"{duration(u.copy / 1e3)} a batch, {number(u.gb_per_second)} GB/s")
     if u.hidden is not None:
         parts.append(f"{percent(u.hidden)} of it hidden behind the loop's work")
     return ", ".join(parts)
@@ -256,13 +260,14 @@ def _chips(texts: Iterable[str]) -> str:
 
 
 def _stages_html(s: Snapshot) -> str:
-    total = sum(stage.mean for stage in s.stages)
+    whole = [stage for stage in s.stages if stage.name not in BESIDE]
+    total = sum(stage.mean for stage in whole)
     if not total:
         return ""
     bar = "".join(
         f'<div title="{stage.name}: {stage.mean:.2f} ms" '
         f'style="width:{100 * stage.mean / total:.2f}%;background:{colours.STAGES[stage.name]}"></div>'
-        for stage in s.stages
+        for stage in whole
     )
     rows = [
         [

@@ -12,7 +12,7 @@ from nbloader.faults import Described, Failure, Nothing, SpareSample
 from nbloader.making import LocalParcel
 from nbloader.objects import load_object
 from nbloader.wire import Bytes
-from nbloader.worker import NO_SEGMENT, PICKLED, RESULT
+from nbloader.worker import NO_SEGMENT, PICKLED, PLACED, RESULT
 
 if TYPE_CHECKING:
     from nbloader.handle import Handle
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 class Layout:
     """The structure of batches that are laid out alike; read when the first of them is opened."""
 
-    __slots__ = ("_build", "_output", "_tree")
+    __slots__ = ("_build", "_output", "tree")
 
     def __init__(self, tree: Bytes, output: str) -> None:
-        self._tree = tree
+        self.tree = tree
+        """Its pickle."""
         self._output = output
         self._build: Build | None = None
 
@@ -33,7 +34,7 @@ class Layout:
     def build(self) -> Build:
         """The function that builds a batch."""
         if self._build is None:
-            self._build = builder(pickle.loads(self._tree), self._output)
+            self._build = builder(pickle.loads(self.tree), self._output)
         return self._build
 
 
@@ -42,12 +43,13 @@ class Parcel:
 
     __slots__ = (
         "_extras",
-        "_layout",
         "_maps",
         "_memory",
         "_segment",
         "header",
+        "layout",
         "pid",
+        "placed",
         "received",
         "transport",
         "worker",
@@ -62,18 +64,25 @@ class Parcel:
         start = RESULT.size
         self._extras = body[start : start + extras]
         self._maps = handle.maps
+        self.placed = self._segment == PLACED
+        """Whether it is a piece that lies beside others of its batch: then whoever knows the place reads it."""
         self._memory = bytearray(memoryview(body)[start + extras :]) if self._segment == NO_SEGMENT else None
-        self._layout = None if layout == PICKLED else handle.layouts[layout]
+        self.layout = None if layout == PICKLED else handle.layouts[layout]
         self.transport = "segment" if self._memory is None else "inline" if header[4] or not extras else "pickle"
 
     def open(self) -> Any:
         """Build the batch, on the memory in which it came. From then on this holds that memory, until it dies."""
         if self._memory is None:
             self._memory = self._maps.lend(self._segment, self.header[4])
-        if self._layout is None:
+        if self.layout is None:
             data, places = pickle.loads(self._extras)
             return load_object(data, self._memory, places)
-        return self._layout.build(self._memory, pickle.loads(self._extras) if self._extras else [])
+        return self.layout.build(self._memory, self.extras)
+
+    @property
+    def extras(self) -> list[Any]:
+        """Its parts that are no arrays."""
+        return pickle.loads(self._extras) if self._extras else []
 
     @property
     def mapping(self) -> Any:
@@ -83,7 +92,7 @@ class Parcel:
 
     def discard(self) -> None:
         """Nobody wants the batch: its segment goes back, now or (once it was opened) when nobody holds it any more."""
-        if self._memory is None:
+        if self._memory is None and not self.placed:
             self._maps.discard(self._segment)
 
 

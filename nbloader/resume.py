@@ -21,8 +21,10 @@ VERSION = 1
 State = dict[str, Any]
 
 _TYPES: dict[str, tuple[type, ...]] = {
-    "nbloader": (int,), "kind": (str,), "length": (int, type(None)), "batch_size": (int, type(None)), "pieces": (int,),
-    "last_batch": (str,), "sampler": (str,), "next_epoch": (int,), "own_seed": (int,), "generators": (list,),
+    "nbloader": (int,), "kind": (str,), "length": (int, type(None)), "batch_size": (int, type(None)),
+    "chunk_size": (int, type(None)),
+    "last_batch": (str,), "sampler": (str,), "next_epoch": (int,), "own_seed": (int,),
+    "draws_once": (bool,), "first_seed": (int, type(None)), "generators": (list,),
     "sampler_state": (dict, type(None)), "epoch": (dict, type(None)),
 }  # fmt: skip
 _EPOCH_TYPES: dict[str, dict[str, tuple[type, ...]]] = {
@@ -47,14 +49,19 @@ class Resuming:
     last_batch: str | None
     drop_last: bool
     generator: Any
+    persistent_workers: bool
     _iterable: bool
-    _pieces: int
+    _chunk: int | None
     _ahead: Epoch[Any] | None
     _index_sampler: Any
     _draw: Draw | None = None
     """Of the epoch that a consumer began last."""
     _own_seed: int | None = None
     """What is drawn from instead of global generators, once somebody asked for the state."""
+    _first_seed: int | None = None
+    """What later epochs' seeds are made of, if only the first one draws its seed."""
+    _drew_once: bool | None = None
+    """Whether only the first epoch drew its seed in the process that a loaded state is of."""
     _loaded: State | None = None
     """A state that no epoch has gone on from yet."""
     _next_epoch = 0
@@ -89,6 +96,8 @@ class Resuming:
             **self._fitting(),
             "next_epoch": self._next_epoch if current is None else current["number"] + 1,
             "own_seed": self._own_seed,
+            "draws_once": self._draws_once,
+            "first_seed": self._first_seed,
             "generators": [randomness.dump_generator(g) for g in sources] if current is None else [],
             "sampler_state": None if stateful is None or current is not None else stateful.state_dict(),
             "epoch": current,
@@ -110,7 +119,7 @@ class Resuming:
         """
         _check(state_dict, self._fitting())
         sources = generators(self._index_sampler, self.generator)
-        total = None if self._iterable or self._pieces > 1 else sampler.length(self._index_sampler)
+        total = None if self._iterable else sampler.length(self._index_sampler)
         _check_epoch(state_dict, len(sources), total)
         state = copy.deepcopy(state_dict)
         if state["epoch"] is None:
@@ -121,9 +130,15 @@ class Resuming:
                 stateful.load_state_dict(state["sampler_state"])
         self.clean()
         self._own_seed = state["own_seed"]
+        self._drew_once, self._first_seed = state["draws_once"], state["first_seed"]
         self._next_epoch = state["next_epoch"]
         self._draw = None
         self._loaded = state
+
+    @property
+    def _draws_once(self) -> bool:
+        """Whether only the first epoch draws its seed: with persistent workers torch's iterator stays, too."""
+        return self.persistent_workers if self._drew_once is None else self._drew_once
 
     def _begin_draw(self) -> Draw:
         """Begin an epoch, or go on with the one that was loaded."""
@@ -131,11 +146,16 @@ class Resuming:
         begun = (state or {}).get("epoch") or {}
         number = begun.get("number", self._next_epoch)
         own = None if self._own_seed is None else mix(self._own_seed, number)
+        seed = None if self._first_seed is None else mix(self._first_seed, number)
+        if state is not None and begun:  # it drew its seed if it was the first one
+            seed = begun["seed"] if state["first_seed"] not in (None, begun["seed"]) else None
         try:
-            draw = begin(self, own=own, begun=begun)  # type: ignore[arg-type]
+            draw = begin(self, own=own, seed=seed, begun=begun)  # type: ignore[arg-type]
         except BaseException:
             self._loaded = state
             raise
+        if self._draws_once and self._first_seed is None:
+            self._first_seed = draw.seed
         draw.number = number
         self._next_epoch = number + 1
         return draw
@@ -147,7 +167,7 @@ class Resuming:
             "kind": "iterable" if self._iterable else "map",
             "length": None if self._iterable else sampler.length(self.dataset),
             "batch_size": self.batch_size,
-            "pieces": self._pieces,
+            "chunk_size": self._chunk,
             "last_batch": self.last_batch or ("discard" if self.drop_last else "keep"),
             "sampler": "/".join(type(part).__name__ for part in parts(self._index_sampler)),
         }

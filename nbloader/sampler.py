@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
@@ -90,6 +91,23 @@ def make_endless(*, batch_size: int | None, drop_last: bool) -> tuple[Any, Any]:
 
     endless: Any = Endless()
     return endless, BatchSampler(endless, batch_size, drop_last) if batch_size is not None else None
+
+
+def warn_if_used_up(*, stacklevel: int, **sources: Any) -> None:
+    """After an epoch without a batch: say so where something that can be iterated only once is the likely cause.
+
+    Args:
+        stacklevel: As for `warnings.warn`, called from the caller of this function's.
+        sources: By the name of the loader's argument: the dataset and the samplers.
+    """
+    for name, source in sources.items():
+        builtin = type(source).__module__ in {"builtins", "itertools", "_io"}
+        if builtin and hasattr(source, "__next__"):
+            warnings.warn(
+                f"this epoch had no batch: {name} is a {type(source).__name__}, which gives its items once, and they "
+                f"are used up. Give a list, or an object whose __iter__ begins anew, as {name}",
+                stacklevel=stacklevel,
+            )
 
 
 def length(sampler: Any) -> int | None:

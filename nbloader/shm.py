@@ -9,26 +9,26 @@ the last array or tensor that views it dies: a consumer that keeps batches costs
 Segments are memfds: not limited by the size of /dev/shm, and nothing is left behind however a process dies. They are
 allocated when they are made, after a look at how much memory is left, so that its end is an error here and not a
 SIGBUS later. Reuse is what makes them fast: fresh pages are written at a third of the speed of used ones, so the most
-recently used segment goes first.
+recently used segment goes first. Those that nothing needed for a while are given back to the system.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
+import fcntl
 import functools
 import mmap
 import os
-import pickle
 import tempfile
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nbloader.memory import available
-from nbloader.pickles import dump
 
 ALIGN = 64
 """Arrays begin at multiples of this within a segment, bytes: a cache line, and enough for any vector instruction."""
@@ -43,8 +43,15 @@ ASK_FROM = 1 << 20
 """Files in memory from this size on are made only when the system says that there is room, bytes: the allocation of a
 memfd does not fail when memory ends, it lets the kernel kill processes."""
 
-SHARE_BUFFERS_FROM = 64 * 1024
-"""Arrays inside a dataset from this size on are shared by all workers, bytes; smaller ones are copied to each."""
+KEEP = 5.0
+"""Seconds that a segment which nothing needs is kept at least, and twice as long at most, while others are used. The
+window grows by up to 16 batches a worker while one is late, and what that took would stay until the workers end. But
+fresh pages are slow, and while a segment is made anew a batch is late, for which the window grows again."""
+
+WRITE_SIZE = 16 << 20
+"""Bytes of an array that are written to a file in memory with one system call."""
+WRITERS = 4
+"""Threads at most that do so."""
 
 
 def aligned(nbytes: int) -> int:
@@ -67,15 +74,7 @@ def anonymous_file(size: int) -> int:
     Raises:
         MemoryError: The machine (or the container) has not that much memory left.
     """
-    if size >= ASK_FROM:
-        left = available()
-        if left is not None and size > left:
-            raise _no_memory(size, f"{left / 1e6:,.0f} MB are left")
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("nbloader", os.MFD_CLOEXEC)
-    else:  # macOS: an unlinked file
-        fd, path = tempfile.mkstemp(prefix="nbloader-")
-        Path(path).unlink()
+    fd = _new_file(size)
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, size)
@@ -87,6 +86,63 @@ def anonymous_file(size: int) -> int:
     return fd
 
 
+def filled_file(size: int, pieces: list[tuple[int, memoryview]]) -> int:
+    """A file in memory that is written now, and by nobody later.
+
+    The pages of 1 GB are written in 0.7 s; to have them allocated first and write to a mapping of them takes 0.95 s.
+
+    Args:
+        size: Bytes.
+        pieces: What to write where.
+
+    Returns:
+        Its descriptor.
+
+    Raises:
+        MemoryError: The machine (or the container) has not that much memory left.
+    """
+    fd = _new_file(size)
+    parts = [
+        (start + begin, piece[begin : begin + WRITE_SIZE])
+        for start, piece in pieces
+        for begin in range(0, piece.nbytes, WRITE_SIZE)
+    ]
+    try:
+        os.ftruncate(fd, size)
+        with ThreadPoolExecutor(min(WRITERS, os.cpu_count() or 1)) as writers:
+            for _done in writers.map(functools.partial(_write, fd), parts):
+                pass
+    except OSError as error:
+        os.close(fd)
+        raise _no_memory(size, error.strerror or "unknown reason") from error
+    except BaseException:
+        os.close(fd)
+        raise
+    if hasattr(fcntl, "F_ADD_SEALS"):
+        with contextlib.suppress(OSError):  # a file that is no memfd
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
+    return fd
+
+
+def _write(fd: int, part: tuple[int, memoryview]) -> None:
+    position, data = part
+    while data.nbytes:
+        written = os.pwrite(fd, data, position)
+        position, data = position + written, data[written:]
+
+
+def _new_file(size: int) -> int:
+    if size >= ASK_FROM:
+        left = available()
+        if left is not None and size > left:
+            raise _no_memory(size, f"{left / 1e6:,.0f} MB are left")
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("nbloader", os.MFD_CLOEXEC | getattr(os, "MFD_ALLOW_SEALING", 0))
+    fd, path = tempfile.mkstemp(prefix="nbloader-")  # macOS: an unlinked file
+    Path(path).unlink()
+    return fd
+
+
 def _no_memory(size: int, why: str) -> MemoryError:
     return MemoryError(
         f"{size / 1e6:,.1f} MB of shared memory were asked for and are not there ({why}). Use a smaller batch_size, "
@@ -94,12 +150,17 @@ def _no_memory(size: int, why: str) -> MemoryError:
     )
 
 
-def mapped(fd: int, size: int) -> Any:
-    """Map a file into memory, shared and writable, and keep no descriptor of it.
+def mapped(fd: int, size: int, *, private: bool = False) -> Any:
+    """Map a file into memory, writable, and keep no descriptor of it.
 
     `mmap.mmap` keeps a duplicate of the descriptor (until Python 3.13 can be told not to), and a consumer that keeps
     batches would soon have too many open files. And it unmaps before it tells weak references that it dies, while
     memory that was pinned must be unpinned first.
+
+    Args:
+        fd: Its descriptor.
+        size: Bytes.
+        private: Whether what is written stays here, in pages of one's own, and does not go to the file.
 
     Returns:
         A ctypes array of `size` bytes; what is built on it keeps it mapped.
@@ -107,7 +168,8 @@ def mapped(fd: int, size: int) -> Any:
     Raises:
         OSError: The system's bound on mappings is reached.
     """
-    address = _libc().mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+    address = _libc().mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, fd, 0)
     if address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), f"{size:,} bytes cannot be mapped: {os.strerror(ctypes.get_errno())}")
     memory = (ctypes.c_char * size).from_address(address)
@@ -124,11 +186,68 @@ def _libc() -> Any:
     return libc
 
 
+class FreeSegments:
+    """Segments that may be written to now, the most recently used of a size first. Pure.
+
+    Since the last one that came is the first to go, those that were in excess all the time since the last look are at
+    the other end, and as many as the fewest that were free meanwhile.
+
+    Args:
+        now: Seconds, of any clock.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._free: dict[int, list[int]] = {}  # by size, the most recently used last
+        self._fewest: dict[int, int] = {}  # that were free since the last look, by size
+        self._look = now + KEEP
+
+    def put(self, number: int, size: int) -> None:
+        """This one, of `size` bytes, is not used at present."""
+        self._free.setdefault(size, []).append(number)
+        self._fewest.setdefault(size, 0)
+
+    def take(self, size: int) -> int | None:
+        """One of at least `size` bytes and at most twice that; None where there is none."""
+        fitting = [other for other, free in self._free.items() if free and size <= other <= 2 * size]
+        if not fitting:
+            return None
+        best = min(fitting)
+        free = self._free[best]
+        number = free.pop()
+        self._fewest[best] = min(self._fewest[best], len(free))
+        return number
+
+    def unused(self, now: float) -> list[int]:
+        """Take out those that nothing needed for `KEEP` seconds. It looks no more often than that."""
+        if now < self._look:
+            return []
+        self._look = now + KEEP
+        out: list[int] = []
+        for size, free in list(self._free.items()):
+            fewest = self._fewest[size]
+            out += free[:fewest]
+            del free[:fewest]
+            self._fewest[size] = len(free)
+            if fewest and not free:
+                del self._free[size], self._fewest[size]
+        return out
+
+    def all_but(self, kept: int) -> list[int]:
+        """Take out all but so many of each size."""
+        out: list[int] = []
+        for size, free in self._free.items():
+            excess = max(0, len(free) - kept)
+            out += free[:excess]
+            del free[:excess]
+            self._fewest[size] = min(self._fewest[size], len(free))
+        return out
+
+
 class SegmentPool:
-    """A worker's segments: those it may write to now, the most recently used first."""
+    """A worker's segments."""
 
     def __init__(self) -> None:
-        self._free: dict[int, list[int]] = collections.defaultdict(list)
+        self._free = FreeSegments(time.monotonic())
         self._sizes: dict[int, int] = {}
         self._maps: dict[int, Any] = {}
         self._made = 0
@@ -141,10 +260,9 @@ class SegmentPool:
             process and closed), or None when it has been sent before.
         """
         size = segment_size(nbytes)
-        fitting = [other for other, free in self._free.items() if free and size <= other <= 2 * size]
-        if fitting:
-            number = self._free[min(fitting)].pop()
-            return number, self._maps[number], None
+        free = self._free.take(size)
+        if free is not None:
+            return free, self._maps[free], None
         fd = anonymous_file(size)
         number, self._made = self._made, self._made + 1
         self._maps[number] = mapped(fd, size)
@@ -158,7 +276,28 @@ class SegmentPool:
     def give_back(self, numbers: list[int]) -> None:
         """Nobody views these segments any more."""
         for number in numbers:
-            self._free[self._sizes[number]].append(number)
+            self._free.put(number, self._sizes[number])
+
+    def drop_unused(self) -> list[int]:
+        """Give those back to the system that nothing needed for a while.
+
+        Returns:
+            Their numbers: the notebook's process must forget them too. They are not used again.
+        """
+        return self._drop(self._free.unused(time.monotonic()))
+
+    def rest(self) -> list[int]:
+        """Nothing is to do for now: keep one of each size, for the next epoch's first batch.
+
+        Returns:
+            As `drop_unused`.
+        """
+        return self._drop(self._free.all_but(1))
+
+    def _drop(self, numbers: list[int]) -> list[int]:
+        for number in numbers:
+            del self._maps[number], self._sizes[number]
+        return numbers
 
 
 class SegmentMaps:
@@ -177,6 +316,10 @@ class SegmentMaps:
             self._maps[number] = mapped(fd, size), ctypes.c_char * size
         finally:
             os.close(fd)
+
+    def forget(self, number: int) -> None:
+        """This segment is not used any more; it is unmapped when nobody views it."""
+        del self._maps[number]
 
     def lend(self, number: int, nbytes: int) -> Any:
         """The memory of a segment for building arrays on; when the last of them dies the segment goes back.
@@ -215,81 +358,3 @@ class SegmentMaps:
 def _give_back(lent: dict[int, Any], returned: collections.deque[int], number: int, _ref: object) -> None:
     lent.pop(number, None)
     returned.append(number)
-
-
-class SharedPickle:
-    """An object pickled once for many workers, with its large arrays in shared memory.
-
-    Workers map those arrays copy-on-write, so that memory is used once and not per worker, and a worker that writes
-    to them changes nothing for the others.
-
-    Args:
-        obj: What to send. Classes and functions of the notebook go along by value (cloudpickle).
-    """
-
-    def __init__(self, obj: Any) -> None:
-        buffers: list[memoryview] = []
-
-        def keep_out(buffer: pickle.PickleBuffer) -> bool:
-            raw = buffer.raw()
-            if raw.nbytes < SHARE_BUFFERS_FROM:
-                return True  # stays in the pickle
-            buffers.append(raw)
-            return False
-
-        self.data: bytes = dump(obj, keep_out)
-        self.spans: list[tuple[int, int]] = []
-        self.identity = (self.data, [_Origin(b) for b in buffers])
-        """Equal for two pickles of an object that was not changed in between (in-place writes to arrays aside)."""
-        self._buffers = buffers
-        self._fd: int | None = None
-
-    def fd(self) -> int | None:
-        """The descriptor of the shared arrays, made at first use; None when there are none."""
-        if self._fd is None and self._buffers:
-            offset = 0
-            for raw in self._buffers:
-                self.spans.append((offset, raw.nbytes))
-                offset += -(-raw.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-            self._fd = anonymous_file(offset)
-            with mmap.mmap(self._fd, offset) as memory:
-                for raw, (start, nbytes) in zip(self._buffers, self.spans, strict=True):
-                    memory[start : start + nbytes] = raw
-            self._buffers = []
-            weakref.finalize(self, os.close, self._fd)
-        return self._fd
-
-
-class _Origin:
-    """Which memory a buffer was: equal for the same memory of the same object, while that object lives."""
-
-    def __init__(self, buffer: memoryview) -> None:
-        array: Any = np.asarray(buffer)
-        self._span = array.ctypes.data, buffer.nbytes
-        owner: Any = buffer.obj
-        while isinstance(owner, np.ndarray) and owner.base is not None:
-            owner = owner.base
-        try:
-            self._owner: Any = weakref.ref(owner)
-        except TypeError:  # bytes and the like
-            self._owner = lambda: owner
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Origin):
-            return NotImplemented
-        owner = self._owner()
-        return self._span == other._span and owner is not None and owner is other._owner()
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def load_shared(data: bytes, spans: list[tuple[int, int]], fd: int | None) -> Any:
-    """Rebuild, in a worker, what `SharedPickle` sent; takes the descriptor."""
-    if fd is None:
-        return pickle.loads(data)
-    try:
-        memory = mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    finally:
-        os.close(fd)
-    view = memoryview(memory)
-    return pickle.loads(data, buffers=[view[start : start + nbytes] for start, nbytes in spans])

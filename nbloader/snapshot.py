@@ -45,6 +45,10 @@ class WorkerGauge:
     """Memory that is its own, bytes. None where unknown; looked up now and then."""
     shared: int | None = None
     """Resident memory that it shares with other processes (dataset, segments, libraries), bytes."""
+    made: int = 0
+    """Batches made by this worker id; from 0 again where its place was given up and taken anew."""
+    core_wait: float | None = None
+    """Of the time that it could run, the share in which it had no core, 0 to 1. None where unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,8 @@ class Gauges:
     """Batches go through pinned memory."""
     device: str = ""
     """Where batches are moved; "" for nowhere."""
+    begun: tuple[int, ...] = ()
+    """Numbers of the batches whose way to the device has begun before they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,8 @@ class StageStats:
 
     name: str
     """"queue" (sent -> fetch begun), "fetch", "collate", "transport" (collated -> received), "reorder" (received -> in
-    order), "ready" (in order -> delivered), "step" (delivered -> the consumer came back)."""
+    order), "ready" (in order -> delivered), "pin" (taken up -> in pinned memory), "upload" (the copy to the device, by
+    the device's clock), "step" (delivered -> the consumer came back)."""
     mean: float
     p50: float
     p95: float
@@ -151,7 +158,7 @@ class WorkerStats:
     """Dataset index of the sample it is at."""
     queued: int
     batches: int
-    """Batches made by this worker id since the loader was made."""
+    """Batches made by this worker id since the loader was made, those included that wait for the consumer."""
     batches_per_second: float
     """Over the last five seconds."""
     restarts: int
@@ -174,6 +181,8 @@ class WorkerStats:
     """Memory that is its own, bytes."""
     shared: int | None = None
     """Resident memory that it shares with other processes, bytes."""
+    core_wait: float | None = None
+    """As `WorkerGauge.core_wait`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +214,7 @@ class Point:
     samples_per_second: float = 0.0
     mb_per_second: float = 0.0
     spread: tuple[tuple[float, float, float], ...] = ()
-    """p50, p95 and p99 by stage, milliseconds, of the same batches as `stages`; empty where there were none."""
+    """p50, p95 and p99 by stage, milliseconds, of the same batches as `stages`; empty before the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +227,9 @@ class Histogram:
     """Batches in each bin."""
 
 
-STAGES = ("queue", "fetch", "collate", "transport", "reorder", "ready", "step")
+STAGES = ("queue", "fetch", "collate", "transport", "reorder", "ready", "pin", "upload", "step")
+"""Each begins where the one before ends, but for "pin" and "upload", which lie beside "ready" and the "step" before: a
+batch may be brought to its device while the loop still works on another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +268,8 @@ class Snapshot:
     reordering: int
     ready: int
     stages: tuple[StageStats, ...]
-    """Over the last 200 batches, in the order of `STAGES`; empty before the first batch."""
+    """Over the last 200 batches, in the order of `STAGES`; empty before the first batch. "pin" and "upload" are there
+    only where batches went through them."""
     cpu_share: float | None
     """CPU time over wall time of fetch, last 200 batches: near 1 computes, near 0 waits. None before the first."""
     workers: tuple[WorkerStats, ...]
@@ -273,8 +285,8 @@ class Snapshot:
     """What limits the loop now, with the numbers it rests on."""
     cause: str = ""
     """The verdict as a word: "closed", "new", "paused", "starting", "idle", "consumer" (the loop is the limit),
-    "in_process" (no workers), "worker" (one of them is stuck or slow), "workers", "workers_compute", "workers_wait" or
-    "transport"."""
+    "in_process" (no workers), "worker" (one of them is stuck or slow), "workers", "workers_compute", "workers_wait",
+    "transport" or "upload" (pinned memory or the device)."""
     make_times: Histogram = Histogram()
     """How long the last batches took to make."""
     skipped: int = 0
@@ -299,6 +311,8 @@ class Snapshot:
     """As `Gauges.pinned`."""
     device: str = ""
     """As `Gauges.device`."""
+    begun: tuple[int, ...] = ()
+    """As `Gauges.begun`."""
     uploads: UploadStats | None = None
     """None where nothing is pinned or uploaded, and before the first batch."""
     now: int = 0

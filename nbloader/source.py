@@ -49,18 +49,16 @@ class Source:
         source: Called with `batch_size`; gives a list of functions to be called in workers, of ready samples, or of
             both. Raises StopIteration at its end.
         batch_size: Samples a batch.
-        chunk_size: Samples a piece, where batches are made in pieces; then the source must give `batch_size` items.
     """
 
-    def __init__(self, source: Callable[[int], Sequence[Any]], batch_size: int, chunk_size: int | None = None) -> None:
+    def __init__(self, source: Callable[[int], Sequence[Any]], batch_size: int) -> None:
         self.source = source
         self.batch_size = batch_size
-        self._chunk_size = chunk_size
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
 
     def __iter__(self) -> Reader:
         """Begin to ask the source."""
-        reader = Reader(self.source, self.batch_size, self._chunk_size)
+        reader = Reader(self.source, self.batch_size)
         self._readers.add(reader)
         return reader
 
@@ -73,10 +71,7 @@ class Source:
 class Reader(Iterator[list[Item]]):
     """Asks a source, on a thread of its own."""
 
-    def __init__(self, source: Callable[[int], Sequence[Any]], batch_size: int, chunk_size: int | None) -> None:
-        self._batch_size = batch_size
-        self._chunk_size = chunk_size
-        self._pieces: deque[list[Item]] = deque()  # of a batch that was taken
+    def __init__(self, source: Callable[[int], Sequence[Any]], batch_size: int) -> None:
         self._shelf = shelf = _Shelf()
         self._numbered = 0
         weakref.finalize(self, shelf.stop).atexit = False
@@ -91,7 +86,7 @@ class Reader(Iterator[list[Item]]):
 
     def ready(self) -> int:
         """Batches (or the end) that can be taken without waiting."""
-        return 1 if self._shelf.over else len(self._pieces) or len(self._shelf.given)
+        return 1 if self._shelf.over else len(self._shelf.given)
 
     def __next__(self) -> list[Item]:
         """The next batch's items; waits for them.
@@ -100,23 +95,13 @@ class Reader(Iterator[list[Item]]):
             StopIteration: The source has ended.
             Exception: What the source raised.
         """
-        if self._pieces:
-            return self._pieces.popleft()
         given = self._shelf.take()
         if given is None or isinstance(given, StopIteration):
             raise StopIteration
         if isinstance(given, Exception):
             raise given
         first, self._numbered = self._numbered, self._numbered + len(given)
-        items = [Item(first + i, value) for i, value in enumerate(given)]
-        if self._chunk_size is None:
-            return items
-        if len(items) != self._batch_size:
-            raise ValueError(
-                f"with chunk_size the source must give batch_size={self._batch_size} items, not {len(items)}"
-            )
-        self._pieces.extend(items[i : i + self._chunk_size] for i in range(0, len(items), self._chunk_size))
-        return self._pieces.popleft()
+        return [Item(first + i, value) for i, value in enumerate(given)]
 
     def close(self) -> None:
         """Ask no more."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import collections
 import math
-import os
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from nbloader import verdict
+from nbloader import machine, verdict
 from nbloader.events import (
     BatchFailed,
     BatchRecord,
@@ -27,6 +26,7 @@ from nbloader.measure import (
     Plot,
     back,
     between,
+    handing_share,
     histogram,
     middle,
     share_of,
@@ -34,6 +34,8 @@ from nbloader.measure import (
     stage_stats,
     upload_stats,
 )
+from nbloader.pauses import Pauses
+from nbloader.rates import Rates, rates_of, waiting
 from nbloader.snapshot import (
     STAGES,
     Gauges,
@@ -62,10 +64,6 @@ __all__ = [
 
 RECENT = 2000
 """Batch records kept, for rates."""
-RATE_NS = 5_000_000_000
-"""Time that rates rest on, ns."""
-RATE_BATCHES = 4
-"""Batches that rates rest on at least, however long they took."""
 STAGE_BATCHES = 200
 """Batches that stage times rest on."""
 FAILED_SAMPLES = 100
@@ -90,7 +88,7 @@ class StatsFold:
     """
 
     def __init__(self, cores: int | None = None) -> None:
-        self._cores = cores or _cores()
+        self._cores = cores or machine.cores()
         # Reentrant: the garbage collector may end an abandoned iterator, and so publish, in the middle of an update.
         self._lock = threading.RLock()
         self._recent: collections.deque[BatchRecord] = collections.deque(maxlen=RECENT)
@@ -103,8 +101,7 @@ class StatsFold:
         self._spared: collections.Counter[str] = collections.Counter()
         self._slow: dict[int, list[BatchRecord]] = {}
         self._slow_floor: dict[int, int] = {}
-        self._pauses: collections.deque[tuple[int, int]] = collections.deque(maxlen=4096)
-        self._paused_at: int | None = None
+        self._pauses = Pauses()
         self._origin: int | None = None
         self._run = self._epoch = -1
         self._batches: int | None = None
@@ -125,8 +122,8 @@ class StatsFold:
             self._recent.append(event)
             self._total += 1
             wait = event.delivered - event.requested
-            if self._pauses or self._paused_at is not None:
-                wait -= self._paused_in(event.requested, event.delivered)
+            if self._pauses:
+                wait -= self._pauses.within(event.requested, event.delivered)
             if wait > 0:
                 self._waited += wait
                 if run == self._run:
@@ -148,7 +145,7 @@ class StatsFold:
             fresh = min(self._total - self._plot.total, len(records), POINT_BATCHES)
             newest = records[len(records) - fresh :]
             if self._origin is not None:
-                waited = self._waited + self._waiting(gauges, gauges.now)
+                waited = self._waited + waiting(gauges, self._pauses, gauges.now)
                 age = gauges.now - self._origin
                 self._plot.add(picture, gauges.now, age, total=self._total, waited=waited, fresh=newest)
             return picture
@@ -184,12 +181,9 @@ class StatsFold:
             self._spared[event.done] += 1
             self._failed_samples.append(event)
         elif isinstance(event, LoaderPaused):
-            if self._paused_at is None:
-                self._paused_at = event.time
+            self._pauses.begin(event.time)
         elif isinstance(event, LoaderResumed):
-            if self._paused_at is not None and event.time > self._paused_at:
-                self._pauses.append((self._paused_at, event.time))
-            self._paused_at = None
+            self._pauses.end(event.time)
         elif isinstance(event, DatasetReloaded):
             # How the old dataset fared says nothing of the new one.
             self._recent.clear()
@@ -219,38 +213,20 @@ class StatsFold:
             if len(kept) == SLOWEST:
                 self._slow_floor[record.run] = kept[-1].slowest_ns
 
-    # --- time
-
-    def _paused_in(self, begin: int, end: int) -> int:
-        """How much of an interval the loader was paused, ns."""
-        paused = 0 if self._paused_at is None else max(0, end - max(begin, self._paused_at))
-        for a, b in reversed(self._pauses):  # newest first: a batch asks for the last ones only
-            if b <= begin:
-                break
-            paused += max(0, min(end, b) - max(begin, a))
-        return paused
-
-    def _active(self, begin: int, end: int) -> int:
-        return max(0, end - begin - self._paused_in(begin, end)) if end > begin else 0
-
-    def _waiting(self, gauges: Gauges, end: int, begin: int | None = None) -> int:
-        """How long the consumer has waited in its present wait, ns."""
-        if gauges.waiting_since is None:
-            return 0
-        return self._active(gauges.waiting_since if begin is None else max(begin, gauges.waiting_since), end)
-
     # --- the picture
 
     def _picture(self, g: Gauges) -> tuple[Snapshot, list[BatchRecord]]:
         records = list(self._recent)
         last = records[-STAGE_BATCHES:]
         live = self._ended is None and self._run >= 0 and g.state in ("starting", "running", "paused")
-        rates = self._rates(g, records, live=live)
+        rates = rates_of(
+            g, records, self._pauses, first=self._first, began=self._began, run=self._run, live=live
+        )  # fmt: skip
         end = g.now if self._ended is None else self._ended.time
         done = self._done if self._ended is None else max(self._done, self._ended.batches)
         if live and g.run == self._run:
             done = max(done, g.delivered)
-        active = self._active(self._began, end) if self._run >= 0 else 0
+        active = self._pauses.active(self._began, end) if self._run >= 0 else 0
         left = max(0, self._batches - done) if live and g.state != "paused" and self._batches is not None else None
         fetch_ns = sum(between(r.fetch_begin, r.fetched) for r in last)
         usual_ns = middle([between(r.fetch_begin, r.collated) for r in last])
@@ -296,52 +272,12 @@ class StatsFold:
             made=g.made,
             pinned=g.pinned,
             device=g.device,
+            begun=g.begun,
             uploads=upload_stats(last),
             now=g.now,
         )
         cause, sentence = verdict.judge(picture, self._evidence(g, last, usual_ns, rates))
         return replace(picture, cause=cause, verdict=sentence), records
-
-    def _rates(self, g: Gauges, records: list[BatchRecord], *, live: bool) -> _Rates:
-        """Measure the last five seconds of this epoch, from its first batch on: before that it started up."""
-        if self._first is None:
-            end = g.now if live else self._began
-            return _Rates(wait_share=share_of(self._waiting(g, end, self._began), self._active(self._began, end)))
-        lower = back(self._first)
-        newest = back(records[-1]) if records else lower
-        end = g.now if live else newest
-        cut = end - RATE_NS - self._paused_in(end - RATE_NS, end)
-        picked: list[BatchRecord] = []
-        for record in reversed(records):
-            when = back(record)
-            if when <= lower or (when < cut and len(picked) >= RATE_BATCHES):
-                break
-            picked.append(record)
-        count = len(picked)
-        begin = max(lower, picked[-1].requested) if picked else lower
-        if count > RATE_BATCHES:
-            begin = max(begin, cut)
-        rate = count * 1e9 / max(1, self._active(begin, newest))
-        if live:  # the batch that is not here yet bounds the rate, so that it falls while nothing comes
-            rate = min(rate, (count + 1) * 1e9 / max(1, self._active(begin, g.now)))
-        # While the consumer works, its last wait is not known yet: look only as far as the last record.
-        waits = live and g.waiting_since is not None
-        if self._paused_at is not None or (self._pauses and self._pauses[-1][1] > begin):
-            waited = sum([self._active(max(begin, r.requested), r.delivered) for r in picked])
-        else:
-            waited = sum([r.delivered - (max(begin, r.requested)) for r in picked])
-        if waits:
-            waited += self._waiting(g, g.now, begin)
-        each = rate / max(1, count)
-        return _Rates(
-            count=count,
-            batches=rate,
-            samples=each * sum([r.samples for r in picked]),
-            nbytes=each * sum([r.nbytes for r in picked]),
-            own=each * sum([r.run == self._run for r in picked]),
-            wait_share=share_of(waited, self._active(begin, g.now if waits else newest)),
-            workers={w: each * n for w, n in collections.Counter([r.worker for r in picked]).items()},
-        )
 
     def _epoch_share(self, g: Gauges, records: list[BatchRecord], *, live: bool) -> float:
         waited = self._epoch_waited
@@ -349,12 +285,12 @@ class StatsFold:
             end = self._ended.time
         elif live and g.waiting_since is not None:
             end = g.now
-            waited += self._waiting(g, end, self._began)
+            waited += waiting(g, self._pauses, end, self._began)
         else:
             end = next((back(r) for r in reversed(records) if r.run == self._run), self._began)
-        return share_of(waited, self._active(self._began, end))
+        return share_of(waited, self._pauses.active(self._began, end))
 
-    def _worker(self, w: WorkerGauge, now: int, usual_ns: int | None, rates: _Rates) -> WorkerStats:
+    def _worker(self, w: WorkerGauge, now: int, usual_ns: int | None, rates: Rates) -> WorkerStats:
         age = None if w.batch is None else max(0, now - w.since) / 1e9
         limit = math.inf if usual_ns is None else max(STUCK_S, STUCK_TIMES * usual_ns / 1e9)
         return WorkerStats(
@@ -365,7 +301,7 @@ class StatsFold:
             batch_age=age,
             sample=w.sample,
             queued=w.queued,
-            batches=self._made.get(w.worker, 0),
+            batches=max(w.made, self._made.get(w.worker, 0)),
             batches_per_second=rates.workers.get(w.worker, 0.0),
             restarts=self._replaced[w.worker],
             errors=self._failed[w.worker],
@@ -378,6 +314,7 @@ class StatsFold:
             left=w.left,
             private=w.private,
             shared=w.shared,
+            core_wait=w.core_wait,
         )
 
     def _first_batch(self, g: Gauges) -> float | None:
@@ -388,7 +325,7 @@ class StatsFold:
             return max(0, g.at_since - self._began) / 1e9
         return None
 
-    def _evidence(self, g: Gauges, last: list[BatchRecord], usual_ns: int | None, rates: _Rates) -> verdict.Evidence:
+    def _evidence(self, g: Gauges, last: list[BatchRecord], usual_ns: int | None, rates: Rates) -> verdict.Evidence:
         pids = {w.worker: w.pid for w in g.workers}
         by_worker: dict[int, list[int]] = collections.defaultdict(list)
         for r in last:
@@ -400,33 +337,12 @@ class StatsFold:
             recent=rates.count,
             first_batch=self._first_batch(g),
             ended="" if self._ended is None else self._ended.reason or "abandoned",
-            paused_for=None if self._paused_at is None else max(0, g.now - self._paused_at) / 1e9,
+            paused_for=None if self._pauses.since is None else max(0, g.now - self._pauses.since) / 1e9,
             in_process=not g.workers and bool(last) and last[-1].worker < 0,
             make_ms=(usual_ns or 0) / 1e6,
             make_ms_by_worker={w: (len(ns), (middle(ns) or 0) / 1e6) for w, ns in by_worker.items()},
             ready_mean=sum(r.ready for r in last) / count,
             nbytes_mean=sum(r.nbytes for r in last) / count,
             pickled=sum(r.transport == "pickle" for r in last) / count,
+            handing=handing_share(last),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Rates:
-    """What happened a second, lately."""
-
-    count: int = 0
-    """Batches that the rates rest on."""
-    batches: float = 0.0
-    samples: float = 0.0
-    nbytes: float = 0.0
-    own: float = 0.0
-    """Batches a second of the newest epoch alone: several may run at once."""
-    wait_share: float = 0.0
-    workers: dict[int, float] = field(default_factory=dict)
-    """Batches a second by worker."""
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -32,7 +32,7 @@ class Steering(Turns):
     worker_init_fn: Callable[[int], None] | None
     _on_error: OnError
     _num_workers: int
-    _pieces: int
+    _chunk: int | None
     _prefetch_factor: int | None
 
     # ---- how many ---------------------------------------------------------------------------------------------------
@@ -198,8 +198,8 @@ class Steering(Turns):
         self.events.publish(ev.DatasetReloaded(_clock()))
 
     def _load(self) -> bool:
-        collate = torchlike.collate_to_load(self.collate_fn)
-        if collate is not None and self._pieces > 1:
+        collate = torchlike.collate_to_load(self.collate_fn, batched=self.batch_sampler is not None)
+        if collate is not None and self._chunk is not None:
             collate = list  # the loop collates all pieces at once
         return self._engine.load(self.dataset, collate, self.worker_init_fn, self._on_error)
 

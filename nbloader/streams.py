@@ -43,6 +43,8 @@ class Streaming(NamedTuple):
     """Whether each iterator begins on a fresh copy of the dataset, as with torch's workers that do not persist."""
     alone: bool
     """Whether there is one shard, of the dataset itself, as with torch without workers."""
+    prepare: Callable[[Any, int, int, int], None] | None = None
+    """Makes a dataset ready for one pass over a shard: of (dataset, shard, shards, the epoch's base seed)."""
 
 
 class Stream:
@@ -176,6 +178,8 @@ class Streams:
             self._host.seed(seed)
         if not prepared:
             dataset, worker_init_fn = self._build()
+        if self._streaming.prepare is not None:
+            self._streaming.prepare(dataset, ticket.shard, ticket.shards, ticket.seed)
         info = WorkerInfo(*key, seed, dataset) if ticket.shards else None
         self._host.introduce(info)
         if worker_init_fn is not None and info is not None:

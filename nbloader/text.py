@@ -7,16 +7,14 @@ from typing import Any
 CLIP = 200
 """Characters that are kept of a text that comes from a sample, a worker or an error."""
 
+CRASH = "Fatal Python error: "
+"""So Python's faulthandler begins to tell of a crash."""
+_MODULES = "Extension modules: "
+"""And so the last line of it, which names dozens of them and helps nobody."""
+
 
 # From which size on a number is written how: about three digits that say something.
-_NUMBERS = (
-    (1e15, "{:.2e}"),
-    (99.95, "{:,.0f}"),
-    (9.995, "{:.1f}"),
-    (0.0995, "{:.2f}"),
-    (0.0005, "{:.3f}"),
-    (0.0, "0"),
-)
+_NUMBERS = ((1e15, ".2e"), (99.95, ",.0f"), (9.995, ".1f"), (0.0995, ".2f"), (0.0005, ".3f"))
 # Unit of time: up to which number of seconds it is used, and how many of it make a second.
 _SHORT = ((0.9995e-3, 1e6, "us"), (0.9995, 1e3, "ms"))
 _LONG = 99.95
@@ -27,7 +25,11 @@ _ALMOST_NOTHING = 0.005
 
 def number(value: float) -> str:
     """Give about three significant digits: 1234 -> "1,234", 18.34 -> "18.3", 0.0512 -> "0.051"."""
-    return next((pattern for least, pattern in _NUMBERS if abs(value) >= least), "{}").format(value)
+    size = abs(value)
+    for least, form in _NUMBERS:
+        if size >= least:
+            return format(value, form)
+    return "0" if size >= 0 else str(value)
 
 
 def percent(share: float) -> str:
@@ -78,6 +80,17 @@ def clean(value: Any, limit: int = CLIP) -> str:
     return text + "\N{HORIZONTAL ELLIPSIS}" if cut else text
 
 
+def last_words(text: str, limit: int = CLIP) -> str:
+    """Give what a process that ended has said last, cleaned: its last line, of a crash its name and where it was."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    crash = next((i for i in reversed(range(len(lines))) if lines[i].startswith(CRASH)), None)
+    if crash is None:
+        return clean(lines[-1], limit) if lines else ""
+    where = next((line for line in lines[crash:] if line.startswith("File ")), "")
+    return clean(f"{lines[crash]}{': ' * bool(where)}{where}", limit)
+
+
 def tail(text: str, limit: int = CLIP) -> list[str]:
     """Give the last lines of a text, cleaned, at most `limit` characters of it: of a traceback the end says most."""
-    return [clean(line, limit) for line in text[-limit:].splitlines() if line.strip()]
+    told = "\n".join(line for line in text.splitlines() if line.strip() and not line.startswith(_MODULES))
+    return [clean(line, limit) for line in told[-limit:].splitlines() if line.strip()]

@@ -18,17 +18,20 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nbloader import fetch as f
 from nbloader import stacks
-from nbloader.dispatch import Task
+from nbloader.errors import DatasetTransferError
 from nbloader.faults import Failure, Nothing, describe, users_part
 from nbloader.handle import Handle
 from nbloader.making import LocalParcel, Maker
 from nbloader.private import Private, WorkerInfo
 from nbloader.reports import Advanced, Ended, Gone, InitFailed, Output, Ready, Report, Result, Started
 from nbloader.streams import ExhaustedError, Streaming, Streams
+from nbloader.task import Task
+from nbloader.together import Together
 from nbloader.waker import Waker
 
 _clock = time.perf_counter_ns
@@ -50,17 +53,42 @@ class Shared(NamedTuple):
         """Equal where workers have what they would be given."""
         return tuple(map(id, self))
 
+    def settle(self) -> None:
+        """Nothing was copied."""
 
+
+@dataclass(frozen=True, slots=True)
 class Threads:
-    """Makes pools of threads."""
+    """Makes pools of threads.
+
+    Args:
+        output: "torch" or "numpy": what the arrays of a batch become.
+        sharded: Whether each thread reads a copy of the dataset, which is an iterable one.
+    """
+
+    output: str
+    sharded: bool
 
     def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> Shared:
-        """Take what workers need."""
+        """Take what workers need.
+
+        Raises:
+            DatasetTransferError: Each needs a copy of the dataset, and it cannot be copied.
+        """
+        if self.sharded:
+            try:
+                copy.copy(dataset)
+            except Exception as error:
+                raise DatasetTransferError(
+                    f"dataset ({type(dataset).__name__}) cannot be given to worker threads: each iterates a copy of "
+                    f"its own, and copy.copy(dataset) raises {type(error).__name__}: {error}. Give an object whose "
+                    "__iter__ begins anew, or use num_workers=0 (with prefetch=2 one thread reads ahead)"
+                ) from error
         return Shared(dataset, collate_fn, worker_init_fn, on_error)
 
     def make(self) -> ThreadPool:
         """A pool without threads."""
-        return ThreadPool()
+        return ThreadPool(self.output)
 
 
 class ThreadHandle(Handle):
@@ -138,9 +166,14 @@ class Outbox:
 
 
 class ThreadPool:
-    """The worker threads of one loader."""
+    """The worker threads of one loader.
 
-    def __init__(self) -> None:
+    Args:
+        output: "torch" or "numpy": what the arrays of a batch become.
+    """
+
+    def __init__(self, output: str) -> None:
+        self._output = output
         self._outbox = Outbox()
         self.handles: dict[int, ThreadHandle] = {}
         """Threads that have not ended, by their unique number."""
@@ -154,7 +187,7 @@ class ThreadPool:
 
         Args:
             worker: Its id.
-            options: Fields of `worker.Start`.
+            options: Fields of `start.Start`.
             payload: The dataset and functions.
 
         Raises:
@@ -170,7 +203,7 @@ class ThreadPool:
             handle.thread.start()
         except RuntimeError as error:
             del self.handles[handle.uid]
-            handle.gone = True
+            handle.end(None)
             raise OSError(f"no thread could be started beside {threading.active_count()}: {error}") from error
         return handle
 
@@ -178,9 +211,19 @@ class ThreadPool:
         """Have a worker make batches, one after the other. Nothing is pickled, so none is refused."""
         handle = self.handles[uid]
         for task in tasks:
-            handle.unbegun.add((task.run, task.number))
+            whole = task.whole
+            if whole is not None and not whole.begun:
+                whole.begun = True
+                whole.place = Together(len(whole.task.indices), whole.size, whole.pieces[0].job, self._output)
+            handle.unbegun.add((task.run, task.job))
             handle.tasks.put(task)
         return []
+
+    def learn(self, parcel: Any) -> None:
+        """Nothing to learn: threads share all memory."""
+
+    def rest(self) -> None:
+        """Nothing to give back: what threads make is used once."""
 
     def cancel(self, uid: int, run: int, numbers: tuple[int, ...] | None) -> None:
         """Have a worker forget batches that it was given and has not begun; None: the whole run."""
@@ -189,6 +232,8 @@ class ThreadPool:
             if numbers is None:
                 numbers = tuple(number for of_run, number in list(handle.unbegun) if of_run == run)
                 handle.tasks.put(run)
+                for number in numbers:  # one of them counts as begun and is waited for
+                    self._outbox.put(Ended(handle, run, number))
             handle.unbegun.difference_update((run, number) for number in numbers)
 
     def poll(self, timeout: float | None) -> list[Report]:
@@ -209,7 +254,7 @@ class ThreadPool:
             elif isinstance(report, Result) and isinstance(report.result, LocalParcel):
                 report.result.received = received
             elif isinstance(report, Gone):
-                handle.gone = True
+                handle.end(report.exitcode)
                 del self.handles[handle.uid]
             reports.append(report)
         return reports
@@ -243,7 +288,7 @@ class ThreadPool:
     def abandon(self) -> None:
         """Give up all workers, in whatever state an interrupt has left them."""
         for handle in self.handles.values():
-            handle.gone = True
+            handle.end(None)
             handle.kill()
         self.handles.clear()
         self.dispose()
@@ -321,20 +366,20 @@ def _work(handle: ThreadHandle, maker: Maker, private: Private, outbox: Outbox) 
             return
         result: LocalParcel | Nothing | Failure
         try:
-            page[f.RUN], page[f.NUMBER] = task.run, task.number
+            page[f.RUN], page[f.NUMBER] = task.run, task.job
             if not seeded:
                 private.seed(task.seed)
             with private.torch_mode():
                 result = maker.make(task)
             page[f.STATE], page[f.SINCE] = f.SENDING, _clock()
         except ExhaustedError:
-            outbox.put(Ended(handle, task.run, task.number))
+            outbox.put(Ended(handle, task.run, task.job))
             continue
         except Exception as error:  # noqa: BLE001 - whatever the user's dataset or collate raises goes to the consumer
             if handle.killed:
                 return
             result = _failure(handle, error, batched=maker.batched)
-        outbox.put(Result(handle, task.run, task.number, result, maker.spared))
+        outbox.put(Result(handle, task.run, task.job, result, maker.spared))
 
 
 def _next_task(handle: ThreadHandle, streams: Streams | None) -> Task | None:
@@ -350,7 +395,7 @@ def _next_task(handle: ThreadHandle, streams: Streams | None) -> Task | None:
                 streams.forget(task)
             continue
         with contextlib.suppress(KeyError):
-            handle.unbegun.remove((task.run, task.number))
+            handle.unbegun.remove((task.run, task.job))
             return task
 
 

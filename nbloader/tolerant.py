@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 from nbloader import events as ev
 from nbloader import fetch as f
-from nbloader.dispatch import Task
 from nbloader.faults import SpareSample, describe
+from nbloader.task import Task
 
 _clock = time.perf_counter_ns
 
@@ -53,7 +53,7 @@ def _one_by_one(
     status[f.STATE], status[f.SINCE] = f.FETCHING, begin
     samples: list[Any] = []
     spared: list[SpareSample] = []
-    slowest, slowest_ns = 0, -1
+    slowest = slowest_ns = -1
     for position, index in enumerate(indices if batched else [indices]):
         status[f.POSITION] = position
         try:

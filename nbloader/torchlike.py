@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.context
-import os
 import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
+
+from nbloader.machine import cores
 
 CROWD = 16
 """Workers per core from which on torch's warning about too many is given; fewer are right for work that waits."""
@@ -65,10 +66,9 @@ def start_method(context: Any) -> str:
 
 def warn_of_a_crowd(num_workers: int) -> None:
     """Warn as torch does when there are very many workers for the cores of this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if num_workers > CROWD * cores:
+    if num_workers > CROWD * cores():
         warnings.warn(
-            f"This DataLoader will create {num_workers} worker processes in total, on {cores} cores. Please be aware "
+            f"This DataLoader will create {num_workers} worker processes in total, on {cores()} cores. Please be aware "
             "that excessive worker creation might get DataLoader running slow or even freeze, lower the worker number "
             "to avoid potential slowness/freeze if necessary.",
             stacklevel=3,
@@ -96,18 +96,19 @@ class Registered:
         return default_collate(samples)  # type: ignore[no-untyped-call]
 
 
-def collate_to_load(collate_fn: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+def collate_to_load(collate_fn: Callable[[Any], Any], *, batched: bool) -> Callable[[Any], Any] | None:
     """The collate function that workers get: None for the default rules, which are also our own and quicker.
 
     Args:
-        collate_fn: What the loader was given, `default_collate` and `default_convert` included.
+        collate_fn: The loader's.
+        batched: Whether samples make batches: then `default_collate` is the default, else `default_convert`.
     """
     from torch.utils.data._utils import collate as theirs
 
-    if collate_fn is theirs.default_convert:
-        return None
-    if collate_fn is not None and collate_fn is not theirs.default_collate:
+    if collate_fn is not (theirs.default_collate if batched else theirs.default_convert):
         return collate_fn
+    if not batched:
+        return None
     own = theirs.__name__
     added = {kind: f for kind, f in theirs.default_collate_fn_map.items() if getattr(f, "__module__", "") != own}
     return Registered(added) if added else None
@@ -132,7 +133,7 @@ def arguments_of(loader: Any) -> dict[str, Any]:
 
     Samplers are taken over as they are: whoever calls their `set_epoch` goes on doing so.
     """
-    from torch.utils.data import BatchSampler
+    from torch.utils.data import BatchSampler, IterableDataset
 
     from nbloader.order import FullBatches
 
@@ -141,10 +142,21 @@ def arguments_of(loader: Any) -> dict[str, Any]:
         out |= {name: vars(loader)[name] for name in _OURS if vars(loader)[name] is not None}
     out["dataset"] = loader.dataset
     batch_sampler = loader.batch_sampler
-    if batch_sampler is None:
+    if isinstance(loader.dataset, IterableDataset) or getattr(loader, "_iterable", False):
+        out.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
+    elif batch_sampler is None:
         out.update(batch_size=None, sampler=loader.sampler)
     elif type(batch_sampler) in {BatchSampler, FullBatches} and loader.batch_size is not None:
         out.update(batch_size=loader.batch_size, sampler=loader.sampler, drop_last=loader.drop_last)
     else:
         out["batch_sampler"] = batch_sampler
     return out
+
+
+def make(cls: type[Any], arguments: dict[str, Any]) -> Any:
+    """A loader of ours, or of a subclass whose `__init__` may take other arguments."""
+    from nbloader.loader import DataLoader
+
+    loader: Any = object.__new__(cls)
+    DataLoader.__init__(loader, **arguments)
+    return loader

@@ -1,9 +1,10 @@
 """What happened to each batch, as a file for Perfetto, as a table, as a figure. Pure but for writing the file.
 
 The format is Chrome's "Trace Event Format" (JSON), which ui.perfetto.dev and chrome://tracing open: complete slices
-("X") on a lane (a thread) per worker and one for the loop, an arrow ("s" to "f") for each batch from the worker that
-made it to the loop that got it, waiting batches as asynchronous slices ("b", "e"), queue depths as counters ("C") and
-what happened to workers as instants ("i"). Times are microseconds from the first event of the trace.
+("X") on a lane (a thread) per worker, one for the loop, and one each for pinning and for the uploads to a device; an
+arrow ("s" to "f", past its upload by "t") for each batch from the worker that made it to the loop that got it; waiting
+batches as asynchronous slices ("b", "e"), queue depths as counters ("C") and what happened to workers as instants
+("i"). Times are microseconds from the first event of the trace.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from nbloader.eventlog import line_of
 from nbloader.events import BatchRecord, Event
-from nbloader.lanes import consumer_lanes, lane_order, slices, worker_lane
-from nbloader.measure import durations
+from nbloader.lanes import consumer_lanes, lane_order, slices, upload_lane, worker_lane
+from nbloader.measure import durations, share_of, shown_of
+from nbloader.pauses import Pauses
 from nbloader.snapshot import STAGES
 from nbloader.text import clean, duration, plural
 
@@ -34,11 +36,14 @@ class Trace:
 
     Args:
         events: Events, oldest first. A loader keeps the last 10,000.
+        pauses: When the loader was paused; by default as the events say.
     """
 
-    def __init__(self, events: Iterable[Event]) -> None:
+    def __init__(self, events: Iterable[Event], pauses: Pauses | None = None) -> None:
         self.events = tuple(events)
         """Batch records and lifecycle events, oldest first."""
+        self.pauses = Pauses.of(self.events) if pauses is None else pauses
+        """When the loader was paused: its loop did not wait then."""
         self.batches = tuple(e for e in self.events if isinstance(e, BatchRecord))
         """The batch records alone."""
         begins = [_begin(event) for event in self.events]
@@ -66,9 +71,10 @@ class Trace:
         own = [r for r in self.batches if r.run == run]
         begin = min((_begin(r) for r in own), default=0)
         end = max((r.returned or r.delivered for r in own), default=0)
-        return Trace(
+        events = (
             e for e in self.events if (e.run == run if isinstance(e, BatchRecord) else begin <= e.time <= end + 1)
         )
+        return Trace(events, self.pauses)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the trace for Perfetto (ui.perfetto.dev, "Open trace file") or chrome://tracing.
@@ -114,7 +120,9 @@ class Trace:
     # ---- Chrome's format ---------------------------------------------------------------------------------------------
 
     def _chrome(self) -> Iterator[dict[str, Any]]:
+        cut = list(slices(self.batches, self.pauses))
         names = {worker_lane(r.worker) for r in self.batches} | set(consumer_lanes(self.batches).values())
+        names |= {s.lane for s in cut}
         names |= {worker_lane(e.worker) for e in self.events if not isinstance(e, BatchRecord) and hasattr(e, "worker")}
         tids = {name: tid for tid, name in enumerate(sorted(names, key=lane_order), start=1)}
         yield _meta("process_name", 0, name="nbloader")
@@ -122,32 +130,37 @@ class Trace:
             yield _meta("thread_name", tid, name=name)
             yield _meta("thread_sort_index", tid, sort_index=tid)
         numbers = {id(r): n for n, r in enumerate(self.batches)}
-        for lane, kind, begin, end, r in slices(self.batches):
+        for lane, kind, begin, end, r in cut:
             common = {"pid": _PROCESS, "cat": kind, "name": f"{kind} {r.index}"}
             if kind == "order":
-                yield {**common, "ph": "b", "id": numbers[id(r)], "ts": self._us(begin), "name": "waits for its turn"}
-                yield {**common, "ph": "e", "id": numbers[id(r)], "ts": self._us(end), "name": "waits for its turn"}
+                common |= {"name": "waits for its turn", "id2": {"local": numbers[id(r)]}}
+                yield {**common, "ph": "b", "ts": self._us(begin)}
+                yield {**common, "ph": "e", "ts": self._us(end)}
                 continue
             span = {"ts": self._us(begin), "dur": (end - begin) / 1e3}
             yield {**common, **span, "ph": "X", "tid": tids[lane], "args": _args(kind, r)}
         loops = consumer_lanes(self.batches)
         for number, r in enumerate(self.batches):
-            yield from self._arrow(number, r, tids[worker_lane(r.worker)], tids[loops[r.run]])
+            yield from self._arrow(number, r, tids, loops[r.run])
             depths = {"in flight": r.in_flight, "reorder": r.reordering, "ready": r.ready}
             yield {"ph": "C", "pid": _PROCESS, "name": "batches", "ts": self._us(r.delivered), "args": depths}
         for event in self.events:
             if not isinstance(event, BatchRecord):
                 yield self._instant(event, tids)
 
-    def _arrow(self, number: int, r: BatchRecord, worker: int, loop: int) -> Iterator[dict[str, Any]]:
+    def _arrow(self, number: int, r: BatchRecord, tids: dict[str, int], loop: str) -> Iterator[dict[str, Any]]:
         """From the slice in which the batch was finished to the one in which the loop works on it."""
         made = r.fetched if r.collated > r.fetched else r.fetch_begin
         if not made or r.worker < 0:
             return
         common = {"pid": _PROCESS, "cat": "batch", "name": "batch", "id": number}
-        yield {**common, "ph": "s", "tid": worker, "ts": self._us(made)}
+        yield {**common, "ph": "s", "tid": tids[worker_lane(r.worker)], "ts": self._us(made)}
         got = r.delivered if r.returned > r.delivered else r.requested
-        yield {**common, "ph": "f", "bp": "e", "tid": loop, "ts": self._us(got)}
+        p = r.placed
+        if p is not None and made <= p.upload_begin < p.uploaded and p.upload_begin < (r.returned or r.delivered):
+            got = max(got, p.upload_begin)  # a device may begin to copy after the loop has got the batch
+            yield {**common, "ph": "t", "tid": tids[upload_lane(p.device)], "ts": self._us(p.upload_begin)}
+        yield {**common, "ph": "f", "bp": "e", "tid": tids[loop], "ts": self._us(got)}
 
     def _instant(self, event: Event, tids: dict[str, int]) -> dict[str, Any]:
         worker = getattr(event, "worker", None)
@@ -192,6 +205,14 @@ def _args(kind: str, r: BatchRecord) -> dict[str, Any]:
         }
     elif kind == "collate":
         args |= {"bytes": r.nbytes, "cpu ms": r.collate_cpu / 1e6, "transport": r.transport}
+    elif kind == "pin" and r.placed is not None:
+        args |= {"memory": r.placed.memory, "bytes": r.nbytes}
+    elif kind == "upload" and r.placed is not None:
+        p = r.placed
+        took = p.uploaded - p.upload_begin
+        args |= {"bytes": p.nbytes, "GB/s": round(p.nbytes / took, 3), "from": f"{p.memory} memory"}
+        if p.needed:
+            args |= {"hidden": round(1 - share_of(shown_of(p), took), 3)}
     else:
         args |= {"worker": r.worker}
     return args

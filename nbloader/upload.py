@@ -179,6 +179,11 @@ class Lane:
         """Copies that may be under way."""
         return len(self._flying)
 
+    @property
+    def begun(self) -> tuple[tuple[int, int], ...]:
+        """Run and number of the batches that were begun and not delivered; from any thread."""
+        return tuple(self._begun)
+
     def ahead(self, key: tuple[int, int], parcel: Parcel) -> bool:
         """Begin a batch that is ready before it is asked for, if there is room. Never waits.
 
@@ -312,6 +317,11 @@ class Placer:
             lane = self._lanes[(position + offset) % len(self._lanes)]
             if lane is not None and not lane.ahead(key, parcel):
                 return
+
+    def begun(self, run: int) -> tuple[int, ...]:
+        """The batches of a run that were begun before they were asked for; from any thread."""
+        begun = [key for lane in self._lanes if lane is not None for key in lane.begun]
+        return tuple(sorted(number for other, number in begun if other == run))
 
     def forget(self, run: int) -> None:
         """A run has ended; from any thread."""

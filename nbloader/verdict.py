@@ -6,8 +6,9 @@ The rules, first match wins:
 2. One worker holds the others up: its batch has lasted far too long, or its batches take several times as long.
 3. The loop waits less than 5 % of the time: the loop is the limit.
 4. Batches are made in the notebook's own process: the loop waits for every one of them.
-5. Batches take longer to travel than to make: transport.
-6. Else the workers are the limit; CPU time beside wall time says whether they compute or wait.
+5. The loop mostly waits for batches that are made and on their way into pinned memory or to the device: upload.
+6. Batches take longer to travel than to make: transport.
+7. Else the workers are the limit; CPU time beside wall time says whether they compute or wait.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from nbloader.text import clean, duration, megabytes, number, percent, plural
 
 if TYPE_CHECKING:
-    from nbloader.stats import Snapshot, WorkerStats
+    from nbloader.snapshot import Snapshot, UploadStats, WorkerStats
 
 WAIT_IS_SMALL = 0.05
 """Below this share of waiting the loop itself is the limit."""
@@ -32,6 +33,9 @@ COMPUTES, WAITS = 0.75, 0.4
 """CPU time over wall time of fetching, above and below which workers compute or wait."""
 FULL = 0.85
 """Workers that together use this share of the cores leave none free."""
+QUEUES = 0.25
+"""Workers that have no core for this share of their fetching are slow because something else computes."""
+_MOST = 0.99
 _CARRIED = 1e5
 """Bytes of a mean batch from which carrying it can limit a loop: a smaller one mostly waits to be read."""
 _MOSTLY = 0.5
@@ -65,6 +69,8 @@ class Evidence:
     """Bytes of a batch, mean."""
     pickled: float
     """Share of batches that travelled by plain pickle, 0 to 1."""
+    handing: float = 0.0
+    """Share of the time waited in which the batch was there and was being pinned or uploaded, 0 to 1."""
 
 
 def judge(s: Snapshot, e: Evidence) -> tuple[str, str]:
@@ -120,15 +126,15 @@ def _starting(s: Snapshot, e: Evidence) -> tuple[str, str] | None:
         return "starting", f"Starting up for {duration(s.elapsed)}: no batch yet.{where}"
     if not e.recent and s.at is not None and s.at_for is not None:
         return "starting", (
-            f"Starting up: the first batch came after {duration(e.first_batch)}; the loop has worked on "
+            f"The first batch came after {duration(e.first_batch)}; the loop has worked on "
             f"{'it' if s.batches_done <= 1 else f'batch {s.at}'} for {duration(s.at_for)}."
         )
     if e.recent < ENOUGH and s.wait_share >= WAIT_IS_SMALL:
         done = plural(s.batches_done, "batch")
         return "starting", (
-            f"Starting up: the first batch came after {duration(e.first_batch)}; {done} are too few to judge by."
+            f"The first batch came after {duration(e.first_batch)}; {done} are too few to judge by."
             if s.batches_done != 1
-            else f"Starting up: the first batch came after {duration(e.first_batch)}; one is too few to judge by."
+            else f"The first batch came after {duration(e.first_batch)}; one is too few to judge by."
         )
     return None
 
@@ -180,7 +186,7 @@ def _slow_worker(s: Snapshot, e: Evidence) -> tuple[str, str] | None:
     )
 
 
-def _limit(s: Snapshot, e: Evidence) -> tuple[str, str]:
+def _limit(s: Snapshot, e: Evidence) -> tuple[str, str]:  # noqa: PLR0911 - one return per rule
     mean = {stage.name: stage.mean for stage in s.stages}
     step, make, transport = (
         mean.get("step", 0.0),
@@ -201,6 +207,8 @@ def _limit(s: Snapshot, e: Evidence) -> tuple[str, str]:
             f"Loading limits the loop: {waits}, because batches are made between its steps. Making one takes "
             f"{_ms(make)}{computing}, a step {_ms(step)}. With num_workers=1 or more they are made meanwhile."
         )
+    if e.handing > _MOSTLY and s.uploads is not None:
+        return "upload", _upload_limit(s, e, s.uploads, waits)
     slow = _slow_worker(s, e)
     if slow is not None:
         return slow
@@ -215,6 +223,21 @@ def _limit(s: Snapshot, e: Evidence) -> tuple[str, str]:
             f"from worker to notebook and {_ms(make)} to make. {remedy}"
         )
     return _workers_limit(s, e, step=step, waits=waits)
+
+
+def _upload_limit(s: Snapshot, e: Evidence, u: UploadStats, waits: str) -> str:
+    where = clean(s.device, 40) or "pinned memory"
+    speed = "" if u.gb_per_second is None else f" ({number(u.gb_per_second)} GB/s)"
+    copying = "" if u.copy is None else f", {_ms(u.copy)} to copy{speed}"
+    remedy = "Smaller batches help: a smaller dtype (uint8 instead of float32), or fewer samples."
+    if u.ways[0][0] == "pageable":
+        remedy = "pin_memory=True makes copies quicker and lets them run ahead."
+    elif not s.device:
+        remedy = "device='cuda' pins batches where they lie, without this copy, and uploads them ahead."
+    return (
+        f"The way to {where} limits the loop: {waits}, {percent(e.handing)} of that for batches that are made; one of "
+        f"{megabytes(e.nbytes_mean)} takes {_ms(u.pin)} to pin{copying}. {remedy}"
+    )
 
 
 def _workers_limit(s: Snapshot, e: Evidence, *, step: float, waits: str) -> tuple[str, str]:
@@ -234,6 +257,18 @@ def _workers_limit(s: Snapshot, e: Evidence, *, step: float, waits: str) -> tupl
     if sum(known) >= 100 * FULL * e.cores and alive >= e.cores:
         use = f"They use {number(sum(known) / 100)} of {plural(e.cores, 'core')}"
         return "workers_compute", f"{head} {use}, so cheaper transforms help, more workers do not."
+    return _by_cpu_share(s, e, head, share, alive)
+
+
+def _by_cpu_share(s: Snapshot, e: Evidence, head: str, share: float, alive: int) -> tuple[str, str]:
+    known = [w.core_wait for w in s.workers if w.core_wait is not None]
+    lack = min(_MOST, sum(known) / len(known)) if known else 0.0
+    queued = min(1 - share, share * lack / (1 - lack))
+    if queued >= QUEUES:
+        return "workers", (
+            f"{head} Fetching is {percent(share)} computing and {percent(queued)} waiting for a core: something else, "
+            f"be it your loop, uses the {plural(e.cores, 'core')}, too."
+        )
     if share >= COMPUTES and alive >= e.cores:
         return "workers_compute", (
             f"{head} Fetching is {percent(share)} computing and there are {plural(e.cores, 'core')}, "

@@ -9,6 +9,9 @@ from nbloader.snapshot import WorkerGauge
 
 LATE_NOTICE = 30.0
 """Seconds after which the cell is told what its loop waits for, where there is no `timeout`."""
+START_LIMIT = 30.0
+"""Seconds that a worker may take to start at least, however short `timeout` is, where late workers are replaced: to
+replace this one too would only begin its start anew."""
 PAUSED_NOTICE = 5.0
 """Seconds after which a loop that has just begun is told that the loader is paused."""
 
@@ -79,16 +82,30 @@ def timeout_message(
         timeout: The limit, seconds.
         number: The batch that did not come.
         waited: For how long, seconds.
-        workers: Those at work, the one that holds the batch first.
+        workers: The one that holds the batch first; where none does, one that is starting.
         now: perf_counter ns.
         stack: Where that one stands; "" where it is not known.
     """
-    said = "; ".join(doing(worker, now) for worker in workers) or "No worker has begun it"
+    at_work = [doing(worker, now) for worker in workers if worker.batch is not None]
+    if not at_work and workers and workers[0].state == "starting":
+        said = (
+            f"No worker has begun it: {doing(workers[0], now)}. What it imports, a dataset that takes long to rebuild "
+            "or worker_init_fn is the usual cause: raise timeout, or move that work out of the worker's start."
+        )
+    else:
+        said = (
+            f"{'; '.join(at_work) or 'No worker has begun it'}. A slow sample or a hung call in the dataset is the "
+            "usual cause: restart the worker, raise timeout, or let on_timeout='restart' do it."
+        )
     return (
-        f"DataLoader timed out after {timeout:g} seconds: batch {number} did not come (waited {waited:.1f} s). {said}. "
-        "A slow sample or a hung call in the dataset is the usual cause: restart the worker, raise timeout, or let "
-        f"on_timeout='restart' do it.{f' The worker stands at:{chr(10)}{stack.rstrip()}' if stack else ''}"
+        f"DataLoader timed out after {timeout:g} seconds: batch {number} did not come (waited {waited:.1f} s). {said}"
+        f"{f' The worker stands at:{chr(10)}{stack.rstrip()}' if stack else ''}"
     )
+
+
+def still_starting(worker: WorkerGauge, now: int) -> bool:
+    """Whether this worker is starting, and has not taken too long for it."""
+    return worker.state == "starting" and now - worker.since < START_LIMIT * 1e9
 
 
 def late_notice(number: int, waited: float, worker: WorkerGauge, now: int, place: str) -> str:

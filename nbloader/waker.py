@@ -31,6 +31,9 @@ class Waker:
         Args:
             other: A descriptor to wait for too.
             timeout: Seconds; None waits for ever.
+
+        Raises:
+            RuntimeError: Another thread waits.
         """
         if self._polls is None or self._polls[0] != other:
             poll = select.poll()
@@ -38,7 +41,13 @@ class Waker:
             if other is not None:
                 poll.register(other, select.POLLIN)
             self._polls = -1 if other is None else other, poll
-        self._polls[1].poll(None if timeout is None else max(0.0, timeout * 1000))
+        try:
+            self._polls[1].poll(None if timeout is None else max(0.0, timeout * 1000))
+        except RuntimeError as error:
+            raise RuntimeError(
+                "two threads call next() on one iterator at once: give each its own, iter(loader), or let one wait for "
+                "the other by a lock"
+            ) from error
         self.clear()
 
     def fileno(self) -> int:

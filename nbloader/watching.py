@@ -38,7 +38,8 @@ class Watching(Generic[T_co]):
         """A frozen picture of the loader now; `print` it, or leave it as the last line of a cell."""
         gauges = self._engine.gauges("new" if self._iterations == 0 else "idle")
         if self._placer is not None:
-            gauges = dataclasses.replace(gauges, pinned=self._placer.pins, device=self._placer.name)
+            begun = self._placer.begun(gauges.run)
+            gauges = dataclasses.replace(gauges, pinned=self._placer.pins, device=self._placer.name, begun=begun)
         return self._fold.snapshot(self._probe.fill(gauges))
 
     def points(self) -> list[Point]:

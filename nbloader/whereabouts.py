@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
-from nbloader.dispatch import Dispatcher, Run, Task
-from nbloader.snapshot import Made, WorkerGauge
+from nbloader.dispatch import Dispatcher
+from nbloader.run import Run
+from nbloader.snapshot import Made
+from nbloader.task import Task
 
 SHOWN = 64
 """Batches that are told of one place, the first ones."""
@@ -18,7 +19,7 @@ HELD = 8
 
 def asked_of(run: Run[Any]) -> tuple[int, ...]:
     """The batches that no worker has been given yet, in order."""
-    return tuple(sorted(number for number, _task in run.waiting[:SHOWN]))
+    return tuple(sorted({task.number for _job, task in run.waiting[:SHOWN]}))
 
 
 def made_of(run: Run[Any]) -> tuple[Made, ...]:
@@ -37,11 +38,9 @@ def _made(in_order: bool, task: Task, payload: Any) -> Made:
     return Made(task.run, task.number, worker, begin, fetched, collated, received, ordered)
 
 
-def with_batches(gauge: WorkerGauge, held: list[Task], open_runs: Collection[int]) -> WorkerGauge:
-    """Add to a worker's gauge the numbers of its batches, and whether anybody still wants the one it is at."""
-    numbers = tuple(task.number for task in held[:HELD] if task.run in open_runs)
-    left = gauge.batch is not None and not (held and held[0].run in open_runs)
-    return replace(gauge, held=numbers, left=left) if numbers or left else gauge
+def numbers_of(held: list[Task], open_runs: Collection[int]) -> tuple[int, ...]:
+    """The batches that a worker holds and somebody still wants, the first of them."""
+    return tuple(dict.fromkeys(task.number for task in held[:HELD] if task.run in open_runs))
 
 
 def batches_of(dispatcher: Dispatcher[Any]) -> dict[str, Any]:

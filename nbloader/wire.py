@@ -14,14 +14,14 @@ import socket
 import struct
 from collections.abc import Iterable
 from enum import IntEnum, unique
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
 HEADER = struct.Struct("<II")
 READ_SIZE = 1 << 16  # below malloc's mmap threshold: a larger buffer costs page faults at every call
 MAX_PIECES = 512  # of one system call; the kernel takes 1024
-MAX_FDS = 4  # with one frame
+MAX_FDS = 64  # with one frame
 CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # programs that a dataset runs must not hold our connections
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * MAX_FDS)
 
@@ -40,9 +40,9 @@ class Kind(IntEnum):
     READY = 4
     """From the worker: the dataset is there."""
     SEGMENT = 5
-    """From the worker, with a descriptor: a new segment."""
+    """From the worker, with a descriptor: a new segment. To the worker: one for batches that several write."""
     LAYOUT = 6
-    """From the worker: the structure that later batches refer to."""
+    """From the worker: the structure that later batches refer to. To the worker: that of batches that several write."""
     BATCH = 7
     """From the worker: a batch."""
     ERROR = 8
@@ -58,6 +58,12 @@ class Kind(IntEnum):
     """To the fork server: import these modules."""
     END = 13
     """From the worker: the shard has no such batch."""
+    HANDED = 15
+    """To the worker, before INIT, with descriptors: what its dataset shares with the notebook's process."""
+    DROP = 16
+    """To the worker: a segment for batches that several write is not used any more. From the worker: nor are these."""
+    REST = 17
+    """To the worker: segments that came back, and nothing is to do for now."""
     STATE = 14
     """From the worker: how to come where an iterator is."""
 
@@ -79,7 +85,7 @@ class Channel:
         self._large_kind = 0
         self._large_got = 0
         self._fds: collections.deque[int] = collections.deque()
-        self._backlog: collections.deque[memoryview] = collections.deque()
+        self._backlog: collections.deque[tuple[memoryview, tuple[int, ...]]] = collections.deque()
 
     def fileno(self) -> int:
         """The socket's descriptor, for a selector."""
@@ -112,38 +118,44 @@ class Channel:
         self._send([piece for kind, body in frames for piece in (HEADER.pack(len(body), kind), body)], fds)
 
     def _send(self, pieces: list[Bytes], fds: tuple[int, ...]) -> None:
-        if self._backlog:  # only the notebook's end has one, and it sends no descriptors once a worker runs
-            self._backlog.extend(memoryview(bytes(p)) for p in pieces)
+        if self._backlog:  # only the notebook's end has one
+            self._keep(pieces, fds)
             self.flush()
             return
         if len(pieces) > MAX_PIECES:
             pieces = [b"".join(pieces)]
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
-            sent = self._sock.sendmsg(pieces, ancillary)
+            sent = self._sock.sendmsg(pieces, _ancillary(fds))
         except BlockingIOError:
-            sent = 0
+            self._keep(pieces, fds)
+            return
+        for position, piece in enumerate(pieces):
+            if sent < len(piece):
+                self._keep([memoryview(piece)[sent:], *pieces[position + 1 :]], ())
+                self.flush()
+                return
+            sent -= len(piece)
+
+    def _keep(self, pieces: list[Bytes], fds: tuple[int, ...]) -> None:
+        """Have these wait until the socket can be written to; the descriptors go with the first."""
         for piece in pieces:
-            if sent >= len(piece):
-                sent -= len(piece)
-            else:
-                self._backlog.append(memoryview(bytes(memoryview(piece)[sent:])))
-                sent = 0
-        if self._backlog:
-            self.flush()
+            self._backlog.append((memoryview(bytes(piece)), tuple(map(os.dup, fds))))
+            fds = ()
 
     def flush(self) -> None:
         """Send what waits, as far as the socket takes it (all of it on a blocking one)."""
         while self._backlog:
-            head = self._backlog[0]
+            head, fds = self._backlog[0]
             try:
-                sent = self._sock.send(head)
+                sent = self._sock.sendmsg([head], _ancillary(fds)) if fds else self._sock.send(head)
             except BlockingIOError:
                 return
+            for fd in fds:
+                os.close(fd)
             if sent == len(head):
                 self._backlog.popleft()
             else:
-                self._backlog[0] = head[sent:]
+                self._backlog[0] = head[sent:], ()
 
     def receive(self, *, wait: bool = True) -> list[tuple[int, Bytes]]:
         """Read what is there: the frames that are complete now, as (kind, body). May be empty.
@@ -200,7 +212,9 @@ class Channel:
         """Close the socket and every descriptor that nobody took."""
         while self._fds:
             os.close(self._fds.popleft())
-        self._backlog.clear()
+        while self._backlog:
+            for fd in self._backlog.popleft()[1]:
+                os.close(fd)
         self._sock.close()
 
     def _fill_large(self, frames: list[tuple[int, Bytes]]) -> None:
@@ -224,3 +238,7 @@ class Channel:
                 fds = array.array("i")
                 fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
                 self._fds.extend(fds)
+
+
+def _ancillary(fds: tuple[int, ...]) -> list[tuple[int, int, Any]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []

@@ -22,8 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -33,12 +32,16 @@ from nbloader import stacks, tolerant
 from nbloader.collate import NotPlannedError, Plan, collate_object, convert
 from nbloader.faults import describe
 from nbloader.imports import when_imported
-from nbloader.info import Process, introduce_to_torch
+from nbloader.info import Process, introduce_to_torch, stack_in_own_memory
+from nbloader.inherit import leave, take_over
 from nbloader.objects import ArrayToBeTensor, dump_object
+from nbloader.placing import Beside, Placed
 from nbloader.private import WorkerInfo
 from nbloader.refill import Known
-from nbloader.shm import INLINE_LIMIT, SegmentPool, aligned, load_shared
-from nbloader.streams import Build, ExhaustedError, Samples, Streaming, Streams
+from nbloader.shared import Files, load_shared
+from nbloader.shm import INLINE_LIMIT, SegmentPool, aligned
+from nbloader.start import Start
+from nbloader.streams import Build, ExhaustedError, Samples, Streams
 from nbloader.wire import Bytes, Channel, Kind
 
 _clock = time.perf_counter_ns
@@ -50,59 +53,13 @@ RESULT = struct.Struct("<qqiiqIIqqqqqiq")
 fetch, CPU of collate, position and time of the slowest sample."""
 
 NO_SEGMENT = -1
+PLACED = -2
+"""In place of a segment: the piece lies where it was to be written."""
 PICKLED = -1
 """In place of a layout: the extras hold (pickle, places) of an object."""
 MAX_LAYOUTS = 256
 Encoded: TypeAlias = "tuple[int, bytes, int, Any, int]"
 """A batch ready to be sent: (layout, extras, bytes, memory, segment)."""
-
-
-class Surroundings(NamedTuple):
-    """What of the notebook's process a worker takes over."""
-
-    sys_path: list[str]
-    cwd: str
-    environ: dict[str, str]
-    argv: list[str]
-
-    @classmethod
-    def here(cls) -> Surroundings:
-        """Those of this process, now."""
-        try:
-            cwd = str(Path.cwd())
-        except FileNotFoundError:  # the folder was deleted under the notebook
-            cwd = ""
-        return cls(list(sys.path), cwd, dict(os.environ), list(sys.argv))
-
-    def take_over(self) -> None:
-        """Make them this process's."""
-        sys.path[:] = self.sys_path
-        sys.argv[:] = self.argv
-        for name in set(os.environ) - set(self.environ):
-            if not name.endswith("_NUM_THREADS"):
-                del os.environ[name]
-        os.environ.update(self.environ)
-        with contextlib.suppress(OSError):
-            os.chdir(self.cwd)
-
-
-class Start(NamedTuple):
-    """What a worker is sent first."""
-
-    surroundings: Surroundings
-    worker: int
-    num_workers: int
-    seed: int
-    batched: bool
-    output: str
-    transport: str
-    spans: list[tuple[int, int]]
-    shared: bool
-    """Whether a descriptor with the dataset's large arrays came along."""
-    payload: bytes
-    """Pickle of (dataset, collate_fn, worker_init_fn, on_error)."""
-    streaming: Streaming | None
-    """Of an iterable dataset."""
 
 
 def main(fd: int, *, watched: bool = True) -> None:
@@ -126,6 +83,7 @@ def main(fd: int, *, watched: bool = True) -> None:
         worker = _settle(channel)
         if worker is not None:
             worker.run()
+    leave()
 
 
 def _leave_with_the_notebook() -> None:
@@ -144,8 +102,9 @@ def _settle(channel: Channel) -> Worker | None:
     """Take over the surroundings and rebuild the dataset. None when that failed, which has been reported."""
     frames: list[tuple[int, Bytes]] = []
     while not frames:
-        frames = channel.receive()
+        frames = [frame for frame in channel.receive() if frame[0] != Kind.HANDED]
     start: Start = pickle.loads(frames[0][1])
+    take_over(start.heritage, [channel.take_fd() for _ in range(start.heritage.fds)])
     status_fd = channel.take_fd()
     status = memoryview(mmap.mmap(status_fd, 8 * f.STATUS_SIZE)).cast("q")
     os.close(status_fd)
@@ -153,11 +112,11 @@ def _settle(channel: Channel) -> Worker | None:
     status[f.SINCE], status[f.PID] = _clock(), os.getpid()
     start.surroundings.take_over()
     try:
-        shared = channel.take_fd() if start.shared else None
+        files = start.files._replace(fds=tuple(channel.take_fd() for _ in start.files.private))
         build = None
         if start.streaming is not None:
-            build = partial(_another_copy, start, os.dup(shared) if shared is not None else None)
-        dataset, collate_fn, worker_init_fn, on_error = load_shared(start.payload, start.spans, shared)
+            build = partial(_another_copy, start, _duplicate(files))
+        dataset, collate_fn, worker_init_fn, on_error = load_shared(start.payload, files)
         _introduce(start, dataset)
         if worker_init_fn is not None:
             worker_init_fn(start.worker)
@@ -169,11 +128,13 @@ def _settle(channel: Channel) -> Worker | None:
     return Worker(channel, start, dataset, collate_fn, on_error, status, frames[1:], build, seeded=seeded)
 
 
-def _another_copy(start: Start, shared: int | None) -> tuple[Any, Callable[[int], None] | None]:
+def _duplicate(files: Files) -> Files:
+    return files._replace(fds=tuple(map(os.dup, files.fds)))
+
+
+def _another_copy(start: Start, files: Files) -> tuple[Any, Callable[[int], None] | None]:
     """The dataset once more, and `worker_init_fn`."""
-    dataset, _collate_fn, worker_init_fn, _on_error = load_shared(
-        start.payload, start.spans, os.dup(shared) if shared is not None else None
-    )
+    dataset, _collate_fn, worker_init_fn, _on_error = load_shared(start.payload, _duplicate(files))
     return dataset, worker_init_fn
 
 
@@ -190,6 +151,7 @@ def _set_up_torch() -> None:
     import torch
 
     introduce_to_torch()
+    stack_in_own_memory()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     f.seed_torch()
@@ -245,6 +207,7 @@ class Worker:
             )  # fmt: skip
             self._fetch = self._streams.fetch
         self._segments = SegmentPool()
+        self._beside = Beside()
         self._layouts: dict[Any, int] = {}
         self._known = Known()
         self._pending = deque(frames)  # frames that have come and were not looked at
@@ -278,7 +241,12 @@ class Worker:
             if self._pending:
                 break
             self._pending.extend(self._channel.receive())
-        _kind, body = self._pending.popleft()
+        kind, body = self._pending.popleft()
+        while kind != Kind.TASK:
+            self._arrange(kind, body)
+            while not self._pending:
+                self._pending.extend(self._channel.receive())
+            kind, body = self._pending.popleft()
         run, number, indices, seed, returned = pickle.loads(body)
         self._segments.give_back(returned)
         status[f.RUN], status[f.NUMBER] = run, number
@@ -290,6 +258,9 @@ class Worker:
             return
         kept: list[tuple[Bytes, tuple[Any, ...]]] = []
         for kind, body in self._pending:
+            if kind not in (Kind.TASK, Kind.CANCEL):
+                self._arrange(kind, body)
+                continue
             message = pickle.loads(body)
             if kind == Kind.TASK:
                 kept.append((body, message))
@@ -300,11 +271,29 @@ class Worker:
             dropped = [task for _body, task in kept if task[0] == run and (numbers is None or task[1] in numbers)]
             for task in dropped:
                 self._segments.give_back(task[4])
+                if numbers is None:  # one of them counts as begun and is waited for
+                    self._send(Kind.END, pickle.dumps(task[:2]))
             kept = [item for item in kept if item[1] not in dropped]
         self._pending = deque((Kind.TASK, body) for body, _message in kept)
 
+    def _arrange(self, kind: int, body: Bytes) -> None:
+        """Something about segments, or about batches that several workers write."""
+        number = int.from_bytes(body[:8], "little")
+        if kind == Kind.SEGMENT:
+            self._beside.add(number, self._channel.take_fd())
+        elif kind == Kind.LAYOUT:
+            self._beside.learn(number, bytes(body[8:]))
+        elif kind == Kind.DROP:
+            self._beside.forget(number)
+        elif kind == Kind.REST:
+            self._segments.give_back(pickle.loads(body))
+            self._drop(self._segments.rest())
+
     def _make(self, run: int, number: int, indices: Any) -> None:
         status = self._status
+        placed = None
+        if type(indices) is Placed:
+            placed, indices = indices, indices.indices
         cpu_0 = time.process_time_ns()
         got, spared = self._fetch(run, indices)
         cpu_1 = time.process_time_ns()
@@ -315,7 +304,7 @@ class Worker:
         status[f.STATE], status[f.SINCE] = f.COLLATING, got.end
         samples = got.samples
         size = len(samples) if self._batched else 1
-        layout, extras, nbytes, memory, segment = self._encode(samples)
+        layout, extras, nbytes, memory, segment = (placed and self._write(samples, placed)) or self._encode(samples)
         cpu_2, end = time.process_time_ns(), _clock()
         status[f.STATE], status[f.SINCE] = f.SENDING, end
         sys.stdout.flush()
@@ -327,6 +316,14 @@ class Worker:
             self._send(Kind.BATCH, header, extras, memory)
         else:
             self._send(Kind.BATCH, header, extras)
+
+    def _write(self, samples: Any, placed: Placed) -> Encoded | None:
+        """Write a piece beside those of other workers; None where it does not fit there."""
+        written = self._beside.write(samples if isinstance(samples, list) else list(samples), placed)
+        if written is None:
+            return None
+        extras, nbytes = written
+        return PICKLED, dump_object(extras, out_of_band=False)[0] if extras else b"", nbytes, None, PLACED
 
     def _encode(self, samples: Any) -> Encoded:
         """Collate and write."""
@@ -396,7 +393,13 @@ class Worker:
                 self._send(Kind.SEGMENT, segment.to_bytes(8, "little"), fds=(fd,))
             finally:
                 os.close(fd)
+        self._drop(self._segments.drop_unused())
         return memory, segment
+
+    def _drop(self, segments: list[int]) -> None:
+        """These segments are no more: the notebook's process shall forget them."""
+        if segments:
+            self._send(Kind.DROP, pickle.dumps(segments))
 
     def _send(self, kind: Kind, *parts: Bytes, fds: tuple[int, ...] = ()) -> None:
         try:

@@ -234,6 +234,12 @@ class NeverArrives(FailsToArrive):
         time.sleep(3600)
 
 
+class ArrivesLate(FailsToArrive):
+    def __setstate__(self, state):
+        time.sleep(0.6)
+        self.__dict__.update(state)
+
+
 class Nested(Numbers):
     """A loader inside a worker."""
 
@@ -327,13 +333,12 @@ def pids(loader) -> list[int]:
 
 
 def worker_processes() -> list[psutil.Process]:
-    """All living children of the fork server."""
-    server = forkserver.pid()
-    if server is None:
-        return []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [p for p in psutil.Process(server).children() if p.status() != psutil.STATUS_ZOMBIE]
-    return []
+    """All living children of the fork servers."""
+    found: list[psutil.Process] = []
+    for server in forkserver.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [p for p in psutil.Process(server).children() if p.status() != psutil.STATUS_ZOMBIE]
+    return found
 
 
 def run_script(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import os
 import pathlib
 import threading
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 
 import psutil
+
+from nbloader import forkserver
 
 SHM = pathlib.Path("/dev/shm")
 FDS = pathlib.Path("/proc/self/fd")
@@ -81,11 +82,9 @@ def left_behind(before: Belongings, grace: float) -> Belongings:
 
 
 def kept_pids() -> set[int]:
-    """Processes that live as long as this one: the forkserver, and the standard library's resource tracker."""
-    pids = {getattr(resource_tracker._resource_tracker, "_pid", None)}
-    with contextlib.suppress(ImportError, AttributeError):
-        pids.add(importlib.import_module("nbloader.forkserver").pid())
-    return {pid for pid in pids if pid is not None}
+    """Processes that live as long as this one: the fork servers, and the standard library's resource tracker."""
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+    return forkserver.pids() | ({tracker} if tracker is not None else set())
 
 
 def _descendants(settled: dict[int, psutil.Process]) -> dict[int, psutil.Process]:
@@ -120,7 +119,8 @@ def _descriptors() -> dict[str, str]:
 
 def _shm_files() -> set[str]:
     with contextlib.suppress(FileNotFoundError):
-        return {path.name for path in SHM.iterdir()}
+        # semaphores of multiprocessing, which its resource tracker clears away later, are none of the loader's
+        return {path.name for path in SHM.iterdir() if not path.name.startswith("sem.mp-")}
     return set()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import time
 
 import torch
 
@@ -111,21 +112,26 @@ class StandInCopy:
         self._pool = []  # as torch's: what was copied to pinned memory is kept until it was read
 
     def start(self):
-        self.pinned = self.device.tick()
+        if self.memory != "registered":
+            self._batch = map_leaves(self._batch, self._pin)
+        self.pinned = self.device.tick() if self.device.pins else 0
         self._times[0] = self.device.tick()
         try:
             self._batch = map_leaves(self._batch, self._send)
         finally:
             self.device.begun(self)
 
+    def _pin(self, leaf):
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        self._pool.append(leaf.clone())
+        return self._pool[-1]
+
     def _send(self, leaf):
         if not isinstance(leaf, torch.Tensor):
             return leaf.to(self.device.name, non_blocking=True)
         if self.device.room is not None and self.nbytes + leaf.nbytes > self.device.room:
             raise DeviceFull(f"tried to allocate {leaf.nbytes} bytes")
-        if self.memory != "registered":
-            leaf = leaf.clone()
-            self._pool.append(leaf)
         out = torch.full_like(leaf, 99)
         self.moves.append((leaf.data_ptr(), leaf.nbytes, out))
         self.nbytes += leaf.nbytes
@@ -157,3 +163,52 @@ class StandInCopy:
 
     def _pending(self):
         return self in self.device._queue
+
+
+class PacedStandIn(StandIn):
+    """One whose copies take time by the machine's clock, one after the other. The consumer's work waits for them.
+
+    Args:
+        bytes_per_second: How quick the link is.
+        **options: Of `StandIn`.
+    """
+
+    def __init__(self, bytes_per_second, **options):
+        super().__init__(None, **options)
+        self.bytes_per_second = bytes_per_second
+        self.free_at = 0
+
+    def copy(self, batch, mapping):
+        return PacedCopy(self, batch, self.pinning.of(mapping))
+
+    def tick(self):
+        return time.perf_counter_ns()
+
+
+class PacedCopy(StandInCopy):
+    ends = 0
+
+    def start(self):
+        super().start()
+        self._times[0] = max(self._times[0], self.device.free_at)
+        self.ends = self.device.free_at = self._times[0] + round(1e9 * self.nbytes / self.device.bytes_per_second)
+
+    def done(self):
+        if time.perf_counter_ns() >= self.ends:
+            self.device.carry_out_until(self)
+        return super().done()
+
+    def wait(self):
+        time.sleep(max(0, self.ends - time.perf_counter_ns()) / 1e9)
+        super().wait()
+
+    def carry_out(self):
+        super().carry_out()
+        self._times[1] = self.ends
+
+    def deliver(self):
+        needed = self.device.tick()
+        self.wait()
+        batch = super().deliver()
+        self._times[2] = needed
+        return batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import pickle
 import subprocess
 import sys
 from typing import Any, NamedTuple
@@ -99,7 +100,7 @@ def collate(samples: list[Any], output: str = "torch") -> Any:
     plan.fill(memory)
     hash(plan.tree)
     tree = cloudpickle.loads(cloudpickle.dumps(plan.tree))
-    extras = cloudpickle.loads(cloudpickle.dumps(plan.extras))
+    extras = pickle.loads(dump_object(plan.extras, out_of_band=False)[0])
     return builder(tree, output)(memory, extras)
 
 
@@ -428,3 +429,10 @@ for sample in (Colour.RED, np.ma.masked_array([1.0]), np.matrix([[1]]), type("F"
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_numbers_of_several_types_are_planned_without_torch():
+    """Else each worker of a dataset without tensors would import it."""
+    assert [Plan(samples).tree[3] for samples in ([1, 2.5], [2.5, 1], [True, 2])] == ["<f4", "<f8", "<i8"]
+    with pytest.raises(NotPlannedError):
+        Plan([1, np.float64(2)])

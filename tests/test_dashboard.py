@@ -9,6 +9,7 @@ import json
 import queue
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -55,7 +56,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
     )
     monkeypatch.setattr(
         widget,
-        "_display",
+        "display",
         lambda name, data, update=False: screen.pictures.put((name, data.get("text/html", ""))),
     )
     monkeypatch.setattr(widget, "_write_pictures_in_time", lambda: None)
@@ -76,6 +77,32 @@ def loader(screen: Screen) -> Iterator[FakeLoader]:
 def say(dashboard: widget.Dashboard, **message: Any) -> None:
     """Speak as a view in the browser does."""
     dashboard._on_message(dashboard.widget, message, [])
+
+
+def test_a_picture_that_is_written_while_a_message_goes_out_does_not_count_as_sent(
+    loader: FakeLoader, screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dashboard = widget.dashboard_of(loader)
+    say(dashboard, kind="ready", view="a")
+    screen.next("full")
+    send = widget.DashboardWidget.send
+    drawn = threading.Thread(target=dashboard.write_picture)
+
+    def slow_send(self: widget.DashboardWidget, message: dict[str, Any], buffers: Any = None) -> None:
+        if drawn.ident is None and message.get("view", {}).get("state") == "running":
+            loader.state = "idle"
+            drawn.start()
+            drawn.join(0.3)  # the main thread's picture is asked for now; it may wait until this has gone out
+        send(self, message, buffers)
+
+    monkeypatch.setattr(widget.DashboardWidget, "send", slow_send)
+    loader.state = "running"
+    dashboard._wake.set()
+    states = []
+    while "idle" not in states[-1:]:
+        states.append(screen.next("tick")["view"].get("state"))
+    drawn.join(TIMEOUT)
+    assert states.index("running") < states.index("idle")
 
 
 def test_a_view_that_is_ready_gets_everything_and_then_only_news(loader: FakeLoader, screen: Screen) -> None:
@@ -168,7 +195,9 @@ def test_plots_are_sent_when_they_are_asked_for(loader: FakeLoader, screen: Scre
     assert "plots" not in screen.next("full")
     say(dashboard, kind="plots", view="a")
     message = screen.next("plots")
-    assert [chart["name"] for chart in message["plots"]["charts"]] == [chart.name for chart in plots.CHARTS]
+    assert [chart["name"] for chart in message["plots"]["charts"]] == [
+        chart.name for chart in plots.charts_of(placed=False)
+    ]
     assert list(message["points"]) == [*COLUMNS, *TIPS]
 
 
@@ -201,6 +230,12 @@ def test_only_what_changed_is_sent() -> None:
     assert widget._changes(before, after) == {"tiles": [2], "workers": {"count": 2, "rows": [after["workers"][1]]}}
     assert widget._changes(after, {**after, "workers": rows[:1]}) == {"workers": {"count": 1, "rows": []}}
     assert widget._changes(after, after) == {}
+
+
+def test_looks_that_cost_much_are_rarer_and_a_single_one_changes_little() -> None:
+    most = widget.TICK * widget.SHARE
+    assert widget._interval([most / 2] * (widget.COSTS - 1) + [5 * most]) == widget.TICK
+    assert widget._interval([2 * most] * widget.COSTS) == pytest.approx(2 * widget.TICK)
 
 
 def test_events_are_sent_once_and_later_views_get_those_before(loader: FakeLoader, screen: Screen) -> None:

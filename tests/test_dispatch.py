@@ -33,6 +33,7 @@ class Chaos(RuleBasedStateMachine):
         self.out_of_order: set[int] = set()
         self.suspects: dict[tuple[int, int], int] = {}
         self.accepted: set[tuple[int, int]] = set()
+        self.outdated: set[int] = set()  # workers that were there when all was to be made again
         self.steps = 0  # batches that may be taken though the loader is paused
         self.owed = 0  # and sent
         self.windows: dict[int, int] = {}  # run -> the largest window that it has had
@@ -104,7 +105,12 @@ class Chaos(RuleBasedStateMachine):
         assert self.dispatcher.result(data.draw(st.integers(0, self.uids)), run, number, "again") is None
 
     def arrive(self, worker, run, number):
-        self.accept(run, number, self.dispatcher.result(worker, run, number, f"{run}:{number}"))
+        accepted = self.dispatcher.result(worker, run, number, f"{run}:{number}")
+        if worker in self.outdated:
+            assert accepted is None or worker in self.inboxes, "it is of the old dataset"
+            if accepted is None:
+                return  # it waits for another worker, as the invariants say
+        self.accept(run, number, accepted)
 
     def accept(self, run, number, accepted):
         if accepted is None:  # refused: then it must not be the only copy of a batch that is still wanted
@@ -160,6 +166,14 @@ class Chaos(RuleBasedStateMachine):
         else:
             self.dispatcher.unpark(run)
 
+    @rule(data=st.data())
+    def somebody_has_nothing_to_do(self, data):
+        idle = [worker for worker in self.inboxes if not self.dispatcher.held_by(worker)]
+        cancels = self.dispatcher.rebalance()
+        assert not cancels or idle
+        self.cancel(cancels, data)
+        self.batches_are_sent()
+
     @rule(paused=st.booleans())
     def loader_is_paused_or_resumed(self, paused):
         if paused:
@@ -195,6 +209,7 @@ class Chaos(RuleBasedStateMachine):
     @rule()
     def what_has_come_is_dropped(self):
         outside = {(run, number) for run, numbers in self.wanted.items() for number in numbers}
+        self.outdated = set(self.inboxes)
         assert len(self.dispatcher.redo()) == len(self.accepted & outside)
         self.accepted -= outside
 
@@ -454,3 +469,59 @@ def test_a_result_of_a_closed_run_is_refused():
     assert dispatcher.close_run(0) == (["batch 1"], [])
     assert made(dispatcher, 0, 0) is None
     assert dispatcher.held_by(0) == []
+
+
+def test_a_worker_without_work_is_given_what_another_has_not_begun():
+    dispatcher = dispatcher_with(2, batches=4)
+    assert sent(dispatcher) == [(0, 0), (1, 1), (0, 2), (1, 3)]
+    made(dispatcher, 1, 1)
+    assert dispatcher.rebalance() == [], "it has another"
+    made(dispatcher, 1, 3)
+    assert dispatcher.rebalance() == [(0, 0, (2,))]
+    assert sent(dispatcher) == [(1, 2)]
+    assert dispatcher.held_by(1)[0].attempt == 1
+    assert made(dispatcher, 0, 2) is None, "the first had begun it after all: one of the two is taken"
+    assert made(dispatcher, 1, 2) == []
+    assert dispatcher.rebalance() == [], "the one that a worker is at stays"
+    assert made(dispatcher, 0, 0) == [0, 1, 2, 3]
+
+
+def test_nothing_is_taken_from_workers_while_something_waits_or_the_loader_is_paused():
+    dispatcher = dispatcher_with(2, batches=4)
+    sent(dispatcher)
+    made(dispatcher, 1, 1)
+    made(dispatcher, 1, 3)
+    dispatcher.pause()
+    assert dispatcher.rebalance() == []
+    dispatcher.resume()
+    dispatcher.add(0, None, 0)
+    assert dispatcher.rebalance() == []
+    assert sent(dispatcher) == [(1, 4)]
+    made(dispatcher, 1, 4)
+    assert dispatcher.rebalance() != []
+
+
+def test_equally_loaded_workers_are_given_batches_in_turn():
+    """As torch's loader does it; here only of workers that have equally much to do."""
+    dispatcher = dispatcher_with(3, batches=0)
+    order = []
+    for number in range(6):  # one at a time: none of them has anything to do when the next comes
+        dispatcher.add(0, None, 0)
+        ((worker, _number),) = sent(dispatcher)
+        order.append(worker)
+        made(dispatcher, worker, number)
+    assert order == [0, 1, 2, 0, 1, 2]
+
+
+def test_batches_may_be_taken_from_busy_workers_only():
+    dispatcher = dispatcher_with(2, batches=4)
+    sent(dispatcher)
+    assert not dispatcher.uneven()
+    made(dispatcher, 1, 1)
+    made(dispatcher, 1, 3)
+    assert dispatcher.uneven()
+    assert dispatcher.rebalance({1}) == dispatcher.rebalance(set()) == []
+    assert dispatcher.rebalance({0}) == [(0, 0, (2,))]
+    assert not dispatcher.uneven(), "what waits now will be given out"
+    sent(dispatcher)
+    assert not dispatcher.uneven()

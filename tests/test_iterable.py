@@ -155,7 +155,8 @@ def test_anything_with_iter_alone_is_an_iterable_dataset():
         assert plain(loader) == [[1, 2], [3]]
     with DataLoader((i * i for i in range(5)), 3) as loader:
         assert plain(loader) == [[0, 1, 4], [9, 16]]
-        assert plain(loader) == [], "a generator can be iterated once"
+        with pytest.warns(UserWarning, match="dataset is a generator, which gives its items once"):
+            assert plain(loader) == []
     with (
         DataLoader((i for i in range(5)), 3, num_workers=1) as loader,
         pytest.raises(DatasetTransferError, match="generator"),
@@ -441,3 +442,16 @@ def test_samples_that_raise_may_be_left_out_or_replaced(workers):
     with DataLoader(Broken(10, bad=4), 2, num_workers=workers, on_error="skip") as loader:
         want = [0, 1, 2, 3] if workers == 0 else [0, 2, 1, 3, 5, 7, 9]
         assert [x for b in plain(loader) for x in b] == want, "a generator that has raised is at its end"
+
+
+@pytest.mark.parametrize("kind", KINDS[1:], ids=str)
+@pytest.mark.parametrize("ahead", [{"prefetch_factor": 1}, {"prefetch_factor": 2}, {"prefetch": 1}, {}], ids=str)
+def test_a_loop_may_be_left_and_begun_again_at_any_point(kind, ahead):
+    """What a worker had been given and not begun when the loop was left held its place for ever."""
+    with DataLoader(Range(20), 4, **ahead, **kind) as loader:
+        whole = plain(loader)
+        for taken in (1, 0, 3, 1, 2, 0):
+            batches = iter(loader)
+            assert plain(next(batches) for _ in range(taken)) == whole[:taken]
+        del batches
+        assert plain(loader) == whole

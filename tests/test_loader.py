@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import psutil
@@ -295,6 +296,15 @@ def test_batch_samplers_may_give_any_iterable():
             assert flat(loader) == list(range(1, 10))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_sampler_that_gives_single_indices_is_told_of(workers):
+    with (
+        DataLoader(Numbers(10), num_workers=workers, batch_sampler=[4, 5]) as loader,
+        pytest.raises(TypeError, match=r"must give lists of indices, but gave 4 \(int\): is it a sampler="),
+    ):
+        list(loader)
+
+
 @pytest.mark.parametrize("name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset"])
 def test_what_a_loader_was_made_of_cannot_be_exchanged_in_silence(name):
     with DataLoader(Numbers(6), 2) as loader, pytest.raises(ValueError, match=f"{name} attribute should not be set"):
@@ -399,6 +409,7 @@ def test_persistent_workers_keep_the_dataset_that_they_have():
 def test_workers_stay_when_the_dataset_is_the_same():
     with DataLoader(Sums(np.ones((4, 20_000))), 4, num_workers=2) as loader:
         list(loader)
+        wait_for(lambda: len(pids(loader)) == 2)
         before = pids(loader)
         for _ in range(3):
             list(loader)
@@ -622,21 +633,6 @@ def test_on_wait_is_called_while_the_consumer_waits_and_one_that_raises_is_remov
 # ---- lifetimes
 
 
-def test_the_same_line_run_ten_times_leaves_the_workers_of_one_loader():
-    made = []
-
-    def cell():
-        made.append(DataLoader(Numbers(10), 2, num_workers=2))
-        assert flat(made[-1]) == list(range(10))
-
-    for _ in range(10):
-        cell()
-    wait_for(lambda: len(worker_processes()) == 2, "eight loaders give up their workers")
-    assert flat(made[0]) == list(range(10)), "an older loader still works"
-    for loader in made:
-        loader.close()
-
-
 def test_a_loader_that_nobody_refers_to_gives_up_its_workers():
     loader = DataLoader(Numbers(10), 2, num_workers=2)
     list(loader)
@@ -795,3 +791,28 @@ def test_reload_takes_the_class_as_it_is_now_defined(tmp_path):
         "[[0, -1, -2, -3]]",
         "[[100, 101, 102, 103]]",
     ]
+
+
+class Chained:
+    """Sample 0 is there when sample 2 is."""
+
+    def __init__(self, folder):
+        self.made = folder / "made"
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        if i == 0:
+            wait_for(self.made.exists)
+        time.sleep(0.05)
+        if i == 2:
+            self.made.touch()
+        return i
+
+
+@pytest.mark.parametrize("workers", ["process", "thread"])
+def test_a_batch_behind_a_slow_one_goes_to_a_worker_that_has_nothing_to_do(tmp_path, workers):
+    with DataLoader(Chained(tmp_path), num_workers=2, prefetch=3, workers=workers) as loader:
+        assert [int(batch) for batch in loader] == [0, 1, 2]
+        assert [record.attempt for record in loader.events.batches()] == [1, 1, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import pickle
 from typing import NamedTuple
 
 import numpy as np
@@ -119,3 +120,11 @@ def test_within_the_band_nothing_lies_beside():
     data, buffers, forms = dump_object({"a": [np.ones(3)]}, out_of_band=False)
     assert (buffers, forms) == ([], [])
     assert len(data) > 24
+
+
+def test_arrays_whose_dtype_was_unpickled_travel_beside_the_pickle():
+    """As in a worker whose dataset holds them: such a dtype is another object than NumPy's own, and not "built in"."""
+    dtype = pickle.loads(pickle.dumps(np.dtype(np.float32)))
+    array = np.ndarray(5, dtype, bytearray(20))
+    _data, _buffers, forms = dump_object({"a": [array, "text"]})
+    assert forms == [((5,), "f", False)]

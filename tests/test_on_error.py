@@ -203,6 +203,42 @@ def test_a_function_that_cannot_be_sent_to_workers_is_told():
 
     lock = threading.Lock()
     with DataLoader(Numbers(4), num_workers=1, on_error=lambda i, e: lock) as loader:
-        with pytest.raises(DatasetTransferError, match="or on_error cannot be sent"):
+        with pytest.raises(DatasetTransferError, match=r"^on_error cannot be sent"):
             iter(loader)
         wait_for(lambda: loader.stats().state in ("new", "idle"))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2])
+@pytest.mark.parametrize("workers", ["process", "thread"])
+def test_what_fails_is_told_with_its_batch_and_so_once_though_that_is_made_again(workers, chunk_size):
+    """`reload(keep=False)` drops what was made and not delivered; so do `clean()` and a loop that is left."""
+    dataset = Holes(24, bad={2, 9, 13, 17, 22})
+    with DataLoader(
+        dataset, 4, num_workers=2, workers=workers, on_error="skip", prefetch=4, chunk_size=chunk_size
+    ) as loader:
+        epoch = iter(loader)
+        assert next(epoch).tolist() == [0, 1, 3]
+        wait_for(lambda: loader.stats().ready >= 4, "all that may be made ahead")
+        assert loader.stats().skipped == 1
+        loader.reload(keep=False)
+        assert flat(epoch) == [i for i in range(4, 24) if i not in dataset.bad]
+        assert sorted(event.sample for event in failed(loader)) == sorted(dataset.bad)
+        loader.refresh()
+        wait_for(lambda: loader.stats().ready >= 4, "the next epoch's first batches")
+        loader.clean()
+        next(iter(loader))
+        assert loader.stats().skipped == 6
+
+
+@pytest.mark.parametrize("workers", ["process", "thread"])
+def test_a_batch_that_raises_is_counted_once_though_it_is_made_again(workers):
+    with DataLoader(Holes(12, bad={5}), 4, num_workers=2, workers=workers, prefetch=2) as loader:
+        epoch = iter(loader)
+        assert next(epoch).tolist() == [0, 1, 2, 3]
+        wait_for(lambda: loader.stats().ready >= 2, "all batches")
+        assert loader.stats().errors == 0
+        loader.reload(keep=False)
+        with pytest.raises(OSError, match="no sample 5"):
+            next(epoch)
+        assert next(epoch).tolist() == [8, 9, 10, 11]
+        assert loader.stats().errors == 1

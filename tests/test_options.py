@@ -70,6 +70,7 @@ WRONG = [
     (DATA, {"timeout": "1"}, TypeError, "timeout.*'1'"),
     (DATA, {"timeout": None}, TypeError, "timeout.*None"),
     (DATA, {"timeout": float("nan"), "num_workers": 1}, ValueError, "timeout.*nan"),
+    (DATA, {"timeout": float("inf"), "num_workers": 1}, ValueError, "timeout.*at most 2147483 seconds, not inf"),
     (DATA, {"prefetch_factor": 2}, ValueError, "prefetch_factor.*num_workers > 0.*prefetch_factor=2"),
     (DATA, {"prefetch_factor": -1, "num_workers": 1}, ValueError, "prefetch_factor.*-1"),
     (DATA, {"prefetch_factor": 1.5, "num_workers": 1}, TypeError, "prefetch_factor.*1.5"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 from typing import Any
 
 from fake_loader import FakeLoader
@@ -12,7 +13,7 @@ from fake_loader import FakeLoader
 from nbloader.dashboard import lanes_svg
 from nbloader.dashboard.path import path_of
 from nbloader.dashboard.spans import SINGLE, Spans
-from nbloader.events import BatchRecord
+from nbloader.events import BatchRecord, LoaderPaused, LoaderResumed
 from nbloader.snapshot import Made, Snapshot, UploadStats
 
 MS = 1_000_000
@@ -52,7 +53,7 @@ def test_pin_and_upload_tell_what_they_take():
     assert (off["pin"]["note"], off["upload"]["note"]) == ("off", "off")
     uploads = UploadStats((("registered", 9), ("copied", 1)), 0.0, 0.72, 53.0, 0.98)
     on = boxes(snapshot(pinned=True, device="cuda:0", uploads=uploads))
-    assert (on["pin"]["note"], on["upload"]["note"]) == ("in place", "cuda:0, 720 us, 98 % hidden")
+    assert (on["pin"]["note"], on["upload"]["note"]) == ("in place", "cuda:0, 720 us, 53.0 GB/s, 98 % hidden")
     copied = UploadStats((("copied", 9),), 4.0, None, None, None)
     on = boxes(snapshot(pinned=True, uploads=copied))
     assert (on["pin"]["note"], on["upload"]["note"]) == ("copy, 4.00 ms", "off")
@@ -82,6 +83,29 @@ def test_a_stuck_worker_is_named_and_one_whose_batch_nobody_wants_keeps_its_queu
 def test_many_workers_and_batches_make_a_bounded_drawing():
     s = snapshot(workers=300, made=tuple(made(i, in_order=False) for i in range(5000)), reordering=5000)
     assert len(json.dumps(path_of(s))) < 30_000
+
+
+def test_workers_that_have_not_started_are_not_drawn_as_dead_and_those_of_a_full_loader_may_rest():
+    s = snapshot()
+    fresh = tuple(dataclasses.replace(w, pid=0, state="dead", batch=None) for w in s.workers)
+    assert {w["state"] for w in path_of(dataclasses.replace(s, workers=fresh))["crew"]} == {"not started"}
+    idle = tuple(dataclasses.replace(w, state="idle", batch=None) for w in s.workers)
+    assert boxes(dataclasses.replace(s, workers=idle))["workers"]["alarm"] == "all idle"
+    assert boxes(dataclasses.replace(s, workers=idle, ready=6, window=6))["workers"]["alarm"] == ""
+
+
+def test_what_threads_make_does_not_pass_shared_memory():
+    s = snapshot()
+    threads = tuple(dataclasses.replace(w, pid=os.getpid()) for w in s.workers)
+    assert "shared" not in boxes(dataclasses.replace(s, workers=threads))
+
+
+def test_long_numbers_leave_room_for_fewer_batches():
+    s = snapshot()
+    for first, shown in ((7, 5), (63_000, 3)):
+        held = dataclasses.replace(s.workers[0], batch=first, held=tuple(range(first, first + 8)), queued=7)
+        member = path_of(dataclasses.replace(s, workers=(held,)))["crew"][0]
+        assert (len(member["tokens"]), member["more"]) == (shown, 8 - shown)
 
 
 def test_without_workers_the_path_is_shorter():
@@ -126,8 +150,36 @@ def test_of_very_many_batches_those_of_a_worker_become_one_row():
 def test_a_wait_out_of_the_ordinary_is_a_stall():
     spans = Spans(0)
     spans.take([record(i) for i in range(20)])
-    assert spans.take([record(20, wait=400)])[1][8] == 1
+    assert spans.take([record(20, wait=400)])[1][8] == 400
     assert spans.take([record(21, begin=9000)])[1][8] == 0
+
+
+def test_a_wait_that_comes_again_and_again_is_no_stall():
+    spans = Spans(0)
+    rows = [spans.take([record(i, wait=1 if i % 8 else 160, begin=200 * i)])[1] for i in range(80)]
+    assert not any(row[8] for row in rows[20:])
+
+
+def test_of_merged_batches_the_longest_stall_is_told():
+    spans = Spans(0)
+    spans.take([record(i) for i in range(20)])
+    waits = {7: 300, 30: 90}
+    rows = spans.take([record(i, wait=waits.get(i, 1), begin=1000 * (i + 1)) for i in range(2 * SINGLE)])
+    assert [row[8] for row in rows if row[0] == 1] == [300]
+
+
+def test_time_paused_is_no_wait_in_the_timeline():
+    spans = Spans(0)
+    spans.take([record(i) for i in range(20)])
+    spans.pauses.note(LoaderPaused(1000 * MS))
+    spans.pauses.note(LoaderResumed(1900 * MS))
+    loop = spans.take([record(20, wait=910, begin=994)])[1]
+    assert (loop[8], loop[9]) == (0, 10)
+    assert spans.paused(3000 * MS) == [[1000, 1900]]
+    red = lanes_svg.timeline(spans.rows, spans.paused(3000 * MS)).partition("--nbl-wait")[2].partition("/>")[0]
+    assert red != lanes_svg.timeline(spans.rows).partition("--nbl-wait")[2].partition("/>")[0]
+    spans.pauses.note(LoaderPaused(4000 * MS))
+    assert spans.paused(5000 * MS)[-1] == [4000, 5000]
 
 
 def test_loops_that_run_at_once_have_lanes_of_their_own():

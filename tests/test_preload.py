@@ -1,13 +1,22 @@
 """What the fork server is told to import, and when."""
 
+import importlib
 import json
+import pathlib
+import socket
+import subprocess
 import sys
+import textwrap
 import types
 
 import numpy as np
+import psutil
+import pytest
 import torch
+from datasets import run_script
 
-from nbloader import DataLoader, forkserver, preload
+from nbloader import DataLoader, WorkerStartError, forkserver, machine, preload
+from nbloader.shared import SharedPickle
 
 
 class Plain:
@@ -57,6 +66,12 @@ def test_a_class_of_the_notebook_needs_what_its_methods_name():
     assert preload.expected(in_a_cell(__getitem__=with_torch)) == ["torch"]
 
 
+def test_a_tensor_anywhere_in_a_pickle_needs_torch():
+    for dataset in ({"x": [torch.zeros(3)]}, [(torch.zeros(100_000),)]):
+        assert preload.needed(SharedPickle(dataset).data, dataset) == ["torch"]
+    assert preload.needed(SharedPickle({"x": np.zeros(3)}).data, {}) == []
+
+
 def test_what_a_pickle_names_is_needed_if_this_process_has_it():
     assert preload.needed(b"... torch ... tensorflow", in_a_cell()) == ["torch"]
 
@@ -73,8 +88,118 @@ def test_the_fork_server_starts_with_the_loader_and_nobody_waits_for_it(monkeypa
     monkeypatch.setattr(forkserver.Channel, "send", spy)
     forkserver.shutdown()
     with DataLoader(Plain(), num_workers=1) as loader:
-        assert forkserver.pid() is not None
+        assert forkserver.pids()
         assert told == [preload.expected(Plain())]
         assert [float(batch) for batch in loader] == [0, 1, 2, 3]
     DataLoader(Plain(), num_workers=0)
     assert len(told) == 1
+
+
+@pytest.fixture
+def no_server():
+    """Servers that a test starts in a world of its own end with it."""
+    forkserver.shutdown()
+    yield
+    forkserver.shutdown()
+
+
+@pytest.mark.usefixtures("no_server")
+def test_sys_path_may_hold_what_python_passes_over(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, pathlib.Path("/nowhere")])
+    with DataLoader(Plain(), num_workers=1) as loader:
+        assert [float(batch) for batch in loader] == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("no_server")
+@pytest.mark.parametrize("executable", [None, "/nowhere/python"])
+def test_without_an_interpreter_there_is_an_error_for_the_loop_and_none_before(monkeypatch, executable):
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", executable)
+        forkserver.start_early()
+        loader = DataLoader(Plain(), num_workers=1)
+        with pytest.raises(WorkerStartError, match=r"not be started: .*(sys\.executable is None|/nowhere/python)"):
+            list(loader)
+    assert [float(batch) for batch in loader] == [0, 1, 2, 3]
+    loader.close()
+
+
+# ---- before any loader is made
+
+
+EARLY = """
+import json, os, sys, threading
+import numpy as np
+import psutil
+from nbloader import forkserver
+assert not forkserver.pids()
+from nbloader import DataLoader
+[early] = forkserver.pids()
+import torch
+
+class Numbers:
+    def __len__(self): return 4
+    def __getitem__(self, i): return np.float64(i)
+
+class Tensors(Numbers):
+    def __getitem__(self, i): return torch.tensor(float(i))
+
+"""
+
+
+def said_by(code, tmp_path):
+    done = run_script(EARLY + textwrap.dedent(code), tmp_path)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(machine.cores() == 1, reason="on one core nothing starts early")
+class TestTheServerThatStartsWithTheImport:
+    def test_gives_a_loader_that_needs_torch_its_workers(self, tmp_path):
+        said = said_by(
+            """
+            with DataLoader(Tensors(), num_workers=1) as loader:
+                got = [float(batch) for batch in loader]
+                [worker] = loader.stats().workers
+                print(json.dumps([got, psutil.Process(worker.pid).ppid() == early, forkserver.pids() == {early}]))
+            """,
+            tmp_path,
+        )
+        assert said == [[0, 1, 2, 3], True, True]
+
+    def test_is_ended_by_a_first_loader_that_needs_none(self, tmp_path):
+        said = said_by(
+            """
+            with DataLoader(Numbers(), num_workers=1) as loader:
+                gone = not psutil.pid_exists(early)
+                got = [float(batch) for batch in loader]
+            with DataLoader(Tensors(), num_workers=1) as loader:
+                got += [float(batch) for batch in loader]
+            print(json.dumps([gone, got, len(forkserver.pids())]))
+            """,
+            tmp_path,
+        )
+        assert said == [True, [0, 1, 2, 3] * 2, 2]
+
+    def test_is_gone_with_the_process(self, tmp_path):
+        assert not psutil.pid_exists(said_by("print(json.dumps(early))", tmp_path))
+
+    def test_is_not_started_by_workers(self, tmp_path, monkeypatch):
+        (tmp_path / "has_loader.py").write_text(
+            "from nbloader import DataLoader, WorkerStartError, forkserver\n"
+            "class Servers:\n"
+            "    def __len__(self): return 1\n"
+            "    def __getitem__(self, i): return len(forkserver.pids())\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        for method in ("forkserver", "spawn"):
+            dataset = importlib.import_module("has_loader").Servers()
+            with DataLoader(dataset, num_workers=1, multiprocessing_context=method) as loader:
+                assert [batch.tolist() for batch in loader] == [[0]]
+        sys.modules.pop("has_loader")
+
+    def test_ends_when_nobody_needs_it(self):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            entry = f"from nbloader import forkserver as f; f.UNUSED_S = 0; f.main({theirs.fileno()}, ('json',))"
+            command = forkserver.python_command(entry)
+            assert subprocess.run(command, pass_fds=(theirs.fileno(),), timeout=30, check=False).returncode == 0

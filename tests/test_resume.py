@@ -212,6 +212,20 @@ def test_torch_s_order_as_long_as_nobody_asks_for_the_state_and_ones_own_after()
         assert (random.getstate(), np.random.get_state()[1].tolist()) == state[1:]
 
 
+@pytest.mark.parametrize("name", ["shuffle", "generator", "skipping"])
+@pytest.mark.parametrize("leave_at", [0, 2])
+def test_persistent_workers_do_not_bind_who_goes_on(name, leave_at):
+    """Only the first epoch draws its seed there, as torch's; whoever goes on does as was done before."""
+    state, want = interrupted(name, leave_at, workers=2, persistent_workers=True)
+    state_of_others, wanted_by_others = interrupted(name, leave_at, workers=2)
+    for changes in ({}, {"persistent_workers": True}):
+        with make(name, 2, **changes) as loader:
+            loader.load_state_dict(state)
+            assert epochs(loader) == want
+            loader.load_state_dict(state_of_others)
+            assert epochs(loader) == wanted_by_others
+
+
 def test_a_large_order_is_computed_and_its_state_small(monkeypatch):
     monkeypatch.setattr(samplers, "LARGE", 1000)
     with DataLoader(Numbers(100_000_000), 10, True) as loader:
@@ -405,5 +419,5 @@ def test_batches_in_pieces_go_on_between_batches():
     with DataLoader(Augmented(N), 4, True, num_workers=1, chunk_size=2) as loader:
         loader.load_state_dict(state)
         assert epochs(loader, 2) == want
-    with DataLoader(Augmented(N), 4, True) as loader, pytest.raises(ValueError, match="pieces=2, here it is 1"):
+    with DataLoader(Augmented(N), 4, True) as loader, pytest.raises(ValueError, match="chunk_size=2, here it is None"):
         loader.load_state_dict(state)

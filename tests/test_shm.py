@@ -9,19 +9,18 @@ import itertools
 import mmap
 import os
 import pathlib
-import pickle
 import threading
-import weakref
 
 import numpy as np
 import pytest
 import torch
+from datasets import Images, wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nbloader import shm
-from nbloader.shm import SegmentMaps, SegmentPool, SharedPickle, aligned, anonymous_file, load_shared, segment_size
+from nbloader import DataLoader, driver, shm
+from nbloader.shm import SegmentMaps, SegmentPool, aligned, anonymous_file, segment_size
 
 
 class Lender:
@@ -31,6 +30,16 @@ class Lender:
         self.pool, self.maps = SegmentPool(), SegmentMaps()
         self.count = 0
 
+    def rest(self):
+        """As at the end of an epoch."""
+        self.pool.give_back(self.maps.take_returned())
+        self.forget(self.pool.rest())
+
+    def forget(self, numbers):
+        """The worker has given these back."""
+        for number in numbers:
+            self.maps.forget(number)
+
     def send(self, value: int, nbytes: int = 40_000):
         """A batch full of `value`, as an array on lent memory."""
         self.pool.give_back(self.maps.take_returned())
@@ -38,6 +47,7 @@ class Lender:
         if fd is not None:
             self.maps.add(number, fd)
             self.count += 1
+        self.forget(self.pool.drop_unused())
         np.frombuffer(memory, np.uint8)[:nbytes] = value
         return np.ndarray((nbytes,), np.uint8, self.maps.lend(number, nbytes))
 
@@ -58,6 +68,15 @@ class Leases(RuleBasedStateMachine):
         self.kept: list[tuple[int, list[object]]] = []
         self.sent = 0
         self.most = 0
+
+    @rule(data=st.data())
+    def a_while_passes(self, data):
+        self.lender.pool._free._look -= data.draw(st.sampled_from([0.1, shm.KEEP, 3 * shm.KEEP]))
+
+    @rule()
+    def the_epoch_is_over(self):
+        self.lender.rest()
+        assert len(self.lender.maps._maps) <= len(self.kept) + 3, "one of each size is kept"
 
     @rule(nbytes=st.sampled_from([10_000, 40_000, 41_000]))
     def a_batch_comes(self, nbytes):
@@ -98,7 +117,8 @@ class Leases(RuleBasedStateMachine):
     @invariant()
     def what_is_dropped_is_lent_no_more(self):
         assert len(self.lender.maps._lent) == len(self.kept)
-        assert self.lender.count <= 3 * self.most, "segments of one size are used again"
+        assert len(self.lender.maps._maps) <= 3 * self.most, "segments of one size are used again"
+        assert self.lender.maps._maps.keys() == self.lender.pool._maps.keys() == self.lender.pool._sizes.keys()
 
     def teardown(self):
         self.kept.clear()
@@ -107,6 +127,66 @@ class Leases(RuleBasedStateMachine):
 
 Leases.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestLeases = Leases.TestCase
+
+
+class Free(RuleBasedStateMachine):
+    """`FreeSegments` beside a list of when each was used last."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+        self.free = shm.FreeSegments(self.now)
+        self.used: dict[int, float] = {}  # the free ones: when they came back
+        self.sizes: dict[int, int] = {}
+        self.out: list[int] = []
+
+    @rule(size=st.sampled_from([1, 2, 3, 8]))
+    def one_is_wanted(self, size):
+        number = self.free.take(size)
+        fits = [n for n in self.used if size <= self.sizes[n] <= 2 * size]
+        if number is None:
+            assert not fits
+            number = len(self.sizes)
+            self.sizes[number] = size
+        else:
+            best = min(self.sizes[n] for n in fits)
+            assert self.sizes[number] == best
+            newest = max(self.used[n] for n in fits if self.sizes[n] == best)
+            assert self.used.pop(number) == newest, "the most recently used"
+        self.out.append(number)
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def one_comes_back(self, data):
+        number = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
+        self.now += 0.01
+        self.free.put(number, self.sizes[number])
+        self.used[number] = self.now
+
+    @rule(part=st.sampled_from([0.3, 0.7, 1.5]))
+    def a_while_passes(self, part):
+        self.now += part * shm.KEEP
+        for number in self.free.unused(self.now):
+            assert self.now - self.used.pop(number) >= shm.KEEP, "it was needed a moment ago"
+
+    @rule()
+    def nothing_is_wanted_for_long(self):
+        for _ in range(2):
+            self.now += shm.KEEP
+            for number in self.free.unused(self.now):
+                del self.used[number]
+        assert not self.used, "all that are free were given back"
+
+    @rule(kept=st.integers(0, 2))
+    def the_epoch_is_over(self, kept):
+        for number in self.free.all_but(kept):
+            del self.used[number]
+        for size in set(self.sizes.values()):
+            assert sum(self.sizes[n] == size for n in self.used) <= kept
+
+
+Free.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestFree = Free.TestCase
 
 
 @given(st.integers(0, 10**9))
@@ -126,6 +206,19 @@ def test_the_most_recently_used_segment_is_used_again(lender):
     again = lender.send(9)
     assert again.__array_interface__["data"] == last
     assert lender.count == 4
+
+
+def test_segments_that_a_late_batch_took_are_given_back(lender):
+    batches = [lender.send(i) for i in range(20)]
+    assert len(lender.maps._maps) == 20
+    late, rest = batches[:2], batches[2:]
+    del batches, rest
+    for i in range(4):
+        lender.pool._free._look -= 2 * shm.KEEP
+        del late[0]
+        late.append(lender.send(20 + i))
+    assert len(lender.maps._maps) <= 4
+    assert [batch.min() for batch in late] == [batch.max() for batch in late] == [22, 23]
 
 
 def test_a_thread_may_drop_batches(lender):
@@ -154,7 +247,7 @@ def test_a_thread_may_drop_batches(lender):
     batches.clear()
     assert not lender.maps._lent
     assert lender.count < 3000
-    free = itertools.chain(lender.maps.take_returned(), *lender.pool._free.values())
+    free = itertools.chain(lender.maps.take_returned(), *lender.pool._free._free.values())
     assert sorted(free) == list(range(lender.count)), "each segment is free, once"
 
 
@@ -212,109 +305,27 @@ def test_memory_that_is_not_there_is_an_error_that_says_what_to_do(monkeypatch):
         anonymous_file(100_000)
 
 
-# ---- SharedPickle
+@pytest.mark.parametrize("chunk", [None, 8])
+def test_between_epochs_workers_give_memory_back_and_the_next_epoch_is_as_the_first(chunk, monkeypatch):
+    monkeypatch.setattr(driver, "REST", 0.1)
+    with DataLoader(Images(160), 16, num_workers=2, chunk_size=chunk, persistent_workers=True) as loader:
 
+        def segments():
+            pool = loader._engine._crew.pool
+            return sum(
+                len(maps._maps) for maps in (*[handle.maps for handle in pool.handles.values()], pool._board.maps)
+            )
 
-def load(pickled: SharedPickle):
-    fd = pickled.fd()
-    return load_shared(pickled.data, pickled.spans, None if fd is None else os.dup(fd))
-
-
-class Holder:
-    def __init__(self, **parts):
-        self.__dict__.update(parts)
-
-
-def test_large_arrays_travel_beside_the_pickle_and_small_ones_in_it():
-    obj = {"large": np.arange(100_000), "small": np.arange(10), "f": np.asfortranarray(np.random.rand(300, 400))}
-    pickled = SharedPickle(obj)
-    assert len(pickled.data) < 5_000
-    copy = load(pickled)
-    assert all((copy[k] == obj[k]).all() and copy[k].dtype == obj[k].dtype for k in obj)
-    assert copy["f"].flags.f_contiguous
-
-
-def test_without_large_arrays_nothing_is_shared():
-    pickled = SharedPickle([1, "a", np.arange(3)])
-    assert pickled.fd() is None
-    assert load(pickled)[:2] == [1, "a"]
-
-
-def test_large_arrays_are_copied_on_write():
-    array = np.zeros(100_000)
-    pickled = SharedPickle(array)
-    one, two = load(pickled), load(pickled)
-    one[:] = 1
-    assert (two == 0).all()
-    assert (array == 0).all()
-    assert (load(pickled) == 0).all()
-
-
-def test_the_pickle_is_of_the_moment_at_which_workers_get_it_first():
-    array = np.zeros(100_000)
-    pickled = SharedPickle(array)
-    pickled.fd()
-    array[:] = 5
-    assert (load(pickled) == 0).all()
-
-
-def test_lambdas_and_classes_of_functions_travel():
-    class Local:
-        factor = 3
-
-        def __getitem__(self, i):
-            times = lambda x: x * self.factor  # noqa: E731 - it is a lambda that is to travel
-            return times(i)
-
-    assert load(SharedPickle(Local()))[4] == 12
-
-
-def test_the_shared_memory_goes_with_the_pickle():
-    pickled = SharedPickle(np.zeros(100_000))
-    fd = pickled.fd()
-    assert fd == pickled.fd()
-    ref = weakref.ref(pickled)
-    del pickled
-    assert ref() is None
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
-
-
-def test_the_same_object_has_the_same_identity():
-    holder = Holder(x=np.zeros(100_000), n=1)
-    one, two = SharedPickle(holder), SharedPickle(holder)
-    assert one.identity == two.identity
-    one.fd()
-    assert one.identity == two.identity
-    holder.n = 2
-    assert SharedPickle(holder).identity != two.identity
-
-
-def test_another_array_in_the_place_of_one_that_is_gone_is_another_identity():
-    """Its address may be the same."""
-    holder = Holder(x=np.zeros(100_000))
-    old = SharedPickle(holder)
-    old.fd()
-    for value in range(1, 50):
-        holder.x = None
-        holder.x = np.full(100_000, float(value))
-        new = SharedPickle(holder)
-        assert new.identity != old.identity
-        new.fd()
-        old = new
-
-
-def test_large_tensors_are_shared_as_arrays_are():
-    pickled = SharedPickle({"a": torch.arange(100_000), "b": torch.ones(300, 400, dtype=torch.bfloat16).T})
-    assert len(pickled.data) < 5_000
-    copy = load(pickled)
-    assert torch.equal(copy["a"], torch.arange(100_000))
-    assert copy["b"].dtype == torch.bfloat16
-    assert copy["b"].shape == (400, 300)
-    copy["a"][:] = 0
-    assert load(pickled)["a"][1] == 1
-
-
-def test_what_cannot_be_pickled_raises():
-    with pytest.raises((TypeError, pickle.PicklingError)):
-        SharedPickle(threading.Lock())
+        kept = list(loader)
+        assert segments() >= 8
+        wait_for(lambda: segments() <= len(kept), "those of kept batches stay")
+        for _ in range(2):
+            again = list(loader)
+            for first, second in zip(kept, again, strict=True):
+                assert torch.equal(first[0], second[0])
+                assert torch.equal(first[1], second[1])
+            del again, first, second
+        assert [int(images[-1, -1, -1]) for images, _labels in kept] == list(range(15, 160, 16))
+        kept.clear()
+        list(loader)
+        wait_for(lambda: segments() <= 3, "one for each maker is kept")

@@ -140,7 +140,7 @@ def test_rates_and_shares_come_from_the_records():
     assert s.eta == pytest.approx(50 / 25)
     assert s.cpu_share == pytest.approx(1)
     by_name = {stage.name: stage for stage in s.stages}
-    assert tuple(by_name) == stats.STAGES
+    assert tuple(by_name) == tuple(name for name in stats.STAGES if name not in ("pin", "upload"))
     assert by_name["queue"].mean == pytest.approx(5)
     assert by_name["fetch"].p50 == pytest.approx(18)
     assert by_name["collate"].max == pytest.approx(2)
@@ -430,7 +430,7 @@ def test_verdict_while_starting_up():
     assert text == "Starting up for 12.0 s: no batch yet. Worker 0 is at batch 0, sample 17, for 12.0 s."
     fold.update(record(START, wait=13 * S))
     cause, text = verdict(fold, gauges(START + 14 * S, *pair(), waiting_since=START + 13 * S + 10 * MS))
-    assert (cause, text) == ("starting", "Starting up: the first batch came after 13.0 s; one is too few to judge by.")
+    assert (cause, text) == ("starting", "The first batch came after 13.0 s; one is too few to judge by.")
 
 
 def test_verdict_the_consumer_limits():
@@ -463,6 +463,15 @@ def test_verdict_the_workers_limit(cpu: float, cores: int, use: float, cause: st
     head = "Workers limit the loop: it waits 63 % of the time; 2 workers make 18.5 batches/s, the loop could take 50.0."
     assert text.startswith(head)
     assert advice in text
+
+
+def test_verdict_something_else_uses_the_cores():
+    fold = StatsFold(cores=2)
+    now = loop(fold, 50, wait=34 * MS, step=20 * MS, fetch_cpu=3 * MS)
+    found, text = verdict(fold, gauges(now, *pair(cpu_percent=8.0, core_wait=0.75)))
+    assert found == "workers"
+    assert "Fetching is 17 % computing and 50 % waiting for a core: something else, be it your loop" in text
+    assert verdict(fold, gauges(now, *pair(cpu_percent=8.0, core_wait=0.4)))[0] == "workers_wait"
 
 
 def test_verdict_a_single_worker_limits():
@@ -617,7 +626,7 @@ def test_text_has_everything_aligned_within_a_terminal():
     assert "Epoch   0, running  [############............]  50 of 100 batches (50 %)" in lines
     assert "Queues  in flight 2 of 4   reorder 0   ready 0" in lines
     stage_rows = [line for line in lines if line.split(" ")[0] in stats.STAGES]
-    assert [row.split()[0] for row in stage_rows] == list(stats.STAGES)
+    assert [row.split()[0] for row in stage_rows] == [s for s in stats.STAGES if s not in ("pin", "upload")]
     assert len({len(row) for row in stage_rows}) == 1, "columns line up"
     assert "worker 1, the one before: killed by SIGKILL" in lines
     assert "97 %" in text
@@ -801,7 +810,7 @@ def test_the_batch_that_the_loop_is_at_counts_as_delivered():
     s = fold.snapshot(gauges(START + 3 * S, *pair(), run=0, delivered=1, at=0, at_since=START + S))
     assert s.batches_done == 1
     assert s.at_for == pytest.approx(2)
-    assert s.verdict == "Starting up: the first batch came after 1.0 s; the loop has worked on it for 2.0 s."
+    assert s.verdict == "The first batch came after 1.0 s; the loop has worked on it for 2.0 s."
 
 
 def test_many_pauses_are_none_of_the_waiting():
@@ -813,6 +822,30 @@ def test_many_pauses_are_none_of_the_waiting():
         fold.update(record(now, wait=S + 10 * MS, step=30 * MS, index=index))
         now += S + 40 * MS
     assert fold.snapshot(gauges(now)).wait_share_epoch == pytest.approx(0.25, abs=0.01)
+
+
+def test_batches_that_are_stepped_through_are_no_rate():
+    fold = StatsFold()
+    now = loop(fold, 1)
+    fold.update(LoaderPaused(now))
+    for index in range(1, 8):
+        fold.update(record(now, wait=S, index=index))
+        now += S + 10 * MS
+    paused = fold.snapshot(gauges(now + S, *pair(), state="paused", waiting_since=now, waiting_for=8))
+    assert paused.batches_per_second == paused.samples_per_second == 0
+    assert not any(w.batches_per_second for w in paused.workers)
+    fold.update(LoaderResumed(now))
+    for index in range(8, 18):
+        fold.update(record(now, wait=30 * MS, index=index))
+        now += 40 * MS
+    assert fold.snapshot(gauges(now, *pair())).batches_per_second == pytest.approx(25)
+
+
+def test_a_worker_has_made_what_waits_for_the_loop_too():
+    fold = StatsFold()
+    now = loop(fold, 10)
+    s = fold.snapshot(gauges(now, gauge(0, made=7), gauge(1)))
+    assert [w.batches for w in s.workers] == [7, 5]
 
 
 def test_a_worker_without_a_process_is_not_called_dead():

@@ -193,7 +193,9 @@ def test_a_step_lets_one_batch_go(workers):
         got, thread = consume(loader)
         for count in (1, 2, 3):
             wait_for(lambda count=count: len(got) == count)
-            assert loader.stats().state == "paused"
+            wait_for(lambda count=count: loader.stats().waiting_for == count)
+            s = loader.stats()
+            assert (s.state, s.batches_done, s.at, s.batches_per_second) == ("paused", count, None, 0)
             thread.join(0.05)
             assert len(got) == count, "no more than one came"
             loader.step()
@@ -208,7 +210,7 @@ def test_a_step_lets_one_batch_go(workers):
 
 
 def test_a_step_dispatches_what_it_frees_and_nothing_else_moves():
-    with DataLoader(Images(60), 2, num_workers=2) as loader:
+    with DataLoader(Images(60), 2, num_workers=2, prefetch_factor=2) as loader:
         epoch = iter(loader)
         next(epoch)
         wait_for(lambda: (s := loader.stats()).ready >= 4 and not s.in_flight + s.reordering)
@@ -220,7 +222,9 @@ def test_a_step_dispatches_what_it_frees_and_nothing_else_moves():
             # one in the place of the one that was taken, unless there were more than the window while one was late
             ready = max(4, ready - 1)
             wait_for(lambda ready=ready: (s := loader.stats()).ready == ready and not s.in_flight + s.reordering)
-        assert (ready, loader.stats().window) == (4, 4)
+        s = loader.stats()
+        assert (ready, s.window) == (4, 4)
+        assert sum(w.batches for w in s.workers) == 9 + s.ready, "made, be it delivered or not"
         assert len({r.index for r in loader.events.batches()}) == 8
 
 

@@ -33,12 +33,16 @@ class Uneven(Numbers):
 
 def test_shared_memory_does_not_come_from_dev_shm():
     """Which is 64 MB in a container, and too small by far in some."""
+
+    def used(process):
+        return {m.path for m in process.memory_maps(grouped=True) if m.path.startswith("/dev/shm")}
+
+    before = used(psutil.Process())  # other tests share tensors and semaphores
     with DataLoader(Sums(np.ones((100, 20_000))), 10, num_workers=2) as loader:
         epoch = iter(loader)
         next(epoch)
-        for process in [psutil.Process(), *worker_processes()]:
-            used = [m.path for m in process.memory_maps(grouped=True)]
-            assert not any(path.startswith("/dev/shm") for path in used)
+        assert used(psutil.Process()) <= before
+        assert [used(process) for process in worker_processes()] == [set(), set()]
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
@@ -176,7 +180,7 @@ def test_nothing_is_open_to_others():
         loader.stats()
         wait_for(lambda: len(worker_processes()) == 2)
         assert open_to_others(psutil.Process()) == before
-        for process in [psutil.Process(forkserver.pid()), *worker_processes()]:
+        for process in [*map(psutil.Process, forkserver.pids()), *worker_processes()]:
             assert open_to_others(process) == []
         for segment in os.listdir("/dev/shm"):
             assert "nbloader" not in segment

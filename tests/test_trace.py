@@ -36,6 +36,7 @@ from nbloader.events import (
 )
 from nbloader.lanes import consumer_lanes, lane_order, slices, stalls
 from nbloader.measure import histogram, points_of
+from nbloader.text import last_words, tail
 from nbloader.trace import Trace
 
 MS = 1_000_000
@@ -113,7 +114,7 @@ def test_slices_of_a_lane_do_not_overlap_and_arrows_begin_and_end_in_slices():
     for e in by_phase["s"] + by_phase["f"]:
         assert any(begin <= e["ts"] <= end for begin, end, _ in lanes[e["tid"]]), e
     assert {len(by_phase["s"]), len(by_phase["f"]), len(by_phase["C"])} == {10}
-    assert [e["id"] for e in by_phase["b"]] == [e["id"] for e in by_phase["e"]]
+    assert [e["id2"] for e in by_phase["b"]] == [e["id2"] for e in by_phase["e"]]
 
 
 def test_times_are_microseconds_from_the_first_event():
@@ -167,6 +168,34 @@ def test_a_stall_is_a_wait_out_of_the_ordinary():
     assert stalls([*records, slow]) == [slow]
     assert stalls(records) == []
     assert stalls([]) == []
+
+
+def test_time_paused_is_no_wait_in_trace_and_timeline():
+    ordinary, late = epoch(10), record(10, 2000, wait=900)
+    pause = [LoaderPaused(2040 * MS), LoaderResumed(2900 * MS)]
+    trace = Trace([*ordinary, *pause, late])
+    assert stalls([*ordinary, late]) == [late]
+    assert stalls([*ordinary, late], trace.pauses) == []
+    waits = [s for s in slices(trace.batches, trace.pauses) if s.kind == "wait" and s.record is late]
+    assert [(s.begin, s.end) for s in waits] == [(2000 * MS, 2040 * MS)]
+    assert trace.epoch().pauses is trace.pauses
+    assert [e["dur"] for e in load(trace.to_json())["X"] if e["name"] == "wait 10"] == [40_000]
+
+
+def test_of_a_crash_the_last_words_are_what_it_was_and_where():
+    dump = """about to go wrong
+Fatal Python error: Segmentation fault
+
+Current thread 0x00007f532ee47b80 (most recent call first):
+  File "mine.py", line 9 in __getitem__
+  File "fetch.py", line 61 in fetch
+
+Extension modules: numpy._core._multiarray_umath, numpy.linalg._umath_linalg (total: 2)
+"""
+    assert last_words(dump) == 'Fatal Python error: Segmentation fault: File "mine.py", line 9 in __getitem__'
+    assert last_words("one\ntwo\n\n") == "two"
+    assert last_words("") == ""
+    assert "".join(tail(dump)).endswith("in fetch")
 
 
 def test_stamps_that_are_missing_make_no_slice():

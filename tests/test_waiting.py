@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import threading
 import time
 
@@ -14,6 +15,7 @@ from datasets import Hangs, Numbers, Slow, flat, wait_for
 from nbloader import DataLoader, LoaderTimeoutError, NbloaderError, waiting
 from nbloader import events as ev
 from nbloader.waiting import Wait
+from nbloader.waker import Waker
 
 S = 1_000_000_000
 
@@ -159,6 +161,7 @@ def test_the_error_of_a_timeout_carries_the_stack(tmp_path, how):
         assert "datasets.py" in str(raised.value)
         flag.unlink()
         loader.restart_workers()
+        wait_for(lambda: loader.stats().ready)  # the limit holds for a start, too
         got.extend(epoch)
         assert flat(got) == list(range(12))
 
@@ -211,14 +214,21 @@ def test_a_batch_that_is_late_in_three_workers_is_given_up_and_the_others_come(t
 
 
 @pytest.mark.parametrize("on_timeout", ["raise", "restart"])
-def test_a_start_that_takes_too_long_is_an_error(on_timeout):
+def test_a_start_that_takes_too_long_is_an_error(on_timeout, monkeypatch):
+    monkeypatch.setattr(waiting, "START_LIMIT", 0.6)
     with DataLoader(d.NeverArrives(4), 2, num_workers=1, timeout=0.5, on_timeout=on_timeout) as loader:
         epoch = iter(loader)
         wait_for(lambda: arriving(loader))
-        with pytest.raises(LoaderTimeoutError, match=r"(?s)No worker has begun it.*__setstate__"):
+        with pytest.raises(LoaderTimeoutError, match=r"(?s)begun it: worker 0 .* starting.*__setstate__"):
             next(epoch)
         loader.reload(Numbers(4))
         loader.restart_workers()
+
+
+def test_workers_may_take_longer_to_start_than_the_limit_where_late_ones_are_replaced():
+    with DataLoader(d.ArrivesLate(8), 2, num_workers=1, timeout=0.2, on_timeout="restart") as loader:
+        assert flat(loader) == list(range(8))
+        assert loader.stats().restarts == 0
 
 
 def test_slow_batches_within_the_limit_are_left_alone():
@@ -239,3 +249,24 @@ def test_slow_batches_within_the_limit_are_left_alone():
 def test_what_on_timeout_cannot_be_is_refused(arguments, text):
     with pytest.raises(ValueError, match=text):
         DataLoader(Numbers(4), **arguments)
+
+
+def test_two_threads_that_wait_by_one_iterator_are_told_so():
+    waker = Waker()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        waker.wait(ours.fileno(), 0)
+        thread = threading.Thread(target=waker.wait, args=(ours.fileno(), None))
+        thread.start()
+
+        def refused():
+            try:
+                waker.wait(ours.fileno(), 0)
+            except RuntimeError as error:
+                return "two threads call next() on one iterator at once" in str(error)
+            return False
+
+        wait_for(refused)
+        waker.set()
+        thread.join()
+    waker.close()

@@ -187,3 +187,32 @@ def test_after_shut_down_the_other_end_can_still_answer():
         right.send(Kind.BATCH, b"answer")
         assert left.receive() == [(Kind.BATCH, b"answer")]
         left.shut_down()
+
+
+def test_descriptors_that_must_wait_for_room_come_with_their_frame():
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    sender, receiver = Channel(ours, blocking=False), Channel(theirs, blocking=True)
+    files = [os.memfd_create(f"file {i}") for i in range(3)]
+    for i, fd in enumerate(files):
+        os.write(fd, bytes([i]))
+        sender.send(Kind.TASK, bytes(100_000))
+        sender.send(Kind.SEGMENT, bytes([i]), fds=(fd,))
+        os.close(fd)
+    assert sender.backlogged
+    seen = []
+    while len(seen) < 6:
+        for kind, body in receiver.receive(wait=False):
+            seen.append(kind)
+            if kind == Kind.SEGMENT:
+                fd = receiver.take_fd()
+                assert os.pread(fd, 1, 0) == bytes(body)
+                os.close(fd)
+        sender.flush()
+    assert seen == [Kind.TASK, Kind.SEGMENT] * 3
+    sender.send(Kind.TASK, bytes(1_000_000))
+    unsent = os.memfd_create("unsent")
+    sender.send(Kind.SEGMENT, b"x", fds=(unsent,))
+    os.close(unsent)
+    sender.close()
+    receiver.close()

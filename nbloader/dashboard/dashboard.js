@@ -82,7 +82,7 @@ export function mount({ model, el, styles, bokeh }) {
     else waiting.textContent = "The kernel is gone.";
   };
   const kernel = model.widget_manager?.kernel;  // JupyterLab's and Notebook's; elsewhere the class below says it
-  const onStatus = (_, status) => { if (status === "dead" || status === "restarting") orphaned(); };
+  const onStatus = (_, status) => { if (["dead", "restarting", "autorestarting"].includes(status)) orphaned(); };
   kernel?.disposed?.connect(orphaned);
   kernel?.statusChanged?.connect(onStatus);
   const life = new MutationObserver(() => { if (el.classList.contains("jupyter-widgets-disconnected")) orphaned(); });

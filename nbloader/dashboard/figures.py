@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nbloader import colours
-from nbloader.lanes import KINDS, Slice, lane_order, slices, stalls
-from nbloader.text import clean, duration, plural
+from nbloader.lanes import KINDS, Slice, lane_order, slices, stalls, waited
+from nbloader.measure import share_of, shown_of
+from nbloader.text import clean, duration, megabytes, number, percent, plural
 from nbloader.trace import Trace, first_indices
 
 if TYPE_CHECKING:
     from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
 
     from nbloader.events import BatchRecord
+    from nbloader.pauses import Pauses
 
 LIMIT = 4000
 """Batches that a timeline shows, the last ones: a page with more is slow to move in."""
@@ -20,6 +22,8 @@ COLOURS = {
     "fetch": colours.STAGES["fetch"],
     "collate": colours.STAGES["collate"],
     "order": colours.STAGES["reorder"],
+    "pin": colours.STAGES["pin"],
+    "upload": colours.STAGES["upload"],
     "wait": colours.WAIT,
     "step": colours.STAGES["step"],
 }
@@ -27,6 +31,8 @@ LABELS = {
     "fetch": "fetch",
     "collate": "collate",
     "order": "made, waits for an earlier batch",
+    "pin": "put into pinned memory",
+    "upload": "copied to the device",
     "wait": "your loop waits",
     "step": "your loop works",
 }
@@ -49,7 +55,7 @@ def timeline(trace: Trace) -> Figure:
 
     records = trace.batches[-LIMIT:]
     origin = min((r.requested for r in records), default=0)
-    cut = list(slices(records))
+    cut = list(slices(records, trace.pauses))
     lanes = sorted({s.lane for s in cut}, key=lane_order)
     rows = {lane: i for i, lane in enumerate(lanes)}
     shown = f"the last {LIMIT:,} of {plural(len(trace), 'batch')}" if len(trace) > LIMIT else ""
@@ -74,7 +80,7 @@ def timeline(trace: Trace) -> Figure:
         )  # fmt: skip
         tips = [("", "@what"), ("took", "@took"), ("samples", "@indices"), ("slowest", "@slowest")]
         fig.add_tools(HoverTool(renderers=[renderer], tooltips=tips, visible=False))
-    _mark_stalls(fig, records, origin)
+    _mark_stalls(fig, records, trace.pauses, origin)
     fig.yaxis.ticker = [i + 0.45 for i in range(len(lanes))]
     fig.yaxis.major_label_overrides = {i + 0.45: lane for i, lane in enumerate(lanes)}
     fig.ygrid.grid_line_color = None
@@ -93,26 +99,34 @@ def _columns(own: list[Slice], rows: dict[str, int], origin: int) -> dict[str, l
         "right": [(s.end - origin) / 1e9 for s in own],
         "top": [rows[s.lane] + top for s in own],
         "bottom": [rows[s.lane] + bottom for s in own],
-        "what": [f"batch {s.record.index}: {LABELS[s.kind]}" for s in own],
+        "what": [f"batch {s.record.index}: {LABELS[s.kind]}{_copied(s)}" for s in own],
         "took": [duration((s.end - s.begin) / 1e9) for s in own],
         "indices": [f"{s.record.samples} ({first_indices(s.record)})" for s in own],
         "slowest": [_slowest(s.record) for s in own],
     }
 
 
+def _copied(s: Slice) -> str:
+    p = s.record.placed
+    if s.kind != "upload" or p is None:
+        return ""
+    hidden = f", {percent(1 - share_of(shown_of(p), s.end - s.begin))} of it hidden" if p.needed else ""
+    return f", {megabytes(p.nbytes)}, {number(p.nbytes / (s.end - s.begin))} GB/s{hidden}"
+
+
 def _slowest(r: BatchRecord) -> str:
     return f"{clean(r.slowest_index, 40)}, {duration(r.slowest_ns / 1e9)}" if r.slowest_ns else "-"
 
 
-def _mark_stalls(fig: Figure, records: tuple[BatchRecord, ...], origin: int) -> None:
-    found = stalls(records)
+def _mark_stalls(fig: Figure, records: tuple[BatchRecord, ...], pauses: Pauses, origin: int) -> None:
+    found = stalls(records, pauses)
     if not found:
         return
     x = [(r.delivered - origin) / 1e9 for r in found]
     fig.scatter(x, [-0.05] * len(x), marker="inverted_triangle", size=9, color=COLOURS["wait"], legend_label="stall")
-    longest = sorted(found, key=lambda r: -r.waited)[:8]
+    longest = sorted(found, key=lambda r: -waited(r, pauses))[:8]
     fig.text(
         [(r.delivered - origin) / 1e9 for r in longest], [-0.12] * len(longest),
-        text=[duration(r.waited / 1e9) for r in longest], text_font_size="10px", text_align="left", x_offset=7,
+        text=[duration(waited(r, pauses) / 1e9) for r in longest], text_font_size="10px", text_align="left", x_offset=7,
         text_color="#888888", text_baseline="middle",
     )  # fmt: skip

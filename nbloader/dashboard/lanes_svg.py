@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
+
+from nbloader.dashboard.spans import LOOP, PIN, UPLOAD, WORKER
+from nbloader.lanes import KINDS
 
 if TYPE_CHECKING:
     from nbloader.dashboard.spans import Row
@@ -16,29 +19,34 @@ BLOCKS = 400
 LANES = 65
 
 _WIDTH, _GUTTER, _AXIS, _TOP = 1000, 64, 16, 4
-_KINDS = ("fetch", "collate", "order", "wait", "step")
+
+_Lane = tuple[int, str, int]
+"""Where among the lanes, as in `_PLACES`; which device; which loop or worker."""
+_PLACES = (LOOP, UPLOAD, PIN, WORKER)
+"""From the top: against the path of a batch."""
 
 
-def timeline(rows: Iterable[Row]) -> str:
+def timeline(rows: Iterable[Row], pauses: Iterable[Sequence[float]] = ()) -> str:
     """Draw the last 30 seconds of a timeline, up to its last batch.
 
     Args:
         rows: As made by `spans.Spans`.
+        pauses: When the loader was paused: begin and end of each, ms.
 
     Returns:
         An `svg` element; "" when nothing was delivered yet.
     """
-    rows = list(rows)
+    rows, pauses = list(rows), list(pauses)
     end = max((row[7] for row in rows), default=0.0)
     begin = max(end - 1e3 * SECONDS, min((row[5] for row in rows if row[5]), default=0.0))
     if end <= begin:
         return ""
-    lanes = sorted({(1 - row[0], row[1]) for row in rows if row[7] >= begin})[:LANES]
+    lanes = sorted({_lane(row) for row in rows if row[7] >= begin})[:LANES]
     height = max(6, min(18, 400 // len(lanes)))
     scale = (_WIDTH - _GUTTER) / (end - begin)
     least = 1.0
     while True:
-        paths, count = _blocks(rows, lanes, begin, scale, height, least)
+        paths, count = _blocks(rows, pauses, lanes, begin, scale, height, least)
         if count <= BLOCKS:
             break
         least *= 2
@@ -47,7 +55,7 @@ def timeline(rows: Iterable[Row]) -> str:
     labels = "".join(
         f'<text x="0" y="{_TOP + height * i + height * 0.7:.0f}">{_label(lane)}</text>'
         for i, lane in enumerate(lanes)
-        if i == 0 or not (i - 1) % every
+        if not i % every
     )
     span = (end - begin) / 1e3
     ends = f'<text x="{_GUTTER}" y="{total - 4}">{span:.3g} s before</text>'
@@ -58,19 +66,46 @@ def timeline(rows: Iterable[Row]) -> str:
     )
 
 
-def _label(lane: tuple[int, int]) -> str:
-    is_worker, number = lane
-    if is_worker:
-        return escape(f"worker {number}" if number >= 0 else "in process")
-    return "your loop" if number == 0 else f"loop {number + 1}"
+def _lane(row: Row) -> _Lane:
+    kind, who = row[0], row[1]
+    return (_PLACES.index(kind), who if kind == UPLOAD else "", who if kind in (LOOP, WORKER) else 0)
+
+
+def _label(lane: _Lane) -> str:
+    place, device, number = lane
+    return {
+        LOOP: "your loop" if number == 0 else f"loop {number + 1}",
+        UPLOAD: escape(f"to {device}"[:13]),
+        PIN: "pin",
+        WORKER: f"worker {number}" if number >= 0 else "in process",
+    }[_PLACES[place]]
+
+
+def _spans(row: Row, pauses: list[Sequence[float]]) -> list[tuple[str, float, float]]:
+    kind, (a, b, c) = row[0], row[5:8]
+    if kind == LOOP:
+        return [*(("wait", *part) for part in _outside(a, b, pauses)), ("step", b, c)]
+    if kind in (PIN, UPLOAD):
+        return [("pin" if kind == PIN else "upload", a, b)]
+    order = [("order", row[8], row[9])] if row[4] == 1 and row[9] > row[8] else []
+    return [("fetch", a, b), ("collate", b, c), *order]
+
+
+def _outside(begin: float, end: float, pauses: list[Sequence[float]]) -> Iterator[tuple[float, float]]:
+    for a, b in pauses:
+        if a < end and b > begin:
+            yield begin, a
+            begin = b
+    yield begin, end
 
 
 def _blocks(
-    rows: list[Row], lanes: list[tuple[int, int]], begin: float, scale: float, height: int, least: float
-) -> tuple[str, int]:
+    rows: list[Row], pauses: list[Sequence[float]], lanes: list[_Lane], begin: float, scale: float, height: int,
+    least: float,
+) -> tuple[str, int]:  # fmt: skip
     """One path per kind; blocks of a kind and lane closer than `least` pixels are one."""
     tops = {lane: _TOP + height * i for i, lane in enumerate(lanes)}
-    pieces: dict[str, list[str]] = {kind: [] for kind in _KINDS}
+    pieces: dict[str, list[str]] = {kind: [] for kind in KINDS}
     pending: dict[tuple[str, int], list[float]] = {}
 
     def flush(kind: str, top: int) -> None:
@@ -80,14 +115,10 @@ def _blocks(
             pieces[kind].append(f"M{block[0]:.1f} {y:.1f}h{block[1] - block[0]:.1f}v{deep:.1f}H{block[0]:.1f}z")
 
     for row in sorted(rows, key=lambda row: row[5]):
-        top = tops.get((1 - row[0], row[1]))
+        top = tops.get(_lane(row))
         if top is None or row[7] < begin:
             continue
-        a, b, c = row[5:8]
-        spans = [("wait", a, b), ("step", b, c)] if row[0] else [("fetch", a, b), ("collate", b, c)]
-        if not row[0] and row[4] == 1 and row[9] > row[8]:
-            spans.append(("order", row[8], row[9]))
-        for kind, left, right in spans:
+        for kind, left, right in _spans(row, pauses):
             if right <= left:
                 continue
             x, until = (_GUTTER + max(0.0, t - begin) * scale for t in (left, right))

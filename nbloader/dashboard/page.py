@@ -98,13 +98,14 @@ class Report:
         from bokeh.resources import Resources
 
         points = columns_of(points_of(self.trace.batches))
+        charts_shown = plots.charts_of(placed=any(r.placed is not None for r in self.trace.batches))
         made: dict[str, Model] = {
             "timeline": figures.timeline(self.trace),
-            **{chart.name: plots.figure_of(chart, points) for chart in plots.CHARTS},
+            **{chart.name: plots.figure_of(chart, points) for chart in charts_shown},
             "histogram": plots.histogram_of(histogram(self.trace.batches)),
         }
         script, divs = components(made)
-        titles = {chart.name: f"{chart.title}, {chart.unit}" for chart in plots.CHARTS}
+        titles = {chart.name: f"{chart.title}, {chart.unit}" for chart in charts_shown}
         titles["histogram"] = "Time to make a batch, batches by ms"
         charts = "".join(f"<figure><figcaption>{titles[n]}</figcaption>{divs[n]}</figure>" for n in titles)
         s = self.snapshot

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
+from nbloader.report import state_of
 from nbloader.text import clean, duration, number, percent, plural
 
 if TYPE_CHECKING:
     from nbloader.snapshot import Snapshot, WorkerStats
 
 TOKENS = 18
-"""Batches drawn in one box; of more only the number is told."""
+"""Batches drawn in one box, fewer where their numbers are long; of more only the number is told."""
 ROWS = 8
 """Up to so many workers get a row each with their queue; of more each is a cell with the batch it is at."""
 CELLS = 256
+_DIGITS = 16
+"""Of numbers of batches that have room in a worker's row."""
 _FULL = 0.75
 
 
@@ -25,7 +29,7 @@ def path_of(s: Snapshot) -> dict[str, Any]:
         `note`, a `mark` ("", "empty", "full", "waits" or "stuck") with its words in `alarm`, and `off` where batches do
         not pass it. `crew`: the workers, which stand in the box "workers". `wanted`: the batch that the loop waits for.
     """
-    ready = [m.number for m in s.made if m.in_order]
+    ready = [m.number for m in s.made if m.in_order and m.number not in s.begun]
     early = sorted(m.number for m in s.made if not m.in_order)
     sampler = _box("sampler", "Sampler", s.asked, note=_left(s))
     if not s.workers:
@@ -34,7 +38,7 @@ def path_of(s: Snapshot) -> dict[str, Any]:
         "boxes": [
             sampler,
             _workers(s),
-            _box("shared", "Shared memory", note=f"{number(s.mb_per_second)} MB/s" if s.epoch >= 0 else ""),
+            *_transport(s),
             _reorder(s, early),
             _ready(s, ready),
             *_after(s),
@@ -49,7 +53,7 @@ def _box(
     name: str, title: str, tokens: Any = (), *, count: int | None = None, note: str = "", mark: str = "",
     alarm: str = "", off: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    shown = list(tokens)[:TOKENS]
+    shown = list(tokens)[: TOKENS * 3 // max(3, len(str(max(tokens, default=0))))]
     more = (len(tokens) if count is None else max(count, len(tokens))) - len(shown)
     return {
         "id": name, "title": title, "tokens": shown, "more": more, "note": note, "mark": mark, "alarm": alarm,
@@ -71,20 +75,27 @@ def _workers(s: Snapshot) -> dict[str, Any]:
         who = f"worker {stuck[0]} is stuck" if len(stuck) == 1 else f"{len(stuck)} workers are stuck"
         return _box("workers", plural(len(s.workers), "worker"), note=note, mark="stuck", alarm=who)
     busy = sum(w.batch is not None for w in s.workers)
-    if s.state == "running" and not busy:
+    if s.state == "running" and not busy and not _is_full(s):  # those of a full loader rest, as they should
         return _box("workers", plural(len(s.workers), "worker"), note=note, mark="empty", alarm="all idle")
     return _box("workers", plural(len(s.workers), "worker"), note=note)
 
 
 def _member(w: WorkerStats, *, compact: bool) -> dict[str, Any]:
-    state = "stuck" if w.stuck else "unwanted" if w.left else w.state
+    state = "stuck" if w.stuck else "unwanted" if w.left else state_of(w)
     held = list(w.held)
     if w.batch is not None and not w.left and w.batch not in held[:1]:
         held = [w.batch, *(n for n in held if n != w.batch)]
-    keep = 1 if compact else 5
+    keep = 1 if compact else max(2, min(5, _DIGITS // len(str(max(held, default=0)))))
     at = w.batch is not None and not w.left
     more = 0 if compact else max(0, w.queued + at - len(held[:keep]))
     return {"id": w.worker, "state": state, "tokens": held[:keep], "more": more}
+
+
+def _transport(s: Snapshot) -> list[dict[str, Any]]:
+    here = os.getpid()
+    if any(w.pid == here for w in s.workers):  # what threads make is where the loop is
+        return []
+    return [_box("shared", "Shared memory", note=f"{number(s.mb_per_second)} MB/s" if s.epoch >= 0 else "")]
 
 
 def _reorder(s: Snapshot, early: list[int]) -> dict[str, Any]:
@@ -102,11 +113,22 @@ def _reorder(s: Snapshot, early: list[int]) -> dict[str, Any]:
 
 def _ready(s: Snapshot, ready: list[int]) -> dict[str, Any]:
     note = f"{s.ready} of {s.window}"
+    count = s.ready - len(s.begun)
+    slower = "loop" if s.cause != "upload" else "pinning" if _pins_longer(s) else "upload"
     if s.state == "running" and s.waiting is not None and not s.ready:
         return _box("ready", "Ready", note=note, mark="empty", alarm="starved: nothing is ready")
-    if s.state == "running" and s.window and s.ready >= max(1, _FULL * s.window):
-        return _box("ready", "Ready", ready, count=s.ready, note=note, mark="full", alarm="full: the loop is slower")
-    return _box("ready", "Ready", ready, count=s.ready, note=note)
+    if s.state == "running" and _is_full(s):
+        return _box("ready", "Ready", ready, count=count, note=note, mark="full", alarm=f"full: the {slower} is slower")
+    return _box("ready", "Ready", ready, count=count, note=note)
+
+
+def _pins_longer(s: Snapshot) -> bool:
+    return s.uploads is not None and s.uploads.pin > (s.uploads.copy or 0.0)
+
+
+def _is_full(s: Snapshot) -> bool:
+    waits = s.waiting is not None and s.cause != "upload"  # for a moment only: it is woken
+    return bool(s.window) and s.ready >= max(1, _FULL * s.window) and not waits
 
 
 def _after(s: Snapshot) -> list[dict[str, Any]]:
@@ -115,11 +137,13 @@ def _after(s: Snapshot) -> list[dict[str, Any]]:
         pinned = "in place" if s.uploads.ways[0][0] == "registered" else f"copy, {duration(s.uploads.pin / 1e3)}"
         if s.uploads.copy is not None:
             sent += f", {duration(s.uploads.copy / 1e3)}"
+        if s.uploads.gb_per_second is not None:
+            sent += f", {number(s.uploads.gb_per_second)} GB/s"
         if s.uploads.hidden is not None:
             sent += f", {percent(s.uploads.hidden)} hidden"
     return [
         _box("pin", "Pin", note=pinned if s.pinned else "off", off=not s.pinned),
-        _box("upload", "Upload", note=sent or "off", off=not s.device),
+        _box("upload", "Upload", s.begun, note=sent or "off", off=not s.device),
     ]
 
 

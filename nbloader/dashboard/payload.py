@@ -6,6 +6,7 @@ The browser and the static picture show the same strings, made here; neither kno
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 from nbloader.dashboard.path import path_of
@@ -54,6 +55,7 @@ def view_of(snapshot: Snapshot) -> dict[str, Any]:
 
     Texts that come from the dataset (indices, errors) are cut to a bounded length; they are not escaped.
     """
+    here = os.getpid()
     return {
         "state": snapshot.state,
         "cause": snapshot.cause,
@@ -62,11 +64,13 @@ def view_of(snapshot: Snapshot) -> dict[str, Any]:
         "progress": _progress(snapshot),
         "tiles": _tiles(snapshot),
         "stages": {s.name: [number(s.p50), _spread(s.p50, s.p95, s.p99)] for s in snapshot.stages},
+        "placed": bool(snapshot.pinned or snapshot.device),
         "path": path_of(snapshot),
         "loop": _loop(snapshot),
-        "workers": [_worker(w) for w in snapshot.workers],
+        "workers": [_worker(w, here) for w in snapshot.workers],
         "samples": _samples(snapshot),
         "makeTimes": _make_times(snapshot),
+        "deaths": snapshot.deaths,
         "notes": _notes(snapshot),
     }
 
@@ -110,30 +114,42 @@ def _progress(snapshot: Snapshot) -> dict[str, Any]:
 def _tiles(snapshot: Snapshot) -> list[dict[str, str]]:
     samples, mb = number(snapshot.samples_per_second), number(snapshot.mb_per_second)
     running = snapshot.state in ("starting", "running", "paused")
-    left = duration(snapshot.eta) if running and snapshot.eta is not None else _NONE
-    if snapshot.waiting is None:
+    if snapshot.epoch < 0:
+        return [_tile(label, _NONE, "", "") for label in ("Throughput", "Time left", "Your loop waits", "In flight")]
+    took = duration(snapshot.elapsed)
+    if running:
+        left = _NONE if snapshot.eta is None else duration(snapshot.eta)
+        time = _tile("Time left", left, "", f"{took} so far")
+    else:
+        time = _tile("The epoch took", took, "", f"{number(snapshot.epoch_rate)} batches/s over all of it")
+    if snapshot.waiting is not None and snapshot.state == "paused":
+        waiting = "paused" if snapshot.waiting_for is None else f"paused before batch {snapshot.waiting_for}"
+    elif snapshot.waiting is None:
         waiting = f"{percent(snapshot.wait_share_epoch)} over the epoch"
     else:
         batch = _NONE if snapshot.waiting_for is None else snapshot.waiting_for
         waiting = f"now for batch {batch}: {duration(snapshot.waiting)}"
     return [
         _tile("Throughput", number(snapshot.batches_per_second), "batches/s", f"{samples} samples/s · {mb} MB/s"),
-        _tile("Time left", left, "", f"{duration(snapshot.elapsed)} {'so far' if running else 'for the epoch'}"),
+        time,
         _tile("Your loop waits", percent(snapshot.wait_share), "of its time", waiting),
-        _tile(
-            "In flight",
-            str(snapshot.in_flight),
-            f"of {snapshot.window}",
-            f"{snapshot.reordering} to reorder · {snapshot.ready} ready",
-        ),
+        _ahead(snapshot),
     ]
+
+
+def _ahead(snapshot: Snapshot) -> dict[str, str]:
+    if not snapshot.workers:
+        make = sum(stage.mean for stage in snapshot.stages if stage.name in ("fetch", "collate"))
+        return _tile("Making a batch takes", duration(make / 1e3) if make else _NONE, "", "while your loop waits")
+    waits = f"{snapshot.reordering} to reorder · {snapshot.ready} ready"
+    return _tile("In flight", str(snapshot.in_flight), f"of {snapshot.window}", waits)
 
 
 def _tile(label: str, value: str, unit: str, note: str) -> dict[str, str]:
     return {"label": label, "value": value, "unit": unit, "note": note}
 
 
-def _worker(worker: WorkerStats) -> dict[str, Any]:
+def _worker(worker: WorkerStats, here: int) -> dict[str, Any]:
     state = "stuck" if worker.stuck else "unwanted" if worker.left else state_of(worker)
     at = _NONE
     if worker.batch is not None:
@@ -144,14 +160,14 @@ def _worker(worker: WorkerStats) -> dict[str, Any]:
             at += f", sample {clean(worker.sample, _INDEX_LIMIT)}"
         if worker.batch_age is not None:
             at += f", {duration(worker.batch_age)}"
-    return {
+    row = {
         "id": worker.worker,
         "incarnation": f"{worker.pid}/{worker.restarts}",
         "state": state,
         "batch": None if worker.left else worker.batch,
         "age": None if worker.batch_age is None else round(1e3 * worker.batch_age),
         "cells": [
-            f"{worker.worker} · pid {worker.pid}" if worker.pid else str(worker.worker),
+            _name(worker, here),
             state,
             at,
             str(worker.queued),
@@ -162,9 +178,18 @@ def _worker(worker: WorkerStats) -> dict[str, Any]:
             _memory(worker),
             str(worker.restarts),
         ],
-        "exit": clean(worker.exit_reason),
-        "output": "\n".join(tail(worker.stderr_tail, _STDERR_LIMIT)),
     }
+    if worker.exit_reason:
+        row["exit"] = clean(worker.exit_reason)
+    if worker.stderr_tail:
+        row["output"] = "\n".join(tail(worker.stderr_tail, _STDERR_LIMIT))
+    return row
+
+
+def _name(worker: WorkerStats, here: int) -> str:
+    if worker.pid == here:
+        return f"{worker.worker} · thread"
+    return f"{worker.worker} · pid {worker.pid}" if worker.pid else str(worker.worker)
 
 
 def _memory(worker: WorkerStats) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbloader.dashboard import lanes_svg
 from nbloader.dashboard.payload import WORKER_COLUMNS
-from nbloader.dashboard.plots import CHARTS, HEIGHT, SECONDS_AT_LEAST, SECONDS_SHOWN, Chart
+from nbloader.dashboard.plots import HEIGHT, SECONDS_AT_LEAST, SECONDS_SHOWN, Chart, charts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,6 +36,8 @@ KEYS = {
     "fetch": "fetches",
     "collate": "collates",
     "order": "made, waits for an earlier batch",
+    "pin": "is pinned",
+    "upload": "is uploaded",
     "wait": "your loop waits",
     "step": "your loop works",
 }
@@ -65,7 +67,7 @@ def html(
     Returns:
         A fragment of HTML with its own styles. All texts are escaped.
     """
-    progress = view["progress"]
+    progress, charts = view["progress"], charts_of(placed=view["placed"])
     return "".join(
         (
             f'<div class="nbl nbl-picture" data-nbl="{escape(name)}" role="group" aria-label="nbloader, last state">',
@@ -78,11 +80,11 @@ def html(
             *(_tile(tile) for tile in view["tiles"]),
             "</div>",
             _section("Path of a batch", _path_boxes(view["path"])),
-            _section("Timeline", _timeline(rows)),
+            _section("Timeline", _timeline(rows, view)),
             _section("Workers", _table(view["workers"]), view["workers"]),
             _section(
                 "Plots over time",
-                f'<div class="nbl-charts">{"".join(_chart(chart, points, view["stages"]) for chart in CHARTS)}</div>',
+                f'<div class="nbl-charts">{"".join(_chart(chart, points, view["stages"]) for chart in charts)}</div>',
             ),
             _section("Samples", _samples(view["samples"]), folded=True),
             _section("Events", _log(list(lines)[-LINES:]), folded=True),
@@ -128,9 +130,10 @@ def _tokens(box: dict[str, Any], wanted: int | None) -> str:
     return f'<span class="nbl-tokens">{tokens}{more}</span>'
 
 
-def _timeline(rows: Iterable[Row]) -> str:
-    drawn = lanes_svg.timeline(rows)
-    keys = "".join(f'<span class="nbl-key nbl-key-{kind}">{word}</span>' for kind, word in KEYS.items())
+def _timeline(rows: Iterable[Row], view: dict[str, Any]) -> str:
+    drawn = lanes_svg.timeline(rows, view.get("pauses", ()))
+    shown = KEYS if view["placed"] else {kind: word for kind, word in KEYS.items() if kind not in ("pin", "upload")}
+    keys = "".join(f'<span class="nbl-key nbl-key-{kind}">{word}</span>' for kind, word in shown.items())
     return f'<div class="nbl-keys">{keys}</div><div class="nbl-frame">{drawn}</div>' if drawn else ""
 
 

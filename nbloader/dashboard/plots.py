@@ -82,6 +82,12 @@ CHARTS = (
         ),
         one_of=True,
     ),
+    Chart(
+        "device",
+        "Way to the device",
+        "ms per batch, beside the other stages",
+        tuple(Series(f"stage_{name}", name, colours.STAGES[name], name) for name in ("pin", "upload")),
+    ),
 )
 """What the dashboard and the picture draw, in this order."""
 
@@ -93,8 +99,17 @@ HEIGHT = 118
 """Of a plot, in pixels."""
 
 
-def describe() -> dict[str, Any]:
-    """Give what the browser needs to draw: for each chart names for people and a Bokeh document as JSON."""
+def charts_of(*, placed: bool) -> tuple[Chart, ...]:
+    """The charts that say something: that of the way to a device only where batches are placed there."""
+    return tuple(chart for chart in CHARTS if placed or chart.name != "device")
+
+
+def describe(*, placed: bool = False) -> dict[str, Any]:
+    """Give what the browser needs to draw: for each chart names for people and a Bokeh document as JSON.
+
+    Args:
+        placed: Whether batches are pinned or uploaded.
+    """
     from bokeh.embed import json_item
 
     charts = [
@@ -106,7 +121,7 @@ def describe() -> dict[str, Any]:
             "series": [{"label": s.label, "color": s.color, "stage": s.stage} for s in chart.series if s.label],
             "item": json_item(_figure(chart, {name: [] for name in (*COLUMNS, *TIPS)})),
         }
-        for chart in CHARTS
+        for chart in charts_of(placed=placed)
     ]
     return {"charts": charts, "seconds": SECONDS_SHOWN, "atLeast": SECONDS_AT_LEAST}
 
@@ -190,7 +205,7 @@ def _figure(chart: Chart, columns: Columns, *, still: bool = False) -> Figure:
             fig.line("time", series.column, color=series.color, line_width=1.8, line_dash=dash, source=source, **label)
     touched = fig.line("time", chart.series[0].column, alpha=0, source=source)  # areas feel no pointer
     tips = [("", "@time{0.0} s")]
-    if chart.stacked:
+    if chart.series[0].stage:
         tips += [(s.label, f"@{s.column}{{0.00}} ms; p50 / p95 / p99: @tip_{s.stage}") for s in chart.series]
     else:
         form = "{0 %}" if chart.top == 1.0 else "{0.0}"

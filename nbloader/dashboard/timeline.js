@@ -3,9 +3,14 @@
 const SHOWN = 30000, LEAST = 50, KEPT_MS = 120000, KEPT_ROWS = 20000;  // ms; rows of all lanes
 const GUTTER = 64, AXIS = 18, TOP = 12;
 const WORDS = {
-  fetch: "fetches", collate: "collates", order: "made, waits for an earlier batch", wait: "your loop waits",
+  fetch: "fetches", collate: "collates", order: "made, waits for an earlier batch",
+  pin: "is pinned", upload: "is uploaded", wait: "your loop waits",
   step: "your loop works",
 };
+const DEVICE = ["pin", "upload"];  // only where batches go to one
+const PLACES = ["loop", "to ", "pin"];  // lanes from the top, by how their names begin; then workers
+const laneLabel = (name) => (typeof name !== "string" ? (name < 0 ? "in process" : `worker ${name}`)
+  : !name.startsWith("loop") ? name : name === "loop 0" ? "your loop" : `loop ${Number(name.slice(5)) + 1}`);
 const inSeconds = (ms) => (ms < 1 ? `${(1000 * ms).toFixed(0)} us` : ms < 1000 ? `${ms.toFixed(ms < 10 ? 2 : 0)} ms`
   : `${(ms / 1000).toFixed(1)} s`);
 
@@ -14,8 +19,10 @@ class Timeline {
     this.section = section;
     const bar = make("div", "nbl-bar-line", section.body);
     this.keys = make("div", "nbl-keys", bar);
-    for (const [kind, word] of Object.entries(WORDS)) make("span", `nbl-key nbl-key-${kind}`, this.keys, word);
-    make("span", "nbl-key-stall", this.keys, "▼ stall");
+    for (const [kind, word] of Object.entries(WORDS)) {
+      make("span", `nbl-key nbl-key-${kind}`, this.keys, word).hidden = DEVICE.includes(kind);
+    }
+    make("span", "nbl-key-stall", this.keys, "stall");
     const tools = make("div", "nbl-actions", bar);
     button(tools, "−", "Show more time", () => this.zoom(2));
     button(tools, "+", "Show less time", () => this.zoom(0.5));
@@ -44,6 +51,7 @@ class Timeline {
     if (full) this.clear();
     this.view = view;
     this.now = now;
+    for (const kind of DEVICE) this.keys.querySelector(`.nbl-key-${kind}`).hidden = !view.placed;
     for (const row of spans) this.add(row);
     let rows = 0;
     for (const lane of this.lanes.values()) rows += lane.length;
@@ -57,10 +65,10 @@ class Timeline {
     this.draw();
   }
   add(row) {
-    const [isLoop, who, run, number, count] = row;
-    const name = isLoop ? `loop ${who}` : who;
-    const key = isLoop ? null : `${who}/${run}/${number}`;
-    const span = { row, key, isLoop, number, count, begin: row[5], until: isLoop ? row[7] : Math.max(row[7], row[9]) };
+    const [kind, who, run, number, count] = row;
+    const name = [who, `loop ${who}`, "pin", `to ${who}`][kind];
+    const key = kind ? null : `${who}/${run}/${number}`;
+    const span = { row, key, number, count, begin: row[5], until: kind ? row[7] : Math.max(row[7], row[9]) };
     const old = key && this.rows.get(key);
     if (old) {
       Object.assign(old, span);
@@ -74,11 +82,9 @@ class Timeline {
     if (key) this.rows.set(key, span);
   }
   order() {
-    const loops = [...this.lanes.keys()].filter((name) => typeof name === "string").sort();
-    if (!loops.length) loops.push("loop 0");
-    const workers = new Set([...this.lanes.keys()].filter((name) => typeof name === "number"));
-    for (const { id } of this.view.workers) workers.add(id);
-    return [...loops, ...[...workers].sort((a, b) => a - b)];
+    const place = (name) => (typeof name === "number" ? PLACES.length : PLACES.findIndex((begin) => name.startsWith(begin)));
+    const names = new Set(["loop 0", ...this.lanes.keys(), ...this.view.workers.map(({ id }) => id)]);
+    return [...names].sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
   }
   range() {
     const going = ["running", "starting", "paused"].includes(this.view.state);
@@ -116,8 +122,9 @@ class Timeline {
     pen.clearRect(0, 0, width, total);
     pen.font = "10px system-ui, sans-serif";
     pen.textBaseline = "middle";
+    this.pauses(pen, x, total, colour);
     this.axis(pen, x, total, colour);
-    const palette = Object.fromEntries(["fetch", "collate", "order", "wait", "step", "warn"].map((n) => [n, colour(n)]));
+    const palette = Object.fromEntries([...Object.keys(WORDS), "warn", "ink", "ink2"].map((n) => [n, colour(n)]));
     pen.save();
     pen.beginPath();
     pen.rect(GUTTER, 0, width - GUTTER, total);
@@ -129,11 +136,8 @@ class Timeline {
     pen.textAlign = "left";
     const every = Math.ceil(11 / height);
     lanes.forEach((name, i) => {
-      if (i && (i - 1) % every) return;
-      const loop = typeof name === "string";
-      const label = loop ? (name === "loop 0" ? "your loop" : `loop ${Number(name.slice(5)) + 1}`)
-        : name < 0 ? "in process" : `worker ${name}`;
-      pen.fillText(label, 2, TOP + (i + 0.5) * height);
+      if (i % every) return;
+      pen.fillText(laneLabel(name), 2, TOP + (i + 0.5) * height, GUTTER - 4);
     });
     this.live.disabled = this.end === null;
     const seconds = Math.round((end - begin) / 100) / 10;
@@ -169,11 +173,15 @@ class Timeline {
     };
     for (const span of this.lanes.get(name) ?? []) {
       if (span.begin > this.until || (span.until < this.begin && span.row[9] !== 0)) continue;
-      const [isLoop, , , , , a, b, c, d, e] = span.row;
-      if (isLoop) {
-        block("wait", a, b);
+      const [kind, , , , , a, b, c, d, e] = span.row;
+      if (kind > 1) {
+        block(kind === 2 ? "pin" : "upload", a, b);
+        continue;
+      }
+      if (kind === 1) {
+        for (const [from, to] of this.awake(a, b)) block("wait", from, to);
         block("step", b, c);
-        if (d) this.stall(pen, x(b), e, palette);
+        if (d) this.stall(pen, x(b), d, palette);
         continue;
       }
       block("fetch", a, b);
@@ -182,10 +190,33 @@ class Timeline {
     }
     this.open(pen, name, top, body, x, palette);
   }
+  awake(begin, end) {  // of a wait, what was not paused
+    const parts = [];
+    for (const [a, b] of this.view.pauses) {
+      if (a >= end || b <= begin) continue;
+      if (a > begin) parts.push([begin, a]);
+      begin = b;
+    }
+    if (begin < end) parts.push([begin, end]);
+    return parts;
+  }
+  pauses(pen, x, total, colour) {
+    pen.textAlign = "left";
+    for (const [a, b] of this.view.pauses) {
+      const left = Math.max(x(a), GUTTER), right = Math.min(x(b), this.width);
+      if (right <= left) continue;
+      pen.fillStyle = colour("line");
+      pen.globalAlpha = 0.35;
+      pen.fillRect(left, TOP - 4, right - left, total - AXIS - TOP + 4);
+      pen.globalAlpha = 1;
+      pen.fillStyle = colour("ink2");
+      if (right - left > 44) pen.fillText("paused", left + 5, TOP + this.laneHeight * 0.36);
+    }
+  }
   open(pen, name, top, body, x, palette) {  // what has begun and not ended
     let begin, kind, stuck = false;
-    if (name === "loop 0") {
-      if (!this.view.loop) return;
+    if (typeof name === "string") {
+      if (name !== "loop 0" || !this.view.loop) return;
       kind = this.view.loop[0];
       begin = this.now - this.view.loop[2];
     } else {
@@ -202,7 +233,7 @@ class Timeline {
     pen.fillRect(left, top + 1, right - left, body);
     pen.globalAlpha = 1;
     if (stuck) {
-      pen.fillStyle = palette.warn;
+      pen.fillStyle = palette.ink;
       pen.textAlign = "right";
       pen.fillText("stuck", right - 4, top + 1 + body / 2);
     }
@@ -215,11 +246,12 @@ class Timeline {
     pen.lineTo(at, 9);
     pen.fill();
     const text = inSeconds(waited);
-    const left = at - 8 - pen.measureText(text).width;
-    if (left < this.labelled) return;
+    const free = this.labelled;  // from the last mark on
+    this.labelled = at + 6;
+    if (at - 8 - pen.measureText(text).width < free) return;
     pen.textAlign = "right";
+    pen.fillStyle = palette.ink2;
     pen.fillText(text, at - 6, 6);
-    this.labelled = at + 24;
   }
   listen() {
     const canvas = this.canvas;
@@ -283,10 +315,15 @@ class Timeline {
     const near = this.span / 400;
     const found = (this.lanes.get(name) ?? []).findLast((s) => s.begin - near <= at && at <= Math.max(s.until, s.row[7]) + near);
     if (!found) return "";
-    const [isLoop, , , number, count, a, b, c, d, e, indices] = found.row;
+    const [kind, who, , number, count, a, b, c, d, e, indices] = found.row;
     const head = count > 1 ? `${count} batches from ${number} on` : `batch ${number}`;
-    if (isLoop) {
-      return `${head}\n${WORDS.wait} ${inSeconds(e)}${d ? " (stall)" : ""}\n${WORDS.step} ${inSeconds(c - b)}`;
+    if (kind === 2) return `${head}\npinned in ${inSeconds(b - a)} (${who === "registered" ? "where it lies" : "by a copy"})`;
+    if (kind === 3) {
+      const hidden = d === null ? "" : `\n${Math.round((100 * Math.min(d, b - a)) / (b - a))} % of it while your loop worked`;
+      return `${head}\n${e} MB to ${who} in ${inSeconds(b - a)}: ${(e / (b - a)).toPrecision(3)} GB/s${hidden}`;
+    }
+    if (kind === 1) {
+      return `${head}\n${WORDS.wait} ${inSeconds(e)}${!d ? "" : count > 1 ? `, of it a stall of ${inSeconds(d)}` : " (stall)"}\n${WORDS.step} ${inSeconds(c - b)}`;
     }
     const lines = [head, `fetch ${inSeconds(b - a)}, collate ${inSeconds(c - b)}`];
     if (count === 1 && d) lines.push(`waits in order ${inSeconds(Math.max(0, (e || this.now) - d))}${e ? "" : " so far"}`);

@@ -19,52 +19,52 @@ from __future__ import annotations
 import atexit
 import bisect
 import collections
-import contextlib
 import gzip
-import hashlib
 import itertools
 import logging
 import os
+import statistics
 import threading
 import time
 import uuid
 import weakref
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import anywidget
-import bokeh
 from IPython import get_ipython
-from IPython.display import publish_display_data
 
 from nbloader.dashboard import comm, picture, plots
+from nbloader.dashboard.assets import ASSETS, packed, stub
 from nbloader.dashboard.commands import carry_out
+from nbloader.dashboard.outputs import TEXT, cell, display
 from nbloader.dashboard.payload import WORKER_COLUMNS, columns_of, view_of
 from nbloader.dashboard.spans import SECONDS, Spans
 from nbloader.eventlog import line_of
 from nbloader.events import BatchRecord, EpochEnded, EpochStarted, Event, LoaderClosed
 from nbloader.measure import back
+from nbloader.pauses import Pauses
 from nbloader.text import clean
 from nbloader.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from nbloader.control import LoaderControl
     from nbloader.stats import Point
 
 log = logging.getLogger(__name__)
 
-TICK = 0.25
-"""Seconds between two messages, at least."""
+TICK, SLOWEST_TICK = 0.25, 1.0
+"""Seconds between two messages, at least; and at most, whatever they cost."""
+SHARE = 0.0175
+"""Share of a core that looking and telling may take: where a look at many workers costs more, looks are rarer."""
+COSTS = 20
+"""Looks whose mean cost counts: a single one that is slow changes little, and what comes now and then is in it."""
 QUIET_TICKS = 8
 """After so many ticks without news from an idle loader the publisher sleeps until something wakes it."""
 PICTURE_INTERVALS = (5.0, 60.0)
 """Seconds to the first picture of a running epoch, and from one to the next: for kernels that die in the middle."""
-TEXT = "nbloader dashboard"
-"""The text form, the same whatever the loader does, so that notebooks can be compared."""
-
 MOST_WORKERS = max(8, 2 * (os.cpu_count() or 1))
 """Where the slider for workers ends, at least."""
 STACK_LINES = 200
@@ -73,35 +73,12 @@ LINES = 300
 WAITING_EVENTS = 20_000
 """Events that wait for the next message at most; the oldest are left out of the timeline and the log."""
 
-_HERE = Path(__file__).parent
-_ASSETS = {
-    "code": [_HERE / f"{name}.js" for name in ("page", "path", "timeline", "panels", "dashboard")],
-    "styles": [_HERE / "dashboard.css"],
-    "bokeh": [Path(bokeh.__file__).parent / "server" / "static" / "js" / "bokeh.min.js"],
-}
-"""What the browser asks for; several files are one after the other."""
-
-
-def _read(name: str) -> bytes:
-    return b"\n".join(path.read_bytes() for path in _ASSETS[name])
-
-
-@cache
-def _asset(name: str) -> bytes:
-    return gzip.compress(_read(name), 6)
-
-
-@cache
-def _stub() -> str:
-    digest = hashlib.sha256(_read("code") + _read("styles")).hexdigest()[:12]
-    return (_HERE / "stub.js").read_text("utf-8").replace("__VERSION__", f"{digest}-{bokeh.__version__}")
-
 
 class DashboardWidget(anywidget.AnyWidget):
     """What the browser shows. It has no state: everything travels in custom messages."""
 
     def __init__(self) -> None:
-        self._esm = _stub()
+        self._esm = stub()
         super().__init__()
         comm.adopt(self.comm)
 
@@ -139,10 +116,12 @@ class Dashboard:
         self._sent_view: dict[str, Any] = {}
         self._sent_until = float("-inf")
         self._full_due = False
-        self._asked: collections.deque[dict[str, Any]] = collections.deque()  # that the publisher shall answer
+        self._asked: collections.deque[Callable[[], None]] = collections.deque()  # that the publisher shall answer
+        self._costs: collections.deque[float] = collections.deque([0.0] * COSTS, maxlen=COSTS)
         self._picture_due = True
         self._next_picture = float("inf")
         self._lock = threading.Lock()
+        """Held by who looks, and until what was seen is sent or drawn."""
 
         self._wake = threading.Event()
         self._ended = threading.Event()
@@ -158,17 +137,17 @@ class Dashboard:
         return TEXT
 
     def _ipython_display_(self) -> None:
-        if self._shown_in is None or self._shown_in != _cell():
+        if self._shown_in is None or self._shown_in != cell():
             self.show()
 
     def show(self) -> None:
         """Show the dashboard below the running cell, as one more view of it."""
-        self._shown_in = _cell()
+        self._shown_in = cell()
         if self._ended.is_set():
             self._show_picture("view")
             return
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        _display(f"{self._name}-view", {"application/vnd.jupyter.widget-view+json": view})
+        display(f"{self._name}-view", {"application/vnd.jupyter.widget-view+json": view})
         self._show_picture("picture")
 
     # What comes in: on the thread that publishes the event, and on the main thread or one of the kernel's subshells.
@@ -191,9 +170,9 @@ class Dashboard:
 
     def _on_message(self, _widget: object, message: dict[str, Any], _buffers: object) -> None:
         kind = message.get("kind")
-        if kind == "asset" and message.get("name") in _ASSETS:
+        if kind == "asset" and message.get("name") in ASSETS:
             name = message["name"]
-            self.widget.send({"kind": "asset", "name": name}, buffers=[_asset(name)])
+            self.widget.send({"kind": "asset", "name": name}, buffers=[packed(name)])
         elif kind == "ready":
             self._views.add(str(message.get("view")))
             self._full_due = True
@@ -201,7 +180,7 @@ class Dashboard:
         elif kind == "gone":
             self._views.discard(str(message.get("view")))
         elif kind in ("plots", "stack", "trace"):
-            self._asked.append(message)
+            self._asked.append(partial(self._answer, message))
             self._wake.set()
         elif kind == "command":
             self._command(message)
@@ -223,9 +202,9 @@ class Dashboard:
         """What takes longer than a click may: on the publisher's thread."""
         kind, view, loader = message["kind"], message.get("view"), self._loader()
         if kind == "plots":
-            self.widget.send(
-                {"kind": "plots", "to": view, "plots": plots.describe(), "points": columns_of(self._points)}
-            )
+            placed = self._view["placed"]
+            describe = threading.Thread(target=self._describe_plots, args=(view, placed), daemon=True)
+            describe.start()
         elif kind == "trace" and loader is not None:
             data = gzip.compress(Trace(loader.events.recent()).to_json().encode(), 6)
             name = f"nbloader-epoch-{max(0, self._epoch)}.json"
@@ -238,6 +217,16 @@ class Dashboard:
                 text = str(error)
             lines = [clean(line, 300) for line in text.splitlines()[:STACK_LINES]]
             self.widget.send({"kind": "stack", "to": view, "worker": worker, "text": "\n".join(lines)})
+
+    def _describe_plots(self, view: object, placed: bool) -> None:
+        """On a thread of its own: the first time Bokeh is imported, and the view shall not stand still for that."""
+        described = plots.describe(placed=placed)
+        self._asked.append(partial(self._send_plots, view, described))
+        self._wake.set()
+
+    def _send_plots(self, view: object, described: dict[str, Any]) -> None:
+        points = columns_of(self._points)
+        self.widget.send({"kind": "plots", "to": view, "plots": described, "points": points})
 
     # What goes out: on the publisher's thread.
 
@@ -257,7 +246,7 @@ class Dashboard:
             # The loader must not be held here, or waiting for it would keep it alive.
             if quiet >= QUIET_TICKS and self._view["state"] in ("new", "idle", "closed"):
                 self._wake.wait()
-            self._ended.wait(max(0.0, began + TICK - time.monotonic()))
+            self._ended.wait(max(0.0, began + _interval(self._costs) - time.monotonic()))
         self._finish()
 
     def _tick(self) -> bool:
@@ -266,10 +255,13 @@ class Dashboard:
         Returns:
             Whether there was anything to send.
         """
-        self._look()  # also when nobody looks: the plots are made of what was seen
+        began = time.thread_time()
+        with self._lock:  # a picture that the main thread writes looks, too
+            self._look()  # also when nobody looks: the plots are made of what was seen
+            news = bool(self._views) and self._send()
+        self._costs.append(time.thread_time() - began)
         while self._asked:
-            self._answer(self._asked.popleft())
-        news = bool(self._views) and self._send()
+            self._asked.popleft()()
         if time.monotonic() > self._next_picture:
             self._picture_due, self._next_picture = True, time.monotonic() + PICTURE_INTERVALS[1]
         if self._picture_due:
@@ -284,6 +276,7 @@ class Dashboard:
     def _recall(self, loader: LoaderControl) -> None:
         """What happened before there was a dashboard."""
         events = loader.events.recent()
+        self._spans.pauses = Pauses.of(events)
         begin = time.perf_counter_ns() - SECONDS * 10**9
         records = [e for e in events if isinstance(e, BatchRecord) and back(e) > begin]
         for _, chunk in itertools.groupby(records, key=lambda r: back(r) // int(TICK * 1e9)):
@@ -298,17 +291,22 @@ class Dashboard:
         fresh = []
         while self._fresh:
             fresh.append(self._fresh.popleft())
+        records = [e for e in fresh if isinstance(e, BatchRecord)]
+        others = [e for e in fresh if not isinstance(e, BatchRecord)]
+        for event in others:
+            self._spans.pauses.note(event)
         snapshot = loader.stats()
         self._epoch = snapshot.epoch
         self._now = self._spans.ms(snapshot.now or time.perf_counter_ns())
         self._view, self._points = view_of(snapshot), loader.points()
+        self._view["pauses"] = self._spans.paused(snapshot.now or time.perf_counter_ns())
         self._view["settings"] = {
             "workers": loader.num_workers,
             "prefetch": loader.prefetch_factor,
             "most": max(MOST_WORKERS, loader.num_workers),
         }
-        self._new_spans += self._spans.take([e for e in fresh if isinstance(e, BatchRecord)], snapshot.made)
-        lines = [self._line(e) for e in fresh if not isinstance(e, BatchRecord)]
+        self._new_spans += self._spans.take(records, snapshot.made)
+        lines = [self._line(e) for e in others]
         self._lines.extend(lines)
         self._new_lines += lines
 
@@ -345,15 +343,24 @@ class Dashboard:
 
     def _show_picture(self, slot: str, *, update: bool = False) -> None:
         html = picture.html(self._name, self._view, columns_of(self._points), self._spans.rows, self._lines)
-        _display(f"{self._name}-{slot}", {"text/html": html}, update=update)
+        display(f"{self._name}-{slot}", {"text/html": html}, update=update)
 
     def _finish(self) -> None:
         """Replace the live view by the picture: it would show an error once the kernel is gone."""
         with self._lock:
             self._picture_due = False
             self._show_picture("view", update=True)
-            _display(f"{self._name}-picture", {"text/html": ""}, update=True)
+            display(f"{self._name}-picture", {"text/html": ""}, update=True)
         self.widget.close()
+
+
+def _interval(costs: Collection[float]) -> float:
+    """Seconds from one message to the next.
+
+    Args:
+        costs: CPU time of the last looks, seconds.
+    """
+    return min(max(TICK, statistics.fmean(costs) / SHARE), SLOWEST_TICK)
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -364,13 +371,6 @@ def _changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         rows = [row for i, row in enumerate(after["workers"]) if i >= len(old) or old[i] != row]
         changed["workers"] = {"count": len(after["workers"]), "rows": rows}
     return changed
-
-
-def _display(display_id: str, data: dict[str, Any], *, update: bool = False) -> None:
-    with contextlib.suppress(ValueError, OSError):  # the kernel's channels are closed: nobody would see it
-        publish_display_data(  # type: ignore[no-untyped-call]
-            {**data, "text/plain": TEXT}, transient={"display_id": display_id}, update=update
-        )
 
 
 _dashboards: weakref.WeakKeyDictionary[LoaderControl, Dashboard] = weakref.WeakKeyDictionary()
@@ -400,11 +400,3 @@ def _write_pictures(_result: object = None) -> None:
     for dashboard in list(_dashboards.values()):
         if dashboard._picture_due and not dashboard._ended.is_set():
             dashboard.write_picture()
-
-
-def _cell() -> str | None:
-    """Give the id of the message that runs the current cell."""
-    kernel = getattr(get_ipython(), "kernel", None)
-    header = kernel.get_parent("shell").get("header", {}) if kernel is not None else {}
-    message_id: str | None = header.get("msg_id")
-    return message_id

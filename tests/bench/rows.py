@@ -45,8 +45,12 @@ class Row:
     fresh: bool = False
     """A new process for each turn."""
     turns: int = 5
+    seconds: float = 0.5
+    """What a turn of a rate lasts at least; whole epochs."""
     torch: bool = True
     """Whether torch does it too. Then its values are compared."""
+    beside: bool = True
+    """Whether torch takes all turns; else one, to be compared with."""
 
 
 def median(turns, system, key="value"):
@@ -108,8 +112,26 @@ def times(torch, peers=0.0):
 
 
 def _large(turns):
-    part = [100 * r for r in ratios(turns, OURS, "memcpy")]
-    return [*times(8)(turns), at_least("one thread's memcpy", part, 60, "{:.0f} %")]
+    """One thread copies into one buffer, which stays in the cache; two cores share the way to the memory.
+
+    So what as many processes as workers reach without a loader is told beside it.
+    """
+    judged = at_least("one thread's memcpy", [100 * r for r in ratios(turns, OURS, "memcpy")], 60, "{:.0f} %")
+    two = 100 * statistics.median(ratios(turns, "two memcpy", "memcpy"))
+    low, high = interval([100 * r for r in ratios(turns, OURS, "two memcpy")])
+    share = 100 * statistics.median(ratios(turns, OURS, "two memcpy"))
+    limit = f"two processes without a loader reach {two:.0f} %: {share:.0f} % ({low:.0f} to {high:.0f} %) of that"
+    return [*times(8)(turns), replace(judged, found=f"{judged.found}; {limit}")]
+
+
+def _custom(turns):
+    """Where all cores compute, what a batch takes of them decides: that is told, of all processes together."""
+    (judged,) = times(3)(turns)
+    ours, torch = (median(turns, name, "all_us") for name in (OURS, TORCH))
+    saved = statistics.median(ratios(turns, TORCH, OURS, "all_us"))
+    alone = 1e6 / median(turns, "in process")
+    cpu = f"computing a batch, all processes: torch {torch:.0f} us, here {ours:.0f} us, {saved:.1f} x less"
+    return [replace(judged, found=f"{judged.found}; {cpu}; the dataset and the collate function alone {alone:.0f} us")]
 
 
 def _of_ideal(turns, ideal, want):
@@ -160,8 +182,12 @@ def _first_torch(turns):
 
 
 def _memory(turns):
+    """The array and a notebook that has imported torch take more than 1,200 MB by themselves: that is told as well."""
+    judged = at_most("PSS of all processes", each(turns, OURS), 1200, "{:,.0f} MB")
+    before = f"{median(turns, OURS, 'before'):,.0f} MB of it before there was a loader"
+    kept = f"{median(turns, OURS, 'segments'):,.0f} MB segments that are kept for the next epoch"
     return [
-        at_most("PSS of all processes", each(turns, OURS), 1200, "{:,.0f} MB"),
+        replace(judged, found=f"{judged.found}; {before}; {kept}"),
         at_most("first batch", each(turns, OURS, "first"), 1000, "{:.0f} ms"),
     ]
 
@@ -195,11 +221,26 @@ def _keep(turns):
 
 ROWS = (
     Row(
-        "large", "large: 64 x 3x224x224 float32, no work, 2 workers", "batch/s", "rate", _large, ("memcpy",), peers=True
+        "large",
+        "large: 64 x 3x224x224 float32, no work, 2 workers",
+        "batch/s",
+        "rate",
+        _large,
+        systems.NO_LOADERS,
+        peers=True,
+        turns=11,
     ),
     Row("tiny", "tiny: 32 x (8 floats, int), 2 workers", "batch/s", "rate", times(8, 3), peers=True),
     Row("dict40", "dict of 40 arrays of 64 floats, batch 32, 2 workers", "batch/s", "rate", times(20, 5), peers=True),
-    Row("custom", "strings, nested lists, variable arrays, own collate, 2 workers", "batch/s", "rate", times(3)),
+    Row(
+        "custom",
+        "strings, nested lists, variable arrays, own collate, 2 workers",
+        "batch/s",
+        "rate",
+        _custom,
+        ("in process",),
+        turns=11,
+    ),
     Row("wait", "5 ms wait a sample, batch 16, 8 workers", "batch/s", "rate", _wait, peers=True),
     Row("threads", 'the same with workers="thread", 16 threads', "batch/s", "rate", _threads),
     Row(
@@ -210,8 +251,26 @@ ROWS = (
     Row("first_torch", "first batch ever, torch in the dataset, 4 workers", "ms", "first", _first_torch, fresh=True),
     Row("stragglers", "1 ms a sample, every 50th 100 ms, batch 16, 4 workers", "batch/s", "rate", _stragglers),
     Row("memory", "1 GB array in the dataset, 4 workers, all processes", "MB PSS", "memory", _memory, fresh=True),
-    Row("events", "tiny, events and history on against off", "batch/s", "rate", _events, ("without events",), turns=15),
-    Row("watched", "tiny, dashboard at 4 Hz on against off", "batch/s", "rate", _watched, ("watched",), turns=15),
+    Row(
+        "events",
+        "tiny, events and history on against off",
+        "batch/s",
+        "rate",
+        _events,
+        ("without events",),
+        turns=40,
+        seconds=0.25,
+    ),
+    Row(
+        "watched",
+        "tiny, dashboard at 4 Hz on against off",
+        "batch/s",
+        "rate",
+        _watched,
+        ("watched",),
+        turns=40,
+        seconds=0.25,
+    ),
     Row(
         "shuffled", "first batch of 100 million samples, shuffled", "ms", "shuffled", _shuffled, fresh=True, torch=False
     ),

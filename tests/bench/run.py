@@ -47,7 +47,7 @@ class Side:
         self.system = system
         environ = dict(os.environ, PYTHONPATH=str(ROOT))
         self.process = subprocess.Popen(
-            [python, str(HERE / "side.py"), system, row.name, row.kind],
+            [python, str(HERE / "side.py"), system, row.name, row.kind, str(row.seconds)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ,
         )  # fmt: skip
         self._answer()
@@ -101,7 +101,7 @@ class Match:
             for side in self._sides.values():
                 side.close()
         for name in self.names:
-            if self.row.torch and name != "memcpy" and name not in self.errors:
+            if self.row.torch and name not in systems.NO_LOADERS and name not in self.errors:
                 wrong = compare(name, self.digests, self.turns)
                 if wrong:
                     self.errors[name] = wrong
@@ -125,6 +125,8 @@ class Match:
         self.digests[name].append(self._sides[name].ask("check"))
 
     def _turn(self, name):
+        if name == TORCH and not self.row.beside and self.turns[name]:
+            return
         self.turns[name].append(self._sides[name].ask("turn"))
 
     def _fresh(self, name):

@@ -1,4 +1,5 @@
-"""One measured process: `python side.py SYSTEM ROW`, then a command a line on its input, an answer in JSON a line.
+"""One measured process: `python side.py SYSTEM ROW KIND SECONDS`, then a command a line on its input, an answer in
+JSON a line.
 
     check    load an epoch and tell what was in it     -> {"strict": digest, "loose": digest, "batches": n}
     turn     measure once                              -> {"value": figure, ...}
@@ -23,8 +24,6 @@ import numpy as np
 import systems
 import work
 
-TURN = 0.5
-"""Seconds that a turn of a rate lasts at least; whole epochs."""
 LATER = 15
 """Later epochs of which the first batch is timed, a turn."""
 
@@ -81,8 +80,9 @@ def _numpy(value):
 class Side:
     """A system at a row's work."""
 
-    def __init__(self, system, row):
+    def __init__(self, system, row, seconds=0.5):
         self.system = system
+        self.seconds = seconds
         self.row = row
         self.work = work.WORK[row]
         if system not in systems.PEERS:
@@ -107,18 +107,20 @@ class Side:
         loader = self.open()
         slept = overshoot(self.dataset)
         watching = getattr(loader, "cpu", 0.0)
+        everyone = cpu_seconds()
         batches, begin, cpu = 0, _clock(), time.process_time()
         while True:
             for last_batch in loader:  # noqa: B007 - looked at below, when the clock has stopped
                 batches += 1
             seconds = _clock() - begin
-            if seconds >= TURN:
+            if seconds >= self.seconds:
                 break
-        cpu = time.process_time() - cpu
+        cpu, everyone = time.process_time() - cpu, cpu_seconds() - everyone
         last = Digest()
         last.add(last_batch)
         return {
             "value": batches / seconds, "cpu_us": 1e6 * cpu / batches, "slept": slept,
+            "all_us": 1e6 * everyone / batches,
             "watching": 100 * (getattr(loader, "cpu", 0.0) - watching) / seconds,
             "last_strict": last.strict, "last_loose": last.loose,
         }  # fmt: skip
@@ -182,7 +184,12 @@ class Side:
         return {"value": 1e3 * took, "mb": grown}
 
     def memory(self):
-        """PSS in MB of all processes when every worker has read its part of the array; and the first batch's ms."""
+        """PSS in MB of all processes when every worker has read its part of the array; and the first batch's ms.
+
+        Told beside it: what this process took before it made a loader (the array, Python, torch): less cannot be. And
+        how much of it are segments that our workers keep to use them again.
+        """
+        before = pss_mb()
         begin = _clock()
         iterator = iter(self.open())
         batch = next(iterator)
@@ -195,7 +202,10 @@ class Side:
         for batch in self.loader:  # once more, so that each worker has seen more of it than its first share
             digest.add(batch)
         del batch
-        return {"value": pss_mb(), "first": 1e3 * first, "strict": digest.strict, "loose": digest.loose}
+        return {
+            "value": pss_mb(), "segments": segments_mb(self.loader), "before": before, "first": 1e3 * first,
+            "strict": digest.strict, "loose": digest.loose,
+        }  # fmt: skip
 
     def keep(self):
         """Memory that `list(loader)` takes beyond what was taken when the workers had just started, over the data's."""
@@ -239,6 +249,22 @@ def overshoot(dataset):
     return (_clock() - begin) / sum(sample)
 
 
+def cpu_seconds():
+    """What this process and those below it have computed, seconds."""
+    import psutil
+
+    me = psutil.Process(os.getpid())
+    times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
+    return sum(taken.user + taken.system for taken in times)
+
+
+def segments_mb(loader):
+    """Memory of the segments that the workers of our loader keep, MB; 0 for others."""
+    engine = getattr(loader, "_engine", None)
+    handles = [] if engine is None else engine._crew.pool.handles.values()
+    return sum(len(memory) for handle in handles for memory, _type in handle.maps._maps.values()) / 1e6
+
+
 def peak_mb():
     """The most memory that this process has had, MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
@@ -261,8 +287,8 @@ def pss_mb():
 def main():
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a loader prints shall not look like an answer
-    system, row, kind = sys.argv[1:]
-    side = Side(system, row)
+    system, row, kind, seconds = sys.argv[1:]
+    side = Side(system, row, float(seconds))
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         command = line.strip()

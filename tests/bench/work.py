@@ -206,7 +206,7 @@ WORK = {
     "later": Work(lambda: Large(64 * 8), 64, 2),
     "first": Work(lambda: Tiny(32 * 16), 32, 4),
     "first_torch": Work(lambda: WithTorch(32 * 16), 32, 4),
-    "memory": Work(lambda: Table(2048, 1 << 19), 16, 4),
+    "memory": Work(lambda: Table(2000, 500_000), 16, 4),
     "events": Work(lambda: Tiny(32 * BATCHES["tiny"]), 32, 2),
     "watched": Work(lambda: Tiny(32 * BATCHES["tiny"]), 32, 2),
     "shuffled": Work(lambda: range(100_000_000), 32, 2),

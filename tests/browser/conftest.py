@@ -58,6 +58,15 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
+@pytest.fixture(scope="session")
+def window(browser: Any) -> Iterator[Any]:
+    """One window for all tests, each with pages of its own: what JupyterLab loads is fetched and compiled once."""
+    context = browser.new_context(viewport={"width": 1300, "height": 1400})
+    context.set_default_timeout(TIMEOUT)
+    yield context
+    context.close()
+
+
 class Server:
     """A running Jupyter server, which serves JupyterLab and Notebook 7."""
 
@@ -191,7 +200,11 @@ class Notebook:
 
     def run_all(self) -> None:
         """Start all cells; does not wait for them."""
-        self.page.wait_for_function(f"() => {self._PANEL}.context.sessionContext.session?.kernel?.status === 'idle'")
+        kernel = f"{self._PANEL}.context.sessionContext.session?.kernel"
+        self.page.wait_for_function(f"() => {kernel}?.connectionStatus === 'connected'")
+        # After a crash JupyterLab's own question is now and then lost, and the status stays "unknown" until the next.
+        self.page.evaluate(f"() => {{ {kernel}.requestKernelInfo().catch(() => {{}}); }}")
+        self.page.wait_for_function(f"() => {kernel}.status === 'idle'")
         self.page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells').catch(() => {}); }")
 
     def run(self, cell: int) -> None:
@@ -235,24 +248,20 @@ class Notebook:
 
 
 @pytest.fixture
-def open_notebook(server: Server, browser: Any) -> Iterator[Callable[..., Notebook]]:
+def open_notebook(server: Server, window: Any) -> Iterator[Callable[..., Notebook]]:
     """A function that makes a notebook of some cells and opens it."""
-    opened: list[Notebook] = []
 
-    def open_one(*cells: str, app: str = "lab", kernel: str = "current", **page_options: Any) -> Notebook:
+    def open_one(*cells: str, app: str = "lab", kernel: str = "current") -> Notebook:
         if kernel not in kernels():
             missing(f"{kernel} is not installed beside {sys.prefix}; make test installs it")
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         notebook.metadata.kernelspec = {"name": kernel, "display_name": kernel, "language": "python"}
         path = server.root / f"notebook{next(SERIAL)}.ipynb"
         nbformat.write(notebook, path)
-        page = browser.new_page(viewport={"width": 1300, "height": 1400}, **page_options)
-        page.set_default_timeout(TIMEOUT)
-        opened.append(Notebook(server, page, app, path))
-        return opened[-1]
+        return Notebook(server, window.new_page(), app, path)
 
     yield open_one
-    for notebook in opened:
-        notebook.page.close()
+    for page in window.pages:
+        page.close()
     for kernel in server.get("/api/kernels"):
         server.delete_kernel(kernel["id"])

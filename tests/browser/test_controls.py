@@ -116,18 +116,29 @@ def test_text_from_samples_and_errors_shows_as_text(open_notebook: Any) -> None:
     assert "<script" not in "".join(picture)
 
 
-def test_after_a_kernel_restart_the_old_output_shows_its_picture_and_a_new_dashboard_works(open_notebook: Any) -> None:
-    notebook = open_notebook(SOUND, "for batch in loader: pass")
+@pytest.mark.parametrize("how", ["restart", "crash"])
+def test_after_a_kernel_restart_the_old_output_shows_its_picture_and_a_new_dashboard_works(
+    open_notebook: Any, how: str
+) -> None:
+    crash = "import os; os.kill(os.getpid(), 9 * (len(loader.events.batches()) > 100))"
+    notebook = open_notebook(SOUND, "for batch in loader: pass", crash)
     page = notebook.page
     notebook.run_all()
-    notebook.wait_until_run(1)
+    notebook.wait_until_run(2)
     page.wait_for_function("() => document.querySelector('.nbl-picture')?.innerText.includes('batch 100 of 100')")
-    page.evaluate(f"() => {notebook._PANEL}.context.sessionContext.session.kernel.restart()")
-    page.locator(".nbl-live .nbl-chip", has_text="kernel gone").or_(
-        page.locator(".nbl-picture", has_text="batch 100 of 100")
-    ).first.wait_for()
+    if how == "crash":
+        notebook.run(1)
+        notebook.run(2)
+        page.locator(".nbl-live .nbl-chip", has_text="kernel gone").wait_for()
+        assert page.get_by_role("button", name="Restart all workers").is_disabled()
+        page.get_by_role("button", name="Ok", exact=True).click()  # JupyterLab says that it restarts it
+    else:
+        page.evaluate(f"() => {notebook._PANEL}.context.sessionContext.session.kernel.restart()")
+        page.locator(".nbl-live .nbl-chip", has_text="kernel gone").or_(
+            page.locator(".nbl-picture", has_text="batch 100 of 100")
+        ).first.wait_for()
     assert page.get_by_text("Error displaying widget").locator("visible=true").count() == 0
-    screenshot(page, "kernel-restarted")
+    screenshot(page, f"kernel-{how}")
     notebook.run_all()
     page.locator(".nbl-live .nbl-chip", has_text="idle").wait_for()
     page.locator(".nbl-live .nbl-progress", has_text="batch 100 of 100").wait_for()

@@ -40,6 +40,8 @@ print("pid:", pid == os.getpid())
 """The next batch that is delivered after the restart is the one that the loop was waiting for."""
 
 STUCK = ".nbl-live tr.nbl-stuck"
+FAINT = (Path(__file__).parent / "faint.js").read_text()
+"""Lists the texts whose contrast with what lies behind them is less than people with weak eyes need."""
 
 
 def screenshot(page: Any, name: str) -> None:
@@ -144,8 +146,15 @@ def test_a_picture_stays_when_the_kernel_is_gone(open_notebook: Any) -> None:
     assert {o.data["text/plain"] for o in outputs} == {"nbloader dashboard"}
 
     notebook.shut_down_kernel()
-    page.locator(".nbl-live .nbl-chip", has_text="kernel gone").wait_for()
-    assert page.get_by_role("button", name="Restart all workers").is_disabled()
+    # A kernel that has the time to says goodbye: its picture takes the place of the live view. Else that one stays.
+    gone = page.locator(".nbl-live .nbl-chip", has_text="kernel gone")
+    picture_shown = page.locator(".nbl-picture", has_text="batch 100 of 100").locator("visible=true")
+    gone.or_(picture_shown).first.wait_for()
+    if gone.count():
+        assert page.get_by_role("button", name="Restart all workers").is_disabled()
+    else:
+        assert picture_shown.count() == 1
+        assert not page.locator(".nbl-live").count()
     screenshot(page, "kernel-gone")
     notebook.open()
     page.locator(".nbl-picture", has_text="batch 100 of 100").wait_for()
@@ -163,16 +172,52 @@ def test_a_closed_loader_leaves_only_its_picture(open_notebook: Any) -> None:
     assert "widget-view" not in notebook.outputs(0)
 
 
-def test_colours_follow_the_theme(open_notebook: Any) -> None:
-    notebook = open_notebook(MAKE)
+def test_the_view_is_served_by_the_kernel_and_follows_theme_width_and_keyboard(open_notebook: Any, window: Any) -> None:
+    asked: list[str] = []
+    window.on("request", lambda request: asked.append(request.url))
+    notebook = open_notebook(MAKE.replace("hang_at=130", "hang_at=-1"), "for batch in loader: pass")
     page = notebook.page
     notebook.run_all()
-    page.locator(".nbl-live .nbl-verdict").wait_for()
-    verdict = page.locator(".nbl-live .nbl-verdict")
+    notebook.wait_until_run(1)
+    live = page.locator(".nbl-live .nbl")
+    live.locator(".nbl-part-plots > summary").click()
+    live.locator(".nbl-plot canvas").nth(3).wait_for()
+    elsewhere = [url for url in asked if not url.startswith((notebook.server.url, "data:", "blob:"))]
+    assert not elsewhere, "all that the page asks for comes from the server: nothing from a CDN, no other port"
+
+    page.mouse.move(0, 0)
+    assert live.evaluate(FAINT) == []
+    verdict = live.locator(".nbl-verdict")
     light = verdict.evaluate("node => getComputedStyle(node).color")
     page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
     page.wait_for_function(
         "light => getComputedStyle(document.querySelector('.nbl-live .nbl-verdict')).color !== light", arg=light
     )
     screenshot(page, "dark")
+    assert live.evaluate(FAINT) == []
     page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
+
+    timeline = live.locator(".nbl-frame canvas")
+    note = live.locator(".nbl-part-timeline .nbl-note")
+    timeline.focus()
+    page.keyboard.press("+")
+    page.keyboard.press("ArrowLeft")
+    note.filter(has_text="held").wait_for()
+    page.keyboard.press("Escape")
+    note.filter(has_not_text="held").wait_for()
+    made = live.get_by_role("columnheader", name="Made")
+    made.get_by_role("button").press("Enter")
+    live.locator('th[aria-sort="descending"]', has_text="Made").wait_for()
+    rows = [int(text) for text in live.locator("tbody tr:not(.nbl-detail) td:nth-child(5)").all_inner_texts()]
+    assert rows == sorted(rows, reverse=True)
+    summary = live.locator(".nbl-part-crew > summary")
+    summary.press("Enter")
+    live.locator("table").wait_for(state="hidden")
+    summary.press("Enter")
+    live.locator("table").wait_for()
+
+    live.evaluate("node => { node.style.width = '420px'; }")
+    assert live.evaluate("node => node.scrollWidth - node.clientWidth") <= 1, "nothing stands out of a narrow cell"
+    clipped = live.locator(".nbl-box-title, .nbl-alarm, .nbl-controls button")
+    assert clipped.evaluate_all("nodes => nodes.filter((n) => n.scrollWidth > n.clientWidth + 1).length") == 0
+    screenshot(page, "narrow")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import copy
 import inspect
 import multiprocessing
+import pathlib
 import pickle
 import re
 import warnings
@@ -13,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from datasets import Deadly, Numbers, Slow, flat, sigkill
+from datasets import Deadly, Numbers, Slow, flat, pids, sigkill, wait_for
 from test_collate import assert_same
 from torch.utils import data as theirs
 
-from nbloader import DataLoader, get_worker_info
+from nbloader import DataLoader, DatasetTransferError, get_worker_info
 
 RNG = np.random.default_rng(3)
 
@@ -109,6 +111,42 @@ def test_errors_of_arguments_begin_as_torchs_do():
             DataLoader(Numbers(4), **wrong)
         begin = 22
         assert str(raised.value)[:begin] == str(expected.value)[:begin], wrong
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+def test_epochs_draw_from_the_generator_what_torchs_draw(options):
+    """The orders of all epochs, and what the program draws itself after them."""
+
+    def drawn(cls, generator=None):
+        torch.manual_seed(5)
+        loader = cls(Numbers(30), 7, shuffle=True, generator=generator, **options)
+        orders = [flat(loader) for _ in range(3)]
+        getattr(loader, "close", lambda: None)()
+        return orders, torch.rand(1, generator=generator)
+
+    assert drawn(DataLoader) == drawn(theirs.DataLoader)
+    seeded = torch.Generator().manual_seed
+    assert drawn(DataLoader, seeded(3)) == drawn(theirs.DataLoader, seeded(3))
+
+
+class OfAProject(DataLoader):
+    """A loader whose arguments are its own."""
+
+    def __init__(self, size, workers):
+        super().__init__(Numbers(size), 3, shuffle=True, num_workers=workers, generator=torch.Generator())
+        self.size = size
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_can_be_copied_and_pickled(duplicate, workers):
+    with OfAProject(10, workers) as loader:
+        begun = iter(loader)
+        first = flat([next(begun)])
+        with duplicate(loader) as other:
+            assert (type(other), other.size, other.num_workers) == (OfAProject, 10, workers)
+            assert sorted(flat(other)) == list(range(10))
+        assert sorted(first + flat(begun)) == list(range(10))
 
 
 # ---- what programs catch
@@ -378,6 +416,14 @@ def test_worker_info_and_worker_init_fn_work_as_in_torch():
     assert theirs.get_worker_info() is None
 
 
+def test_newer_versions_of_torch_are_told_the_kind_of_worker(with_workers):
+    if not hasattr(theirs._utils.worker.WorkerInfo, "worker_method"):
+        pytest.skip("this version of torch does not ask")
+    collate = lambda _samples: theirs.get_worker_info().worker_method  # noqa: E731
+    with DataLoader(Numbers(2), 2, collate_fn=collate, **with_workers) as loader:
+        assert list(loader) == ["thread" if "workers" in with_workers else "multiprocessing"]
+
+
 class Seeds(Numbers):
     def __getitem__(self, i):
         return torch.initial_seed()
@@ -392,7 +438,111 @@ def test_a_worker_init_fn_that_seeds_torch_is_obeyed(with_workers):
         assert {int(seed) for batch in loader for seed in batch} == {12345}
 
 
+def test_an_iterator_shows_its_workers_as_processes_that_can_be_ended_and_awaited():
+    """Programs reach for `iterator._workers`. One that is killed so is replaced as by any death."""
+    loader = DataLoader(Slow(40, wait=0.002), 2, num_workers=2)
+    batches = iter(loader)
+    seen = flat([next(batches)])
+    workers = batches._workers
+    assert [worker.pid for worker in workers] == pids(loader)
+    assert all(worker.is_alive() and worker.exitcode is None and worker.daemon for worker in workers)
+    workers[0].kill()
+    workers[0].join(30)
+    assert not workers[0].is_alive()
+    assert workers[0].exitcode in (-9, None)  # a busy fork server does not tell in time
+    assert repr(workers[0]) == f"<nbloader-worker-0 pid={workers[0].pid} exitcode={workers[0].exitcode}>"
+    assert seen + flat(batches) == list(range(40))
+    last = batches._workers
+    del batches, loader
+    for worker in last:
+        worker.join(30)
+        assert not worker.is_alive()
+        worker.terminate()
+
+
+def test_an_iterator_shows_worker_threads_too_and_without_workers_none():
+    with DataLoader(Numbers(4), num_workers=1, workers="thread") as loader:
+        batches = iter(loader)
+        (worker,) = batches._workers
+        worker.terminate()  # a thread cannot be ended, and this process shall not be
+        assert flat(batches) == [0, 1, 2, 3]
+        assert worker.is_alive()
+    worker.join(30)
+    assert not worker.is_alive()
+    with DataLoader(Numbers(4)) as loader:
+        assert not hasattr(iter(loader), "_workers")
+
+
+class HeldUp(Numbers):
+    """Sample 2 waits for a file."""
+
+    def __getitem__(self, i):
+        wait_for(lambda: i != 2 or pathlib.Path(self.file).exists(), "the file")
+        return i
+
+
+def test_out_of_order_a_slow_sample_among_quick_ones_holds_up_no_other(with_workers, tmp_path):
+    """They had all been given to the worker that was there first, as small and quick batches are."""
+    with DataLoader(HeldUp(30, file=str(tmp_path / "go")), in_order=False, **with_workers) as loader:
+        for _ in range(2):
+            batches = iter(loader)
+            others = flat(next(batches) for _ in range(29))
+            assert sorted(others) == [i for i in range(30) if i != 2]
+            (tmp_path / "go").touch()
+            assert flat(batches) == [2]
+            (tmp_path / "go").unlink()
+
+
+# ---- what can be iterated once
+
+
+def numbers(n):
+    yield from range(n)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "of"),
+    [
+        ("sampler", lambda: numbers(4), "generator"),
+        ("sampler", lambda: iter([3, 1]), "list_iterator"),
+        ("batch_sampler", lambda: ([i] for i in range(3)), "generator"),
+        ("batch_sampler", lambda: map(list, [[1], [2]]), "map"),
+    ],
+    ids=str,
+)
+def test_an_order_that_is_used_up_gives_an_empty_epoch_as_in_torch_and_says_so(name, make, of, how):
+    with DataLoader(Numbers(4), **{name: make()}, **how) as loader:
+        assert flat(loader) == flat(theirs.DataLoader(Numbers(4), **{name: make()}))
+        with pytest.warns(UserWarning, match=f"had no batch: {name} is a {of}, which gives its items once") as caught:
+            assert list(loader) == []
+        assert [w.filename for w in caught] == [__file__]
+
+
+def test_a_dataset_that_is_a_generator_is_read_once_in_this_process_and_refused_for_workers(with_workers):
+    for ahead in ({}, {"prefetch": 2}):
+        with DataLoader(numbers(5), 2, **ahead) as loader:
+            assert [b.tolist() for b in loader] == [[0, 1], [2, 3], [4]]
+            with pytest.warns(UserWarning, match="had no batch: dataset is a generator"):
+                assert list(loader) == []
+    with (
+        DataLoader(numbers(5), 2, **with_workers) as loader,
+        pytest.raises(DatasetTransferError, match=r"dataset.*generator"),
+    ):
+        list(loader)
+
+
 # ---- collating
+
+
+MIXED = [
+    [1, 2.5], [2.5, 1], [True, 2], [2, True], [True, 0.5], [0.5, True], [0.1, 2**60], [2**53 + 1, 0.1], [-1, 1e300],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("samples", MIXED, ids=str)
+def test_numbers_of_several_types_become_what_torch_makes_of_them(samples, how):
+    again = [*samples, 7, 8, 1, 2.5, *samples]
+    same_as_torch(again, how, 2)
 
 
 class Point:
@@ -424,6 +574,28 @@ def test_functions_in_default_collate_fn_map_reach_the_workers(how, monkeypatch)
 def test_torchs_own_collate_functions_may_be_given_by_name(how):
     same_as_torch(numbers_and_names(5), how, 2, collate_fn=theirs.default_collate)
     same_as_torch([np.ones(3), 2, "x"], how, None, collate_fn=theirs.default_convert)
+    same_as_torch([np.ones(3), 2, "x"], how, 2, collate_fn=theirs.default_convert)  # lists of what the samples are
+    same_as_torch([[1, 2], np.ones((2, 3)), ["x", "y"]], how, None, collate_fn=theirs.default_collate)
+
+
+def where_it_was_stacked(samples):
+    batch = theirs.default_collate(samples)
+    return batch.is_shared(), theirs.get_worker_info() is not None, batch.tolist()
+
+
+def test_default_collate_by_a_collate_fn_takes_no_shared_memory_of_torchs(with_workers):
+    """In a worker of torch's it takes files in /dev/shm, of which a container has little."""
+    with DataLoader(torch.arange(8), 2, collate_fn=where_it_was_stacked, **with_workers) as loader:
+        assert list(loader) == [(False, True, [i, i + 1]) for i in range(0, 8, 2)]
+
+
+def test_samples_that_cannot_be_stacked_raise_what_torch_raises_in_the_notebook(how):
+    for samples in ([torch.tensor(1), 2], [torch.ones(2), torch.ones(3)], [np.ones(2), "x"], [{"a": 1}, {"b": 1}]):
+        with pytest.raises(Exception) as expected:
+            list(theirs.DataLoader(samples, 2))
+        with DataLoader(samples, 2, **how) as loader, pytest.raises(type(expected.value)) as raised:
+            list(loader)
+        assert str(raised.value)[:30] == str(expected.value)[:30]
 
 
 class CustomList(list):
@@ -470,10 +642,9 @@ DTYPES = [
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-def test_tensors_of_every_dtype_come_as_from_torch(dtype):
-    sample = torch.ones(2, 3 * dtype.itemsize, dtype=torch.uint8).view(dtype).clone()
-    (expected,) = theirs.DataLoader([sample, sample], 2)
-    batch = from_a_worker([sample, sample])
+def test_tensors_of_every_dtype_come_as_from_torch(dtype, from_a_worker):
+    (expected,) = theirs.DataLoader([of_dtype(dtype)] * 2, 2)
+    batch = from_a_worker(dtype)
     assert (batch.dtype, batch.shape) == (expected.dtype, expected.shape)
     assert bytes_of(batch) == bytes_of(expected)
 
@@ -482,11 +653,8 @@ def bytes_of(tensor):
     return tensor.contiguous().flatten().view(torch.uint8).tolist()
 
 
-def from_a_worker(samples):
-    """The batch of these samples, made in a worker."""
-    with DataLoader(samples, len(samples), num_workers=1) as loader:
-        (batch,) = loader
-    return batch
+def of_dtype(dtype):
+    return torch.ones(2, 3 * dtype.itemsize, dtype=torch.uint8).view(dtype).clone()
 
 
 STRANGE = {
@@ -505,11 +673,33 @@ STRANGE = {
 }
 
 
+@pytest.fixture(scope="module")
+def from_a_worker():
+    """Gives the batch of two samples of a kind, made in a worker: all of them in one, whose start takes longest."""
+    samples = {**{dtype: of_dtype(dtype) for dtype in DTYPES}, **STRANGE}
+    made = {}
+    with DataLoader(
+        list(samples.values()), batch_sampler=[[i, i] for i in range(len(samples))], num_workers=1
+    ) as loader:
+        batches = iter(loader)
+        for kind in samples:
+            try:
+                made[kind] = next(batches)
+            except Exception as error:  # raised in the test of this kind
+                made[kind] = error
+
+    def get(kind):
+        if isinstance(made[kind], Exception):
+            raise made[kind]
+        return made[kind]
+
+    return get
+
+
 @pytest.mark.parametrize("name", STRANGE)
-def test_tensors_of_any_layout_come_as_from_torch(name):
-    sample = STRANGE[name]
-    (expected,) = theirs.DataLoader([sample, sample], 2)
-    assert_same(from_a_worker([sample, sample]), expected)
+def test_tensors_of_any_layout_come_as_from_torch(name, from_a_worker):
+    (expected,) = theirs.DataLoader([STRANGE[name]] * 2, 2)
+    assert_same(from_a_worker(name), expected)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
@@ -628,3 +818,21 @@ def test_a_distributed_sampler_goes_on_with_the_loader_that_takes_over():
         first = flat(loader)
         sampler.set_epoch(1)
         assert flat(loader) == list(sampler) != first
+
+
+class Stream(theirs.IterableDataset):
+    def __iter__(self):
+        info = theirs.get_worker_info()
+        return iter(range(10) if info is None else range(info.id, 10, info.num_workers))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"batch_size": 4}, {"batch_size": 4, "drop_last": True, "num_workers": 2}, {"batch_size": None}],
+    ids=str,
+)
+def test_from_torch_takes_a_loader_of_an_iterable_dataset_over(arguments):
+    old = theirs.DataLoader(Stream(), **arguments)
+    with DataLoader.from_torch(old) as loader, DataLoader.from_torch(loader) as again:
+        assert_same(list(loader), list(old))
+        assert_same(list(again), list(old))

@@ -1,0 +1,207 @@
+"""A dataset's large arrays, once in memory for the notebook and all its workers.
+
+    dataset.x -> copied once into a file in memory -> mapped by each worker, copy-on-write
+                              |
+                              +-> mapped by the notebook too, in the place of dataset.x, where that can be (settle.py)
+
+The file is the array as it was when the first worker got it; nobody can write to it afterwards. Who writes to the
+array, in a worker or in the notebook, gets his own copy of the page that he writes to. Workers that are made later are
+given the same file, unless the notebook has written to its array meanwhile: then they get a new one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import pickle
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nbloader.inherit import Handing, SharingPickler
+from nbloader.pages import written
+from nbloader.pickles import SHARE_FROM, dump
+from nbloader.settle import settle
+from nbloader.store import Origin, Store, address_of, owner_of, store_of
+
+MAX_FILES = 60
+"""Files that a worker is given; what lies in others is copied into one of these. The kernel takes 253 at once."""
+
+
+class Span(NamedTuple):
+    """Where the memory of an array lies."""
+
+    file: int
+    """Which of the files."""
+    start: int
+    """Bytes."""
+    nbytes: int
+
+
+def share(array: Any) -> Any:
+    """A copy of an array that the notebook and all workers of all loaders have once in memory together.
+
+    For an array that the notebook itself refers to, beside the dataset: `images = nbloader.share(np.load(...))`. One
+    that only the dataset refers to is shared without this, and an `np.memmap` is read from its file by everybody.
+
+    Whoever writes to it, the notebook or a worker, writes to a page of his own that the others do not see; workers that
+    are made later see what the notebook has written, and then have a copy of their own again.
+
+    Args:
+        array: A NumPy array of any shape, and of any dtype but object.
+
+    Raises:
+        TypeError: It is no such array. A tensor is shared by its own `share_memory_()`, and not copied either.
+        MemoryError: There is not that much memory left.
+    """
+    if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+        what = f"an array of dtype {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+        hint = "; a tensor has share_memory_() for that" if type(array).__module__.startswith("torch") else ""
+        raise TypeError(f"share takes a NumPy array of numbers, not {what}{hint}")
+    dense: Any = np.asarray(array, order="K")
+    if not (dense.flags.c_contiguous or dense.flags.f_contiguous):
+        dense = np.ascontiguousarray(dense)
+    if not dense.nbytes:
+        return dense.copy()
+    order: Any = "C" if dense.flags.c_contiguous else "F"
+    memory = Store([pickle.PickleBuffer(dense).raw()]).map()
+    return np.ndarray(dense.shape, dense.dtype, memory, order=order)
+
+
+class SharedPickle:
+    """An object pickled once for many workers, with its large arrays in shared memory.
+
+    Args:
+        obj: What to send. Classes and functions of the notebook go along by value (cloudpickle).
+    """
+
+    def __init__(self, obj: Any) -> None:
+        buffers: list[memoryview] = []
+
+        def keep_out(buffer: pickle.PickleBuffer) -> bool:
+            raw = buffer.raw()
+            if raw.nbytes < SHARE_FROM:
+                return True  # stays in the pickle
+            buffers.append(raw)
+            return False
+
+        with Handing() as self.handing:
+            self.data: bytes = dump(obj, keep_out, SharingPickler)
+        self._origins = [Origin(raw) for raw in buffers]
+        self.identity = (self.data, self._origins, self.handing.identity)
+        """Equal for two pickles of an object that was not changed in between (in-place writes to arrays aside)."""
+        self._buffers = buffers
+        self._files: Files | None = None
+        self._copied: dict[int, tuple[int, Origin]] = {}  # by address, those in our own store: start there, origin
+        self._kept: list[Any] = []
+
+    def files(self) -> Files:
+        """Where the large arrays lie; those that lie in no file yet are copied into one at first use.
+
+        Raises:
+            MemoryError: There is not that much memory left.
+        """
+        if self._files is None:
+            self._files = self._place()
+            self._buffers = []
+        return self._files
+
+    def _place(self) -> Files:
+        fds: list[int] = []
+        private: list[bool] = []
+        spans: list[Span | None] = []
+        for raw in self._buffers:
+            found = _in_a_file(raw)
+            if found is None or (found.fd not in fds and len(fds) >= MAX_FILES):
+                spans.append(None)
+                continue
+            if found.fd not in fds:
+                fds.append(found.fd)
+                private.append(found.private)
+                self._kept.append(found.keeper)
+            spans.append(Span(fds.index(found.fd), found.start, raw.nbytes))
+        to_copy = [i for i, span in enumerate(spans) if span is None]
+        if to_copy:
+            store = Store([self._buffers[i] for i in to_copy])
+            self._kept.append(store)
+            for i, start in zip(to_copy, store.starts, strict=True):
+                raw = self._buffers[i]
+                spans[i] = Span(len(fds), start, raw.nbytes)
+                self._copied[address_of(raw)] = start, self._origins[i]
+            fds.append(store.fd)
+            private.append(True)
+        return Files(tuple(fds), tuple(private), tuple(span for span in spans if span is not None))
+
+    @property
+    def copied(self) -> int:
+        """Bytes that the notebook has twice."""
+        return self._kept[-1].size if self._copied else 0
+
+    def settle(self, dataset: Any) -> None:
+        """See `settle.settle`. May run on any thread; takes 0.3 s for 1 GB."""
+        copied, self._copied = self._copied, {}
+        if copied:
+            settle(dataset, self._kept[-1], copied)
+
+
+class Files(NamedTuple):
+    """The files in which the large arrays of a pickle lie."""
+
+    fds: tuple[int, ...]
+    private: tuple[bool, ...]
+    """Whether each is mapped copy-on-write; else, as a tensor after `share_memory_()`, by all together."""
+    spans: tuple[Span, ...]
+    """Of the arrays, in the order in which the pickle asks for them."""
+
+
+def load_shared(data: bytes, files: Files) -> Any:
+    """Rebuild, in a worker, what `SharedPickle` sent; takes the descriptors."""
+    views = []
+    for fd, private in zip(files.fds, files.private, strict=True):
+        try:
+            kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+            memory = mmap.mmap(fd, os.fstat(fd).st_size, flags=kind, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            os.close(fd)
+        views.append(memoryview(memory))
+    return pickle.loads(data, buffers=[views[file][start : start + nbytes] for file, start, nbytes in files.spans])
+
+
+# ---- where memory lies ----------------------------------------------------------------------------------------------
+
+
+class _Found(NamedTuple):
+    fd: int
+    start: int
+    private: bool
+    keeper: Any
+    """Keeps the descriptor open."""
+
+
+def _in_a_file(raw: memoryview) -> _Found | None:
+    """The file in memory that holds these bytes; None where there is none."""
+    owner = owner_of(raw)
+    store = store_of(owner)
+    if store is not None:
+        address = address_of(raw)
+        start = address - ctypes.addressof(owner)
+        return None if written(address, raw.nbytes) else _Found(store.fd, start, private=True, keeper=store)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(owner, torch.Tensor) and owner.is_shared():
+        storage = owner.untyped_storage()
+        fd, size = _fd_of(storage)
+        start = address_of(raw) - storage.data_ptr()
+        if fd >= 0 and 0 <= start <= size - raw.nbytes:
+            return _Found(fd, start, private=False, keeper=storage)
+    return None
+
+
+def _fd_of(storage: Any) -> tuple[int, int]:
+    """The descriptor of a tensor's shared memory and its size, as torch gives them to its own workers; -1 for none."""
+    try:
+        fd, size = storage._share_fd_cpu_()
+        return (fd, size) if os.fstat(fd).st_size >= size else (-1, 0)
+    except (AttributeError, OSError, RuntimeError, TypeError, ValueError):
+        return -1, 0

@@ -1,0 +1,531 @@
+"""Batches in pieces that several workers write side by side: what lies where, who may write, and what the loop gets."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from datasets import Deadly, Numbers, Raises, flat, pids, sigkill, wait_for
+from hypothesis import given
+from hypothesis import strategies as st
+from stand_in import StandIn
+from test_collate import assert_same
+from torch.utils import data as theirs
+
+from nbloader import DataLoader, placing
+from nbloader import events as ev
+from nbloader.collate import Plan, builder
+from nbloader.making import LocalParcel
+from nbloader.placing import PLACED_FROM, Beside, Board, Placed, relaid
+from nbloader.shm import anonymous_file, mapped
+from nbloader.task import Task, Whole
+from nbloader.together import Together, Writer
+
+# ---- what lies where
+
+LEAVES = st.sampled_from([
+    lambda i: i,
+    float,
+    lambda i: bool(i % 2),
+    lambda i: f"name {i}",
+    lambda i: np.full((3, 2), i, "i2"),
+    lambda i: np.full((), i),
+    lambda i: np.zeros((0, 4)),
+    lambda i: torch.full((5,), i, dtype=torch.bfloat16),
+    lambda i: torch.full((2, 1), i, dtype=torch.complex64),
+])  # fmt: skip
+SAMPLES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: lambda i: [part(i) for part in parts]),
+        st.dictionaries(st.sampled_from("abc"), inner, min_size=1).map(
+            lambda parts: lambda i: {key: part(i) for key, part in parts.items()}
+        ),
+    ),
+    max_leaves=5,
+)
+
+
+@given(sample=SAMPLES, size=st.integers(1, 9), chunk=st.integers(1, 4))
+def test_pieces_written_side_by_side_make_the_batch_that_is_made_at_once(sample, size, chunk):
+    samples = [sample(i) for i in range(size)]
+    plan = Plan(samples)
+    expected = bytearray(max(plan.nbytes, 1))
+    plan.fill(expected)
+    assert relaid(plan.tree, size, size, 0) == (plan.tree, plan.nbytes)
+    beside = Beside()
+    fd = anonymous_file(max(plan.nbytes, 1))
+    memory = mapped(fd, max(plan.nbytes, 1))
+    beside.add(7, fd)
+    beside._rows = {0: placing.Rows(plan.tree)}
+    for _again in range(2):  # planned, and then as the one before
+        extras = []
+        for start in range(0, size, chunk):
+            part = samples[start : start + chunk]
+            written = beside.write(part, Placed(list(range(len(part))), 7, 0, start, size))
+            assert written is not None
+            extras.append(written[0])
+        whole = [[value for part in column for value in part] for column in zip(*extras, strict=True)]
+        assert bytes(memory)[: plan.nbytes] == bytes(expected)[: plan.nbytes]
+        assert_same(builder(plan.tree, "torch")(memory, whole), builder(plan.tree, "torch")(expected, whole))
+
+
+def test_a_piece_that_is_laid_out_in_another_way_is_not_written_there():
+    beside = Beside()
+    beside.add(0, anonymous_file(4096))
+    beside._rows = {3: placing.Rows(Plan([np.zeros(4)]).tree)}
+    good, other = [np.ones(4)] * 2, [np.ones(5)] * 2
+    assert beside.write(good, Placed([0, 1], 0, 3, 0, 2)) is not None
+    for samples, placed in (
+        (other, Placed([0, 1], 0, 3, 0, 2)),
+        ([torch.ones(4)] * 2, Placed([0, 1], 0, 3, 0, 2)),
+        (good, Placed([0, 1, 2], 0, 3, 0, 3)),
+        (good, Placed([0, 1], 1, 3, 0, 2)),
+        (good, Placed([0, 1], 0, 4, 0, 2)),
+    ):
+        assert beside.write(samples, placed) is None
+    assert beside.write(good, Placed([0, 1], 0, 3, 0, 2)) is not None
+
+
+# ---- whose memory
+
+
+class Workers:
+    """Notes what a board sends to workers."""
+
+    def __init__(self, *uids):
+        self.uids = frozenset(uids)
+        self.have = {}
+        self.board = Board("numpy", self.send, self.drop)
+        layout = SimpleNamespace(tree=pickle.dumps(Plan([np.zeros(1024)]).tree))
+        self.board.learn(SimpleNamespace(layout=layout))
+
+    def send(self, number, fd):
+        os.fstat(fd)
+        self.have[number] = self.uids
+        return self.uids
+
+    def drop(self, number, uids):
+        assert self.have.pop(number) == uids
+
+    def place(self, size=16):
+        whole = Whole(Task(0, 0, list(range(size)), 0), 4)
+        whole.pieces = [Task(0, 0, part, seed, job=i, whole=whole) for i, (part, seed) in enumerate(whole.cut())]
+        whole.place = self.board.place(whole, self.uids)
+        return whole
+
+
+def test_segments_that_nothing_needs_are_given_back():
+    workers = Workers(1, 2)
+    wholes = [workers.place() for _ in range(5)]
+    for whole in wholes:
+        whole.place.give_back()
+    del wholes, whole
+    workers.board.rest(workers.uids)
+    assert len(workers.have) == len(workers.board.maps._maps) == 1
+    kept = [workers.place() for _ in range(3)]
+    for whole in kept:
+        whole.place.give_back()
+    for _ in range(3):
+        workers.board._free._look = 0.0
+        whole = workers.place()
+        whole.place.give_back()
+    assert len(workers.have) == len(workers.board.maps._maps) == len(workers.board._sizes) == 1
+
+
+def test_a_segment_is_used_again_when_nobody_views_the_batch():
+    workers = Workers(1, 2)
+    for _ in range(5):
+        workers.place().place.give_back()
+    held = [workers.place().place for _ in range(3)]
+    views = [place._lend(100) for place in held]
+    del held
+    assert len(workers.have) == 3
+    del views
+    gc.collect()  # a batch and its pieces refer to each other
+    assert workers.place().place.number in workers.have
+    assert len(workers.have) == 3
+
+
+def test_a_segment_that_somebody_may_still_write_to_is_never_used_again():
+    workers = Workers(1, 2)
+    abandoned = workers.place()
+    number = abandoned.place.number
+    del abandoned
+    gc.collect()
+    repeated = workers.place()
+    assert repeated.place.number != number
+    assert number not in workers.have
+    second = repeated.pieces[1]
+    assert workers.board.placed(second, 1)[0] == Placed([4, 5, 6, 7], repeated.place.number, 0, 4, 16)
+    assert workers.board.placed(second, 2) is None
+    repeated.place.give_back()
+    assert workers.place().place.number not in {number, repeated.place.number}
+
+
+def test_a_worker_that_came_later_gets_segments_that_were_made_later():
+    workers = Workers(1, 2)
+    whole = workers.place()
+    assert workers.board.placed(whole.pieces[0], 3) is None
+    whole.place.give_back()
+    workers.uids = frozenset({1, 3})
+    again = workers.place()
+    assert again.place.number != whole.place.number
+    assert workers.board.placed(again.pieces[0], 3) is not None
+    assert workers.board.placed(again.pieces[0], 2) is None
+
+
+def test_small_batches_and_those_of_unknown_layout_are_joined_by_a_copy():
+    assert Workers(1).place(size=PLACED_FROM // 8192 - 1).place is None
+    board = Board("numpy", lambda _number, _fd: frozenset(), lambda _number, _uids: None)
+    assert board.place(Whole(Task(0, 0, [1] * 100, 0), 4), frozenset()) is None
+
+
+# ---- side by side, by threads
+
+
+def together(rows: int = 32, piece: int = 8) -> Together:
+    return Together(rows, piece, 100, "numpy")
+
+
+def piece(number: int, count: int = 8) -> Task:
+    return Task(0, 0, list(range(count)), 0, job=100 + number)
+
+
+def test_threads_write_one_block_of_memory_whoever_comes_first():
+    place, writers = together(), [Writer() for _ in range(2)]
+    parcels = {}
+    for number in (2, 0, 3, 1):
+        samples = [{"x": np.full(1000, number * 8 + i, "i8"), "name": str(number * 8 + i)} for i in range(8)]
+        written = writers[number % 2].write(samples, piece(number), place)
+        assert written is not None
+        parcels[number] = LocalParcel(None, (0,) * 6 + (8,) + (0,) * 7, 0, placed=True, extras=written[0])
+    batch = place.open([parcels[number] for number in range(4)])
+    assert batch["x"][:, 7].tolist() == list(range(32))
+    assert batch["name"] == [str(i) for i in range(32)]
+    assert place.read(parcels[2], 16)["x"][:, 0].tolist() == list(range(16, 24))
+
+
+def test_a_piece_that_is_made_again_is_not_written_where_another_thread_may_still_write():
+    place, writer = together(), Writer()
+    samples = [np.zeros(1000) for _ in range(8)]
+    assert writer.write(samples, piece(1), place) is not None
+    assert Writer().write(samples, piece(1), place) is None
+    assert writer.write(samples, piece(2), place) is not None
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [[np.zeros(10)] * 8, [np.zeros(1000)] * 7, [{1, 2}] * 8, ["a"] * 8],
+    ids=["small", "some left out", "not known", "no arrays"],
+)
+def test_what_does_not_fit_is_collated_by_itself(samples):
+    class Unknown(list):
+        pass
+
+    if isinstance(samples[0], set):
+        samples = [Unknown([1])] * 8
+    assert Writer().write(samples, piece(0), together()) is None
+
+
+def test_pieces_of_another_layout_than_the_first_are_collated_by_themselves():
+    place, one, other = together(), Writer(), Writer()
+    assert one.write([np.zeros(1000)] * 8, piece(0), place) is not None
+    assert other.write([np.zeros(2000)] * 8, piece(1), place) is None
+    place = together()
+    assert other.write([np.zeros(1000)] * 8, piece(0), place) is None, "it thought of the layout of before"
+    assert other.write([np.zeros(1000)] * 8, piece(0), together()) is not None
+
+
+# ---- in the loop
+
+
+@pytest.fixture(params=[{"num_workers": 2}, {"num_workers": 2, "workers": "thread"}, {"num_workers": 0}], ids=str)
+def who(request):
+    return request.param
+
+
+@pytest.mark.parametrize("arguments", [{"num_workers": 2, "workers": "thread"}, {"num_workers": 0}], ids=str)
+def test_in_this_process_all_arrays_of_a_batch_are_views_of_the_memory_that_pieces_were_written_to(arguments):
+    with DataLoader(Rows(64), 16, chunk_size=4, output="numpy", **arguments) as loader:
+        for batch in loader:
+            assert isinstance(batch["x"].base, bytearray), "a joined one has memory of its own"
+            assert batch["x"].base is batch["t"].base is batch["i"].base
+
+
+class Rows(Numbers):
+    """Large samples of several parts; those from `other` on are laid out in another way."""
+
+    def __init__(self, n, other=10**9):
+        super().__init__(n)
+        self.other = other
+
+    def __getitem__(self, i):
+        kind = np.float32 if i < self.other else np.float64
+        return {"x": np.full(2000, i, kind), "t": torch.full((300,), i), "name": str(i), "i": i}
+
+
+def expected(dataset, *args, **kwargs):
+    return list(theirs.DataLoader(dataset, *args, **kwargs))
+
+
+def segments(loader):
+    return loader._engine._crew.pool._board
+
+
+@pytest.mark.parametrize("workers", ["process", "thread"])
+def test_uneven_batches_of_a_batch_sampler_are_cut_too(workers):
+    batches = [list(range(9)), [5], list(range(20, 60)), [3, 1], list(range(16))]
+    dataset = Rows(60)
+    with DataLoader(dataset, batch_sampler=batches, chunk_size=4, num_workers=2, workers=workers) as loader:
+        for _ in range(2):
+            assert_same(list(loader), expected(dataset, batch_sampler=batches))
+        assert len(loader) == 5
+
+
+@pytest.mark.parametrize("output", ["torch", "numpy"])
+def test_batches_are_right_while_the_loop_keeps_them_and_take_few_segments_when_it_does_not(output):
+    dataset = Rows(96)
+    with DataLoader(dataset, 16, chunk_size=4, num_workers=2, output=output) as loader:
+        for _ in range(2):
+            kept = list(loader)
+            if output == "numpy":
+                kept = [{k: torch.as_tensor(v) if k in "xt" or k == "i" else v for k, v in b.items()} for b in kept]
+            assert_same(kept, expected(dataset, 16))
+        assert segments(loader)._made > 4
+        del kept
+        made = segments(loader)._made
+        for _ in range(5):
+            for batch in loader:
+                assert batch["x"][:, 0].tolist() == batch["i"].tolist()
+        assert segments(loader)._made <= made + 1, "they are used again"
+
+
+@pytest.mark.parametrize("workers", ["process", "thread"])
+def test_a_layout_that_changes_in_mid_batch_costs_a_copy_and_nothing_else(workers):
+    for other in (22, 32):
+        dataset = Rows(64, other=other)
+        with DataLoader(dataset, 8, chunk_size=2, num_workers=2, workers=workers) as loader:
+            for _ in range(2):
+                batches = iter(loader)
+                for number, theirs_ in enumerate(Rows(64, other=other // 8 * 8)[i] for i in range(0, 64, 8)):
+                    if number == 2 and other == 22:  # samples of two dtypes are none of one batch, cut or not
+                        batch = next(batches)
+                        assert batch["i"].tolist() == list(range(16, 24))
+                        continue
+                    batch = next(batches)
+                    assert batch["x"].dtype == torch.as_tensor(theirs_["x"]).dtype
+                    assert batch["x"][:, -1].tolist() == batch["i"].tolist() == list(range(number * 8, number * 8 + 8))
+
+
+@pytest.mark.parametrize("workers", ["process", "thread"])
+def test_restarts_breaks_and_kept_batches_do_not_mix(workers):
+    dataset = Rows(128)
+    kept = []
+    with DataLoader(dataset, 16, chunk_size=4, num_workers=2, shuffle=True, workers=workers) as loader:
+        for epoch in range(6):
+            for number, batch in enumerate(loader):
+                kept.append(batch)
+                if number == 2 and epoch % 2:
+                    loader.restart_workers([epoch // 2 % 2])
+                if number == 4 and epoch % 3 == 0:
+                    break
+        assert sorted(flat([b["i"] for b in kept[-8:]])) == list(range(128))
+    for batch in kept:
+        assert batch["x"][:, 0].tolist() == batch["x"][:, -1].tolist() == batch["i"].tolist()
+        assert batch["t"][:, 7].tolist() == [int(name) for name in batch["name"]] == batch["i"].tolist()
+
+
+class DeadlyRows(Deadly):
+    def __getitem__(self, i):
+        super().__getitem__(i)
+        return np.full(4000, i, "f4")
+
+
+def test_a_worker_that_dies_with_a_piece_costs_no_sample(tmp_path):
+    flag = tmp_path / "once"
+    flag.touch()
+    dataset = DeadlyRows(64, bad=37, how=sigkill, flag=str(flag))
+    with DataLoader(dataset, 16, chunk_size=4, num_workers=2) as loader:
+        for _ in range(2):
+            assert [b[:, -1].tolist() for b in loader] == [list(range(i, i + 16)) for i in range(0, 64, 16)]
+        died = [event for event in loader.events.recent() if isinstance(event, ev.WorkerDied)]
+        assert [event.expected for event in died] == [False]
+        assert 2 in died[0].batches, "batches are told, not pieces"
+        assert loader.stats().restarts == 1
+
+
+def test_records_and_statistics_count_batches(who):
+    with DataLoader(Rows(40), 8, chunk_size=2, **who) as loader:
+        list(loader)
+        records = [event for event in loader.events.recent() if isinstance(event, ev.BatchRecord)]
+        assert [(r.index, r.samples, r.indices[0]) for r in records] == [(i, 8, 8 * i) for i in range(5)]
+        for r in records:
+            assert r.nbytes >= 8 * (2000 * 4 + 300 * 8)
+            assert r.requested <= r.dispatched or r.dispatched <= r.fetch_begin
+            assert r.dispatched <= r.fetch_begin <= r.fetched <= r.collated <= r.received <= r.in_order <= r.delivered
+        assert loader.stats().batches_done == 5
+        assert loader.stats().samples_done == 40
+
+
+def test_a_sample_that_raises_is_told_once_with_its_place_in_the_batch(who):
+    with DataLoader(Raises(24, bad=13, error=KeyError), 8, chunk_size=2, **who) as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == list(range(8))
+        with pytest.raises(KeyError) as raised:
+            next(batches)
+        assert "sample 13 of batch 1" in raised.value.__notes__[0]
+        assert [b.tolist() for b in batches] == [list(range(16, 24))]
+        failed = [event for event in loader.events.recent() if isinstance(event, ev.BatchFailed)]
+        assert [(event.index, event.sample) for event in failed] == [(1, 13)]
+
+
+class Bad(Numbers):
+    """Every sample whose number is in `bad` raises."""
+
+    bad = frozenset({3, 8, 9, 16, 17, 18, 19, 20, 21, 22, 23})
+
+    def __getitem__(self, i):
+        if i in self.bad:
+            raise ValueError(i)
+        return i
+
+
+def test_samples_that_are_left_out_leave_the_others_in_their_batches(who):
+    with DataLoader(Bad(32), 8, chunk_size=2, on_error="skip", **who) as loader:
+        assert [b.tolist() for b in loader] == [
+            [0, 1, 2, 4, 5, 6, 7], [10, 11, 12, 13, 14, 15], [24, 25, 26, 27, 28, 29, 30, 31],
+        ]  # fmt: skip
+        assert loader.stats().skipped == len(Bad.bad)
+
+
+def test_pieces_go_with_everything_that_batches_go_with(who):
+    dataset = Rows(48)
+    with DataLoader(dataset, 8, chunk_size=2, in_order=False, **who) as loader:
+        batches = list(loader)
+        assert all(batch["i"].tolist() == list(range(b := batch["i"][0].item(), b + 8)) for batch in batches)
+        assert sorted(flat([batch["i"] for batch in batches])) == list(range(48))
+    with DataLoader(dataset, 8, chunk_size=2, device=["cpu", "cpu"], **who) as loader:
+        groups = list(loader)
+        assert [[batch["i"][0].item() for batch in group] for group in groups] == [[0, 8], [16, 24], [32, 40]]
+    with DataLoader(dataset, 8, chunk_size=8, **who) as loader:
+        assert_same(list(loader), expected(dataset, 8))
+    with DataLoader(dataset, 8, chunk_size=2, transport="pickle", num_workers=2) as loader:
+        assert_same(list(loader), expected(dataset, 8))
+
+
+def test_reload_makes_whole_batches_of_the_new_dataset():
+    class Valued(Numbers):
+        def __init__(self, n, value):
+            super().__init__(n)
+            self.value = value
+
+        def __getitem__(self, i):
+            return np.full(5000, self.value, "f4")
+
+    with DataLoader(Valued(128, 1), 16, chunk_size=4, num_workers=2) as loader:
+        list(loader)
+        seen = []
+        for number, batch in enumerate(loader):
+            seen.append(set(batch.unique().tolist()))
+            if number == 2:
+                loader.reload(Valued(128, 2), keep=False)
+        assert seen == [{1}] * 3 + [{2}] * 5
+
+
+def test_one_step_lets_one_batch_go():
+    with DataLoader(Numbers(64), 8, chunk_size=2, num_workers=2) as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == list(range(8))
+        loader.pause()
+        wait_for(lambda: loader.stats().state == "paused", "the pause")
+        for number in (1, 2, 3):
+            loader.step()
+            assert next(batches)[0] == 8 * number
+        assert loader.stats().state == "paused"
+        loader.resume()
+        assert len(list(batches)) == 4
+
+
+def test_every_worker_takes_part_in_one_batch():
+    with DataLoader(Workplaces(64), 64, chunk_size=8, num_workers=4, prefetch=0) as loader:
+        list(loader)
+        wait_for(lambda: all(w.state == "idle" for w in loader.stats().workers), "all workers")
+        (batch,) = loader
+        assert set(batch.tolist()) == set(pids(loader))
+
+
+class Workplaces(Numbers):
+    """Says which process made a sample; slow enough for all to have a share."""
+
+    def __getitem__(self, i):
+        import time
+
+        time.sleep(0.01)
+        return os.getpid()
+
+
+class Random(Numbers):
+    """Samples that depend on the seed."""
+
+    def __getitem__(self, i):
+        return torch.rand(40_000), np.random.rand(), i
+
+
+def test_whoever_makes_the_pieces_makes_the_same_batches():
+    epochs = []
+    for arguments in (
+        {"num_workers": 2}, {"num_workers": 1}, {"num_workers": 0}, {"num_workers": 0, "prefetch": 2},
+        {"num_workers": 2, "workers": "thread"},
+    ):  # fmt: skip
+        torch.manual_seed(3)
+        with DataLoader(Random(24), 8, True, chunk_size=2, **arguments) as loader:
+            epochs.append([list(loader), list(loader)])
+    for other in epochs[1:]:
+        assert_same(other, epochs[0])
+
+
+def test_a_batch_without_samples_is_one_error_and_the_others_come(who):
+    batches = [[0, 1], [], [2, 3]]
+    for chunk_size in (None, 1):
+        with DataLoader(Numbers(4), batch_sampler=batches, chunk_size=chunk_size, **who) as loader:
+            epoch = iter(loader)
+            assert next(epoch).tolist() == [0, 1]
+            with pytest.raises(IndexError, match="the batch is empty"):
+                next(epoch)
+            assert next(epoch).tolist() == [2, 3]
+        with DataLoader(Numbers(4), batch_sampler=batches, chunk_size=chunk_size, collate_fn=len, **who) as loader:
+            assert list(loader) == [2, 0, 2]
+
+
+@pytest.mark.parametrize("way", ["registered", "copied", "pageable"])
+def test_pieces_go_to_a_device_with_their_batch(way, who):
+    """From the one segment that workers wrote them to: pinned where it lies, or copied once."""
+    device = StandIn(way=way)
+    with DataLoader(Rows(64), 8, chunk_size=2, device=device, pin_memory=False, **who) as loader:
+        for _ in range(2):
+            kept = list(loader)
+            device.synchronize()
+            assert_same(kept, expected(Rows(64), 8))
+            gc.collect()
+    assert not [what for what, _address in device.log if what == "unregistered while it is read"]
+
+
+def test_batches_of_pieces_are_pinned_once_and_whole(who, monkeypatch):
+    pinned = []
+
+    def pin_memory(tensor):
+        pinned.append(tensor.shape[0])
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    with DataLoader(Rows(32), 8, chunk_size=2, pin_memory=True, **who) as loader:
+        monkeypatch.undo()
+        monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+        assert_same(list(loader), expected(Rows(32), 8))
+    assert pinned == [8] * 12, "three tensors of four batches"

@@ -1,0 +1,62 @@
+"""A cell that is run again replaces its loaders; whatever one run makes is wanted."""
+
+import types
+
+import IPython
+import pytest
+from datasets import Numbers, wait_for, worker_processes
+
+from nbloader import DataLoader
+
+
+class Shell:
+    """Runs cells as IPython does."""
+
+    def __init__(self):
+        self.execution_count = 1
+        self.user_global_ns = vars(types.ModuleType("__main__"))
+
+    def run(self, code):
+        exec(compile(code, f"cell {hash(code)}", "exec"), self.user_global_ns)
+        self.execution_count += 1
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """A function that runs code as a cell; and the loaders that cells have appended to `kept`."""
+    shell = Shell()
+    kept = []
+    shell.user_global_ns.update(kept=kept, DataLoader=DataLoader, Numbers=Numbers, workers=workers)
+    monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
+    yield shell.run, kept
+    for loader in kept:
+        loader.close()
+
+
+def workers(loader):
+    """The pids that serve a whole epoch."""
+    assert len(list(loader)) == 4
+    return {worker.pid for worker in loader.stats().workers}
+
+
+MAKE = "kept.append(DataLoader(Numbers(4), num_workers=1))"
+
+
+def test_the_loader_of_an_earlier_run_gives_up_its_workers(cell):
+    run, kept = cell
+    run(MAKE)
+    given_up = workers(kept[0])
+    run(MAKE)
+    wait_for(lambda: not worker_processes())
+    assert workers(kept[0]) != given_up  # it has others when it is asked again
+
+
+def test_loaders_that_one_line_of_a_run_makes_keep_theirs(cell):
+    run, _kept = cell
+    run(f"def make():\n    {MAKE}\n    return workers(kept[-1])")
+    run("pids = [make() for _ in range(2)]; pids.append(make())")
+    run("pids.append(make())")  # another cell, by the same line of the helper
+    run("assert [workers(loader) for loader in kept] == pids")
+    run("pids.append(make())")
+    run("assert [workers(loader) for loader in kept[:3] + kept[4:]] == pids[:3] + pids[4:]")
+    run("assert workers(kept[3]) != pids[3]")

@@ -1,0 +1,549 @@
+"""A dataset's large arrays are once in memory, and nobody can tell by their values."""
+
+from __future__ import annotations
+
+import copy
+import mmap
+import os
+import pathlib
+import pickle
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nbloader
+from nbloader import DataLoader, cargo, settle
+from nbloader.shared import SharedPickle, load_shared
+from nbloader.store import Ref, Store, store_of
+
+BIG = 100_000
+
+
+def load(pickled: SharedPickle):
+    files = pickled.files()
+    return load_shared(pickled.data, files._replace(fds=tuple(map(os.dup, files.fds))))
+
+
+class Holder:
+    def __init__(self, **parts):
+        self.__dict__.update(parts)
+
+
+def test_large_arrays_travel_beside_the_pickle_and_small_ones_in_it():
+    obj = {"large": np.arange(100_000), "small": np.arange(10), "f": np.asfortranarray(np.random.rand(300, 400))}
+    pickled = SharedPickle(obj)
+    assert len(pickled.data) < 5_000
+    copy = load(pickled)
+    assert all((copy[k] == obj[k]).all() and copy[k].dtype == obj[k].dtype for k in obj)
+    assert copy["f"].flags.f_contiguous
+
+
+def test_without_large_arrays_nothing_is_shared():
+    pickled = SharedPickle([1, "a", np.arange(3)])
+    assert pickled.files().fds == ()
+    assert load(pickled)[:2] == [1, "a"]
+
+
+def test_large_arrays_are_copied_on_write():
+    array = np.zeros(100_000)
+    pickled = SharedPickle(array)
+    one, two = load(pickled), load(pickled)
+    one[:] = 1
+    assert (two == 0).all()
+    assert (array == 0).all()
+    assert (load(pickled) == 0).all()
+
+
+def test_the_pickle_is_of_the_moment_at_which_workers_get_it_first():
+    array = np.zeros(100_000)
+    pickled = SharedPickle(array)
+    pickled.files()
+    array[:] = 5
+    assert (load(pickled) == 0).all()
+
+
+def test_lambdas_and_classes_of_functions_travel():
+    class Local:
+        factor = 3
+
+        def __getitem__(self, i):
+            times = lambda x: x * self.factor  # noqa: E731 - it is a lambda that is to travel
+            return times(i)
+
+    assert load(SharedPickle(Local()))[4] == 12
+
+
+def test_the_shared_memory_goes_with_the_pickle():
+    pickled = SharedPickle(np.zeros(100_000))
+    (fd,) = pickled.files().fds
+    assert pickled.files().fds == (fd,)
+    ref = weakref.ref(pickled)
+    del pickled
+    assert ref() is None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_the_same_object_has_the_same_identity():
+    holder = Holder(x=np.zeros(100_000), n=1)
+    one, two = SharedPickle(holder), SharedPickle(holder)
+    assert one.identity == two.identity
+    one.files()
+    assert one.identity == two.identity
+    holder.n = 2
+    assert SharedPickle(holder).identity != two.identity
+
+
+def test_another_array_in_the_place_of_one_that_is_gone_is_another_identity():
+    """Its address may be the same."""
+    holder = Holder(x=np.zeros(100_000))
+    old = SharedPickle(holder)
+    old.files()
+    for value in range(1, 50):
+        holder.x = None
+        holder.x = np.full(100_000, float(value))
+        new = SharedPickle(holder)
+        assert new.identity != old.identity
+        new.files()
+        old = new
+
+
+def test_large_tensors_are_shared_as_arrays_are():
+    pickled = SharedPickle({"a": torch.arange(100_000), "b": torch.ones(300, 400, dtype=torch.bfloat16).T})
+    assert len(pickled.data) < 5_000
+    copy = load(pickled)
+    assert torch.equal(copy["a"], torch.arange(100_000))
+    assert copy["b"].dtype == torch.bfloat16
+    assert copy["b"].shape == (400, 300)
+    copy["a"][:] = 0
+    assert load(pickled)["a"][1] == 1
+
+
+def test_what_cannot_be_pickled_raises():
+    with pytest.raises((TypeError, pickle.PicklingError)):
+        SharedPickle(threading.Lock())
+
+
+# ---- settle: the notebook's own array makes room
+
+
+def settled(obj):
+    """Pickled, sent and settled as the loader does; what workers get."""
+    pickled = SharedPickle(obj)
+    pickled.files()
+    pickled.settle(obj)
+    return pickled
+
+
+def lies_in_a_store(array):
+    return store_of(array.base) is not None
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["f4", "u1", ">i8", "c16", "S3", [("a", "i4"), ("b", "f8", 2)]])
+def test_an_array_that_only_the_dataset_refers_to_makes_room(order, dtype):
+    values = np.frombuffer(np.random.default_rng(0).bytes(BIG * 48), dtype)[: BIG // 10 * 9].reshape(90, -1)
+    holder = Holder(x=np.array(values, order=order))
+    gone = Ref(holder.x)
+    settled(holder)
+    assert lies_in_a_store(holder.x)
+    assert gone() is None
+    assert holder.x.tobytes() == values.tobytes()
+    assert (holder.x.dtype, holder.x.strides) == (values.dtype, np.array(values, order=order).strides)
+    assert holder.x.flags.writeable
+    assert holder.x.flags.aligned
+
+
+def test_it_is_found_in_objects_lists_and_dicts():
+    def big():
+        return np.arange(BIG)
+
+    inner = Holder(parts=[{"a": big()}, big()], paths=["p"] * 20_000)
+    holder = Holder(inner=inner, again=inner, small=np.arange(3), own=None)
+    holder.own = holder
+    settled(holder)
+    for array in (inner.parts[0]["a"], inner.parts[1]):
+        assert lies_in_a_store(array)
+        assert (array == big()).all()
+    assert not lies_in_a_store(holder.small)
+
+
+class WithPointer(Holder):
+    """What it has beside its arrays is its own affair."""
+
+    def __getstate__(self):
+        return {"x": self.x}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "name",
+        "view",
+        "memoryview",
+        "tensor",
+        "weakref",
+        "tuple",
+        "own pickling",
+        "part",
+        "name for the base",
+        "twice",
+        "class",
+    ],
+)
+def test_an_array_that_others_may_use_stays_where_it_is(what):
+    holder = (WithPointer if what == "own pickling" else Holder)(x=np.arange(BIG))
+    address = holder.x.ctypes.data
+    kept = {
+        "name": lambda: holder.x,
+        "view": lambda: holder.x[:5],
+        "memoryview": lambda: memoryview(holder.x),
+        "tensor": lambda: torch.from_numpy(holder.x),
+        "weakref": lambda: weakref.ref(holder.x),
+        "twice": lambda: setattr(holder, "y", holder.x),
+    }.get(what, lambda: None)()
+    if what == "tuple":
+        holder.x = (holder.x,)
+    if what == "part":
+        holder.x = holder.x[:-1]
+        address = holder.x.ctypes.data
+    if what == "name for the base":
+        kept, holder.x = holder.x, holder.x.reshape(2, -1)
+    if what == "class":
+        type("Kept", (Holder,), {})  # its namespace is no place to look for arrays
+        holder = type("Other", (Holder,), {"x": holder.__dict__.pop("x")})()
+    settled(holder)
+    array = holder.x[0] if what == "tuple" else holder.x
+    assert array.ctypes.data == address
+    del kept
+
+
+def test_an_array_in_another_shape_makes_room():
+    holder = Holder(x=np.arange(BIG).reshape(10, -1))
+    settled(holder)
+    assert lies_in_a_store(holder.x)
+    assert (holder.x == np.arange(BIG).reshape(10, -1)).all()
+
+
+def test_what_cannot_be_written_to_stays_so():
+    holder = Holder(x=np.arange(BIG))
+    holder.x.flags.writeable = False
+    settled(holder)
+    assert lies_in_a_store(holder.x)
+    assert not holder.x.flags.writeable
+
+
+def test_what_is_written_afterwards_stays_with_who_wrote_it():
+    holder = Holder(x=np.zeros(BIG))
+    pickled = settled(holder)
+    theirs = load(pickled)
+    holder.x[:10] = 1
+    theirs.x[10:20] = 2
+    assert (theirs.x[:10] == 0).all()
+    assert (holder.x[:10] == 1).all()
+    assert (holder.x[10:] == 0).all()
+    assert load(pickled).x.sum() == 0
+    twin = copy.deepcopy(holder)
+    twin.x[:] = 7
+    assert holder.x.sum() == 10
+
+
+def test_the_same_file_goes_to_the_next_loader():
+    holder = Holder(x=np.arange(BIG), y=np.ones(BIG))
+    old = settled(holder)
+    new = SharedPickle(holder)
+    assert new.identity == old.identity
+    assert inodes(new) == inodes(old)
+    assert (load(new).x == np.arange(BIG)).all()
+    del old
+    assert (load(SharedPickle(holder)).y == 1).all(), "the file lives as long as the arrays on it"
+
+
+def inodes(pickled):
+    return {os.fstat(fd).st_ino for fd in pickled.files().fds}
+
+
+def test_what_the_notebook_has_written_goes_to_workers_that_are_made_later():
+    holder = Holder(x=np.zeros(BIG), y=np.arange(BIG))
+    old = settled(holder)
+    holder.x[BIG // 2] = 5
+    new = settled(holder)
+    assert load(new).x[BIG // 2] == 5
+    assert load(old).x[BIG // 2] == 0
+    assert len(new.files().fds) == 2, "what was not written to stays where it is"
+    assert inodes(old) < inodes(new)
+    assert lies_in_a_store(holder.x)
+    assert inodes(SharedPickle(holder)) == inodes(new)
+
+
+def test_memory_goes_when_its_last_user_does():
+    def files():
+        return pathlib.Path("/proc/self/maps").read_text().count("memfd:nbloader")
+
+    before = files()
+    holder = Holder(x=np.zeros(BIG))
+    pickled = settled(holder)
+    (fd,) = pickled.files().fds
+    del pickled
+    view = holder.x[3:]
+    del holder
+    assert view.sum() == 0
+    assert files() == before + 1
+    os.fstat(fd)
+    del view
+    assert files() == before
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    size=st.integers(1, 3 * settle.CHUNK),
+    late=st.lists(st.tuples(st.integers(0, 3 * settle.CHUNK), st.integers(1, 9)), max_size=6),
+    now=st.lists(st.tuples(st.integers(0, 3 * settle.CHUNK), st.integers(10, 19)), max_size=6),
+)
+def test_what_was_written_during_the_copy_is_carried_over_and_what_was_written_since_stays(size, late, now):
+    old = np.zeros(size, np.uint8)
+    memory = Store([memoryview(old)]).map()
+    new = np.ndarray(size, np.uint8, memory)
+    expected = old.copy()
+    for place, value in late:
+        old[place % size] = expected[place % size] = value
+    for place, value in now:
+        new[place % size] = expected[place % size] = value
+    settle.carry_over(memoryview(old), memory, 0)
+    assert (new == expected).all()
+
+
+def test_who_takes_the_array_in_the_very_moment_keeps_it_and_it_comes_back(monkeypatch):
+    holder = Holder(x=np.arange(BIG))
+    address = holder.x.ctypes.data
+    taken = []
+    original = settle._form_of
+
+    def form_of(place, key):
+        form = original(place, key)
+        taken.append(place[key])
+        return form
+
+    monkeypatch.setattr(settle, "_form_of", form_of)
+    settled(holder)
+    assert holder.x is taken[0]
+    assert holder.x.ctypes.data == address
+
+
+def test_who_puts_another_array_there_in_the_very_moment_finds_it_there(monkeypatch):
+    holder = Holder(x=np.arange(BIG))
+    other = np.ones(BIG)
+    original = settle._form_of
+
+    def form_of(place, key):
+        form = original(place, key)
+        place[key] = other
+        return form
+
+    monkeypatch.setattr(settle, "_form_of", form_of)
+    settled(holder)
+    assert holder.x is other
+
+
+class Rows:
+    """Rows of one array."""
+
+    def __init__(self, rows=64):
+        self.x = np.arange(rows * BIG // 8, dtype=np.float64).reshape(rows, -1)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i]
+
+
+def first_of(loader):
+    return [float(row[0]) for batch in loader for row in batch]
+
+
+def wait_until_settled(dataset):
+    for _ in range(500):
+        if lies_in_a_store(dataset.x):
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError("the array stays where it is")
+
+
+@pytest.mark.parametrize("at_once", [0, cargo.AT_ONCE])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_loader_frees_the_notebooks_copy_and_keeps_its_workers(persistent, at_once, monkeypatch):
+    monkeypatch.setattr(cargo, "AT_ONCE", at_once)
+    dataset = Rows()
+    expected = dataset.x[:, 0].tolist()
+    with DataLoader(dataset, 8, num_workers=2, persistent_workers=persistent) as loader:
+        assert first_of(loader) == expected
+        wait_until_settled(dataset)
+        pids = {w.pid for w in loader.stats().workers}
+        for _ in range(3):
+            assert first_of(loader) == expected
+        assert {w.pid for w in loader.stats().workers} == pids
+        dataset.x[:, 0] = -1
+        loader.reload()
+        assert first_of(loader) == [-1] * len(expected)
+        with DataLoader(dataset, 8, num_workers=1) as other:
+            assert first_of(other) == [-1] * len(expected)
+    assert (dataset.x[:, 0] == -1).all()
+    assert dataset.x[1, 1] == expected[1] + 1
+
+
+# ---- share
+
+
+@pytest.mark.parametrize(
+    "array", [np.arange(BIG), np.arange(12.0).reshape(3, 4).T, np.arange(BIG)[::3], np.zeros((0, 3))]
+)
+def test_share_gives_the_same_array_on_memory_that_workers_have_too(array):
+    shared = nbloader.share(array)
+    assert shared.dtype == array.dtype
+    assert (shared == array).all()
+    assert shared.shape == array.shape
+    assert not np.shares_memory(shared, array)
+    assert shared.flags.writeable
+
+
+def test_a_shared_array_is_not_copied_for_workers_nor_are_its_parts():
+    data = nbloader.share(np.arange(BIG))
+    holder = Holder(x=data, part=data[BIG // 2 :])
+    pickled = SharedPickle(holder)
+    assert inodes(pickled) == {os.fstat(store_of(data.base).fd).st_ino}
+    theirs = load(pickled)
+    assert (theirs.x == data).all()
+    assert (theirs.part == data[BIG // 2 :]).all()
+
+
+@pytest.mark.parametrize("wrong", [[1, 2], np.array([None, 1]), torch.zeros(3)])
+def test_share_takes_arrays_of_numbers(wrong):
+    with pytest.raises(TypeError, match="share takes a NumPy array of numbers, not"):
+        nbloader.share(wrong)
+
+
+def test_more_files_than_a_worker_can_be_given_are_copied_into_one():
+    arrays = [nbloader.share(np.full(BIG // 8, i)) for i in range(70)]
+    pickled = SharedPickle(arrays)
+    assert len(pickled.files().fds) <= 61
+    assert [int(a[0]) for a in load(pickled)] == list(range(70))
+
+
+# ---- tensors after share_memory_()
+
+
+def test_a_tensor_in_shared_memory_is_the_same_memory_in_workers():
+    tensor = torch.zeros(BIG).share_memory_()
+    pickled = SharedPickle({"t": tensor, "part": tensor[BIG // 2 :]})
+    theirs = load(pickled)
+    theirs["t"][0] = 3
+    theirs["part"][0] = 4
+    assert (tensor[0], tensor[BIG // 2]) == (3, 4), "as with torch's own workers"
+    tensor[1] = 5
+    assert theirs["t"][1] == 5
+
+
+class Counting:
+    """Samples that count how often they were asked for, wherever that was."""
+
+    def __init__(self):
+        self.asked = torch.zeros(BIG, dtype=torch.int64).share_memory_()
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, i):
+        self.asked[i] += 1
+        return i
+
+
+def test_workers_write_to_a_shared_tensor_for_all():
+    dataset = Counting()
+    with DataLoader(dataset, 4, num_workers=2) as loader:
+        assert sum(len(batch) for batch in loader) == 16
+    assert dataset.asked[:17].tolist() == [1] * 16 + [0]
+
+
+# ---- np.memmap
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(BIG, dtype=np.int32).reshape(-1, 100))
+    return path
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_a_memmap_is_read_from_its_file(file, mode):
+    x = np.load(file, mmap_mode=mode)
+    parts = [x, x[100:300], x[:, 3:50:2], x[7], x.T, x[5:6, 5:6], np.broadcast_to(x[:1], (3, 100), subok=True), x[::2]]
+    pickled = SharedPickle(parts)
+    assert len(pickled.data) < 10_000
+    assert pickled.files().fds == ()
+    for mine, theirs in zip(parts, load(pickled), strict=True):
+        assert (theirs == mine).all()
+        assert (theirs.dtype, theirs.shape, theirs.flags.writeable) == (mine.dtype, mine.shape, mine.flags.writeable)
+    assert type(load(pickled)[0]) is np.memmap
+    assert load(pickled)[0].mode == mode
+
+
+def test_a_memmap_that_was_created_is_not_emptied_and_is_the_same_file(tmp_path):
+    x = np.memmap(tmp_path / "new", np.int32, "w+", shape=(BIG,))
+    x[:] = 7
+    theirs = load(SharedPickle(x))
+    assert (theirs == 7).all()
+    theirs[3] = 8
+    assert x[3] == 8
+
+
+def test_what_was_written_to_a_memmap_in_memory_travels(file):
+    x = np.load(file, mmap_mode="c")
+    x[0, 0] = 77
+    pickled = SharedPickle(x)
+    assert load(pickled)[0, 0] == 77
+    assert np.load(file)[0, 0] == 0
+    assert len(pickled.data) < 10_000, "once for all workers"
+
+
+@pytest.mark.parametrize("what", ["deleted", "replaced", "renamed"])
+def test_a_memmap_whose_file_is_no_longer_there_travels(file, what):
+    x = np.load(file, mmap_mode="r")
+    if what == "deleted":
+        file.unlink()
+    elif what == "replaced":
+        other = file.with_name("other.npy")
+        np.save(other, np.zeros_like(x))
+        other.rename(file)
+    else:
+        file.rename(file.with_suffix(".renamed"))
+    assert (load(SharedPickle(x)) == np.arange(BIG).reshape(-1, 100)).all()
+
+
+def test_a_file_that_is_replaced_later_is_an_error_and_no_other_data(file):
+    pickled = SharedPickle(np.load(file, mmap_mode="r"))
+    other = file.with_name("other.npy")
+    np.save(other, np.zeros((10, 10)))
+    other.rename(file)
+    with pytest.raises(FileNotFoundError, match="is another file than the one"):
+        load(pickled)
+
+
+def test_an_anonymous_memmap_and_an_array_on_one_travel(file):
+    x = np.load(file, mmap_mode="r")
+    plain = np.asarray(x)
+    with mmap.mmap(-1, 800_000) as memory:
+        anonymous = np.frombuffer(memory, np.int64)
+        anonymous[:] = 5
+        theirs = load(SharedPickle([plain, anonymous]))
+        assert (theirs[0] == x).all()
+        assert (theirs[1] == 5).all()
+        del anonymous

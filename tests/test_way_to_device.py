@@ -1,0 +1,167 @@
+"""Claims about how a batch's way to a device shows: lanes, stages, arrows, tokens, words. No device is needed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from datasets import Images
+from stand_in import PacedStandIn
+from test_trace import MS, load, record
+
+from nbloader import DataLoader
+from nbloader.dashboard import lanes_svg, picture, plots
+from nbloader.dashboard.figures import timeline
+from nbloader.dashboard.page import Report
+from nbloader.dashboard.path import path_of
+from nbloader.dashboard.payload import columns_of, view_of
+from nbloader.dashboard.spans import SINGLE, Spans
+from nbloader.events import BatchRecord, Placed
+from nbloader.lanes import lane_order, slices
+from nbloader.measure import durations
+from nbloader.snapshot import STAGES
+from nbloader.trace import Trace
+
+
+def sent(number: int, *, device: str = "cuda:0", late: bool = False, begin: int | None = None, **changes: Any) -> Any:
+    """A batch whose way to the device took 2 ms of pinning and 4 ms of copying, begun before it was asked for.
+
+    Args:
+        number: Of the batch.
+        device: Where it goes.
+        late: Whether the copy begins only when the loop has the batch.
+        begin: When it is asked for, ms.
+        **changes: Of the record.
+    """
+    r = record(number, 1000 + 15 * number if begin is None else begin, worker=number % 2, **changes)
+    took_up = r.delivered - (1 * MS if late else 7 * MS)
+    r = r._replace(in_order=took_up, dispatched=took_up - 20 * MS, fetch_begin=took_up - 8 * MS,
+                   fetched=took_up - 3 * MS, collated=took_up - MS, received=took_up - MS)  # fmt: skip
+    copied = took_up + (3 * MS if late else 2 * MS)
+    placed = Placed(device, "copied", took_up, took_up + 2 * MS, copied, copied + 4 * MS, copied + 3 * MS, 8_000_000)
+    return r._replace(placed=placed)
+
+
+def epoch(count: int, **changes: Any) -> list[BatchRecord]:
+    return [sent(i, **changes) for i in range(count)]
+
+
+def test_pinning_and_each_device_have_lanes_between_the_loop_and_the_workers():
+    two = [sent(i, device=f"cuda:{i % 2}") for i in range(6)]
+    lanes = sorted({s.lane for s in slices(two)}, key=lane_order)
+    assert lanes == ["your loop", "upload to cuda:0", "upload to cuda:1", "pin", "worker 0", "worker 1"]
+    took = {s.kind: s.end - s.begin for s in slices(two) if s.kind in ("pin", "upload")}
+    assert took == {"pin": 2 * MS, "upload": 4 * MS}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_arrow_goes_from_the_worker_by_the_upload_to_the_loop(late: bool):
+    by_phase = load(Trace(epoch(10, late=late)).to_json())
+    lanes: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for e in by_phase["X"]:
+        lanes[e["tid"]].append((e["ts"], e["ts"] + e["dur"]))
+    for phase in "stf":
+        assert len(by_phase[phase]) == 10
+        for e in by_phase[phase]:
+            assert any(begin <= e["ts"] <= end for begin, end in lanes[e["tid"]]), e
+    for start, step, end in zip(by_phase["s"], by_phase["t"], by_phase["f"], strict=True):
+        assert start["id"] == step["id"] == end["id"]
+        assert start["ts"] <= step["ts"] <= end["ts"]
+    names = {e["tid"]: e["args"]["name"] for e in by_phase["M"] if e["name"] == "thread_name"}
+    assert {names[e["tid"]] for e in by_phase["t"]} == {"upload to cuda:0"}
+
+
+def test_the_slice_of_an_upload_tells_bytes_speed_and_what_was_hidden():
+    by_phase = load(Trace(epoch(3)).to_json())
+    uploads = [e["args"] for e in by_phase["X"] if e["cat"] == "upload"]
+    assert uploads[0] == {
+        "epoch": 0, "batch": 0, "bytes": 8_000_000, "GB/s": 2.0, "from": "copied memory", "hidden": 0.75,
+    }  # fmt: skip
+
+
+def test_pin_and_upload_are_stages_of_batches_that_go_through_them():
+    took = dict(zip(STAGES, durations(sent(0)), strict=True))
+    assert (took["pin"], took["upload"]) == (2 * MS, 4 * MS)
+    took = dict(zip(STAGES, durations(record(0, 1000)), strict=True))
+    assert (took["pin"], took["upload"]) == (0, 0)
+
+
+def test_the_figure_has_a_hover_for_pinning_and_uploads_that_tells_the_speed():
+    sources = [r.data_source.data for r in timeline(Trace(epoch(10))).renderers]
+    words = [s["what"][0] for s in sources if "what" in s]
+    assert len(words) == 7
+    assert "batch 0: copied to the device, 8.00 MB, 2.00 GB/s, 75 % of it hidden" in words
+
+
+def test_the_live_timeline_gets_rows_of_pinning_and_uploads():
+    rows = Spans(0).take([sent(0, begin=20)])
+    pin, upload = (next(row for row in rows if row[0] == kind) for kind in (2, 3))
+    assert pin == [2, "copied", 0, 0, 1, 18, 20, 20, 0, 0]
+    assert upload == [3, "cuda:0", 0, 0, 1, 20, 24, 24, 3, 8]
+    drawn = lanes_svg.timeline(rows)
+    assert drawn.index("your loop") < drawn.index("to cuda:0") < drawn.index("pin<") < drawn.index("worker 0")
+    assert drawn.count("var(--nbl-upload)") == drawn.count("var(--nbl-pin)") == 1
+
+
+def test_of_very_many_batches_the_uploads_become_one_row():
+    rows = Spans(0).take(epoch(2 * SINGLE))
+    uploads = [row for row in rows if row[0] == 3]
+    assert [row[4] for row in uploads] == [2 * SINGLE]
+    assert uploads[0][9] == pytest.approx(2 * SINGLE * 8)
+    assert uploads[0][7] - uploads[0][5] == pytest.approx(2 * SINGLE * 4)
+
+
+def test_everywhere_in_a_loader_whose_device_is_slower_than_its_loop():
+    device = PacedStandIn(4 * 64 * 64 * 4 / 0.025, way="copied")  # 25 ms a batch
+    begun: list[tuple[int, ...]] = []
+    with DataLoader(Images(240), 4, num_workers=2, device=device) as loader:
+        for number, _batch in enumerate(loader):
+            if number > 5:
+                begun.append(loader.stats().begun)
+        s, trace, points = loader.stats(), loader.trace, loader.points()
+        page = loader.report().html()
+    stages = {stage.name: stage for stage in s.stages}
+    assert stages["upload"].mean == pytest.approx(25, rel=0.1)
+    assert stages["pin"].mean > 0
+    assert any(begun), "the next batch is on its way while the loop works on this one"
+    assert s.cause == "upload"
+    assert "The way to stand-in:0 limits the loop" in s.verdict
+    assert {"upload to stand-in:0", "pin"} <= {x.lane for x in slices(trace.batches)}
+    view = view_of(s)
+    assert view["placed"]
+    upload = next(box for box in path_of(s)["boxes"] if box["id"] == "upload")
+    assert "GB/s" in upload["note"]
+    assert columns_of(points)["stage_upload"][-1] > 0
+    assert "Way to the device" in page
+    html = picture.html("x", view, columns_of(points), [])
+    assert "Way to the device" in html
+    assert [c["name"] for c in plots.describe(placed=True)["charts"]][-1] == "device"
+
+
+def test_a_batch_that_is_on_its_way_stands_in_the_upload_box():
+    device = PacedStandIn(4 * 64 * 64 * 4 / 0.5)  # half a second a batch
+    with DataLoader(Images(40), 4, num_workers=2, device=device) as loader:
+        batches = iter(loader)
+        next(batches)
+        deadline = time.monotonic() + 30
+        while loader.stats().ready < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        next(batches)
+        s = loader.stats()
+        boxes = {box["id"]: box for box in path_of(s)["boxes"]}
+    assert s.begun == (2,)
+    assert boxes["upload"]["tokens"] == [2]
+    assert 2 not in boxes["ready"]["tokens"]
+
+
+def test_without_a_device_nothing_is_said_of_one():
+    with DataLoader(Images(40), 4, num_workers=1) as loader:
+        list(loader)
+        s, page = loader.stats(), Report(loader.stats(), loader.trace).html()
+    assert {stage.name for stage in s.stages} == set(STAGES) - {"pin", "upload"}
+    assert "Way to the device" not in page
+    assert not view_of(s)["placed"]
+    assert "device" not in json.dumps([c["title"] for c in plots.describe()["charts"]])
