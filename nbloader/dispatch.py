@@ -33,10 +33,12 @@ class Dispatcher(Generic[R]):
 
     Args:
         depth: Batches that one worker may hold, the one it works on included.
+        in_turn: Whether batch i is made by worker i modulo their number, as in torch, and not by the least loaded.
     """
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, *, in_turn: bool = False) -> None:
         self.depth = depth
+        self.in_turn = in_turn
         self.paused = False
         self.steps = 0
         """Batches that the consumer may have though the loader is paused."""
@@ -216,7 +218,7 @@ class Dispatcher(Generic[R]):
 
     def _moves(self, key: tuple[int, int]) -> bool:
         run = self.runs.get(key[0])
-        return run is not None and run.shards is None and not run.parked
+        return run is not None and run.shards is None and not run.parked and not self.in_turn
 
     def _take_back(self, run: int) -> tuple[list[Cancel], list[Task]]:
         """Take this run's batches back from the workers, but for the one that each may be at."""
@@ -273,8 +275,8 @@ class Dispatcher(Generic[R]):
         for run in self.runs.values():
             if run.parked:
                 continue
-            if run.shards is not None:
-                self._assign_shards(run, run.shards, out, free=free)
+            if run.shards is not None or self.in_turn:
+                self._assign_to_slots(run, out, free=free)
                 continue
             while run.waiting:
                 worker, held = min(self._held.items(), key=_load)
@@ -291,24 +293,32 @@ class Dispatcher(Generic[R]):
                 out.append((worker, task))
         return out
 
-    def _assign_shards(self, run: Run[R], shards: Shards, out: list[tuple[int, Task]], *, free: bool) -> None:
-        """Give each waiting batch to the worker of its shard, if that is there and can take one more."""
+    def _assign_to_slots(self, run: Run[R], out: list[tuple[int, Task]], *, free: bool) -> None:
+        """Give each waiting batch to the worker whose shard or turn it is, if that is there and can take one more."""
         kept = []
-        for number, task in sorted(run.waiting, key=_number):
-            worker = self._by_slot.get(task.indices.shard % self.slots, -1)
-            held = self._held.get(worker)
-            if run.reorder.has(number):
+        for job, task in sorted(run.waiting, key=_job):
+            worker = self._worker_for(run, task)
+            if run.has(task):
                 continue
-            if held is None or len(held) >= self.depth or not (free or self._owed):
-                kept.append((number, task))
+            if worker is None or not (free or self._owed):
+                kept.append((job, task))
                 continue
             self._owed -= not free
-            shards.place(task.indices, worker)
+            if run.shards is not None:
+                run.shards.place(task.indices, worker)
             task.attempt += 1
             run.assigned += 1
-            held[task.run, number] = task
+            self._held[worker][task.run, job] = task
             out.append((worker, task))
         run.waiting = kept  # sorted, thus a heap
+
+    def _worker_for(self, run: Run[R], task: Task) -> int | None:
+        turn = task.job if run.shards is None else task.indices.shard
+        worker = self._by_slot.get(turn % self.slots, -1)
+        held = self._held.get(worker)
+        if held is not None and len(held) >= self.depth and run.shards is None and not run.reorder.in_order:
+            worker, held = min(self._held.items(), key=_load)  # as in torch, where no other batch waits for this one
+        return worker if held is not None and len(held) < self.depth else None
 
     def result(self, worker: int, run: int, job: int, result: R) -> tuple[Task, list[tuple[Task, R]]] | None:
         """A worker has made a batch or a piece of one, or failed to.
@@ -392,7 +402,7 @@ class Dispatcher(Generic[R]):
         return len({task.number for held in self._held.values() for task in held.values() if task.run == run})
 
 
-def _number(item: tuple[int, Task]) -> int:
+def _job(item: tuple[int, Task]) -> int:
     return item[0]
 
 

@@ -69,7 +69,7 @@ class Driver:
         self._rested = False  # since the last epoch
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._dispatcher: Dispatcher[Outcome | Nothing] = Dispatcher(1)
+        self._dispatcher: Dispatcher[Outcome | Nothing] = Dispatcher(1, in_turn=settings.in_turn)
         self._events: collections.deque[ev.Event] = collections.deque()  # to be published without the lock
         self._crew = Crew(self._events.append, self._dispatcher, settings, hear=self._handle, failed=self._wake_all)
         self._commands: collections.deque[Callable[[], None]] = collections.deque()

@@ -55,7 +55,7 @@ _clock = time.perf_counter_ns
 _FIXED = frozenset({
     "dataset", "batch_size", "batch_sampler", "sampler", "drop_last", "last_batch", "workers", "persistent_workers",
     "prefetch", "output", "transport", "device", "auto_reload", "names", "chunk_size",
-    "on_error", "on_timeout", "max_restarts",
+    "on_error", "on_timeout", "max_restarts", "dispatch",
 })  # fmt: skip
 
 _engines: weakref.WeakSet[Engine | LocalEngine] = weakref.WeakSet()
@@ -116,6 +116,9 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
             the same as with processes; private.py says which few random functions are beyond that.
         output: "torch" for tensors or "numpy" for arrays.
         transport: "shared_memory", or "pickle" for plain pickling through the connection, to compare.
+        dispatch: "least_loaded" gives a batch to the worker that has the least to do. "round_robin" as torch: batch i
+            of an epoch is made by worker i modulo their number, for datasets that keep something for each worker; a
+            slow batch then holds up those behind it.
         device: Where batches shall be: None or "cpu", or an accelerator such as "cuda": then they are uploaded from
             pinned memory on a stream of their own, whether or not `pin_memory` is set. With a list of devices each
             step gives a list of batches, one for each; a last incomplete list follows `last_batch`.
@@ -169,6 +172,7 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
         workers: str = "process",
         output: str = "torch",
         transport: str = "shared_memory",
+        dispatch: str = "least_loaded",
         device: Any = None,
         upload_ahead: int = 1,
         last_batch: str | None = None,
@@ -186,7 +190,7 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
             last_batch=last_batch, timeout=timeout,
             worker_init_fn=worker_init_fn, multiprocessing_context=multiprocessing_context, generator=generator,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers, prefetch=prefetch, output=output,
-            transport=transport, max_restarts=max_restarts, on_error=on_error,
+            transport=transport, dispatch=dispatch, max_restarts=max_restarts, on_error=on_error,
             on_timeout=on_timeout,
         )  # fmt: skip
         self.dataset = dataset
@@ -230,6 +234,7 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
             num_workers=num_workers, prefetch_factor=prefetch_factor, prefetch=prefetch, output=output,
             transport=transport, device=device, last_batch=last_batch, auto_reload=auto_reload, names=names,
             chunk_size=chunk_size, on_error=on_error, on_timeout=on_timeout, max_restarts=max_restarts,
+            dispatch=dispatch,
         )  # fmt: skip
         streaming = None
         if self._iterable:
@@ -250,7 +255,7 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
                     num_workers=num_workers or 1,
                     prefetch_factor=chosen.prefetch_factor or 0,
                     prefetch=chosen.prefetch,
-                    adapts=prefetch is None and prefetch_factor is None,
+                    adapts=prefetch is None and prefetch_factor is None and (in_order or dispatch != "round_robin"),
                     kind=_kind(
                         workers if num_workers else "thread",
                         start_method,
@@ -258,6 +263,7 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
                         dataset,
                         sharded=streaming is not None and not streaming.alone,
                     ),
+                    in_turn=dispatch == "round_robin",
                     in_order=in_order,
                     timeout=timeout,
                     on_timeout=on_timeout,

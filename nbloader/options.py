@@ -70,6 +70,7 @@ def check(
     prefetch: int | None,
     output: str,
     transport: str,
+    dispatch: str,
     max_restarts: int,
     on_error: Any,
     on_timeout: Any,
@@ -96,6 +97,7 @@ def check(
     _check_workers(workers, transport, multiprocessing_context)
     _check_choice("output", output, ("torch", "numpy"))
     _check_choice("transport", transport, ("shared_memory", "pickle"))
+    _check_choice("dispatch", dispatch, ("least_loaded", "round_robin"))
     _check_on_error(on_error)
     _check_on_timeout(on_timeout, num_workers, timeout)
     natural("max_restarts", max_restarts, "0 raises at the first worker that dies")

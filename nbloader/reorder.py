@@ -18,10 +18,10 @@ class ReorderBuffer(Generic[T]):
         first: Number of the first item.
     """
 
-    __slots__ = ("_early", "_gaps", "_in_order", "_next", "_ready", "_seen_early")
+    __slots__ = ("_early", "_gaps", "_next", "_ready", "_seen_early", "in_order")
 
     def __init__(self, *, in_order: bool = True, first: int = 0) -> None:
-        self._in_order = in_order
+        self.in_order = in_order
         self._next = first
         self._early: dict[int, T] = {}
         self._gaps: set[int] = set()  # numbers above `_next` of which there is no item
@@ -58,7 +58,7 @@ class ReorderBuffer(Generic[T]):
         """
         if self.has(number):
             raise ValueError(f"item {number} has come before; the first missing one is {self._next}")
-        if not self._in_order:
+        if not self.in_order:
             self._see(number)
             self._ready.append(item)
             return [item]
@@ -84,7 +84,7 @@ class ReorderBuffer(Generic[T]):
         """
         if self.has(number):
             raise ValueError(f"item {number} has come before; the first missing one is {self._next}")
-        if not self._in_order:
+        if not self.in_order:
             self._see(number)
             return []
         self._gaps.add(number)
@@ -127,7 +127,7 @@ class ReorderBuffer(Generic[T]):
         first = min(again, default=self._next)
         if first < self._next:
             passed = range(first, self._next)
-            if self._in_order:
+            if self.in_order:
                 self._gaps.update(number for number in passed if number not in again)
             else:
                 self._seen_early.update(passed)

@@ -23,6 +23,8 @@ class Settings:
     """What every worker is told (fields of `start.Start`)."""
     kind: PoolKind
     """Processes or threads."""
+    in_turn: bool
+    """Whether batch i is made by worker i modulo their number, and not by the least loaded."""
     in_order: bool
     """False delivers batches as they come."""
     timeout: float

@@ -124,7 +124,7 @@ _SAME = (
 
 _OURS = (
     "num_workers", "prefetch_factor", "prefetch", "workers", "output", "transport", "device", "last_batch",
-    "auto_reload", "names", "chunk_size", "on_error", "on_timeout", "max_restarts",
+    "auto_reload", "names", "chunk_size", "on_error", "on_timeout", "max_restarts", "dispatch",
 )  # fmt: skip
 
 

@@ -322,10 +322,13 @@ def made(dispatcher: Dispatcher[str], worker: int, number: int, run: int = 0):
     return None if accepted is None else [task.number for task, _result in accepted[1]]
 
 
-def dispatcher_with(workers: int, *, depth: int = 2, window: int = 8, batches: int = 8) -> Dispatcher[str]:
-    dispatcher: Dispatcher[str] = Dispatcher(depth)
+def dispatcher_with(
+    workers: int, *, depth: int = 2, window: int = 8, batches: int = 8, in_turn: bool = False
+) -> Dispatcher[str]:
+    dispatcher: Dispatcher[str] = Dispatcher(depth, in_turn=in_turn)
+    dispatcher.slots = workers
     for worker in range(workers):
-        dispatcher.worker_ready(worker)
+        dispatcher.worker_ready(worker, slot=worker)
     dispatcher.open_run(0, window=window)
     for _ in range(batches):
         dispatcher.add(0, None, 0)
@@ -341,6 +344,27 @@ def test_batches_go_to_the_least_loaded_worker_in_order():
     assert sent(dispatcher) == [(0, 0), (1, 1), (2, 2), (0, 3), (1, 4), (2, 5)]
     assert made(dispatcher, 1, 1) == []
     assert sent(dispatcher) == [(1, 6)]
+
+
+def test_in_turn_a_batch_waits_for_its_worker_though_another_has_nothing_to_do():
+    dispatcher = dispatcher_with(2, in_turn=True)
+    assert sent(dispatcher) == [(0, 0), (1, 1), (0, 2), (1, 3)]
+    assert (made(dispatcher, 1, 1), made(dispatcher, 1, 3)) == ([], [])
+    assert sent(dispatcher) == [(1, 5), (1, 7)]
+    assert not dispatcher.uneven()
+    assert (made(dispatcher, 1, 5), made(dispatcher, 1, 7)) == ([], [])
+    assert dispatcher.rebalance() == []
+    assert made(dispatcher, 0, 0) == [0, 1]
+    assert sent(dispatcher) == [(0, 4)]
+
+
+def test_in_turn_what_a_dead_worker_held_waits_for_the_one_that_takes_its_place():
+    dispatcher = dispatcher_with(2, in_turn=True)
+    sent(dispatcher)
+    dispatcher.worker_gone(0, blame=True)
+    assert (made(dispatcher, 1, 1), sent(dispatcher)) == ([], [(1, 5)])
+    dispatcher.worker_ready(7, slot=0)
+    assert sent(dispatcher) == [(7, 0), (7, 2)]
 
 
 def test_what_a_dead_worker_held_goes_first():

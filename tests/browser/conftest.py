@@ -38,6 +38,20 @@ TIMEOUT = 40_000
 """Milliseconds that the browser waits for anything; a failure, not a pause."""
 
 
+IDLE = """async () => {
+    const kernel = PANEL?.context.sessionContext.session?.kernel;
+    if (kernel?.connectionStatus === 'connected' && kernel.status === 'idle') return true;
+    if (kernel?.connectionStatus === 'connected') kernel.requestKernelInfo().catch(() => {});
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+    return false;
+}"""
+"""Asks the kernel once, and gives it a second."""
+
+
+class KernelSilent(Exception):
+    """A kernel did not come up, or JupyterLab did not notice."""
+
+
 def missing(what: str) -> None:
     """Skip a browser test, or fail it where browser tests are required."""
     if os.environ.get("NBLOADER_REQUIRE_BROWSER") == "1":
@@ -116,8 +130,12 @@ class Server:
                 return
             except OSError as error:
                 if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError((self.root / "server.log").read_text()) from error
+                    raise RuntimeError(self.log()) from error
                 time.sleep(0.1)  # there is nothing to wait on before the server listens
+
+    def log(self) -> str:
+        """What the server has written."""
+        return (self.root / "server.log").read_text()
 
     def get(self, path: str) -> Any:
         """Ask the server's REST interface."""
@@ -200,12 +218,28 @@ class Notebook:
 
     def run_all(self) -> None:
         """Start all cells; does not wait for them."""
-        kernel = f"{self._PANEL}.context.sessionContext.session?.kernel"
-        self.page.wait_for_function(f"() => {kernel}?.connectionStatus === 'connected'")
-        # After a crash JupyterLab's own question is now and then lost, and the status stays "unknown" until the next.
-        self.page.evaluate(f"() => {{ {kernel}.requestKernelInfo().catch(() => {{}}); }}")
-        self.page.wait_for_function(f"() => {kernel}.status === 'idle'")
+        self.wait_until_idle()
         self.page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells').catch(() => {}); }")
+
+    def wait_until_idle(self, seconds: float = TIMEOUT / 1000) -> None:
+        """Wait until JupyterLab knows that the kernel is there and idle.
+
+        Its own question for that is now and then lost when the kernel starts or comes back after a crash; the status
+        then stays "unknown" until somebody asks again, as a person does by running a cell: so this asks each second.
+        """
+        deadline = time.monotonic() + seconds
+        while not self.page.evaluate(IDLE.replace("PANEL", self._PANEL)):
+            if time.monotonic() > deadline:
+                raise KernelSilent(
+                    f"JupyterLab's kernel is not idle after {seconds:.0f} s: {self._kernel_state()}; the server says"
+                    f" {self.server.get('/api/kernels')}; the end of its log:\n{self.server.log()[-3000:]}"
+                )
+
+    def _kernel_state(self) -> Any:
+        return self.page.evaluate(
+            f"() => {{ const kernel = {self._PANEL}?.context.sessionContext.session?.kernel;"
+            " return kernel && [kernel.status, kernel.connectionStatus]; }"
+        )
 
     def run(self, cell: int) -> None:
         """Start one cell; does not wait for it."""
@@ -256,9 +290,18 @@ def open_notebook(server: Server, window: Any) -> Iterator[Callable[..., Noteboo
             missing(f"{kernel} is not installed beside {sys.prefix}; make test installs it")
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         notebook.metadata.kernelspec = {"name": kernel, "display_name": kernel, "language": "python"}
-        path = server.root / f"notebook{next(SERIAL)}.ipynb"
-        nbformat.write(notebook, path)
-        return Notebook(server, window.new_page(), app, path)
+        for chance in range(3):
+            path = server.root / f"notebook{next(SERIAL)}.ipynb"
+            nbformat.write(notebook, path)
+            opened = Notebook(server, window.new_page(), app, path)
+            try:
+                opened.wait_until_idle(20)
+                break
+            except KernelSilent:  # nothing of nbloader has run yet: Jupyter's own trouble, on a machine with much to do
+                if chance == 2:
+                    raise
+                opened.page.close()
+        return opened
 
     yield open_one
     for page in window.pages:

@@ -474,10 +474,12 @@ def test_an_iterator_shows_worker_threads_too_and_without_workers_none():
 
 
 class HeldUp(Numbers):
-    """Sample 2 waits for a file."""
+    """One sample waits for a file."""
+
+    held = 2
 
     def __getitem__(self, i):
-        wait_for(lambda: i != 2 or pathlib.Path(self.file).exists(), "the file")
+        wait_for(lambda: i != self.held or pathlib.Path(self.file).exists(), "the file")
         return i
 
 
@@ -491,6 +493,45 @@ def test_out_of_order_a_slow_sample_among_quick_ones_holds_up_no_other(with_work
             (tmp_path / "go").touch()
             assert flat(batches) == [2]
             (tmp_path / "go").unlink()
+
+
+class Makers(Numbers):
+    """Sample i is (the worker's id, i)."""
+
+    def __getitem__(self, i):
+        return get_worker_info().id, i
+
+
+def test_in_turn_batch_i_is_made_by_worker_i_modulo_their_number(with_workers):
+    """torch's loader always does so; here `dispatch` asks for it."""
+    with DataLoader(Makers(30), dispatch="round_robin", **with_workers) as loader:
+        for epoch in range(3):
+            assert [(worker.item(), i.item()) for worker, i in loader] == [(i % 2, i) for i in range(30)]
+            if epoch == 1:
+                loader.restart_workers()
+    with DataLoader(Makers(30), dispatch="round_robin", prefetch_factor=2, **with_workers) as loader:
+        batches = iter(loader)
+        assert next(batches)[0].item() == 0
+        loader.num_workers = 3
+        got = [(worker.item(), i.item()) for worker, i in batches]
+        assert [i for _, i in got] == list(range(1, 30))
+        assert got[-12:] == [(i % 3, i) for i in range(18, 30)]
+
+
+class MakersHeldUp(HeldUp):
+    def __getitem__(self, i):
+        return get_worker_info().id, super().__getitem__(i)
+
+
+def test_in_turn_and_out_of_order_what_waits_behind_a_slow_batch_stays_with_its_worker(with_workers, tmp_path):
+    """As torch's: the others go on, and what the slow worker holds comes last."""
+    data = MakersHeldUp(10, held=0, file=str(tmp_path / "go"))
+    with DataLoader(data, in_order=False, dispatch="round_robin", **with_workers) as loader:
+        batches = iter(loader)
+        others = [(worker.item(), i.item()) for worker, i in (next(batches) for _ in range(8))]
+        assert others == [(1, i) for i in (1, 3, 4, 5, 6, 7, 8, 9)]
+        (tmp_path / "go").touch()
+        assert [(worker.item(), i.item()) for worker, i in batches] == [(0, 0), (0, 2)]
 
 
 # ---- what can be iterated once
