@@ -36,8 +36,9 @@ _clock = time.perf_counter_ns
 
 EXTRA_BATCHES = 16
 """Batches per worker that may be asked for beyond the window while the head of the line is late."""
-EXTRA_BYTES = 1 << 30
-"""Memory that they may take, bytes."""
+EXTRA_BYTES = 128 << 20
+"""Memory that they may take, bytes. A worker that is slow since cores are few is late, too, and more batches ahead only
+cost memory then: with 1 GB allowed, batches of 8 MB and four workers on two cores took up to 350 MB of segments."""
 IDLE = 300.0
 """Seconds without a request after which a loader gives up its workers (until it is asked again)."""
 

@@ -103,7 +103,7 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
         generator: A `torch.Generator` for the order and the seeds, as torch's.
         prefetch_factor: Batches asked for ahead, per worker; 2 by default. Left open, small and quick batches are
             asked for further ahead; and while one batch is late, workers go on beyond it, by at most 16 batches each
-            and 1 GB.
+            and 128 MB.
         persistent_workers: Workers always stay between epochs here. False (as in torch, the default) still makes
             changes of the dataset object between epochs reach them: they are replaced when its pickle differs; and
             each epoch of an iterable dataset begins on a fresh copy.
