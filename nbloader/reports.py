@@ -75,8 +75,7 @@ class Parcel:
         if self._memory is None:
             self._memory = self._maps.lend(self._segment, self.header[4])
         if self.layout is None:
-            data, places = pickle.loads(self._extras)
-            return load_object(data, self._memory, places)
+            return load_object(self._extras, self._memory)
         return self.layout.build(self._memory, self.extras)
 
     @property

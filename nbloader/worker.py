@@ -39,7 +39,7 @@ from nbloader.placing import Beside, Placed
 from nbloader.private import WorkerInfo
 from nbloader.refill import Known
 from nbloader.shared import Files, load_shared
-from nbloader.shm import INLINE_LIMIT, SegmentPool, aligned
+from nbloader.shm import INLINE_LIMIT, SegmentPool
 from nbloader.start import Start
 from nbloader.streams import Build, ExhaustedError, Samples, Streams
 from nbloader.wire import Bytes, Channel, Kind
@@ -56,7 +56,7 @@ NO_SEGMENT = -1
 PLACED = -2
 """In place of a segment: the piece lies where it was to be written."""
 PICKLED = -1
-"""In place of a layout: the extras hold (pickle, places) of an object."""
+"""In place of a layout: the extras hold the message of an object (objects.py)."""
 MAX_LAYOUTS = 256
 Encoded: TypeAlias = "tuple[int, bytes, int, Any, int]"
 """A batch ready to be sent: (layout, extras, bytes, memory, segment)."""
@@ -323,7 +323,7 @@ class Worker:
         if written is None:
             return None
         extras, nbytes = written
-        return PICKLED, dump_object(extras, out_of_band=False)[0] if extras else b"", nbytes, None, PLACED
+        return PICKLED, dump_object(extras, out_of_band=False).data if extras else b"", nbytes, None, PLACED
 
     def _encode(self, samples: Any) -> Encoded:
         """Collate and write."""
@@ -352,7 +352,7 @@ class Worker:
             if segment != NO_SEGMENT:
                 self._segments.give_back([segment])
             return None
-        return layout, dump_object(extras, out_of_band=False)[0] if extras else b"", nbytes, memory, segment
+        return layout, dump_object(extras, out_of_band=False).data if extras else b"", nbytes, memory, segment
 
     def _encode_planned(self, samples: list[Any]) -> Encoded:
         try:
@@ -368,20 +368,14 @@ class Worker:
                 self._segments.give_back([segment])
             raise
         self._known.planned(plan, samples, layout)
-        extras = dump_object(plan.extras, out_of_band=False)[0] if plan.extras else b""
+        extras = dump_object(plan.extras, out_of_band=False).data if plan.extras else b""
         return layout, extras, plan.nbytes, memory, segment
 
     def _encode_object(self, batch: Any) -> Encoded:
-        data, buffers, forms = dump_object(batch, out_of_band=self._shared_memory)
-        places, nbytes = [], 0
-        for raw, form in zip(buffers, forms, strict=True):
-            places.append((nbytes, raw.nbytes, form))
-            nbytes += aligned(raw.nbytes)
-        memory, segment = self._take(nbytes)
-        view = memoryview(memory).cast("B")
-        for raw, (start, size, _form) in zip(buffers, places, strict=True):
-            view[start : start + size] = raw
-        return PICKLED, pickle.dumps((data, places), 5), nbytes, memory, segment
+        dumped = dump_object(batch, out_of_band=self._shared_memory)
+        memory, segment = self._take(dumped.nbytes)
+        dumped.write(memory)
+        return PICKLED, dumped.message(), dumped.nbytes, memory, segment
 
     def _take(self, nbytes: int) -> tuple[Any, int]:
         """Memory for a batch: a segment, or for a small one a buffer that goes with the message."""

@@ -27,7 +27,6 @@ from nbloader.collate import (
 )
 from nbloader.objects import ArrayToBeTensor, dump_object, load_object
 from nbloader.pickles import tensor_of
-from nbloader.shm import aligned
 
 try:
     import ml_dtypes  # as Keras and jax do: it adds bfloat16 and others to NumPy, which torch does not take from NumPy
@@ -100,7 +99,7 @@ def collate(samples: list[Any], output: str = "torch") -> Any:
     plan.fill(memory)
     hash(plan.tree)
     tree = cloudpickle.loads(cloudpickle.dumps(plan.tree))
-    extras = pickle.loads(dump_object(plan.extras, out_of_band=False)[0])
+    extras = pickle.loads(dump_object(plan.extras, out_of_band=False).data)
     return builder(tree, output)(memory, extras)
 
 
@@ -111,15 +110,10 @@ def carry(obj: Any) -> Any:
 
 def carry_in(obj: Any) -> tuple[Any, bytearray]:
     """The same, and the memory."""
-    data, buffers, forms = dump_object(obj)
-    places, size = [], 0
-    for raw, form in zip(buffers, forms, strict=True):
-        places.append((size, raw.nbytes, form))
-        size += aligned(raw.nbytes)
-    memory = bytearray(size)
-    for raw, (start, nbytes, _form) in zip(buffers, places, strict=True):
-        memory[start : start + nbytes] = raw
-    return load_object(data, memory, places), memory
+    dumped = dump_object(obj)
+    memory = bytearray(dumped.nbytes)
+    dumped.write(memory)
+    return load_object(dumped.message(), memory), memory
 
 
 def outcome(function: Any, *args: Any) -> Any:

@@ -117,14 +117,13 @@ def test_arrays_that_shall_be_tensors_arrive_as_tensors():
 
 
 def test_within_the_band_nothing_lies_beside():
-    data, buffers, forms = dump_object({"a": [np.ones(3)]}, out_of_band=False)
-    assert (buffers, forms) == ([], [])
-    assert len(data) > 24
+    dumped = dump_object({"a": [np.ones(3)]}, out_of_band=False)
+    assert (dumped.runs, dumped.nbytes) == ([], 0)
+    assert len(dumped.data) > 24
 
 
 def test_arrays_whose_dtype_was_unpickled_travel_beside_the_pickle():
     """As in a worker whose dataset holds them: such a dtype is another object than NumPy's own, and not "built in"."""
     dtype = pickle.loads(pickle.dumps(np.dtype(np.float32)))
     array = np.ndarray(5, dtype, bytearray(20))
-    _data, _buffers, forms = dump_object({"a": [array, "text"]})
-    assert forms == [((5,), "f", False)]
+    assert dump_object({"a": [array, "text"]}).runs == [(("f", False), 0, [array])]
