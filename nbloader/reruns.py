@@ -10,36 +10,36 @@ from __future__ import annotations
 import sys
 import weakref
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from nbloader.engine import Engine
     from nbloader.local import LocalEngine
 
 
-class _Line(NamedTuple):
-    """A line of a cell, in one run of it."""
+class _Origin(NamedTuple):
+    """What makes a loader, in one run of a cell."""
 
-    file: str
-    number: int
+    place: tuple[str, ...]
+    """The cell, as the notebook knows it though it is edited; else the line of code, which tells a cell by its text."""
     run: int
 
 
-_lines: weakref.WeakKeyDictionary[Engine | LocalEngine, _Line] = weakref.WeakKeyDictionary()
+_origins: weakref.WeakKeyDictionary[Engine | LocalEngine, _Origin] = weakref.WeakKeyDictionary()
 
 
 def supersede_older(engine: Engine | LocalEngine) -> None:
-    """A loader is being made: those that an earlier run of the same line made are not wanted any more."""
-    line = _line()
-    if line is None:
+    """A loader is being made: those that an earlier run of the same cell made are not wanted any more."""
+    origin = _origin()
+    if origin is None:
         return
-    for older, its in list(_lines.items()):
-        if its[:2] == line[:2] and its.run != line.run:
+    for older, its in list(_origins.items()):
+        if its.place == origin.place and its.run != origin.run:
             older.supersede()
-    _lines[engine] = line
+    _origins[engine] = origin
 
 
-def _line() -> _Line | None:
+def _origin() -> _Origin | None:
     """Where the notebook stands; None where there is no notebook, or on a thread that runs nothing of it."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
@@ -51,4 +51,9 @@ def _line() -> _Line | None:
         if frame.f_globals is shell.user_global_ns:
             outermost = frame
         frame = frame.f_back
-    return outermost and _Line(outermost.f_code.co_filename, outermost.f_lineno, shell.execution_count)
+    if outermost is None:
+        return None
+    place: tuple[str, ...] = outermost.f_code.co_filename, str(outermost.f_lineno)
+    asked: dict[str, Any] = getattr(shell, "get_parent", dict)() or {}  # what the notebook asked for, to run this cell
+    cell = asked.get("metadata", {}).get("cellId")
+    return _Origin((cell,) if cell else place, shell.execution_count)

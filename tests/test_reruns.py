@@ -15,8 +15,13 @@ class Shell:
     def __init__(self):
         self.execution_count = 1
         self.user_global_ns = vars(types.ModuleType("__main__"))
+        self.parent = {}
 
-    def run(self, code):
+    def get_parent(self):
+        return self.parent
+
+    def run(self, code, cell_id=None):
+        self.parent = {"metadata": {"cellId": cell_id} if cell_id else {}}
         exec(compile(code, f"cell {hash(code)}", "exec"), self.user_global_ns)
         self.execution_count += 1
 
@@ -60,3 +65,14 @@ def test_loaders_that_one_line_of_a_run_makes_keep_theirs(cell):
     run("pids.append(make())")
     run("assert [workers(loader) for loader in kept[:3] + kept[4:]] == pids[:3] + pids[4:]")
     run("assert workers(kept[3]) != pids[3]")
+
+
+def test_a_cell_that_was_edited_is_still_that_cell(cell):
+    run, kept = cell
+    run(MAKE, "first")
+    run(MAKE.replace("num_workers=1", "num_workers=2"), "second")
+    pids = [workers(loader) for loader in kept]
+    run("\n" + MAKE.replace("num_workers=1", "num_workers=1, batch_size=1"), "first")
+    wait_for(lambda: len(worker_processes()) == 2)
+    assert workers(kept[1]) == pids[1]
+    assert workers(kept[0]) != pids[0]
