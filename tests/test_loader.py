@@ -30,7 +30,7 @@ from datasets import (
     wait_for,
     worker_processes,
 )
-from test_collate import assert_same
+from same import assert_same
 
 import nbloader
 from nbloader import DataLoader, LoaderClosedError, forkserver

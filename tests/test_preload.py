@@ -19,6 +19,11 @@ from nbloader import DataLoader, WorkerStartError, forkserver, machine, preload
 from nbloader.shared import SharedPickle
 
 
+@pytest.fixture
+def fork_servers_import_what_test_modules_import():
+    """Not here: what they import is the point."""
+
+
 class Plain:
     def __len__(self):
         return 4

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Deadly, Images, Numbers, Raises, Slow, Structured, flat, pids, sigkill, wait_for
-from test_collate import assert_same
+from same import assert_same
 
 from nbloader import DataLoader, LoaderClosedError
 from nbloader import events as ev

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Images, Numbers, Slow, Structured, alive, flat, pids, wait_for, worker_processes
-from test_collate import assert_same
+from same import assert_same
 
 from nbloader import DataLoader, FilterSampler, IntervalSampler, LoaderTimeoutError
 from nbloader import events as ev

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Deadly, Numbers, Slow, flat, pids, sigkill, wait_for
-from test_collate import assert_same
+from same import assert_same
 from torch.utils import data as theirs
 
 from nbloader import DataLoader, DatasetTransferError, get_worker_info
