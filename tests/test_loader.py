@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+import light
 import numpy as np
 import psutil
 import pytest
@@ -163,7 +164,7 @@ def test_a_generator_decides_order_and_seeds():
     ids=str,
 )
 def test_options_change_nothing_about_what_comes(options):
-    with DataLoader(Images(30), 4, num_workers=2, **options) as loader:
+    with DataLoader(light.Images(30), 4, num_workers=2, **options) as loader:
         for _ in range(2):
             batches = list(loader)
             assert [i for _, indices in batches for i in indices.tolist()] == list(range(30))
@@ -374,7 +375,7 @@ def test_workers_take_over_path_folder_and_environment_also_after_a_change(tmp_p
 
 def test_a_module_that_was_edited_is_loaded_anew_by_restarted_workers(tmp_path, monkeypatch):
     module = tmp_path / "edited.py"
-    module.write_text("from datasets import Numbers\nclass Data(Numbers):\n    def __getitem__(self, i): return 1\n")
+    module.write_text("from light import Numbers\nclass Data(Numbers):\n    def __getitem__(self, i): return 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     edited = __import__("edited")
