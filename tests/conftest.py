@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import leaks
 import pytest
+
+from nbloader import preload
+
+pytest.register_assert_rewrite("same")
 
 # A busy machine makes an example slow, not wrong; and what failed once in CI must fail again here.
 hypothesis.settings.register_profile("nbloader", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
@@ -33,6 +38,20 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     left = leaks.left_behind(before, GRACE)
     if left:
         pytest.fail(f"the test left behind:\n{left}", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def fork_servers_import_what_test_modules_import() -> Iterator[None]:
+    """Else each worker does: a dataset, or a function, of a test module brings the whole module along."""
+    needed = preload.needed
+
+    def needed_here(payload: bytes, dataset: Any) -> list[str]:
+        names = needed(payload, dataset)
+        return [*names, "pytest", "hypothesis", "nbloader.loader"] if "torch" in names else names
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(preload, "needed", needed_here)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,6 +13,7 @@ import sys
 import textwrap
 import time
 
+import light
 import numpy as np
 import psutil
 import torch
@@ -23,25 +24,12 @@ PATIENCE = 30.0
 """Seconds after which a condition that has not come true fails the test; it is reached only when something is wrong."""
 
 
-class Numbers:
-    """Sample i is i. What goes wrong at which index is told by subclasses or by `spoil`."""
-
-    def __init__(self, n: int = 40, **attributes):
-        self.n = n
-        self.__dict__.update(attributes)
-
-    def __len__(self):
-        return self.n
-
-    def __getitem__(self, i):
-        return i
+class Numbers(light.Numbers):
+    """`light.Numbers` in workers that have torch, since this module has."""
 
 
-class Images(Numbers):
-    """Large enough to travel in a segment."""
-
-    def __getitem__(self, i):
-        return np.full((64, 64), i, np.float32), i
+class Images(light.Images):
+    """`light.Images` in workers that have torch."""
 
 
 class Augmented(Numbers):
@@ -63,14 +51,8 @@ class Structured(Numbers):
         }
 
 
-class Slow(Numbers):
-    """Each sample takes `wait` seconds."""
-
-    wait = 0.005
-
-    def __getitem__(self, i):
-        time.sleep(self.wait)
-        return i
+class Slow(light.Slow):
+    """`light.Slow` in workers that have torch."""
 
 
 class Raises(Numbers):
@@ -82,31 +64,16 @@ class Raises(Numbers):
         return i
 
 
-def sleep():
-    time.sleep(3600)
+class Hangs(light.Hangs):
+    """`light.Hangs` in workers that have torch."""
 
 
-def spin():
-    while True:
-        pass
-
-
-def hang_in_c():
-    """In a function of the C library that waits for itself, with the interpreter lock."""
-    mutex = ctypes.create_string_buffer(256)
-    for _ in range(2):
-        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
-
-
-class Hangs(Numbers):
-    """Hangs at index `bad` for as long as the file `flag` is there; touches the file `hung` first."""
-
-    how = staticmethod(sleep)
+class Held(Numbers):
+    """Each sample takes for as long as the file `flag` is there."""
 
     def __getitem__(self, i):
-        if i == self.bad and pathlib.Path(self.flag).exists():
-            pathlib.Path(self.hung).touch()
-            self.how()
+        while pathlib.Path(self.flag).exists():
+            time.sleep(0.01)
         return i
 
 

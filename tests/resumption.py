@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import traceback
 
 import torch
 from datasets import Augmented
@@ -125,8 +126,15 @@ def epochs(loader, n=3):
     return [plain(list(loader)) for _ in range(n)]
 
 
-if __name__ == "__main__":
+def resumed(name, workers, state):
     torch.manual_seed(1234)
-    with make(sys.argv[1], int(sys.argv[2])) as resumed:
-        resumed.load_state_dict(json.loads(sys.stdin.read()))
-        json.dump(epochs(resumed), sys.stdout)
+    try:
+        with make(name, workers) as loader:
+            loader.load_state_dict(state)
+            return epochs(loader)
+    except Exception:
+        return traceback.format_exc()
+
+
+if __name__ == "__main__":
+    json.dump([resumed(*each) for each in json.load(sys.stdin)], sys.stdout)

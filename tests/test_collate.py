@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from same import assert_same
 from torch.utils.data import default_collate, default_convert
 
 from nbloader.collate import (
@@ -121,37 +122,6 @@ def outcome(function: Any, *args: Any) -> Any:
         return function(*args)
     except Exception as error:
         return error
-
-
-def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes: NaN equals NaN, and no dtype is unknown. Copied, since one expanded element counts as contiguous."""
-    dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
-    return torch.empty(dense.shape, dtype=dense.dtype).copy_(dense).view(-1).view(torch.uint8)
-
-
-def assert_same(ours: Any, theirs: Any) -> None:
-    if isinstance(theirs, Exception):
-        assert isinstance(ours, Exception), (ours, theirs)
-        return
-    assert type(ours) is type(theirs), (ours, theirs)
-    if isinstance(theirs, torch.Tensor):
-        assert ours.dtype == theirs.dtype
-        assert ours.shape == theirs.shape
-        if theirs.numel():
-            assert torch.equal(memory_of(ours), memory_of(theirs))
-    elif isinstance(theirs, collections.abc.Mapping):
-        assert list(ours) == list(theirs)
-        for key in theirs:
-            assert_same(ours[key], theirs[key])
-    elif isinstance(theirs, collections.abc.Sequence) and not isinstance(theirs, (str, bytes)):
-        assert len(ours) == len(theirs)
-        for a, b in zip(ours, theirs, strict=True):
-            assert_same(a, b)
-    elif isinstance(theirs, np.ndarray):
-        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
-        assert ours.tobytes() == theirs.tobytes()
-    else:
-        assert ours == theirs or ours != ours  # noqa: PLR0124 - NaN
 
 
 # ---- samples, n alike

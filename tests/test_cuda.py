@@ -10,7 +10,7 @@ import types
 import pytest
 import torch
 from datasets import Images, Numbers
-from test_collate import assert_same
+from same import assert_same
 from test_upload import assert_images, images, segment
 
 from nbloader import DataLoader, compare_uploads, cuda

@@ -8,6 +8,7 @@ import threading
 import time
 
 import datasets as d
+import light
 import pytest
 from datasets import Hangs, Images, Slow, at_stage, flat, run_script, wait_for
 
@@ -55,7 +56,7 @@ def test_workers_that_die_always_are_one_error_in_bounded_time(stage):
     assert time.monotonic() - begun < 60
 
 
-@pytest.mark.parametrize("how", [d.spin, d.hang_in_c], ids=lambda how: how.__name__)
+@pytest.mark.parametrize("how", [light.spin, light.hang_in_c], ids=lambda how: how.__name__)
 def test_a_worker_that_hangs_in_any_way_is_restarted(how, tmp_path):
     flag, hung = tmp_path / "flag", tmp_path / "hung"
     flag.touch()

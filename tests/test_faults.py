@@ -676,7 +676,8 @@ def test_what_a_signals_handler_raises_counts_as_an_interrupt(monkeypatch):
 def test_a_notebook_that_is_killed_leaves_no_process(tmp_path, method):
     done = script(
         f"""
-        loader = DataLoader(Slow(10, wait=3600), 2, num_workers=2, multiprocessing_context={method!r})
+        import light
+        loader = DataLoader(light.Slow(10, wait=3600), 2, num_workers=2, multiprocessing_context={method!r})
         it = iter(loader)
         wait_for(lambda: sum(w.batch is not None for w in loader.stats().workers) == 2)
         print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)

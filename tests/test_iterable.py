@@ -30,7 +30,7 @@ from iterables import (
     Whole,
     configure,
 )
-from test_collate import assert_same
+from same import assert_same
 
 from nbloader import DataLoader, DatasetTransferError, get_worker_info, streams
 from nbloader import events as ev

@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_collate import assert_same, carry, carry_in
+from same import assert_same
+from test_collate import carry, carry_in
 
 from nbloader.objects import ArrayToBeTensor, dump_object
 

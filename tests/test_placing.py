@@ -13,8 +13,8 @@ import torch
 from datasets import Deadly, Numbers, Raises, flat, pids, sigkill, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
+from same import assert_same
 from stand_in import StandIn
-from test_collate import assert_same
 from torch.utils import data as theirs
 
 from nbloader import DataLoader, placing

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import types
 
+import light
 import numpy as np
 import psutil
 import pytest
@@ -17,6 +18,11 @@ from datasets import run_script
 
 from nbloader import DataLoader, WorkerStartError, forkserver, machine, preload
 from nbloader.shared import SharedPickle
+
+
+@pytest.fixture
+def fork_servers_import_what_test_modules_import():
+    """Not here: what they import is the point."""
 
 
 class Plain:
@@ -106,7 +112,7 @@ def no_server():
 @pytest.mark.usefixtures("no_server")
 def test_sys_path_may_hold_what_python_passes_over(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, pathlib.Path("/nowhere")])
-    with DataLoader(Plain(), num_workers=1) as loader:
+    with DataLoader(light.Numbers(4), num_workers=1) as loader:
         assert [float(batch) for batch in loader] == [0, 1, 2, 3]
 
 
@@ -116,7 +122,7 @@ def test_without_an_interpreter_there_is_an_error_for_the_loop_and_none_before(m
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", executable)
         forkserver.start_early()
-        loader = DataLoader(Plain(), num_workers=1)
+        loader = DataLoader(light.Numbers(4), num_workers=1)
         with pytest.raises(WorkerStartError, match=r"not be started: .*(sys\.executable is None|/nowhere/python)"):
             list(loader)
     assert [float(batch) for batch in loader] == [0, 1, 2, 3]

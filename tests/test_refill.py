@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_collate import assert_same
+from same import assert_same
 
 from nbloader.collate import Plan, builder
 from nbloader.refill import MAX_SIZES, Known

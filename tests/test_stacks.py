@@ -9,6 +9,7 @@ import threading
 import time
 
 import datasets as d
+import light
 import psutil
 import pytest
 from datasets import Hangs, Numbers, Slow, flat, pids, run_script, wait_for
@@ -29,7 +30,7 @@ Current thread 0x00007f01 (most recent call first):
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-@pytest.mark.parametrize("how", [d.sleep, d.spin, d.hang_in_c], ids=lambda how: how.__name__)
+@pytest.mark.parametrize("how", [light.sleep, light.spin, light.hang_in_c], ids=lambda how: how.__name__)
 def test_the_stack_of_a_worker_that_hangs(how, method, tmp_path):
     flag, hung = tmp_path / "flag", tmp_path / "hung"
     flag.touch()
@@ -45,7 +46,7 @@ def test_the_stack_of_a_worker_that_hangs(how, method, tmp_path):
             assert "Current thread" in text
             assert text.endswith('File "<string>", line 1 in <module>\n')
             where = stacks.place(text)
-            assert where.startswith(d.__file__)
+            assert where.startswith(light.__file__)
             assert where.endswith(f"in {how.__name__}")
         flag.unlink()
         loader.restart_workers(0)

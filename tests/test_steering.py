@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Augmented, Hangs, Images, Numbers, Slow, flat, wait_for, worker_processes
-from test_collate import assert_same
+from same import assert_same
 
 from nbloader import DataLoader, LoaderClosedError
 from nbloader import events as ev

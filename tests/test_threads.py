@@ -26,7 +26,7 @@ from datasets import (
     run_script,
     wait_for,
 )
-from test_collate import assert_same
+from same import assert_same
 from test_loader import events, squares
 
 from nbloader import DataLoader, LoaderTimeoutError, WorkerDiedError, get_worker_info

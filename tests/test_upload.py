@@ -16,8 +16,8 @@ import torch
 from datasets import Images, Numbers, OnDevice, Structured, Uploads, flat, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
+from same import assert_same
 from stand_in import DeviceFull, StandIn
-from test_collate import assert_same
 
 from nbloader import DataLoader, DatasetTransferError, compare_uploads, shm
 from nbloader.events import BatchRecord

@@ -9,6 +9,7 @@ import threading
 import time
 
 import datasets as d
+import light
 import pytest
 from datasets import Hangs, Numbers, Slow, flat, wait_for
 
@@ -100,7 +101,7 @@ def test_a_loop_that_waits_for_long_gets_one_line_that_says_what_for(tmp_path, c
         text = told[0] + capsys.readouterr().err
         assert re.fullmatch(
             r"nbloader: this loop has waited \d+ s for batch 2\. Worker [01] \(pid \d+\) has been fetching batch 2 for "
-            r"\d+\.\d s, at sample 5: .*datasets\.py, line \d+ in sleep\. If it hangs, replace it .*"
+            r"\d+\.\d s, at sample 5: .*light\.py, line \d+ in sleep\. If it hangs, replace it .*"
             r"loader\.restart_workers\([01]\).*\n",
             text,
         )
@@ -149,7 +150,7 @@ def test_a_loop_over_a_paused_loader_is_told_so_once(workers, capsys, monkeypatc
 # ---- the limit
 
 
-@pytest.mark.parametrize("how", [d.sleep, d.hang_in_c], ids=lambda how: how.__name__)
+@pytest.mark.parametrize("how", [light.sleep, light.hang_in_c], ids=lambda how: how.__name__)
 def test_the_error_of_a_timeout_carries_the_stack(tmp_path, how):
     data, flag = hangs(tmp_path, how=how)
     with DataLoader(data, 2, num_workers=2, timeout=0.7) as loader:
@@ -158,7 +159,7 @@ def test_the_error_of_a_timeout_carries_the_stack(tmp_path, how):
         with pytest.raises(LoaderTimeoutError, match=r"(?s)after 0\.7 s.*sample 5.*most recent call first") as raised:
             next(epoch)
         assert f"in {how.__name__}\n" in str(raised.value)
-        assert "datasets.py" in str(raised.value)
+        assert "light.py" in str(raised.value)
         flag.unlink()
         loader.restart_workers()
         wait_for(lambda: loader.stats().ready)  # the limit holds for a start, too
@@ -166,7 +167,7 @@ def test_the_error_of_a_timeout_carries_the_stack(tmp_path, how):
         assert flat(got) == list(range(12))
 
 
-@pytest.mark.parametrize("how", [d.sleep, d.spin, d.hang_in_c], ids=lambda how: how.__name__)
+@pytest.mark.parametrize("how", [light.sleep, light.spin, light.hang_in_c], ids=lambda how: how.__name__)
 def test_a_late_worker_is_replaced_by_itself(tmp_path, capsys, how):
     data, flag = hangs(tmp_path, n=40, bad=5, how=how)
     with DataLoader(data, 2, num_workers=2, timeout=1.5, on_timeout="restart") as loader:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from datasets import Numbers, flat
-from test_collate import assert_same
+from same import assert_same
 from torch.utils import data as theirs
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper

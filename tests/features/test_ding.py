@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 
+import light
 import numpy as np
 import pytest
 import torch
 from datasets import Deadly, Images, Numbers, Raises, Slow, Structured, flat, pids, sigkill, wait_for
-from test_collate import assert_same
+from same import assert_same
 
 from nbloader import DataLoader, LoaderClosedError
 from nbloader import events as ev
@@ -197,7 +198,7 @@ def test_closing_ends_a_loop_that_waits_for_its_source(how):
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_workers_start_by_forkserver_or_spawn(method):
-    with DataLoader(Numbers(4), 2, num_workers=1, multiprocessing_context=method) as loader:
+    with DataLoader(light.Numbers(4), 2, num_workers=1, multiprocessing_context=method) as loader:
         assert flat(loader) == [0, 1, 2, 3]
         assert len(pids(loader)) == 1
 

@@ -14,8 +14,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from datasets import Images, Numbers, Slow, Structured, alive, flat, pids, wait_for, worker_processes
-from test_collate import assert_same
+from datasets import Held, Images, Numbers, Slow, Structured, alive, flat, pids, wait_for, worker_processes
+from same import assert_same
 
 from nbloader import DataLoader, FilterSampler, IntervalSampler, LoaderTimeoutError
 from nbloader import events as ev
@@ -176,15 +176,17 @@ def records(loader):
 
 
 class FirstIsLast(Numbers):
-    """The first sample waits until another worker has made one."""
+    """The first sample waits until another worker has made one; or, with a file `seen`, until that is there."""
 
-    def __init__(self, n, folder):
-        super().__init__(n)
+    seen = None
+
+    def __init__(self, n, folder, **attributes):
+        super().__init__(n, **attributes)
         self.made = folder / "made"
 
     def __getitem__(self, i):
         if i == 0:
-            wait_for(self.made.exists)
+            wait_for((self.seen or self.made).exists)
         else:
             self.made.touch()
         return i
@@ -193,9 +195,12 @@ class FirstIsLast(Numbers):
 def test_batches_come_in_order_whoever_finishes_first(with_workers, tmp_path):
     with DataLoader(FirstIsLast(8, tmp_path), 2, **with_workers) as loader:
         assert flat(loader) == list(range(8))
-    (tmp_path / "made").unlink()
-    with DataLoader(FirstIsLast(8, tmp_path), 2, in_order=False, **with_workers) as loader:
-        got = flat(loader)
+    seen = tmp_path / "seen"
+    with DataLoader(FirstIsLast(8, tmp_path, seen=seen), 2, in_order=False, **with_workers) as loader:
+        batches = iter(loader)
+        got = flat([next(batches)])
+        seen.touch()
+        got += flat(batches)
         assert sorted(got) == list(range(8))
         assert got[:2] != [0, 1]
 
@@ -224,8 +229,10 @@ def test_prefetch_says_how_many_batches_are_asked_for_ahead(prefetch, with_worke
         del batches
 
 
-def test_a_timeout_names_the_worker_the_sample_and_the_line_at_which_it_stands(with_workers):
-    with DataLoader(Slow(4, wait=10), 2, timeout=0.5, **with_workers) as loader:
+def test_a_timeout_names_the_worker_the_sample_and_the_line_at_which_it_stands(with_workers, tmp_path):
+    flag = tmp_path / "flag"
+    flag.touch()
+    with DataLoader(Held(4, flag=str(flag)), 2, timeout=0.5, **with_workers) as loader:
         batches = iter(loader)
         told = "has been starting"
         while "has been starting" in told:  # on a busy machine that alone takes longer
@@ -235,6 +242,7 @@ def test_a_timeout_names_the_worker_the_sample_and_the_line_at_which_it_stands(w
         assert re.search(r"worker \d \(pid \d+\) has been fetching batch 0 for \d+\.\d s, at sample 0\b", told)
         assert re.search(r'datasets\.py", line \d+ in __getitem__', told)
         assert "slow sample" in told
+        flag.unlink()  # a thread ends with its sample
 
 
 # ---- the turn of an epoch

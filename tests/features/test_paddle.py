@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 from datasets import Deadly, Images, Numbers, Slow, Structured, flat, pids, sigkill, wait_for
-from test_collate import assert_same
+from same import assert_same
 
 from nbloader import DataLoader, get_worker_info
 from nbloader import events as ev

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Numbers, flat
+from light import Noting
 
 from nbloader import DataLoader, DatasetTransferError
 
@@ -103,22 +104,12 @@ def test_an_array_that_is_not_shared_is_still_a_copy():
         assert not dataset.weight.is_shared()
 
 
-class Noting(Numbers):
-    def __init__(self, n, notes):
-        super().__init__(n)
-        self.notes = notes
-
-    def __getitem__(self, i):
-        self.notes[i] = os.getpid()
-        return i
-
-
 @pytest.mark.leaves_behind("multiprocessing's resource tracker")
 @pytest.mark.parametrize("method", METHODS)
 def test_proxies_of_a_manager_work_in_workers(method):
     with multiprocessing.get_context("forkserver").Manager() as manager:
         notes = manager.dict()
-        with DataLoader(Noting(6, notes), 2, num_workers=2, multiprocessing_context=method) as loader:
+        with DataLoader(Noting(6, notes=notes), 2, num_workers=2, multiprocessing_context=method) as loader:
             assert flat(loader) == list(range(6))
         assert set(notes.keys()) == set(range(6))
         assert os.getpid() not in notes.values()

@@ -12,11 +12,12 @@ import re
 import warnings
 from typing import Any, NamedTuple
 
+import light
 import numpy as np
 import pytest
 import torch
 from datasets import Deadly, Numbers, Slow, flat, pids, sigkill, wait_for
-from test_collate import assert_same
+from same import assert_same
 from torch.utils import data as theirs
 
 from nbloader import DataLoader, DatasetTransferError, get_worker_info
@@ -820,14 +821,14 @@ def test_custom_types_with_pin_memory_are_pinned_by_it(how_many, monkeypatch):
     ids=str,
 )
 def test_from_torch_gives_what_torchs_loader_gives(arguments):
-    old = theirs.DataLoader(Numbers(11), generator=torch.Generator().manual_seed(4), **arguments)
+    old = theirs.DataLoader(light.Numbers(11), generator=torch.Generator().manual_seed(4), **arguments)
     with DataLoader.from_torch(old) as loader:
         for name in ("num_workers", "prefetch_factor", "persistent_workers", "in_order", "timeout", "worker_init_fn"):
             assert getattr(loader, name) == getattr(old, name)
         ours = list(loader)
     old.generator.manual_seed(4)
     expected = theirs.DataLoader(
-        Numbers(11), generator=torch.Generator().manual_seed(4),
+        light.Numbers(11), generator=torch.Generator().manual_seed(4),
         **{k: v for k, v in arguments.items() if k in {"batch_size", "shuffle", "sampler", "batch_sampler",
                                                        "collate_fn", "drop_last"}},
     )  # fmt: skip
