@@ -26,6 +26,9 @@ SIGNAL: int = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIG
 """Libraries use SIGUSR1 and SIGUSR2, and the C library the first real-time signals."""
 WAIT = 2.0
 """Seconds that a worker gets to answer. It takes about a millisecond; one that is stopped never does."""
+AGAIN = 0.25
+"""Seconds without an answer after which it is asked again: a signal that comes while faulthandler ends its last answer,
+for another thread of the process, goes unheard."""
 QUIET = 0.2
 """Seconds without another line after which a stack with an unusual outermost frame counts as complete."""
 
@@ -73,17 +76,17 @@ class StackPipe:
 
 def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
     _read(fd)  # what came too late for the one who asked before
-    with contextlib.suppress(ProcessLookupError):
-        if not gone():
-            os.kill(pid, SIGNAL)
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     text = ""
     deadline = time.monotonic() + WAIT
     while not text.endswith(_OUTERMOST):
-        left = QUIET if text else deadline - time.monotonic()
-        more = _read(fd) if left > 0 and poll.poll(left * 1000) else ""
-        if not more:
+        if not text:
+            with contextlib.suppress(ProcessLookupError):
+                if not gone():
+                    os.kill(pid, SIGNAL)
+        more = _read(fd) if poll.poll(1000 * (QUIET if text else AGAIN)) else ""
+        if not more and (text or time.monotonic() > deadline):
             break
         text += more
     if not text:

@@ -12,7 +12,7 @@ import datasets as d
 import light
 import psutil
 import pytest
-from datasets import Hangs, Numbers, Slow, flat, pids, run_script, wait_for
+from datasets import Numbers, Slow, flat, pids, run_script, wait_for
 
 from nbloader import DataLoader, NbloaderError, stacks
 
@@ -34,7 +34,7 @@ Current thread 0x00007f01 (most recent call first):
 def test_the_stack_of_a_worker_that_hangs(how, method, tmp_path):
     flag, hung = tmp_path / "flag", tmp_path / "hung"
     flag.touch()
-    data = Hangs(20, bad=1, flag=str(flag), hung=str(hung), how=how)
+    data = light.Hangs(20, bad=1, flag=str(flag), hung=str(hung), how=how)
     with DataLoader(data, 2, num_workers=1, multiprocessing_context=method) as loader:
         epoch = iter(loader)
         wait_for(hung.exists)
