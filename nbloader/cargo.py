@@ -36,7 +36,7 @@ class Cargo:
                 f"{_culprit(error, dataset, functions)} cannot be sent to worker processes: {type(error).__name__}: "
                 f"{error}. {'' if str(error) == OF_FORK else advice}"
             ) from error
-        self.preload = preload.needed(self.pickled.data, dataset)
+        self.preload = preload.needed(self.pickled.data, dataset, collate_fn, worker_init_fn, on_error)
         self.identity = self.pickled.identity
         """Equal where workers that have the one need not be given the other."""
         try:

@@ -7,29 +7,37 @@ from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
-PRELOADABLE = ("torch", "torchvision", "PIL.Image", "pandas", "scipy", "cv2")
+LOADER = "nbloader.loader"
+PRELOADABLE = ("torch", "torchvision", "PIL.Image", "pandas", "scipy", "cv2", LOADER)
 """Slow to import, and never edited by the user."""
 
 
-def needed(payload: bytes, dataset: Any) -> list[str]:
-    """Modules that workers will import to rebuild a dataset and use it.
+def needed(payload: bytes, *parts: Any) -> list[str]:
+    """Modules that workers will import to rebuild a dataset and its functions, and to use them.
 
     Args:
-        payload: Its pickle: a class of the notebook names there what it uses.
-        dataset: One of a module's class needs all that its module imports.
+        payload: Their pickle: what is of the notebook names there what it uses.
+        parts: An object of a module's class, or a function of a module, needs all that its module imports.
     """
-    used = _imported_by(type(dataset).__module__)
-    return [name for name in _loaded() if _root(name) in used or _root(name).encode() in payload]
+    used = {_key(name) for name in PRELOADABLE if _key(name).encode() in payload}
+    return _loaded(used.union(*(_imported_by(getattr(part, "__module__", None) or "") for part in parts)))
 
 
 def expected(dataset: Any) -> list[str]:
     """The same by the look of a dataset that has not been pickled yet: cheap, and it may miss some."""
-    used = set(_roots(dataset))
-    return [name for name in _loaded() if _root(name) in used]
+    return _loaded(set(_used_by(dataset)))
 
 
-def _loaded() -> list[str]:
-    return [name for name in PRELOADABLE if name in sys.modules]
+def _loaded(used: set[str]) -> list[str]:
+    """Which of these this process has, too."""
+    if LOADER in used:
+        used.add("torch")
+    return [name for name in PRELOADABLE if name in sys.modules and _key(name) in used]
+
+
+def _key(name: str) -> str:
+    """What of a module's name tells that it is used."""
+    return name if name == LOADER else _root(name)
 
 
 def _root(name: str) -> str:
@@ -45,10 +53,10 @@ def _imported_by(home: str) -> set[str]:
 def _home(value: Any) -> str:
     """The package that must be imported to have this module, class or function."""
     name = value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
-    return "torch" if name == "nbloader.loader" else _root(name)
+    return _key(name)
 
 
-def _roots(dataset: Any) -> Iterator[str]:
+def _used_by(dataset: Any) -> Iterator[str]:
     for cls in type(dataset).__mro__:
         yield _root(cls.__module__)
         yield from _imported_by(cls.__module__)

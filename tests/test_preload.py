@@ -58,7 +58,17 @@ def test_a_class_beside_the_loader_in_a_module_needs_torch(monkeypatch):
     module.DataLoader = DataLoader
     monkeypatch.setitem(sys.modules, "beside", module)
     dataset = type("Beside", (), {"__module__": "beside"})()
-    assert preload.needed(b"", dataset) == ["torch"]
+    assert preload.needed(b"", dataset) == ["torch", "nbloader.loader"]
+    module.DataLoader = None
+    assert preload.needed(b"", dataset) == []
+
+
+def collate(samples):
+    return samples
+
+
+def test_a_function_of_a_module_needs_what_its_module_imports():
+    assert "torch" in preload.needed(b"", in_a_cell(), collate, None, "raise")
 
 
 def test_a_class_of_the_notebook_needs_what_its_methods_name():
