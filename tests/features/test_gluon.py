@@ -263,7 +263,7 @@ def test_auto_reload_has_the_next_epoch_ready_in_under_a_millisecond(with_worker
     with DataLoader(Slow(12, wait=0.01), 2, auto_reload=True, shuffle=True, **with_workers) as loader:
         assert sorted(flat(loader)) == list(range(12))
         took = []
-        while len(took) < 25 and min(took, default=1) >= 1e-3:  # on a busy machine the loop itself is held up now and then
+        while len(took) < 25 and min(took, default=1) >= 1e-3:  # a busy machine holds up the loop itself now and then
             wait_for(lambda: ready(loader) >= 4, "the next epoch's first batches")
             begin = time.perf_counter()
             batches = iter(loader)
