@@ -19,11 +19,15 @@ AT_ONCE = 1 << 30
 class Cargo:
     """The dataset and the functions, pickled once for all workers.
 
+    Args:
+        dataset: As of the loader; so are the functions.
+        transport: With "pickle" it is torch that makes the batches, where nothing else does.
+
     Raises:
         DatasetTransferError: They cannot be pickled.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> None:
+    def __init__(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any, transport: str) -> None:
         try:
             self.pickled = SharedPickle((dataset, collate_fn, worker_init_fn, on_error))
         except Exception as error:  # pickling runs the user's code, which may raise anything
@@ -36,7 +40,10 @@ class Cargo:
                 f"{_culprit(error, dataset, functions)} cannot be sent to worker processes: {type(error).__name__}: "
                 f"{error}. {'' if str(error) == OF_FORK else advice}"
             ) from error
-        self.preload = preload.needed(self.pickled.data, dataset, collate_fn, worker_init_fn, on_error)
+        self.preload = preload.needed(
+            self.pickled.data, dataset, collate_fn, worker_init_fn, on_error,
+            by_torch=transport == "pickle" and collate_fn is None,
+        )  # fmt: skip
         self.identity = self.pickled.identity
         """Equal where workers that have the one need not be given the other."""
         try:

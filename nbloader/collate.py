@@ -226,13 +226,36 @@ def _registered(kind: type) -> bool:
     )
 
 
-def collate_object(samples: list[Any]) -> Any:
-    """Collate what `Plan` does not know, by torch's own rules (imports torch)."""
+def collate_object(samples: list[Any], output: str) -> Any:
+    """Collate what `Plan` does not know, by torch's own rules (imports torch).
+
+    Args:
+        samples: Those of a batch.
+        output: "torch" or "numpy".
+    """
     from torch.utils.data import default_collate
 
     if not samples:
         raise IndexError(NOTHING)
-    return default_collate(samples)
+    batch = default_collate(samples)
+    return batch if output == "torch" else _with_arrays(batch)
+
+
+def _with_arrays(value: Any) -> Any:
+    """With arrays in the place of tensors, but for those of a dtype that NumPy does not know."""
+    import torch
+
+    kind = type(value)
+    if kind is torch.Tensor:
+        try:
+            return value.numpy()
+        except TypeError:
+            return value
+    if kind is dict:
+        return {key: _with_arrays(part) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*map(_with_arrays, value))
+    return kind(map(_with_arrays, value)) if kind is list or kind is tuple else value
 
 
 def convert(sample: Any, as_tensor: Callable[[Any], Any]) -> Any:

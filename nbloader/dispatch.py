@@ -143,6 +143,9 @@ class Dispatcher(Generic[R]):
 
     def clear(self) -> None:
         """Forget all runs and workers."""
+        for run in self.runs.values():
+            for whole in run.wholes.values():
+                whole.dissolve()
         self.runs.clear()
         self._held.clear()
 

@@ -68,12 +68,12 @@ def _close_all() -> None:
         engine.close()
 
 
-def _kind(workers: str, start_method: str, output: str, dataset: Any, *, sharded: bool) -> PoolKind:
+def _kind(workers: str, start_method: str, output: str, transport: str, dataset: Any, *, sharded: bool) -> PoolKind:
     if workers == "thread":
         return Threads(output, sharded)
     if start_method == "forkserver":  # it gets ready while the notebook goes on to the loop
-        forkserver.start(preload.expected(dataset))
-    return Processes(start_method, output)
+        forkserver.start(preload.expected(dataset, by_torch=transport == "pickle"))
+    return Processes(start_method, output, transport)
 
 
 class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader[T_co]):
@@ -260,6 +260,7 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
                         workers if num_workers else "thread",
                         start_method,
                         output,
+                        transport,
                         dataset,
                         sharded=streaming is not None and not streaming.alone,
                     ),

@@ -149,7 +149,7 @@ class Maker:
             with without_mode():
                 return self._stack(samples)
         except NotPlannedError:
-            return collate_object(samples), 0
+            return collate_object(samples, self._output), 0
 
     def _stack(self, samples: list[Any]) -> tuple[Any, int]:
         known = self._known.get(len(samples))

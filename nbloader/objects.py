@@ -180,7 +180,7 @@ class _Lifter:
                 continue
             seen.append(id(obj))
             array = obj if kind is ndarray else self._array_of(obj)
-            if array is None or not array.size or not array.flags.carray:
+            if array is None or not array.size or not (array.flags.c_contiguous and array.flags.aligned):
                 out.append(obj)
                 continue
             if array.dtype is not dtype or kind is not last:

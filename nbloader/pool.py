@@ -45,10 +45,12 @@ class Processes:
     Args:
         start_method: "forkserver" or "spawn".
         output: "torch" or "numpy": what the arrays of a batch become.
+        transport: "shared_memory" or "pickle".
     """
 
     start_method: str
     output: str
+    transport: str
 
     def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> Cargo:
         """Pickle what workers need.
@@ -56,7 +58,7 @@ class Processes:
         Raises:
             DatasetTransferError: It cannot be pickled.
         """
-        return Cargo(dataset, collate_fn, worker_init_fn, on_error)
+        return Cargo(dataset, collate_fn, worker_init_fn, on_error, self.transport)
 
     def make(self) -> Pool:
         """A pool without processes."""

@@ -12,20 +12,23 @@ PRELOADABLE = ("torch", "torchvision", "PIL.Image", "pandas", "scipy", "cv2", LO
 """Slow to import, and never edited by the user."""
 
 
-def needed(payload: bytes, *parts: Any) -> list[str]:
+def needed(payload: bytes, *parts: Any, by_torch: bool = False) -> list[str]:
     """Modules that workers will import to rebuild a dataset and its functions, and to use them.
 
     Args:
         payload: Their pickle: what is of the notebook names there what it uses.
         parts: An object of a module's class, or a function of a module, needs all that its module imports.
+        by_torch: Whether torch makes the batches.
     """
-    used = {_key(name) for name in PRELOADABLE if _key(name).encode() in payload}
+    used = {"torch"} if by_torch else set()
+    used |= {_key(name) for name in PRELOADABLE if _key(name).encode() in payload}
     return _loaded(used.union(*(_imported_by(getattr(part, "__module__", None) or "") for part in parts)))
 
 
-def expected(dataset: Any) -> list[str]:
+def expected(dataset: Any, *, by_torch: bool = False) -> list[str]:
     """The same by the look of a dataset that has not been pickled yet: cheap, and it may miss some."""
-    return _loaded(set(_used_by(dataset)))
+    used = set(_used_by(dataset))
+    return _loaded(used | {"torch"} if by_torch else used)
 
 
 def _loaded(used: set[str]) -> list[str]:

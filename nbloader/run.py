@@ -135,9 +135,10 @@ class Run(Generic[R]):
         return dropped
 
     def drain(self) -> list[R]:
-        """Take out what has come, of batches and of pieces (to give its memory back)."""
+        """The run is over: take out what has come, of batches and of pieces (to give its memory back)."""
         out = [result for _task, result in self.reorder.drain()]
         for whole in self.wholes.values():
             if whole.left:
                 out += whole.results()
+            whole.dissolve()
         return out

@@ -87,6 +87,12 @@ class Whole(Generic[R]):
         self._results = dict.fromkeys(self._results)
         self.place = None
 
+    def dissolve(self) -> None:
+        """Nobody waits for it: let go of the memory now, and not when the cycle of it and its pieces is collected."""
+        self._results.clear()
+        self.pieces.clear()
+        self.place = None
+
     def redo(self) -> tuple[list[Task], list[R]]:
         """Forget what has come. Returns the pieces that are to be made again, and what had come for them."""
         again = [piece for piece in self.pieces if piece.job in self._results]

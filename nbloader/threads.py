@@ -10,7 +10,6 @@ refused, and it ends as soon as the call returns that it is in.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import copy
 import os
@@ -136,28 +135,31 @@ class Outbox:
     """What threads have to report, and a descriptor that is readable while there is something."""
 
     def __init__(self) -> None:
-        self._reports: collections.deque[Report] = collections.deque()
+        self._reports: list[Report] = []
         self._waker = Waker()
         self._woken = False
+        self._lock = threading.Lock()
+        """Held while `_woken` and whether the descriptor is readable may differ."""
         self.fileno = self._waker.fileno
 
     def put(self, report: Report) -> None:
         """Add a report, from any thread."""
-        self._reports.append(report)
-        if not self._woken:  # one system call for many reports
-            self._woken = True
-            self._waker.set()
+        with self._lock:
+            self._reports.append(report)
+            if not self._woken:  # one system call for many reports
+                self._woken = True
+                self._waker.set()
 
     def take(self, timeout: float | None) -> list[Report]:
         """Take all reports; waits for one."""
         if timeout != 0 and not self._woken:
             self._waker.wait(None, timeout)
-        reports: list[Report] = []
-        if self._woken:
-            self._woken = False  # first: who adds one from now on wakes again
+        with self._lock:
+            if not self._woken:
+                return []
+            self._woken = False
             self._waker.clear()
-            while self._reports:
-                reports.append(self._reports.popleft())
+            reports, self._reports = self._reports, []
         return reports
 
     def close(self) -> None:

@@ -192,6 +192,7 @@ class Worker:
     ) -> None:
         self._channel = channel
         self._batched = start.batched
+        self._output = start.output
         self._as_tensor = ArrayToBeTensor if start.output == "torch" else np.asarray
         self._shared_memory = start.transport == "shared_memory"
         self._collate_fn = collate_fn
@@ -332,7 +333,7 @@ class Worker:
         if not self._batched:
             return self._encode_object(convert(samples, self._as_tensor))
         if not self._shared_memory:
-            return self._encode_object(collate_object(samples))
+            return self._encode_object(collate_object(samples, self._output))
         if not isinstance(samples, list):
             samples = list(samples)
         return self._encode_known(samples) or self._encode_planned(samples)
@@ -349,8 +350,7 @@ class Worker:
             fill(samples, memory, extras)
         except Exception:  # noqa: BLE001 - whatever is wrong, the plan says it
             self._known.forget(len(samples))
-            if segment != NO_SEGMENT:
-                self._segments.give_back([segment])
+            self._untake(segment)
             return None
         return layout, dump_object(extras, out_of_band=False).data if extras else b"", nbytes, memory, segment
 
@@ -358,14 +358,13 @@ class Worker:
         try:
             plan = Plan(samples)
         except NotPlannedError:
-            return self._encode_object(collate_object(samples))
+            return self._encode_object(collate_object(samples, self._output))
         layout = self._layout(plan.tree)
         memory, segment = self._take(plan.nbytes)
         try:
             plan.fill(memory)
         except BaseException:
-            if segment != NO_SEGMENT:
-                self._segments.give_back([segment])
+            self._untake(segment)
             raise
         self._known.planned(plan, samples, layout)
         extras = dump_object(plan.extras, out_of_band=False).data if plan.extras else b""
@@ -374,7 +373,11 @@ class Worker:
     def _encode_object(self, batch: Any) -> Encoded:
         dumped = dump_object(batch, out_of_band=self._shared_memory)
         memory, segment = self._take(dumped.nbytes)
-        dumped.write(memory)
+        try:
+            dumped.write(memory)
+        except BaseException:
+            self._untake(segment)
+            raise
         return PICKLED, dumped.message(), dumped.nbytes, memory, segment
 
     def _take(self, nbytes: int) -> tuple[Any, int]:
@@ -389,6 +392,11 @@ class Worker:
                 os.close(fd)
         self._drop(self._segments.drop_unused())
         return memory, segment
+
+    def _untake(self, segment: int) -> None:
+        """A batch could not be written after all."""
+        if segment != NO_SEGMENT:
+            self._segments.give_back([segment])
 
     def _drop(self, segments: list[int]) -> None:
         """These segments are no more: the notebook's process shall forget them."""

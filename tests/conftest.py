@@ -45,8 +45,8 @@ def fork_servers_import_what_test_modules_import() -> Iterator[None]:
     """Else each worker does: a dataset, or a function, of a test module brings the whole module along."""
     needed = preload.needed
 
-    def needed_here(payload: bytes, *parts: Any) -> list[str]:
-        names = needed(payload, *parts)
+    def needed_here(payload: bytes, *parts: Any, **how: Any) -> list[str]:
+        names = needed(payload, *parts, **how)
         return [*names, "pytest", "hypothesis"] if "torch" in names else names
 
     with pytest.MonkeyPatch.context() as patched:

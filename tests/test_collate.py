@@ -95,7 +95,7 @@ def collate(samples: list[Any], output: str = "torch") -> Any:
     try:
         plan = Plan(samples)
     except NotPlannedError:
-        return carry(collate_object(samples))
+        return carry(collate_object(samples, output))
     memory = bytearray(b"\xa5" * plan.nbytes)
     plan.fill(memory)
     hash(plan.tree)

@@ -143,6 +143,16 @@ def test_nothing_is_sent_while_nothing_changes_or_nobody_looks(loader: FakeLoade
     assert not dashboard._tick()
 
 
+def test_nothing_piles_up_for_views_that_do_not_come(loader: FakeLoader, screen: Screen) -> None:
+    dashboard = widget.dashboard_of(loader)
+    loader.pause()
+    loader.resume()
+    dashboard._tick()
+    assert (dashboard._new_spans, dashboard._new_lines) == ([], [])
+    say(dashboard, kind="ready", view="a")
+    assert [text for _, _, text in screen.next("full")["lines"]] == ["paused", "resumed"]
+
+
 @pytest.mark.parametrize("name", ["code", "styles", "bokeh"])
 def test_the_browser_gets_its_code_from_the_kernel(loader: FakeLoader, screen: Screen, name: str) -> None:
     say(widget.dashboard_of(loader), kind="asset", name=name)

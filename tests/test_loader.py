@@ -189,6 +189,17 @@ def test_numpy_output(workers):
         assert [int(x) for x in loader] == list(range(6))
 
 
+@pytest.mark.parametrize("how", [{}, {"num_workers": 1}, {"num_workers": 1, "workers": "thread"},
+                                 {"num_workers": 1, "transport": "pickle"}], ids=str)  # fmt: skip
+def test_numpy_output_whoever_stacks(how):
+    samples = [{"x": np.ones(3), "y": (1, 2.5), "z": [i, np.float32(i) if i % 2 else float(i)]} for i in range(4)]
+    with DataLoader(samples, 2, output="numpy", **how) as loader:
+        for batch in loader:
+            leaves = [batch["x"], *batch["y"], *batch["z"]]
+            assert [type(leaf) for leaf in leaves] == [np.ndarray] * 5
+            assert batch["x"].tolist() == [[1.0] * 3] * 2
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_length_is_that_of_torch(workers):
     for args in (

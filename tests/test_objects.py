@@ -117,6 +117,14 @@ def test_arrays_that_shall_be_tensors_arrive_as_tensors():
     assert (got["a"].tolist(), got["b"][0].tolist(), got["c"].item()) == ([0, 1, 2], [3, 2, 1, 0], 2)
 
 
+def test_arrays_come_writable():
+    """As torch's loader gives them, whatever they were in the worker."""
+    got = carry({"a": np.frombuffer(b"abcd", np.uint8), "b": [read_only(np.ones((200, 200)))], "c": np.ones(2)})
+    for array in (got["a"], *got["b"], got["c"]):
+        assert array.flags.writeable
+    assert got["a"].tolist() == [97, 98, 99, 100]
+
+
 def test_within_the_band_nothing_lies_beside():
     dumped = dump_object({"a": [np.ones(3)]}, out_of_band=False)
     assert (dumped.runs, dumped.nbytes) == ([], 0)

@@ -306,6 +306,25 @@ def test_batches_are_right_while_the_loop_keeps_them_and_take_few_segments_when_
         assert segments(loader)._made <= made + 1, "they are used again"
 
 
+def test_an_epoch_that_is_left_gives_its_segments_back_at_once():
+    """A batch and its pieces refer to each other: its memory was kept until the collector came by."""
+    gc.collect()
+    gc.disable()
+    try:
+        with DataLoader(Rows(96), 16, chunk_size=4, num_workers=2) as loader:
+            list(loader)
+            for _ in range(10):
+                batches = iter(loader)
+                next(batches)
+                wait_for(lambda: loader.stats().ready >= 2)
+                del batches
+                wait_for(lambda: loader.stats().ready == 0)
+            list(loader)
+            assert len(segments(loader).maps._maps) < 20
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("workers", ["process", "thread"])
 def test_a_layout_that_changes_in_mid_batch_costs_a_copy_and_nothing_else(workers):
     for other in (22, 32):

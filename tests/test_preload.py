@@ -17,6 +17,7 @@ import torch
 from datasets import run_script
 
 from nbloader import DataLoader, WorkerStartError, forkserver, machine, preload
+from nbloader.cargo import Cargo
 from nbloader.shared import SharedPickle
 
 
@@ -69,6 +70,16 @@ def collate(samples):
 
 def test_a_function_of_a_module_needs_what_its_module_imports():
     assert "torch" in preload.needed(b"", in_a_cell(), collate, None, "raise")
+
+
+def test_batches_that_torch_stacks_need_torch():
+    assert preload.expected(in_a_cell(), by_torch=True) == ["torch"]
+    for transport, collate_fn, needed in (
+        ("pickle", None, True),
+        ("pickle", len, False),
+        ("shared_memory", None, False),
+    ):
+        assert ("torch" in Cargo(light.Numbers(4), collate_fn, None, "raise", transport).preload) == needed
 
 
 def test_a_class_of_the_notebook_needs_what_its_methods_name():

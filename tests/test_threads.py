@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import random
+import select
 import threading
 import time
 import traceback
@@ -519,6 +520,30 @@ def test_one_wake_up_stands_for_many_reports_and_none_is_lost():
     assert sorted(reports) == [(me, i) for me in range(3) for i in range(2000)]
     assert all([i for who, i in reports if who == me] == list(range(2000)) for me in range(3))
     assert outbox.take(0) == []
+    outbox.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "others"), [("clear", lambda box: box.put("second")), ("set", lambda box: box.take(0))]
+)
+def test_whoever_waits_for_reports_hears_of_them_whatever_two_threads_do_at_once(call, others, monkeypatch):
+    """The descriptor was left unreadable though there was one, or readable though there was none."""
+    outbox = Outbox()
+    do = getattr(outbox._waker, call)
+    other = threading.Thread(target=others, args=(outbox,))
+
+    def meanwhile():
+        monkeypatch.undo()
+        other.start()
+        other.join(0.2)  # it gets that far, or waits until this is done
+        do()
+
+    if call == "clear":
+        outbox.put("first")
+    monkeypatch.setattr(outbox._waker, call, meanwhile)
+    outbox.put("first") if call == "set" else outbox.take(0)
+    other.join()
+    assert bool(select.select([outbox], [], [], 0)[0]) == bool(outbox._reports)
     outbox.close()
 
 

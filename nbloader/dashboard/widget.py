@@ -258,7 +258,12 @@ class Dashboard:
         began = time.thread_time()
         with self._lock:  # a picture that the main thread writes looks, too
             self._look()  # also when nobody looks: the plots are made of what was seen
-            news = bool(self._views) and self._send()
+            if self._views:
+                news = self._send()
+            else:  # a view that comes is sent all that is kept
+                news = False
+                self._new_spans.clear()
+                self._new_lines.clear()
         self._costs.append(time.thread_time() - began)
         while self._asked:
             self._asked.popleft()()
