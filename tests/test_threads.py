@@ -523,6 +523,10 @@ def test_one_wake_up_stands_for_many_reports_and_none_is_lost():
     outbox.close()
 
 
+def readable(outbox):
+    return bool(select.select([outbox], [], [], 0)[0])
+
+
 @pytest.mark.parametrize(
     ("call", "others"), [("clear", lambda box: box.put("second")), ("set", lambda box: box.take(0))]
 )
@@ -543,7 +547,9 @@ def test_whoever_waits_for_reports_hears_of_them_whatever_two_threads_do_at_once
     monkeypatch.setattr(outbox._waker, call, meanwhile)
     outbox.put("first") if call == "set" else outbox.take(0)
     other.join()
-    assert bool(select.select([outbox], [], [], 0)[0]) == bool(outbox._reports)
+    assert readable(outbox) == bool(outbox._reports)
+    outbox.put("third")
+    assert readable(outbox)
     outbox.close()
 
 
