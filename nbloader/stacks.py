@@ -85,10 +85,13 @@ def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
             with contextlib.suppress(ProcessLookupError):
                 if not gone():
                     os.kill(pid, SIGNAL)
-        more = _read(fd) if poll.poll(1000 * (QUIET if text else AGAIN)) else ""
-        if not more and (text or time.monotonic() > deadline):
+        if poll.poll(1000 * (QUIET if text else AGAIN)):
+            more = _read(fd)
+            if not more:  # the other end is closed
+                break
+            text += more
+        elif text or time.monotonic() > deadline:
             break
-        text += more
     if not text:
         raise NbloaderError(
             f"the worker (pid {pid}) did not tell its stack within {WAIT:g} s: it has ended, or is stopped, or waits "
