@@ -5,9 +5,10 @@ found (in the object, in its lists, tuples and dicts, and in theirs) are taken o
 their place makes `pickle` ask for the next buffer when it loads: it is given the ready array. Those of one kind are
 copied with one call.
 
-Of such a batch's 195 us of computing (timed alone, Python 3.11) 46 us are the dataset and the collate function, 43 us
-this on the worker's side and 24 us on the notebook's, 7 us seeds; the rest is messages and bookkeeping. torch's loader
-takes 490 us of computing for it, so that three times its rate is not to be had where the cores are busy.
+For 32 arrays with their texts and nested lists the dataset and the collate function take 67 us (timed alone, on a slow
+core), this 80 us on the worker's side (114 us when each array was copied by itself) and 47 us on the notebook's. All
+processes together compute 485 us for such a batch beside each other, and torch's loader 880 us: three times its rate is
+not to be had where the cores are busy.
 """
 
 from __future__ import annotations
