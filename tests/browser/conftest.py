@@ -38,12 +38,12 @@ TIMEOUT = 40_000
 """Milliseconds that the browser waits for anything; a failure, not a pause."""
 
 
-IDLE = """async () => {
+ANSWERS = """async () => {
     const kernel = PANEL?.context.sessionContext.session?.kernel;
-    if (kernel?.connectionStatus === 'connected' && kernel.status === 'idle') return true;
-    if (kernel?.connectionStatus === 'connected') kernel.requestKernelInfo().catch(() => {});
-    await new Promise((resolve) => setTimeout(resolve, 1000));
-    return false;
+    const second = new Promise((resolve) => setTimeout(resolve, 1000, false));
+    if (kernel?.connectionStatus !== 'connected') return second;
+    const answer = kernel.requestKernelInfo().then((reply) => reply?.content.status === 'ok', () => second);
+    return Promise.race([answer, second]);
 }"""
 """Asks the kernel once, and gives it a second."""
 
@@ -218,21 +218,22 @@ class Notebook:
 
     def run_all(self) -> None:
         """Start all cells; does not wait for them."""
-        self.wait_until_idle()
+        self.wait_until_answered()
         self.page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells').catch(() => {}); }")
 
-    def wait_until_idle(self, seconds: float = TIMEOUT / 1000) -> None:
-        """Wait until JupyterLab knows that the kernel is there and idle.
+    def wait_until_answered(self, seconds: float = TIMEOUT / 1000) -> None:
+        """Wait until the kernel answers JupyterLab, asking each second: a question is now and then lost while it starts.
 
-        Its own question for that is now and then lost when the kernel starts or comes back after a crash; the status
-        then stays "unknown" until somebody asks again, as a person does by running a cell: so this asks each second.
+        JupyterLab's own word for the kernel's state says less. It counts no answer to questions such as this one
+        (jupyter_server's untracked_message_types), so where the first "idle" of a kernel is lost, as after a crash, the
+        state stays "unknown" until a cell runs; and with subshells it reads "idle" while one does.
         """
         deadline = time.monotonic() + seconds
-        while not self.page.evaluate(IDLE.replace("PANEL", self._PANEL)):
+        while not self.page.evaluate(ANSWERS.replace("PANEL", self._PANEL)):
             if time.monotonic() > deadline:
                 raise KernelSilent(
-                    f"JupyterLab's kernel is not idle after {seconds:.0f} s: {self._kernel_state()}; the server says"
-                    f" {self.server.get('/api/kernels')}; the end of its log:\n{self.server.log()[-3000:]}"
+                    f"the kernel has not answered JupyterLab for {seconds:.0f} s: {self._kernel_state()}; the server"
+                    f" says {self.server.get('/api/kernels')}; the end of its log:\n{self.server.log()[-3000:]}"
                 )
 
     def _kernel_state(self) -> Any:
@@ -295,7 +296,7 @@ def open_notebook(server: Server, window: Any) -> Iterator[Callable[..., Noteboo
             nbformat.write(notebook, path)
             opened = Notebook(server, window.new_page(), app, path)
             try:
-                opened.wait_until_idle(20)
+                opened.wait_until_answered(20)
                 break
             except KernelSilent:  # nothing of nbloader has run yet: Jupyter's own trouble, on a machine with much to do
                 if chance == 2:
