@@ -2,16 +2,18 @@
 
 A plan (collate.py) looks at every array three times before it copies it. Where the last batch of the same size is
 known, most of that need not be asked: `np.concatenate` itself refuses another dtype or another shape but for the first
-dimension, so types and lengths are all that is left to check. A dict of 40 arrays of 64 floats, 32 samples: 200 us
-instead of 375 us.
+dimension, so types and lengths are all that is left to check. The arrays of a dict are joined at once where they are
+alike. A dict of 40 arrays of 64 floats, 32 samples: 780 us planned, 430 us array by array, 320 us at once.
 
 What differs in whatever way is planned anew, so that the plan alone decides what is right and what its errors say.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -80,7 +82,11 @@ def _node(tree: Tree, values: Sequence[Any]) -> Refill | None:
     if shape == "dict":
         keys = tree[1]
         children = [_node(child, [v[key] for v in values]) for key, child in zip(keys, tree[2], strict=True)]
-        return None if kind is not dict or None in children else _dict(keys, children)
+        if kind is not dict or None in children:
+            return None
+        arrays = len(keys) > 1 and all(type(values[0][key]) is np.ndarray for key in keys)
+        fill = _dict(keys, children)
+        return _dict_at_once(keys, tree[2], fill) if arrays and _adjacent(tree[2]) else fill
     if shape == "list":
         columns: Any = zip(*values, strict=True)
         children = [_node(child, column) for child, column in zip(tree[1], columns, strict=True)]
@@ -108,6 +114,36 @@ def _dict(keys: tuple[Any, ...], children: Sequence[Any]) -> Refill:
             child([v[key] for v in values], memory, extras)
 
     return fill
+
+
+def _dict_at_once(keys: tuple[Any, ...], trees: Sequence[Tree], one_by_one: Refill) -> Refill:
+    """Fills a dict whose arrays lie behind each other as one array of all of them."""
+    _array, offset, (count, _length, *rest), dtype_str, _tensor = trees[0]
+    dtype = np.dtype(dtype_str)
+    lengths = [tree[2][1] for tree in trees for _ in range(count)]
+    joined = (sum(lengths), *rest)
+    ndarray, concatenate = np.ndarray, np.concatenate
+
+    def fill(values: Sequence[Any], memory: Memory, extras: list[Any]) -> None:
+        if list(map(type, values)).count(dict) != count or list(map(tuple, values)).count(keys) != count:
+            one_by_one(values, memory, extras)  # keys in another order, or more of them
+            return
+        arrays = list(chain.from_iterable(zip(*[v.values() for v in values], strict=True)))
+        if list(map(type, arrays)).count(ndarray) != len(lengths) or list(map(len, arrays)) != lengths:
+            raise DiffersError
+        concatenate(arrays, 0, ndarray(joined, dtype, memory, offset), casting="no")
+
+    return fill
+
+
+def _adjacent(trees: Sequence[Tree]) -> bool:
+    """Whether these are layouts of arrays of one dtype, alike but for the first dimension, without a gap between."""
+    _array, end, first, dtype_str, _tensor = trees[0]
+    for _array, offset, shape, dtype, tensor in trees:
+        if offset != end or dtype != dtype_str or tensor is not None or not shape[1:] or shape[2:] != first[2:]:
+            return False
+        end = offset + math.prod(shape) * np.dtype(dtype).itemsize
+    return True
 
 
 def _list(kind: type, length: int, children: Sequence[Any]) -> Refill:

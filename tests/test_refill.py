@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import numpy as np
 import pytest
 import torch
@@ -22,6 +24,10 @@ LEAVES = (
     lambda i: np.full(4, i, np.float32),
     lambda i: np.full((4, 6), i, np.float32)[:, ::2],
     lambda i: np.full(3, i % 2, bool),
+    lambda i: np.full(16, i, np.float32),
+    lambda i: np.full((4, 4), i, np.int32),
+    lambda i: np.full((4, 8), i, np.int32)[:, ::2],
+    lambda i: np.full(16, i, ">f4"),
     lambda i: np.zeros((0, 3), np.float32),
     lambda i: np.zeros((3, 0), np.float32),
     lambda i: np.array(i, np.float32),
@@ -115,11 +121,13 @@ def test_whatever_comes_after_whatever_the_batch_is_the_planned_one(kinds, batch
 @pytest.mark.parametrize(
     "structure",
     [
-        {"a": LEAVES[0], "b": (LEAVES[1], LEAVES[13]), "c": [LEAVES[19], LEAVES[14]]},
-        (LEAVES[7], LEAVES[8], LEAVES[15], LEAVES[17], LEAVES[20]),
-        (LEAVES[21], LEAVES[23], LEAVES[26]),
+        {"a": LEAVES[0], "b": (LEAVES[1], LEAVES[17]), "c": [LEAVES[23], LEAVES[18]]},
+        (LEAVES[7], LEAVES[8], LEAVES[19], LEAVES[21], LEAVES[24]),
+        (LEAVES[25], LEAVES[27], LEAVES[30]),
+        {"a": LEAVES[9], "b": LEAVES[10], "c": LEAVES[9]},
+        {"a": LEAVES[9], "b": LEAVES[11], "c": LEAVES[10]},
     ],
-    ids=["dict", "tuple", "tensors"],
+    ids=["dict", "tuple", "tensors", "small", "small and strided"],
 )
 def test_the_third_batch_alike_is_not_planned(structure):
     known = Known()
@@ -160,6 +168,38 @@ def test_one_array_that_differs_is_seen(odd, place):
     samples[place] = odd
     got, was_known = filled(known, samples)
     assert not was_known
+    assert_same(got, planned(samples))
+
+
+SMALL = {"a": np.full(16, 1, np.float32), "b": np.full((4, 4), 2, np.int32), "c": np.full(16, 3, np.float32)}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        SMALL | {"c": np.full(16, 4, np.int32)},
+        SMALL | {"c": np.full(8, 4, np.float64)},
+        SMALL | {"c": np.full(16, 4, ">f4")},
+        SMALL | {"c": [4.0] * 16},
+        SMALL | {"b": np.full((2, 8), 4, np.int32)},
+        SMALL | {"b": np.full((4, 4), 4, np.int32, order="F")},
+        SMALL | {"b": np.ma.masked_array(np.full((4, 4), 4, np.int32), True)},
+        SMALL | {"d": np.zeros(16, np.float32)},
+        {key: SMALL[key] for key in "cab"},
+        {key: SMALL[key] for key in "ab"},
+        collections.OrderedDict(SMALL),
+        list(SMALL.values()),
+    ],
+    ids=lambda odd: " ".join(str(odd).split())[-60:],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_dict_of_small_arrays_that_differs_is_seen(odd, place):
+    known = Known()
+    for _ in range(2):
+        filled(known, [SMALL] * 3)
+    samples = [SMALL] * 3
+    samples[place] = odd
+    got, _was_known = filled(known, samples)
     assert_same(got, planned(samples))
 
 

@@ -222,7 +222,7 @@ class Notebook:
         self.page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells').catch(() => {}); }")
 
     def wait_until_answered(self, seconds: float = TIMEOUT / 1000) -> None:
-        """Wait until the kernel answers JupyterLab, asking each second: a question is now and then lost while it starts.
+        """Wait until the kernel answers JupyterLab, asking each second: a question may be lost while it starts.
 
         JupyterLab's own word for the kernel's state says less. It counts no answer to questions such as this one
         (jupyter_server's untracked_message_types), so where the first "idle" of a kernel is lost, as after a crash, the
