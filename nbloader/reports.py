@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nbloader.collate import Build, builder
+from nbloader.encode import NO_SEGMENT, PICKLED, PLACED
 from nbloader.faults import Described, Failure, Nothing, SpareSample
 from nbloader.making import LocalParcel
 from nbloader.objects import load_object
 from nbloader.wire import Bytes
-from nbloader.worker import NO_SEGMENT, PICKLED, PLACED, RESULT
+from nbloader.worker import RESULT
 
 if TYPE_CHECKING:
     from nbloader.handle import Handle

@@ -24,22 +24,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TextIO, TypeAlias
 
-import cloudpickle
-import numpy as np
-
 from nbloader import fetch as f
 from nbloader import stacks, tolerant
-from nbloader.collate import NotPlannedError, Plan, collate_object, convert
+from nbloader.encode import NO_SEGMENT, PICKLED, PLACED, Encoded, Encoder, dump_extras
 from nbloader.faults import describe
 from nbloader.imports import when_imported
 from nbloader.info import Process, introduce_to_torch, stack_in_own_memory
 from nbloader.inherit import leave, take_over
-from nbloader.objects import ArrayToBeTensor, dump_object
 from nbloader.placing import Beside, Placed
 from nbloader.private import WorkerInfo
-from nbloader.refill import Known
 from nbloader.shared import Files, load_shared
-from nbloader.shm import INLINE_LIMIT, SegmentPool
 from nbloader.start import Start
 from nbloader.streams import Build, ExhaustedError, Samples, Streams
 from nbloader.wire import Bytes, Channel, Kind
@@ -51,15 +45,6 @@ Fetch: TypeAlias = "Callable[[int, Any], Samples]"
 RESULT = struct.Struct("<qqiiqIIqqqqqiq")
 """run, number, layout, segment, bytes, length of the extras, samples, fetch begin, fetch end, collate end, CPU of
 fetch, CPU of collate, position and time of the slowest sample."""
-
-NO_SEGMENT = -1
-PLACED = -2
-"""In place of a segment: the piece lies where it was to be written."""
-PICKLED = -1
-"""In place of a layout: the extras hold the message of an object (objects.py)."""
-MAX_LAYOUTS = 256
-Encoded: TypeAlias = "tuple[int, bytes, int, Any, int]"
-"""A batch ready to be sent: (layout, extras, bytes, memory, segment)."""
 
 
 def main(fd: int, *, watched: bool = True) -> None:
@@ -192,10 +177,6 @@ class Worker:
     ) -> None:
         self._channel = channel
         self._batched = start.batched
-        self._output = start.output
-        self._as_tensor = ArrayToBeTensor if start.output == "torch" else np.asarray
-        self._shared_memory = start.transport == "shared_memory"
-        self._collate_fn = collate_fn
         self._status = status
         self._seeded = seeded
         self._streams: Streams | None = None
@@ -207,10 +188,8 @@ class Worker:
                 host=Process(), tell=self._tell_state, seeded=seeded,
             )  # fmt: skip
             self._fetch = self._streams.fetch
-        self._segments = SegmentPool()
+        self._encoder = Encoder(start, collate_fn, self._send)
         self._beside = Beside()
-        self._layouts: dict[Any, int] = {}
-        self._known = Known()
         self._pending = deque(frames)  # frames that have come and were not looked at
 
     def run(self) -> None:
@@ -249,7 +228,7 @@ class Worker:
                 self._pending.extend(self._channel.receive())
             kind, body = self._pending.popleft()
         run, number, indices, seed, returned = pickle.loads(body)
-        self._segments.give_back(returned)
+        self._encoder.give_back(returned)
         status[f.RUN], status[f.NUMBER] = run, number
         return run, number, indices, seed
 
@@ -271,7 +250,7 @@ class Worker:
                 self._streams.forget(run)
             dropped = [task for _body, task in kept if task[0] == run and (numbers is None or task[1] in numbers)]
             for task in dropped:
-                self._segments.give_back(task[4])
+                self._encoder.give_back(task[4])
                 if numbers is None:  # one of them counts as begun and is waited for
                     self._send(Kind.END, pickle.dumps(task[:2]))
             kept = [item for item in kept if item[1] not in dropped]
@@ -287,8 +266,8 @@ class Worker:
         elif kind == Kind.DROP:
             self._beside.forget(number)
         elif kind == Kind.REST:
-            self._segments.give_back(pickle.loads(body))
-            self._drop(self._segments.rest())
+            self._encoder.give_back(pickle.loads(body))
+            self._encoder.rest()
 
     def _make(self, run: int, number: int, indices: Any) -> None:
         status = self._status
@@ -305,7 +284,9 @@ class Worker:
         status[f.STATE], status[f.SINCE] = f.COLLATING, got.end
         samples = got.samples
         size = len(samples) if self._batched else 1
-        layout, extras, nbytes, memory, segment = (placed and self._write(samples, placed)) or self._encode(samples)
+        layout, extras, nbytes, memory, segment = (placed and self._write(samples, placed)) or self._encoder.encode(
+            samples
+        )
         cpu_2, end = time.process_time_ns(), _clock()
         status[f.STATE], status[f.SINCE] = f.SENDING, end
         sys.stdout.flush()
@@ -324,84 +305,7 @@ class Worker:
         if written is None:
             return None
         extras, nbytes = written
-        return PICKLED, dump_object(extras, out_of_band=False).data if extras else b"", nbytes, None, PLACED
-
-    def _encode(self, samples: Any) -> Encoded:
-        """Collate and write."""
-        if self._collate_fn is not None:
-            return self._encode_object(self._collate_fn(samples))
-        if not self._batched:
-            return self._encode_object(convert(samples, self._as_tensor))
-        if not self._shared_memory:
-            return self._encode_object(collate_object(samples, self._output))
-        if not isinstance(samples, list):
-            samples = list(samples)
-        return self._encode_known(samples) or self._encode_planned(samples)
-
-    def _encode_known(self, samples: list[Any]) -> Encoded | None:
-        """Fill a batch that is laid out as the one before; None where it is not."""
-        known = self._known.get(len(samples))
-        if known is None:
-            return None
-        fill, nbytes, layout = known
-        memory, segment = self._take(nbytes)
-        extras: list[Any] = []
-        try:
-            fill(samples, memory, extras)
-        except Exception:  # noqa: BLE001 - whatever is wrong, the plan says it
-            self._known.forget(len(samples))
-            self._untake(segment)
-            return None
-        return layout, dump_object(extras, out_of_band=False).data if extras else b"", nbytes, memory, segment
-
-    def _encode_planned(self, samples: list[Any]) -> Encoded:
-        try:
-            plan = Plan(samples)
-        except NotPlannedError:
-            return self._encode_object(collate_object(samples, self._output))
-        layout = self._layout(plan.tree)
-        memory, segment = self._take(plan.nbytes)
-        try:
-            plan.fill(memory)
-        except BaseException:
-            self._untake(segment)
-            raise
-        self._known.planned(plan, samples, layout)
-        extras = dump_object(plan.extras, out_of_band=False).data if plan.extras else b""
-        return layout, extras, plan.nbytes, memory, segment
-
-    def _encode_object(self, batch: Any) -> Encoded:
-        dumped = dump_object(batch, out_of_band=self._shared_memory)
-        memory, segment = self._take(dumped.nbytes)
-        try:
-            dumped.write(memory)
-        except BaseException:
-            self._untake(segment)
-            raise
-        return PICKLED, dumped.message(), dumped.nbytes, memory, segment
-
-    def _take(self, nbytes: int) -> tuple[Any, int]:
-        """Memory for a batch: a segment, or for a small one a buffer that goes with the message."""
-        if nbytes < INLINE_LIMIT:
-            return bytearray(nbytes), NO_SEGMENT
-        segment, memory, fd = self._segments.take(nbytes)
-        if fd is not None:
-            try:
-                self._send(Kind.SEGMENT, segment.to_bytes(8, "little"), fds=(fd,))
-            finally:
-                os.close(fd)
-        self._drop(self._segments.drop_unused())
-        return memory, segment
-
-    def _untake(self, segment: int) -> None:
-        """A batch could not be written after all."""
-        if segment != NO_SEGMENT:
-            self._segments.give_back([segment])
-
-    def _drop(self, segments: list[int]) -> None:
-        """These segments are no more: the notebook's process shall forget them."""
-        if segments:
-            self._send(Kind.DROP, pickle.dumps(segments))
+        return PICKLED, dump_extras(extras), nbytes, None, PLACED
 
     def _send(self, kind: Kind, *parts: Bytes, fds: tuple[int, ...] = ()) -> None:
         try:
@@ -411,16 +315,6 @@ class Worker:
 
     def _tell_state(self, run: int, shard: int, position: int, state: str | None, problem: str) -> None:
         self._send(Kind.STATE, pickle.dumps((run, shard, position, state, problem)))
-
-    def _layout(self, tree: Any) -> int:
-        layout = self._layouts.get(tree)
-        if layout is None:
-            if len(self._layouts) >= MAX_LAYOUTS:
-                self._layouts.clear()
-                self._known = Known()
-            layout = self._layouts[tree] = len(self._layouts)
-            self._send(Kind.LAYOUT, layout.to_bytes(8, "little"), cloudpickle.dumps(tree))
-        return layout
 
     def _report(self, run: int, number: int, error: Exception) -> None:
         fetching = self._status[f.STATE] == f.FETCHING
