@@ -87,11 +87,19 @@ class Dispatcher(Generic[R]):
         return list(self._held.get(worker, {}).values())
 
     def late(self, run: int) -> tuple[int, int | None]:
-        """The batch that a run waits for, and the worker that holds it or a piece of it; None if none does."""
-        number = self.runs[run].reorder.missing
+        """The batch that a run waits for, and the worker that holds it or a piece of it, or that has to make room for it.
+
+        None in place of the worker where there is no such.
+        """
+        state = self.runs[run]
+        number = state.reorder.missing
         for worker, held in self._held.items():
             if any((task.run, task.number) == (run, number) for task in held.values()):
                 return number, worker
+        for _job, task in state.waiting:
+            if task.number == number and (self.in_turn or state.shards is not None):
+                worker = self._in_turn(state, task)
+                return number, worker if self._held.get(worker) else None
         return number, None
 
     # ---- pace -------------------------------------------------------------------------------------------------
@@ -316,12 +324,15 @@ class Dispatcher(Generic[R]):
         run.waiting = kept  # sorted, thus a heap
 
     def _worker_for(self, run: Run[R], task: Task) -> int | None:
-        turn = task.job if run.shards is None else task.indices.shard
-        worker = self._by_slot.get(turn % self.slots, -1)
+        worker = self._in_turn(run, task)
         held = self._held.get(worker)
         if held is not None and len(held) >= self.depth and run.shards is None and not run.reorder.in_order:
             worker, held = min(self._held.items(), key=_load)  # as in torch, where no other batch waits for this one
         return worker if held is not None and len(held) < self.depth else None
+
+    def _in_turn(self, run: Run[R], task: Task) -> int:
+        turn = task.job if run.shards is None else task.indices.shard
+        return self._by_slot.get(turn % self.slots, -1)
 
     def result(self, worker: int, run: int, job: int, result: R) -> tuple[Task, list[tuple[Task, R]]] | None:
         """A worker has made a batch or a piece of one, or failed to.

@@ -322,11 +322,16 @@ class Board:
         fd = anonymous_file(size)
         number, self._made = self._made, self._made + 1
         try:
-            self._holders[number] = self._send(number, fd)
+            holders = self._send(number, fd)
         except BaseException:
             os.close(fd)
             raise
-        self.maps.add(number, fd)
+        try:
+            self.maps.add(number, fd)
+        except BaseException:
+            self._drop(number, holders)
+            raise
+        self._holders[number] = holders
         self._sizes[number] = size
         return number
 

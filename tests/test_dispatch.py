@@ -472,6 +472,20 @@ def test_the_batch_that_is_waited_for_and_who_holds_it():
     assert dispatcher.late(0) == (1, 1)
 
 
+def test_in_turn_the_batch_that_is_waited_for_waits_itself_for_a_worker_with_a_later_one():
+    dispatcher = dispatcher_with(3, depth=1, in_turn=True)
+    assert sent(dispatcher) == [(0, 0), (1, 1), (2, 2)]
+    assert (made(dispatcher, 0, 0), made(dispatcher, 1, 1)) == ([0], [1])
+    assert sent(dispatcher) == [(0, 3), (1, 4)]
+    dispatcher.slots = 2
+    dispatcher.worker_gone(2, blame=False)
+    assert sent(dispatcher) == []
+    assert dispatcher.late(0) == (2, 0)
+    made(dispatcher, 0, 3)
+    assert dispatcher.late(0) == (2, None)
+    assert sent(dispatcher) == [(0, 2)]
+
+
 @pytest.mark.parametrize(("window", "room"), [(0, 1), (1, 1), (3, 3)])
 def test_the_window_bounds_what_is_outside(window, room):
     dispatcher = dispatcher_with(1, window=window, batches=0)

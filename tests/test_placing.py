@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pickle
@@ -17,7 +18,7 @@ from same import assert_same
 from stand_in import StandIn
 from torch.utils import data as theirs
 
-from nbloader import DataLoader, placing
+from nbloader import DataLoader, placing, shm
 from nbloader import events as ev
 from nbloader.collate import Plan, builder
 from nbloader.making import LocalParcel
@@ -184,6 +185,19 @@ def test_small_batches_and_those_of_unknown_layout_are_joined_by_a_copy():
     assert Workers(1).place(size=PLACED_FROM // 8192 - 1).place is None
     board = Board("numpy", lambda _number, _fd: frozenset(), lambda _number, _uids: None)
     assert board.place(Whole(Task(0, 0, [1] * 100, 0), 4), frozenset()) is None
+
+
+def test_a_segment_that_cannot_be_mapped_is_dropped_by_those_who_got_it(monkeypatch):
+    workers = Workers(1, 2)
+
+    def no_memory(_fd, _size):
+        raise OSError(errno.ENOMEM, "no mappings left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shm, "mapped", no_memory)
+        assert workers.place().place is None
+    assert workers.have == {}
+    assert workers.place().place is not None
 
 
 # ---- side by side, by threads

@@ -193,6 +193,7 @@ def test_the_view_is_served_by_the_kernel_and_follows_theme_width_and_keyboard(o
     page.wait_for_function(
         "light => getComputedStyle(document.querySelector('.nbl-live .nbl-verdict')).color !== light", arg=light
     )
+    page.locator("#jupyterlab-splash").wait_for(state="detached")
     screenshot(page, "dark")
     assert live.evaluate(FAINT) == []
     page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
