@@ -87,7 +87,7 @@ class Dispatcher(Generic[R]):
         return list(self._held.get(worker, {}).values())
 
     def late(self, run: int) -> tuple[int, int | None]:
-        """The batch that a run waits for, and the worker that holds it or a piece of it, or that has to make room for it.
+        """The batch that a run waits for, and the worker that holds it (or a piece of it) or has to make room for it.
 
         None in place of the worker where there is no such.
         """
