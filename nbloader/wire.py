@@ -22,7 +22,10 @@ HEADER = struct.Struct("<II")
 READ_SIZE = 1 << 16  # below malloc's mmap threshold: a larger buffer costs page faults at every call
 MAX_PIECES = 512  # of one system call; the kernel takes 1024
 MAX_FDS = 64  # with one frame
-CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # programs that a dataset runs must not hold our connections
+CLOSE_ON_EXEC = int(
+    getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+)  # programs that a dataset runs must not hold our connections
+AT_ONCE = CLOSE_ON_EXEC | int(socket.MSG_DONTWAIT)
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * MAX_FDS)
 
 
@@ -172,7 +175,7 @@ class Channel:
             return frames
         try:
             data, ancillary, _flags, _address = self._sock.recvmsg(
-                READ_SIZE, ANCILLARY_SIZE, CLOSE_ON_EXEC if wait else CLOSE_ON_EXEC | socket.MSG_DONTWAIT
+                READ_SIZE, ANCILLARY_SIZE, CLOSE_ON_EXEC if wait else AT_ONCE
             )
         except BlockingIOError:
             return frames
