@@ -42,13 +42,14 @@ class Waker:
                 poll.register(other, select.POLLIN)
             self._polls = -1 if other is None else other, poll
         try:
-            self._polls[1].poll(None if timeout is None else max(0.0, timeout * 1000))
+            ready = self._polls[1].poll(None if timeout is None else max(0.0, timeout * 1000))
         except RuntimeError as error:
             raise RuntimeError(
                 "two threads call next() on one iterator at once: give each its own, iter(loader), or let one wait for "
                 "the other by a lock"
             ) from error
-        self.clear()
+        if any(fd != other for fd, _events in ready):
+            self.clear()
 
     def fileno(self) -> int:
         """A descriptor that is readable while it is set."""
