@@ -12,6 +12,7 @@ returns False), so that a late message can never double a batch.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -98,7 +99,7 @@ class Dispatcher(Generic[R]):
                 return number, worker
         for _job, task in state.waiting:
             if task.number == number and (self.in_turn or state.shards is not None):
-                worker = self._in_turn(state, task)
+                worker = self._by_slot.get(self._slot(state, task), -1)
                 return number, worker if self._held.get(worker) else None
         return number, None
 
@@ -307,8 +308,9 @@ class Dispatcher(Generic[R]):
     def _assign_to_slots(self, run: Run[R], out: list[tuple[int, Task]], *, free: bool) -> None:
         """Give each waiting batch to the worker whose shard or turn it is, if that is there and can take one more."""
         kept = []
+        absent: Counter[int] = Counter()  # worker id -> batches that wait for it to be there
         for job, task in sorted(run.waiting, key=_job):
-            worker = self._worker_for(run, task)
+            worker = self._worker_for(run, task, absent)
             if run.has(task):
                 continue
             if worker is None or not (free or self._owed):
@@ -323,16 +325,21 @@ class Dispatcher(Generic[R]):
             out.append((worker, task))
         run.waiting = kept  # sorted, thus a heap
 
-    def _worker_for(self, run: Run[R], task: Task) -> int | None:
-        worker = self._in_turn(run, task)
+    def _worker_for(self, run: Run[R], task: Task, absent: Counter[int]) -> int | None:
+        slot = self._slot(run, task)
+        worker = self._by_slot.get(slot, -1)
         held = self._held.get(worker)
-        if held is not None and len(held) >= self.depth and run.shards is None and not run.reorder.in_order:
+        load = len(held) if held is not None else absent[slot]
+        if load >= self.depth and run.shards is None and not run.reorder.in_order:
             worker, held = min(self._held.items(), key=_load)  # as in torch, where no other batch waits for this one
-        return worker if held is not None and len(held) < self.depth else None
+        if held is None:
+            absent[slot] += 1
+            return None
+        return worker if len(held) < self.depth else None
 
-    def _in_turn(self, run: Run[R], task: Task) -> int:
-        turn = task.job if run.shards is None else task.indices.shard
-        return self._by_slot.get(turn % self.slots, -1)
+    def _slot(self, run: Run[R], task: Task) -> int:
+        turn: int = task.job if run.shards is None else task.indices.shard
+        return turn % self.slots
 
     def result(self, worker: int, run: int, job: int, result: R) -> tuple[Task, list[tuple[Task, R]]] | None:
         """A worker has made a batch or a piece of one, or failed to.
@@ -393,6 +400,8 @@ class Dispatcher(Generic[R]):
         if self.paused and not self.steps:
             return None
         item = state.take()
+        if item is not None and state.shards is not None:
+            state.shards.take_back(item[0].indices)
         if item is not None and self.paused:
             self.steps -= 1
             self._owed += 1

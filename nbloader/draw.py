@@ -163,6 +163,7 @@ class ShardDraw(Draw):
         own: The base seed, where it shall not be drawn from torch's default generator.
         seed: The base seed, where it shall not be drawn at all.
         piped: Whether the dataset is a DataPipe of torch's.
+        in_order: Whether batches come in order.
         begun: What `state()` gave, to go on from there with as many shards as then; empty to begin.
     """
 
@@ -177,6 +178,7 @@ class ShardDraw(Draw):
         own: int | None,
         seed: int | None,
         piped: bool,
+        in_order: bool,
         begun: State,
     ) -> None:
         for source, kept in zip(generators(None, generator), begun.get("generators", ()), strict=False):
@@ -195,7 +197,9 @@ class ShardDraw(Draw):
         self._samples: int = begun.get("samples", 0)
         self._promised = promised
         progress = [_progress(shard) for shard in begun["shards"]] if begun else None
-        self.shards: Shards = Shards(begun.get("count", shards), size=size, seed=self.seed, progress=progress)
+        self.shards: Shards = Shards(
+            begun.get("count", shards), size=size, seed=self.seed, progress=progress, in_order=in_order
+        )
         self.first = sum(p.position + len(p.beyond) for p in self.shards.progress)
 
     def take(self, room: int) -> list[tuple[Any, int]]:
@@ -284,7 +288,8 @@ def begin(loader: DataLoader[Any], *, own: int | None, seed: int | None, begun: 
     promised = (loader._promised, loader.dataset) if loader._promised is not None else None
     return ShardDraw(
         loader.num_workers, size=loader.batch_size, generator=loader.generator, total=total, promised=promised,
-        own=own, seed=seed, piped=datapipes.preparation(loader.dataset) is not None, begun=begun,
+        own=own, seed=seed, piped=datapipes.preparation(loader.dataset) is not None, in_order=loader.in_order,
+        begun=begun,
     )  # fmt: skip
 
 

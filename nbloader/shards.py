@@ -12,7 +12,6 @@ that has the iterator dies, and a shard goes on elsewhere when there are fewer w
 
 from __future__ import annotations
 
-import heapq
 from typing import Any, NamedTuple
 
 from nbloader.fetch import mix
@@ -141,9 +140,19 @@ class Shards:
         size: Samples a batch; None where batching is off.
         seed: The epoch's base seed.
         progress: How far each has come, to go on from there.
+        in_order: Whether the shards are asked in turn. Otherwise that is asked of which the fewest batches are out, so
+            that a slow one does not take up the whole window.
     """
 
-    def __init__(self, count: int, *, size: int | None, seed: int, progress: list[Progress] | None = None) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        size: int | None,
+        seed: int,
+        progress: list[Progress] | None = None,
+        in_order: bool = True,
+    ) -> None:
         self.count = count
         self.size = size
         self.seed = seed
@@ -151,21 +160,33 @@ class Shards:
         """By shard."""
         self.homes: dict[int, int] = {}
         """Shard -> the worker that has its iterator, by the unique number of its process."""
-        self._line = [(p.position, shard) for shard, p in enumerate(self.progress) if not p.over]
-        heapq.heapify(self._line)  # what each shard is asked for next
+        self._in_order = in_order
+        self._next = {
+            shard: p.position for shard, p in enumerate(self.progress) if not p.over
+        }  # what each is asked for
+        self._out = dict.fromkeys(self._next, 0)  # tickets that were not taken back
 
     def take(self) -> Ticket | None:
         """The next ticket; None when all shards are exhausted."""
-        while self._line:
-            position, shard = self._line[0]
+        while self._next:
+            shard = min(self._next, key=self._turn)
+            position = self._next[shard]
             progress = self.progress[shard]
             if progress.end is not None and position >= progress.end:
-                heapq.heappop(self._line)
+                del self._next[shard]
                 continue
-            heapq.heapreplace(self._line, (position + 1, shard))
+            self._next[shard] = position + 1
             if position not in progress.beyond:
+                self._out[shard] += 1
                 return Ticket(shard, self.count, position, self.size, self.seed)
         return None
+
+    def _turn(self, shard: int) -> tuple[int, int, int]:
+        return 0 if self._in_order else self._out[shard], self._next[shard], shard
+
+    def take_back(self, ticket: Ticket) -> None:
+        """The batch has come to the consumer, who may not have looked at it yet."""
+        self._out[ticket.shard] -= 1
 
     def deliver(self, ticket: Ticket) -> None:
         """A batch, or its error, has reached the consumer."""

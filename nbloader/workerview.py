@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nbloader.handle import Handle
+
+PATIENCE = 10.0
+"""Seconds that somebody who asks for a process's id waits for it."""
 
 
 class WorkerView:
@@ -26,7 +30,14 @@ class WorkerView:
 
     @property
     def pid(self) -> int | None:
-        """Of its process; that of this process for a worker thread. None until it is known."""
+        """Of its process; that of this process for a worker thread.
+
+        Workers are started while the program goes on: this waits until it is known, a few milliseconds. None where it
+        never will be: the worker could not be started, or is not there after 10 s.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while not self._handle.pid and time.monotonic() < deadline and not self._handle.over.wait(0.001):
+            pass
         return self._handle.pid or None
 
     ident = pid
@@ -57,11 +68,12 @@ class WorkerView:
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
-        pid = self._handle.pid
+        pid = self.pid
         if pid and pid != os.getpid() and self.is_alive():
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, number)
 
     def __repr__(self) -> str:
         """One line."""
-        return f"<{self.name} pid={self.pid} {'alive' if self.is_alive() else f'exitcode={self.exitcode}'}>"
+        state = "alive" if self.is_alive() else f"exitcode={self.exitcode}"
+        return f"<{self.name} pid={self._handle.pid or None} {state}>"

@@ -367,6 +367,20 @@ def test_in_turn_what_a_dead_worker_held_waits_for_the_one_that_takes_its_place(
     assert sent(dispatcher) == [(7, 0), (7, 2)]
 
 
+def test_in_turn_and_out_of_order_others_take_what_a_worker_that_is_not_there_yet_could_not_hold():
+    dispatcher: Dispatcher[str] = Dispatcher(2, in_turn=True)
+    dispatcher.slots = 2
+    dispatcher.worker_ready(1, slot=1)
+    dispatcher.open_run(0, window=8, in_order=False)
+    for _ in range(8):
+        dispatcher.add(0, None, 0)
+    assert sent(dispatcher) == [(1, 1), (1, 3)]
+    assert (made(dispatcher, 1, 1), made(dispatcher, 1, 3)) == ([1], [3])
+    assert sent(dispatcher) == [(1, 4), (1, 5)]
+    dispatcher.worker_ready(0, slot=0)
+    assert sent(dispatcher) == [(0, 0), (0, 2)]
+
+
 def test_what_a_dead_worker_held_goes_first():
     dispatcher = dispatcher_with(2)
     sent(dispatcher)

@@ -192,6 +192,20 @@ def test_shards_take_turns_and_those_that_run_dry_drop_out(lengths):
     assert tickets(Shards(len(lengths), size=1, seed=0), lengths) == calm_order(lengths)
 
 
+def test_out_of_order_the_shard_is_asked_of_which_least_is_out():
+    shards = Shards(2, size=1, seed=0, in_order=False)
+    first = [shards.take() for _ in range(4)]
+    assert [(ticket.shard, ticket.position) for ticket in first] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    for ticket in (first[0], first[2]):
+        shards.take_back(ticket)
+        another = shards.take()
+        assert another.shard == 0
+        first.append(another)
+    shards.end(first[-1])
+    shards.take_back(first[1])
+    assert [shards.take().shard for _ in range(3)] == [1, 1, 1]
+
+
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.data())
 def test_what_was_delivered_is_not_asked_for_again(lengths, data):
     order = calm_order(lengths)

@@ -461,6 +461,14 @@ def test_an_iterator_shows_its_workers_as_processes_that_can_be_ended_and_awaite
         worker.terminate()
 
 
+def test_an_iterator_knows_the_processes_of_workers_that_have_just_been_asked_for():
+    with DataLoader(Makers(8), num_workers=2) as loader:
+        batches = iter(loader)
+        asked = [worker.pid for worker in batches._workers]
+        assert flat(i for _, i in batches) == list(range(8))
+        assert asked == pids(loader)
+
+
 def test_an_iterator_shows_worker_threads_too_and_without_workers_none():
     with DataLoader(Numbers(4), num_workers=1, workers="thread") as loader:
         batches = iter(loader)
@@ -494,6 +502,30 @@ def test_out_of_order_a_slow_sample_among_quick_ones_holds_up_no_other(with_work
             (tmp_path / "go").touch()
             assert flat(batches) == [2]
             (tmp_path / "go").unlink()
+
+
+class SecondShardHeldUp(theirs.IterableDataset):
+    """Five samples by each worker; worker 1 waits for a file at first."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __iter__(self):
+        worker = get_worker_info().id
+        wait_for(lambda: worker == 0 or pathlib.Path(self.file).exists(), "the file")
+        for i in range(5):
+            yield worker, i
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch_factor": 2}, {"dispatch": "round_robin"}], ids=str)
+def test_out_of_order_a_slow_shard_holds_up_no_other(with_workers, tmp_path, options):
+    data = SecondShardHeldUp(str(tmp_path / "go"))
+    with DataLoader(data, in_order=False, **with_workers, **options) as loader:
+        batches = iter(loader)
+        others = [(worker.item(), i.item()) for worker, i in (next(batches) for _ in range(5))]
+        assert others == [(0, i) for i in range(5)]
+        (tmp_path / "go").touch()
+        assert [(worker.item(), i.item()) for worker, i in batches] == [(1, i) for i in range(5)]
 
 
 class Makers(Numbers):
