@@ -161,10 +161,9 @@ class Shards:
         self.homes: dict[int, int] = {}
         """Shard -> the worker that has its iterator, by the unique number of its process."""
         self._in_order = in_order
-        self._next = {
-            shard: p.position for shard, p in enumerate(self.progress) if not p.over
-        }  # what each is asked for
-        self._out = dict.fromkeys(self._next, 0)  # tickets that were not taken back
+        # by shard: the batch that it is asked for next, and how many tickets were not taken back
+        self._next = {shard: p.position for shard, p in enumerate(self.progress) if not p.over}
+        self._out = dict.fromkeys(self._next, 0)
 
     def take(self) -> Ticket | None:
         """The next ticket; None when all shards are exhausted."""

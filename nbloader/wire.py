@@ -22,9 +22,8 @@ HEADER = struct.Struct("<II")
 READ_SIZE = 1 << 16  # below malloc's mmap threshold: a larger buffer costs page faults at every call
 MAX_PIECES = 512  # of one system call; the kernel takes 1024
 MAX_FDS = 64  # with one frame
-CLOSE_ON_EXEC = int(
-    getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-)  # programs that a dataset runs must not hold our connections
+# Programs that a dataset runs must not hold our connections. Plain numbers: to add two flags of an enum takes 1 us.
+CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 AT_ONCE = CLOSE_ON_EXEC | int(socket.MSG_DONTWAIT)
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * MAX_FDS)
 
