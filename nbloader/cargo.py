@@ -6,7 +6,7 @@ import threading
 import weakref
 from typing import Any
 
-from nbloader import preload
+from nbloader import likeness, preload
 from nbloader.errors import DatasetTransferError
 from nbloader.inherit import OF_FORK
 from nbloader.pickles import dump
@@ -28,8 +28,11 @@ class Cargo:
     """
 
     def __init__(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any, transport: str) -> None:
+        parts = dataset, collate_fn, worker_init_fn, on_error
         try:
-            self.pickled = SharedPickle((dataset, collate_fn, worker_init_fn, on_error))
+            self.pickled = SharedPickle(parts)
+            worthwhile = self.pickled.alone and likeness.worthwhile(self.pickled.data)
+            self._likeness = likeness.likeness(parts) if worthwhile else None
         except Exception as error:  # pickling runs the user's code, which may raise anything
             advice = (
                 "Open files, connections to other machines, locks of threads and generators cannot be pickled: open "
@@ -50,6 +53,17 @@ class Cargo:
             self._dataset: Any = weakref.ref(dataset)
         except TypeError:  # a list and the like
             self._dataset = lambda: dataset
+
+    def holds(self, *parts: Any) -> bool:
+        """Whether these are what they were then. False also where only another cargo can tell.
+
+        Args:
+            parts: As this was made of.
+        """
+        try:
+            return self._likeness is not None and likeness.likeness(parts) == self._likeness
+        except Exception:  # noqa: BLE001 - pickling runs the user's code; the next cargo says what is wrong
+            return False
 
     def settle(self) -> None:
         """Workers have what they need: let the notebook's own copy of it go, where that can be."""

@@ -100,8 +100,10 @@ class Crew:
         Raises:
             DatasetTransferError: It cannot be given to them.
         """
-        payload = self._kind.pack(dataset, collate_fn, worker_init_fn, on_error)
-        old, self._payload = self._payload, payload
+        old = self._payload
+        if old is not None and old.holds(dataset, collate_fn, worker_init_fn, on_error):
+            return False
+        payload = self._payload = self._kind.pack(dataset, collate_fn, worker_init_fn, on_error)
         return old is not None and old.identity != payload.identity
 
     def settle(self) -> None:

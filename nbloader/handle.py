@@ -132,6 +132,9 @@ class Payload(Protocol):
     def identity(self) -> Any:
         """Equal for two payloads where workers that have the one need not be given the other."""
 
+    def holds(self, *parts: Any) -> bool:
+        """Whether these are what it was made of, unchanged. False also where only another payload can tell."""
+
     def settle(self) -> None:
         """A worker was given it: let go of what the notebook does not need twice. On the supervisor's thread."""
 

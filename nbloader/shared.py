@@ -92,6 +92,8 @@ class SharedPickle:
         self._origins = [Origin(raw) for raw in buffers]
         self.identity = (self.data, self._origins, self.handing.identity)
         """Equal for two pickles of an object that was not changed in between (in-place writes to arrays aside)."""
+        self.alone = not (buffers or self.handing.fds)
+        """Whether all of it is in the pickle."""
         self._buffers = buffers
         self._files: Files | None = None
         self._copied: dict[int, tuple[int, Origin]] = {}  # by address, those in our own store: start there, origin

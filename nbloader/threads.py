@@ -52,6 +52,10 @@ class Shared(NamedTuple):
         """Equal where workers have what they would be given."""
         return tuple(map(id, self))
 
+    def holds(self, *parts: Any) -> bool:
+        """Whether these are the same things."""
+        return self.identity == tuple(map(id, parts))
+
     def settle(self) -> None:
         """Nothing was copied."""
 

@@ -1,0 +1,89 @@
+"""Whether a dataset is still what workers were given, told without pickling its code again.
+
+Code of the notebook goes to workers by value, and most of that is to find out which of the imported modules its
+functions use. A function whose code is what it was can have changed only in what it refers to, and that is little.
+With a class of two methods the first batch of an epoch made ahead is there after 0.65 ms instead of 1.8.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import itertools
+import pickle
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+from nbloader.inherit import Handing, SharingPickler
+from nbloader.pickles import SHARE_FROM, dump
+
+_BY_VALUE = b"cloudpickle"
+"""In each pickle that code went into by value."""
+_serials = itertools.count()
+
+
+def worthwhile(data: bytes) -> bool:
+    """Whether a likeness of what gave this pickle is quicker to make than the pickle."""
+    return _BY_VALUE in data and len(data) < SHARE_FROM
+
+
+def likeness(obj: Any) -> tuple[bytes, int]:
+    """What an object is now: where it is the same twice, so is the object's pickle.
+
+    That holds for objects without large arrays and without files that they share with workers. An object that has
+    come to have some is unlike what it was.
+
+    Args:
+        obj: What workers are to be given.
+
+    Raises:
+        Exception: It cannot be pickled.
+    """
+    with Handing():
+        return dump(obj, _stays, _Pickler), len(sys.modules)  # a pickle names what it finds imported
+
+
+def _stays(buffer: pickle.PickleBuffer) -> bool:
+    """Whether an array goes into the pickle, as in `shared.SharedPickle`."""
+    return buffer.raw().nbytes < SHARE_FROM
+
+
+class _Code:
+    """In a pickle: code of this number."""
+
+
+class _Pickler(SharingPickler):
+    """Pickles functions of the notebook as what they refer to, and a number for their code. Nothing can read it."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """See `Pickler`."""
+        if type(obj) is not FunctionType or (obj.__module__ != "__main__" and "<locals>" not in obj.__qualname__):
+            return super().reducer_override(obj)
+        number, names = _of_code(obj.__code__)
+        closure = [_contents(cell) for cell in obj.__closure__ or ()]
+        used = {name: obj.__globals__[name] for name in names if name in obj.__globals__}
+        return _Code, (number,), (obj.__defaults__, obj.__kwdefaults__, closure, used, obj.__dict__)
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing was assigned to that name yet
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_code(code: CodeType) -> tuple[int, tuple[str, ...]]:
+    """A number that no other code has, and the global names that it uses."""
+    return next(_serials), tuple(sorted(set(_globals(code))))
+
+
+def _globals(code: CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _globals(constant)

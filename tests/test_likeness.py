@@ -1,0 +1,135 @@
+"""A likeness tells what a pickle would: whether a dataset of the notebook has changed."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from nbloader import DataLoader, likeness
+from nbloader.shared import SharedPickle
+
+CELL = """
+import numpy as np
+scale = 2
+table = {"a": [1, 2]}
+unrelated = open
+def helper(x, by=1, *, also=[]):
+    return x * scale + len(table["a"])
+def wrapped(f):
+    return functools.wraps(f)(lambda self, i: f(self, i))
+class Base:
+    kind = "base"
+class Dataset(Base):
+    offset = 1
+    def __init__(self):
+        self.items = [1, 2, 3]
+    def __len__(self):
+        return len(self.items)
+    @property
+    def first(self):
+        return helper(self.items[0])
+    @wrapped
+    def __getitem__(self, i):
+        return [np.full(3, helper(x)) + np.linalg.norm(i) for x in self.items]
+"""
+CHANGES = {
+    "a number that a function uses": "scale = 3",
+    "what a function uses, in place": "table['a'].append(3)",
+    "a function that a method uses": "def helper(x): return x",
+    "a default": "helper.__defaults__ = (2,)",
+    "a default, in place": "helper.__kwdefaults__['also'].append(1)",
+    "an attribute": "dataset.items = [1, 2]",
+    "an attribute, in place": "dataset.items[0] = 5",
+    "a method": "Dataset.__len__ = lambda self: 1",
+    "an attribute of the class": "Dataset.offset = 2",
+    "an attribute of the base": "Base.kind = 'other'",
+    "a property": "Dataset.first = property(lambda self: 0)",
+    "code": "helper.__code__ = (lambda x, by=1, *, also=[]: 0).__code__",
+    "an attribute of a function": "helper.note = 1",
+    "its class": "class New(Dataset): pass\ndataset.__class__ = New",
+    "a large array": "dataset.items = np.zeros(100_000)",
+    "a name that was not there": "del scale",
+}
+
+
+def notebook() -> dict:
+    """A dataset as a cell of a notebook makes it."""
+    names: dict = {"__name__": "__main__", "functools": functools}
+    exec(CELL, names)
+    exec("dataset = Dataset()", names)
+    return names
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_changes_the_pickle_changes_the_likeness(change):
+    names = notebook()
+    dataset = names["dataset"]
+    pickled, before = SharedPickle(dataset), likeness.likeness(dataset)
+    assert likeness.worthwhile(pickled.data)
+    assert SharedPickle(dataset).identity == pickled.identity
+    assert likeness.likeness(dataset) == before
+    exec(change, names)
+    assert SharedPickle(dataset).identity != pickled.identity
+    assert likeness.likeness(dataset) != before
+
+
+def test_a_new_submodule_of_what_a_function_uses_changes_both(monkeypatch):
+    """Code that failed for want of it works in new workers."""
+    names = notebook()
+    exec("def helper(x): return np.late.one(x)", names)
+    pickled, before = SharedPickle(names["dataset"]), likeness.likeness(names["dataset"])
+    monkeypatch.setitem(sys.modules, "numpy.late", types.ModuleType("numpy.late"))
+    assert SharedPickle(names["dataset"]).identity != pickled.identity
+    assert likeness.likeness(names["dataset"]) != before
+
+
+def test_closures():
+    def make(by):
+        def inner(i):
+            return i + by + (later if i else 0)
+
+        if by > 5:
+            later = by
+        return inner
+
+    one = make(1)
+    before = likeness.likeness(one)
+    assert likeness.likeness(one) == before == likeness.likeness(make(1))
+    assert likeness.likeness(make(2)) != before
+    assert likeness.likeness(make(6)) != likeness.likeness(make(7))
+
+
+def test_a_function_that_calls_itself():
+    names: dict = {"__name__": "__main__"}
+    exec("def count(n): return n and 1 + count(n - 1)", names)
+    before = likeness.likeness(names["count"])
+    assert likeness.likeness(names["count"]) == before
+
+
+def test_functions_of_modules_are_told_by_their_names():
+    assert likeness.likeness(np.full) == likeness.likeness(np.full) != likeness.likeness(np.ones)
+
+
+def test_data_alone_is_pickled_as_quickly():
+    assert not likeness.worthwhile(SharedPickle(list(range(100))).data)
+    assert not likeness.worthwhile(SharedPickle((notebook()["dataset"], "x" * 100_000)).data)
+
+
+def stacked(loader) -> torch.Tensor:
+    return torch.stack([torch.stack(batch) for batch in loader])
+
+
+def test_a_dataset_that_did_not_change_is_pickled_once(monkeypatch):
+    names = notebook()
+    with DataLoader(names["dataset"], num_workers=1) as loader:
+        before = stacked(loader)
+        monkeypatch.setattr("nbloader.cargo.SharedPickle", None)
+        assert torch.equal(stacked(loader), before)
+        exec("scale = 3", names)
+        monkeypatch.undo()
+        assert not torch.equal(stacked(loader), before)
