@@ -135,7 +135,7 @@ class Engine(Commands):
         try:
             while True:
                 got: Taken | None
-                got, number = self._exclusively(self._take, run)
+                got, number, room = self._exclusively(self._take, run, waker)
                 if got is not None:
                     return got
                 if number is None:
@@ -145,18 +145,13 @@ class Engine(Commands):
                 if wait is None:
                     since = _clock()
                     wait = Wait(since, timeout=self._timeout, first=not self._dispatcher.runs[run].taken)
-                    self._waiting_for = number, since
-                    self._waiting[run] = waker
-                    continue  # look once more: from now on whoever receives it wakes us
                 self._waiting_for = number, since
                 self._outlet.show()
-                if self.ahead and self._exclusively(self._more_room, run) and refill():
-                    continue
-                self._wait(waker, wait, run)
+                if not (room and refill()):
+                    self._wait(waker, wait, run)
         finally:
-            if wait is not None:
-                self._waiting.pop(run, None)
-                self._waiting_for = None
+            self._waiting.pop(run, None)
+            self._waiting_for = None
             self._outlet.show()
 
     def outstanding(self, run: int) -> bool:
@@ -189,8 +184,13 @@ class Engine(Commands):
         ready = [] if state is None else state.reorder.peek(count)
         return [(task, outcome) for task, outcome in ready if isinstance(outcome, (Parcel, LocalParcel))]
 
-    def _take(self, run: int) -> tuple[Taken | None, int | None]:
-        """What is ready. Else None, and the number of the batch to wait for, or None when none is outstanding."""
+    def _take(self, run: int, waker: Waker) -> tuple[Taken | None, int | None, bool]:
+        """What is ready, or what to wait for. From then on whoever receives it wakes the consumer.
+
+        Returns:
+            The batch, or None; then the number of the batch to wait for, None when none is outstanding; and whether
+            the sampler may be asked for more meanwhile.
+        """
         state = self._dispatcher.runs.get(run)
         if state is None:
             raise LoaderClosedError(self._why_ended())
@@ -213,9 +213,13 @@ class Engine(Commands):
             if self._adapts:
                 self._adapt()
             self._last = item[0]
-            return (*item, (self._dispatcher.in_flight(run), state.reorder.reordering, state.reorder.ready)), None
+            depths = self._dispatcher.in_flight(run), state.reorder.reordering, state.reorder.ready
+            return (*item, depths), None, False
         self._uneven = self._dispatcher.uneven()
-        return None, self._dispatcher.upcoming(run) if self._dispatcher.outstanding(run) else None
+        if not self._dispatcher.outstanding(run):
+            return None, None, False
+        self._waiting[run] = waker
+        return None, self._dispatcher.upcoming(run), self.ahead and self._more_room(run)
 
     def _next(self, run: int) -> tuple[Task, Outcome] | None:
         """The next batch that is ready and has samples."""

@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -86,7 +87,7 @@ def _node(tree: Tree, values: Sequence[Any]) -> Refill | None:
             return None
         arrays = len(keys) > 1 and all(type(values[0][key]) is np.ndarray for key in keys)
         fill = _dict(keys, children)
-        return _dict_at_once(keys, tree[2], fill) if arrays and _adjacent(tree[2]) else fill
+        return _dict_at_once(keys, tree[2]) if arrays and _adjacent(tree[2]) else fill
     if shape == "list":
         columns: Any = zip(*values, strict=True)
         children = [_node(child, column) for child, column in zip(tree[1], columns, strict=True)]
@@ -116,19 +117,18 @@ def _dict(keys: tuple[Any, ...], children: Sequence[Any]) -> Refill:
     return fill
 
 
-def _dict_at_once(keys: tuple[Any, ...], trees: Sequence[Tree], one_by_one: Refill) -> Refill:
+def _dict_at_once(keys: tuple[Any, ...], trees: Sequence[Tree]) -> Refill:
     """Fills a dict whose arrays lie behind each other as one array of all of them."""
     _array, offset, (count, _length, *rest), dtype_str, _tensor = trees[0]
     dtype = np.dtype(dtype_str)
     lengths = [tree[2][1] for tree in trees for _ in range(count)]
     joined = (sum(lengths), *rest)
-    ndarray, concatenate = np.ndarray, np.concatenate
+    ndarray, concatenate, in_order = np.ndarray, np.concatenate, itemgetter(*keys)
 
-    def fill(values: Sequence[Any], memory: Memory, extras: list[Any]) -> None:
-        if list(map(type, values)).count(dict) != count or list(map(tuple, values)).count(keys) != count:
-            one_by_one(values, memory, extras)  # keys in another order, or more of them
-            return
-        arrays = list(chain.from_iterable(zip(*[v.values() for v in values], strict=True)))
+    def fill(values: Sequence[Any], memory: Memory, _extras: list[Any]) -> None:
+        if list(map(type, values)).count(dict) != count or tuple(values[0]) != keys:
+            raise DiffersError
+        arrays = list(chain.from_iterable(zip(*map(in_order, values), strict=True)))
         if list(map(type, arrays)).count(ndarray) != len(lengths) or list(map(len, arrays)) != lengths:
             raise DiffersError
         concatenate(arrays, 0, ndarray(joined, dtype, memory, offset), casting="no")

@@ -10,6 +10,7 @@ import threading
 import time
 
 import numpy as np
+from bare import Bare
 
 
 def make(system, work, dataset, batch_sampler=None):
@@ -229,6 +230,7 @@ MAKERS = {
     "watched": Watched,
     "memcpy": Memcpy,
     "two memcpy": Memcpies,
+    "no loader": Bare,
     "paddle": _paddle,
     "mxnet": _mxnet,
     "spdl": _spdl,

@@ -1,0 +1,123 @@
+"""The least that must be done to hand batches from two processes to a third: what no loader of this kind can be beyond.
+
+    worker w:  batches w, w + n, ... -> fetch, collate into the next slot of its shared memory -> one message
+    notebook:  batch i from worker i modulo n -> build it on the slot -> when the loop comes back, the slot is free
+
+Made for one dataset: it knows how its batches are laid out, and looks at nothing. There is no order to restore, no
+credit but the slots, no record of anything, no shuffling, no epoch that is left early, nothing that notices when a
+worker dies or a sample raises, and who keeps a batch sees it change.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import multiprocessing
+import os
+import pickle
+import socket
+import struct
+
+import numpy as np
+
+SLOTS = 8
+"""Batches that a worker may be ahead of the loop."""
+SLOT = 1 << 20
+"""Bytes."""
+LINE = 64
+"""Where an array begins in a slot, bytes."""
+MESSAGE = 1 << 17
+
+
+class Bare:
+    """Batches of `work.Fields`, or of what a collate function gives, handed over by hand-written code."""
+
+    def __init__(self, work, dataset):
+        first = dataset[0]
+        if work.collate is None:
+            layout = tuple(first), work.batch_size, *next(iter(first.values())).shape
+            self._write, self._read = _concatenate, _Slices(layout).read
+        else:
+            self._write, self._read = _Pickled(work.collate).write, _unpickle
+        self._work, self._dataset = work, dataset
+        self._batches = len(dataset) // work.batch_size
+        self._workers = [self._start(worker) for worker in range(work.workers)]
+
+    def _start(self, worker):
+        context = multiprocessing.get_context("fork")
+        memory = mmap.mmap(-1, SLOT * SLOTS)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        share = range(worker, self._batches, self._work.workers)
+        context.Process(target=self._run, args=(theirs, memory, share), daemon=True).start()
+        slots = itertools.cycle([memoryview(memory)[i * SLOT : (i + 1) * SLOT] for i in range(SLOTS)])
+        return ours, slots, share
+
+    def _run(self, connection, memory, share):
+        from nbloader.forkserver import die_with_parent
+
+        die_with_parent()
+        slots = itertools.cycle([memoryview(memory)[i * SLOT : (i + 1) * SLOT] for i in range(SLOTS)])
+        size, dataset, write = self._work.batch_size, self._dataset, self._write
+        fd = connection.fileno()
+        for batch in itertools.cycle(share):
+            os.read(fd, 1)
+            os.write(fd, write([dataset[i] for i in range(batch * size, batch * size + size)], next(slots)))
+
+    def __iter__(self):
+        ahead = {}
+        for connection, _slots, share in self._workers:
+            ahead[connection] = iter(share)
+            for _batch in itertools.islice(ahead[connection], SLOTS - 1):
+                os.write(connection.fileno(), b"1")
+        for _batch, (connection, slots, _share) in zip(range(self._batches), itertools.cycle(self._workers)):
+            message = os.read(connection.fileno(), MESSAGE)
+            yield self._read(message, next(slots))
+            if next(ahead[connection], None) is not None:
+                os.write(connection.fileno(), b"1")
+
+
+def _concatenate(samples, slot):
+    """Write dicts of arrays of one shape and dtype behind each other, key by key."""
+    arrays = list(itertools.chain.from_iterable(zip(*[sample.values() for sample in samples], strict=True)))
+    np.concatenate(arrays, out=np.ndarray(sum(map(len, arrays)), np.float32, slot))
+    return b"1"
+
+
+class _Slices:
+    def __init__(self, layout):
+        import torch
+
+        self._keys, *rest = layout
+        self._shape = len(self._keys), *rest
+        self._tensor = torch.from_numpy
+
+    def read(self, _message, slot):
+        """Tensors on the slot."""
+        return dict(zip(self._keys, map(self._tensor, np.ndarray(self._shape, np.float32, slot)), strict=True))
+
+
+class _Pickled:
+    def __init__(self, collate):
+        self._collate = collate
+
+    def write(self, samples, slot):
+        """Write the arrays of a batch into the slot; the message is the rest, pickled."""
+        buffers, end = [], 0
+        data = pickle.dumps(self._collate(samples), protocol=5, buffer_callback=buffers.append)
+        sizes = []
+        for buffer in buffers:
+            raw = buffer.raw()
+            slot[end : end + raw.nbytes] = raw
+            sizes.append(raw.nbytes)
+            end += -(-raw.nbytes // LINE) * LINE
+        return struct.pack(f"<I{len(sizes)}I", len(sizes), *sizes) + data
+
+
+def _unpickle(message, slot):
+    """The batch, its arrays on the slot."""
+    (count,) = struct.unpack_from("<I", message)
+    end, buffers = 0, []
+    for size in struct.unpack_from(f"<{count}I", message, 4):
+        buffers.append(slot[end : end + size])
+        end += -(-size // LINE) * LINE
+    return pickle.loads(memoryview(message)[4 + 4 * count :], buffers=buffers)
