@@ -24,6 +24,9 @@ PY   := $(VENV)/bin/python
 PIP  := $(PY) -m pip --disable-pip-version-check --no-input
 MADE := $(VENV)/.made
 
+# Hundreds of processes import the package: it is compiled once, as where pip installs it.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: demo test lint bench bench-gpu soak soak-dashboard faults clean
 

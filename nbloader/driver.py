@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from nbloader import events as ev
-from nbloader import pieces, tolerant
+from nbloader import pieces
 from nbloader.crew import Crew
 from nbloader.dispatch import Cancel, Dispatcher
 from nbloader.errors import DatasetTransferError, LoaderClosedError, NbloaderError
@@ -212,7 +212,7 @@ class Driver:
         for task, _payload in freed:
             task.in_order = now
         if report.spared:
-            told = tolerant.events(report.spared, failed, report.handle.worker, batched=self._crew.options["batched"])
+            told = ev.samples_failed(report.spared, failed, report.handle.worker, batched=self._crew.options["batched"])
             self._untold.setdefault((failed.run, failed.number), []).extend(told)
         if not isinstance(result, (Failure, Nothing)):
             report.handle.made += 1

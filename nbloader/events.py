@@ -11,9 +11,14 @@ from __future__ import annotations
 import collections
 import logging
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from nbloader.faults import SpareSample
+    from nbloader.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -215,6 +220,21 @@ class SampleFailed:
     traceback: str
     done: str
     """"skipped" or "replaced"."""
+
+
+def samples_failed(spared: Sequence[SpareSample], task: Task, worker: int, *, batched: bool) -> Iterator[SampleFailed]:
+    """What to tell of samples that were left out of a batch, or replaced.
+
+    Args:
+        spared: What raised.
+        task: Their batch.
+        worker: Who made it; -1 for the notebook's own process.
+        batched: Whether the samples make a batch.
+    """
+    now = time.perf_counter_ns()
+    for position, error, trace, done in spared:
+        sample = task.indices[position] if batched else task.indices
+        yield SampleFailed(now, task.run, task.number, worker, sample, error, trace, done)
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ class LocalEngine:
         finally:
             if shards is not None and shards.count:
                 Process().introduce(None)
-            for event in tolerant.events(self._maker.spared, task, -1, batched=self._batched):
+            for event in ev.samples_failed(self._maker.spared, task, -1, batched=self._batched):
                 self.bus.publish(event)
         if isinstance(made, LocalParcel):
             return made

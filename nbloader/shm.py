@@ -21,10 +21,8 @@ import fcntl
 import functools
 import mmap
 import os
-import tempfile
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +99,8 @@ def filled_file(size: int, pieces: list[tuple[int, memoryview]]) -> int:
     Raises:
         MemoryError: The machine (or the container) has not that much memory left.
     """
+    from concurrent.futures import ThreadPoolExecutor  # workers do without
+
     fd = _new_file(size)
     parts = [
         (start + begin, piece[begin : begin + WRITE_SIZE])
@@ -138,7 +138,9 @@ def _new_file(size: int) -> int:
             raise _no_memory(size, f"{left / 1e6:,.0f} MB are left")
     if hasattr(os, "memfd_create"):
         return os.memfd_create("nbloader", os.MFD_CLOEXEC | getattr(os, "MFD_ALLOW_SEALING", 0))
-    fd, path = tempfile.mkstemp(prefix="nbloader-")  # macOS: an unlinked file
+    import tempfile  # macOS: an unlinked file
+
+    fd, path = tempfile.mkstemp(prefix="nbloader-")
     Path(path).unlink()
     return fd
 

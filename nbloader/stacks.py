@@ -13,7 +13,6 @@ import re
 import select
 import signal
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable
@@ -35,7 +34,6 @@ QUIET = 0.2
 _OUTERMOST = ('  File "<string>", line 1 in <module>\n', "  ...\n")  # the latter after a hundred frames
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _OURS = str(Path(__file__).parent)
-_NOT_THE_USERS = (_OURS, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen ", "<string>")
 
 
 def answer(fd: int) -> None:
@@ -134,7 +132,10 @@ def place(stack: str) -> str:
     frames: list[tuple[str, str, str]] = _FRAME.findall(main.partition("\n\n")[0])
     if not frames:
         return "an unknown place"
-    path, line, name = next((f for f in frames if not f[0].startswith(_NOT_THE_USERS)), frames[0])
+    import sysconfig  # workers do without
+
+    not_the_users = (_OURS, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen ", "<string>")
+    path, line, name = next((f for f in frames if not f[0].startswith(not_the_users)), frames[0])
     return f"{_cell(path) or path}, line {line} in {name}"
 
 

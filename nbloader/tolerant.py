@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence
 from typing import Any, Literal, TypeAlias
 
-from nbloader import events as ev
 from nbloader import fetch as f
 from nbloader.faults import SpareSample, describe
-from nbloader.task import Task
 
 _clock = time.perf_counter_ns
 
@@ -75,18 +73,3 @@ def spare(position: int, error: Exception, on_error: OnError) -> SpareSample:
     """What to tell of a sample that raised and was left out or replaced."""
     _data, name, message, trace = describe(error, by_value=False)
     return SpareSample(position, f"{name}: {message}", trace, "replaced" if callable(on_error) else "skipped")
-
-
-def events(spared: Sequence[SpareSample], task: Task, worker: int, *, batched: bool) -> Iterator[ev.SampleFailed]:
-    """What to tell of these samples.
-
-    Args:
-        spared: What raised.
-        task: Their batch.
-        worker: Who made it; -1 for the notebook's own process.
-        batched: Whether the samples make a batch.
-    """
-    now = _clock()
-    for position, error, trace, done in spared:
-        sample = task.indices[position] if batched else task.indices
-        yield ev.SampleFailed(now, task.run, task.number, worker, sample, error, trace, done)

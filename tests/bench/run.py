@@ -46,6 +46,7 @@ class Side:
     def __init__(self, python, system, row):
         self.system = system
         environ = dict(os.environ, PYTHONPATH=str(ROOT))
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # packages are compiled where pip installs them
         self.process = subprocess.Popen(
             [python, str(HERE / "side.py"), system, row.name, row.kind, str(row.seconds)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ,
