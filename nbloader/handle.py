@@ -36,6 +36,8 @@ class Handle:
         """Worker id; a replacement has the same."""
         self.pid = 0
         """Of its process; 0 until that exists."""
+        self.known = threading.Event()
+        """Set when its pid is known, or never will be."""
         self.ready = False
         self.gone = False
         """Whether it has ended, or was given up, and nothing more is heard of it."""
@@ -51,6 +53,11 @@ class Handle:
         self.requested = _clock()
         self.status = status
 
+    def exists(self, pid: int) -> None:
+        """Its process, or its thread in this one, is there."""
+        self.pid = pid
+        self.known.set()
+
     def end(self, exitcode: int | None) -> None:
         """It has ended, or was given up.
 
@@ -59,6 +66,7 @@ class Handle:
         """
         self.gone = True
         self.exitcode = exitcode
+        self.known.set()
         self.over.set()
 
     @property

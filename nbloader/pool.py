@@ -142,7 +142,7 @@ class Pool:
             command, pass_fds=(sock,), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
             env=forkserver.worker_environment(),
         )  # fmt: skip
-        handle.pid = handle.popen.pid
+        handle.exists(handle.popen.pid)
         if hasattr(os, "pidfd_open"):
             handle.lifeline = os.pidfd_open(handle.pid)
         self._early.append(Started(handle))
@@ -296,7 +296,7 @@ class Pool:
         data = os.read(fd, forkserver.LIFELINE.size)
         value = forkserver.LIFELINE.unpack(data)[0] if data else None
         if value is not None and value >= 0:
-            handle.pid = value
+            handle.exists(value)
             reports.append(Started(handle))
             if handle.killed:
                 handle.kill()
@@ -334,7 +334,7 @@ class Pool:
             (value,) = forkserver.LIFELINE.unpack(data)
             if value < 0:
                 return os.waitstatus_to_exitcode(~value)
-            handle.pid = value
+            handle.exists(value)
 
     def _read_output(self, handle: ProcessHandle, fd: int, reports: list[Report]) -> bool:
         """Read once what a worker has written, and report the whole lines. Whether there may be more to read."""

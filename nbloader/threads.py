@@ -100,7 +100,7 @@ class ThreadHandle(Handle):
     def __init__(self, worker: int, outbox: Outbox) -> None:
         self.page = [f.STARTING, 0, -1, _clock(), -1]
         super().__init__(worker, self.page)
-        self.pid = os.getpid()
+        self.exists(os.getpid())
         self.killed = False
         self.thread: threading.Thread
         self.tasks: queue.SimpleQueue[Task | int | None] = queue.SimpleQueue()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,9 +34,7 @@ class WorkerView:
         Workers are started while the program goes on: this waits until it is known, a few milliseconds. None where it
         never will be: the worker could not be started, or is not there after 10 s.
         """
-        deadline = time.monotonic() + PATIENCE
-        while not self._handle.pid and time.monotonic() < deadline and not self._handle.over.wait(0.001):
-            pass
+        self._handle.known.wait(PATIENCE)
         return self._handle.pid or None
 
     ident = pid
