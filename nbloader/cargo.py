@@ -31,8 +31,6 @@ class Cargo:
         parts = dataset, collate_fn, worker_init_fn, on_error
         try:
             self.pickled = SharedPickle(parts)
-            worthwhile = self.pickled.alone and likeness.worthwhile(self.pickled.data)
-            self._likeness = likeness.likeness(parts) if worthwhile else None
         except Exception as error:  # pickling runs the user's code, which may raise anything
             advice = (
                 "Open files, connections to other machines, locks of threads and generators cannot be pickled: open "
@@ -43,6 +41,8 @@ class Cargo:
                 f"{_culprit(error, dataset, functions)} cannot be sent to worker processes: {type(error).__name__}: "
                 f"{error}. {'' if str(error) == OF_FORK else advice}"
             ) from error
+        worthwhile = self.pickled.alone and likeness.worthwhile(self.pickled.data)
+        self._likeness = _likeness(parts) if worthwhile else None
         self.preload = preload.needed(
             self.pickled.data, dataset, collate_fn, worker_init_fn, on_error,
             by_torch=transport == "pickle" and collate_fn is None,
@@ -60,10 +60,7 @@ class Cargo:
         Args:
             parts: As this was made of.
         """
-        try:
-            return self._likeness is not None and likeness.likeness(parts) == self._likeness
-        except Exception:  # noqa: BLE001 - pickling runs the user's code; the next cargo says what is wrong
-            return False
+        return self._likeness is not None and _likeness(parts) == self._likeness
 
     def settle(self) -> None:
         """Workers have what they need: let the notebook's own copy of it go, where that can be."""
@@ -74,6 +71,13 @@ class Cargo:
             self.pickled.settle(dataset)
         else:
             threading.Thread(target=self.pickled.settle, args=(dataset,), name="nbloader-settle", daemon=True).start()
+
+
+def _likeness(parts: Any) -> Any:
+    try:
+        return likeness.likeness(parts)
+    except Exception:  # noqa: BLE001 - pickling runs the user's code; what is wrong is said where a cargo is made of it
+        return None
 
 
 def _culprit(error: Exception, dataset: Any, functions: dict[str, Any]) -> str:

@@ -82,7 +82,7 @@ def _of_code(code: CodeType) -> tuple[int, tuple[str, ...]]:
 
 def _globals(code: CodeType) -> Iterator[str]:
     for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+        if instruction.opname == "LOAD_GLOBAL":  # as cloudpickle
             yield instruction.argval
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
