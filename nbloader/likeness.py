@@ -70,8 +70,8 @@ class _Pickler(SharingPickler):
 def _contents(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing was assigned to that name yet
-        return None
+    except ValueError:  # nothing was assigned to that name yet, not even None
+        return _Code
 
 
 @functools.lru_cache(maxsize=4096)

@@ -95,6 +95,8 @@ def test_closures():
 
         if by > 5:
             later = by
+        if by < 0:
+            later = None
         return inner
 
     one = make(1)
@@ -102,6 +104,10 @@ def test_closures():
     assert likeness.likeness(one) == before == likeness.likeness(make(1))
     assert likeness.likeness(make(2)) != before
     assert likeness.likeness(make(6)) != likeness.likeness(make(7))
+    unset = make(-1)
+    with_none = likeness.likeness(unset)
+    del unset.__closure__[unset.__code__.co_freevars.index("later")].cell_contents
+    assert likeness.likeness(unset) != with_none
 
 
 def test_a_function_that_calls_itself():
