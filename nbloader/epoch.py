@@ -123,7 +123,7 @@ class Epoch(Iterator[T_co]):
             self._refill()
         got = self._wait() if self._kept is None else self._kept
         task, payload, depths = got
-        if self._engine.ahead:
+        if self._engine.ahead and (self._pass.delivered or not depths[2]):  # the first goes to the loop at once
             self._refill(wait=False)
         if self.draw.reader is not None:  # records and errors are kept for long: they hold no samples
             task.indices = numbers(task.indices)

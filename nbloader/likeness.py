@@ -13,15 +13,19 @@ import itertools
 import pickle
 import sys
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from nbloader.inherit import Handing, SharingPickler
 from nbloader.pickles import SHARE_FROM, dump
 
 _BY_VALUE = b"cloudpickle"
 """In each pickle that code went into by value."""
+_DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
+"""What a class has of itself, for its `__dict__`, its `__weakref__` and its slots."""
 _serials = itertools.count()
+_classes: WeakKeyDictionary[type, int] = WeakKeyDictionary()
 
 
 def worthwhile(data: bytes) -> bool:
@@ -51,20 +55,35 @@ def _stays(buffer: pickle.PickleBuffer) -> bool:
 
 
 class _Code:
-    """In a pickle: code of this number."""
+    """In a pickle: code of this number, or the class of this number."""
 
 
 class _Pickler(SharingPickler):
-    """Pickles functions of the notebook as what they refer to, and a number for their code. Nothing can read it."""
+    """Pickles functions and classes of the notebook as what they refer to, and a number. Nothing can read it."""
 
     def reducer_override(self, obj: Any) -> Any:
         """See `Pickler`."""
-        if type(obj) is not FunctionType or (obj.__module__ != "__main__" and "<locals>" not in obj.__qualname__):
+        kind = type(obj)
+        if kind not in (FunctionType, type) or (obj.__module__ != "__main__" and "<locals>" not in obj.__qualname__):
             return super().reducer_override(obj)
+        if kind is type:
+            return _Code, (_of_class(obj),), (obj.__bases__, _members(obj))
         number, names = _of_code(obj.__code__)
         closure = [_contents(cell) for cell in obj.__closure__ or ()]
         used = {name: obj.__globals__[name] for name in names if name in obj.__globals__}
         return _Code, (number,), (obj.__defaults__, obj.__kwdefaults__, closure, used, obj.__dict__)
+
+
+def _of_class(cls: type) -> int:
+    """A number that no other class has."""
+    number = _classes.get(cls)
+    if number is None:
+        number = _classes[cls] = next(_serials)
+    return number
+
+
+def _members(cls: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(cls).items() if not isinstance(value, _DESCRIPTORS)}
 
 
 def _contents(cell: Any) -> Any:

@@ -24,8 +24,13 @@ def wrapped(f):
     return functools.wraps(f)(lambda self, i: f(self, i))
 class Base:
     kind = "base"
+class Plain:
+    kind = "base"
+class Slotted:
+    __slots__ = ("slot",)
 class Dataset(Base):
     offset = 1
+    slotted = Slotted()
     def __init__(self):
         self.items = [1, 2, 3]
     def __len__(self):
@@ -48,6 +53,9 @@ CHANGES = {
     "a method": "Dataset.__len__ = lambda self: 1",
     "an attribute of the class": "Dataset.offset = 2",
     "an attribute of the base": "Base.kind = 'other'",
+    "a base": "Dataset.__bases__ = (Plain,)",
+    "a slot": "Dataset.slotted.slot = 1",
+    "a class like it": "class Slotted: __slots__ = ('slot',)\nDataset.slotted.__class__ = Slotted",
     "a property": "Dataset.first = property(lambda self: 0)",
     "code": "helper.__code__ = (lambda x, by=1, *, also=[]: 0).__code__",
     "an attribute of a function": "helper.note = 1",
