@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import mmap
-import multiprocessing
 import threading
 import time
 
 import numpy as np
-from bare import Bare
+from bare import Bare, copying, making
 
 
 def make(system, work, dataset, batch_sampler=None):
@@ -119,48 +116,6 @@ class Memcpy:
             yield self.target
 
 
-class Memcpies:
-    """As many processes as a loader has workers, each of which copies its share of the same samples.
-
-    Each copies into two pieces of shared memory in turn, as a worker whose last batch the consumer still looks at.
-    There is no loader: nothing is asked for, sent or received but the word to begin. What they reach together is what
-    the memory of the machine lets two cores write, and no loader of this kind can be faster.
-    """
-
-    PIECES = 2
-
-    def __init__(self, work, dataset):
-        context = multiprocessing.get_context("fork")
-        self.batches = len(dataset) // work.batch_size
-        self._pipes = []
-        for worker in range(work.workers):
-            ours, theirs = context.Pipe()
-            share = range(worker, self.batches, work.workers)
-            context.Process(target=self._copy, args=(theirs, work.batch_size, dataset, share), daemon=True).start()
-            self._pipes.append(ours)
-
-    def _copy(self, pipe, size, dataset, share):
-        from nbloader.forkserver import die_with_parent
-
-        die_with_parent()
-        first = dataset[0]
-        shape = size, *first.shape
-        pieces = [mmap.mmap(-1, size * first.nbytes) for _ in range(self.PIECES)]
-        targets = itertools.cycle([np.frombuffer(piece, first.dtype).reshape(shape) for piece in pieces])
-        while pipe.recv():
-            for batch, target in zip(share, targets, strict=False):
-                for position in range(size):
-                    np.copyto(target[position], dataset[batch * size + position])
-            pipe.send(True)
-
-    def __iter__(self):
-        for pipe in self._pipes:
-            pipe.send(True)
-        for pipe in self._pipes:
-            pipe.recv()
-        yield from itertools.repeat(np.zeros(1), self.batches)
-
-
 def _paddle(work, dataset):
     import paddle
 
@@ -229,14 +184,15 @@ MAKERS = {
     "without events": _ours_silent,
     "watched": Watched,
     "memcpy": Memcpy,
-    "two memcpy": Memcpies,
+    "two memcpy": copying,
     "no loader": Bare,
+    "nothing handed over": making,
     "paddle": _paddle,
     "mxnet": _mxnet,
     "spdl": _spdl,
     "grain": _grain,
 }
 
-NO_LOADERS = ("memcpy", "two memcpy")
+NO_LOADERS = ("memcpy", "two memcpy", "nothing handed over")
 """They give no batches that could be compared."""
 PEERS = ("paddle", "spdl", "grain", "mxnet")
