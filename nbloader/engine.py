@@ -101,7 +101,7 @@ class Engine(Commands):
         if run not in self._dispatcher.runs:
             return 0
         room = self._dispatcher.room(run)
-        return room if room >= self._dispatcher.runs[run].window // 8 else 0
+        return room if room >= self._dispatcher.runs[run].window // (4 if self._deep else 8) else 0
 
     def add(self, run: int, batches: Iterable[tuple[Any, int]]) -> None:
         """Dispatch batches, as (indices, seed)."""
