@@ -1,8 +1,9 @@
 """Whether a dataset is still what workers were given, told without pickling its code again.
 
 Code of the notebook goes to workers by value, and most of that is to find out which of the imported modules its
-functions use. A function whose code is what it was can have changed only in what it refers to, and that is little.
-With a class of two methods the first batch of an epoch made ahead is there after 0.65 - 1.0 ms instead of 1.8.
+functions use. A function whose code is what it was can have changed only in what it refers to, and a class only in its
+members; that is little. With a class of two methods the first batch of an epoch made ahead is there after 0.7 ms
+instead of 1.8.
 """
 
 from __future__ import annotations
