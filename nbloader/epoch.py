@@ -123,8 +123,8 @@ class Epoch(Iterator[T_co]):
             self._refill()
         got = self._wait() if self._kept is None else self._kept
         task, payload, depths = got
-        if self._engine.ahead and (self._pass.delivered or not depths[2]):  # the first goes to the loop at once
-            self._refill(wait=False)
+        if self._engine.ahead:  # where the first is not the last that is ready, the loop gets it sooner
+            self._refill(wait=False, soon=task.number == self.draw.first and depths[2] > 0)
         if self.draw.reader is not None:  # records and errors are kept for long: they hold no samples
             task.indices = numbers(task.indices)
         if isinstance(payload, (Failure, Given)):
@@ -148,18 +148,19 @@ class Epoch(Iterator[T_co]):
             raise
         return got
 
-    def _refill(self, *, wait: bool = True) -> bool:
+    def _refill(self, *, wait: bool = True, soon: bool = False) -> bool:
         """Ask the sampler for as many batches as there is credit, and dispatch them. Whether it gave any.
 
         Args:
             wait: Whether a source that has given nothing yet may be waited for, where nothing else is to come.
+            soon: See `Engine.add`.
         """
         room = self._engine.room(self._run)
         if self.draw.reader is not None:
             room = self._readable(self.draw.reader, room, wait=wait)
         batches = self.draw.take(room)
         if batches:
-            self._engine.add(self._run, batches)
+            self._engine.add(self._run, batches, soon=soon)
         return bool(batches)
 
     def _readable(self, reader: Reader, room: int, *, wait: bool) -> int:

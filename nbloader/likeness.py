@@ -25,6 +25,8 @@ _BY_VALUE = b"cloudpickle"
 """In each pickle that code went into by value."""
 _DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
 """What a class has of itself, for its `__dict__`, its `__weakref__` and its slots."""
+_GLOBAL = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
+"""Instructions by which cloudpickle finds what a function refers to."""
 _serials = itertools.count()
 _classes: WeakKeyDictionary[type, int] = WeakKeyDictionary()
 
@@ -68,11 +70,11 @@ class _Pickler(SharingPickler):
         if kind not in (FunctionType, type) or (obj.__module__ != "__main__" and "<locals>" not in obj.__qualname__):
             return super().reducer_override(obj)
         if kind is type:
-            return _Code, (_of_class(obj),), (obj.__bases__, _members(obj))
+            return _Code, (_of_class(obj),), (obj.__name__, obj.__qualname__, obj.__bases__, _members(obj))
         number, names = _of_code(obj.__code__)
-        closure = [_contents(cell) for cell in obj.__closure__ or ()]
         used = {name: obj.__globals__[name] for name in names if name in obj.__globals__}
-        return _Code, (number,), (obj.__defaults__, obj.__kwdefaults__, closure, used, obj.__dict__)
+        told = obj.__name__, obj.__qualname__, obj.__doc__, obj.__annotations__
+        return _Code, (number,), (told, obj.__defaults__, obj.__kwdefaults__, obj.__closure__, used, obj.__dict__)
 
 
 def _of_class(cls: type) -> int:
@@ -84,14 +86,11 @@ def _of_class(cls: type) -> int:
 
 
 def _members(cls: type) -> dict[str, Any]:
-    return {name: value for name, value in vars(cls).items() if not isinstance(value, _DESCRIPTORS)}
-
-
-def _contents(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing was assigned to that name yet, not even None
-        return _Code
+    return {
+        name: value
+        for name, value in vars(cls).items()
+        if not isinstance(value, _DESCRIPTORS) or value.__objclass__ is not cls
+    }
 
 
 @functools.lru_cache(maxsize=4096)
@@ -102,7 +101,7 @@ def _of_code(code: CodeType) -> tuple[int, tuple[str, ...]]:
 
 def _globals(code: CodeType) -> Iterator[str]:
     for instruction in dis.get_instructions(code):
-        if instruction.opname == "LOAD_GLOBAL":  # as cloudpickle
+        if instruction.opname in _GLOBAL:
             yield instruction.argval
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -124,7 +124,7 @@ class LocalEngine:
         """One batch at a time."""
         return 1 if run in self._runs and not self._runs[run] else 0
 
-    def add(self, run: int, batches: Iterable[tuple[Any, int]]) -> None:
+    def add(self, run: int, batches: Iterable[tuple[Any, int]], *, soon: bool = False) -> None:  # noqa: ARG002
         """Take batches to make, as (indices, seed)."""
         for indices, seed in batches:
             now = _clock()

@@ -225,15 +225,13 @@ class Worker:
             self._pending.extend(self._channel.receive(wait=False))
         while True:
             self._cancel()
-            if self._pending:
-                break
-            self._pending.extend(self._channel.receive())
-        kind, body = self._pending.popleft()
-        while kind != Kind.TASK:
-            self._arrange(kind, body)
-            while not self._pending:
+            if not self._pending:
                 self._pending.extend(self._channel.receive())
+                continue
             kind, body = self._pending.popleft()
+            if kind == Kind.TASK:
+                break
+            self._arrange(kind, body)
         run, number, indices, seed, returned = pickle.loads(body)
         self._encoder.give_back(returned)
         status[f.RUN], status[f.NUMBER] = run, number
