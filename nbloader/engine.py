@@ -100,10 +100,10 @@ class Engine(Commands):
         """How many batches the sampler may be asked for now: none until some can be sent together, or one was lent."""
         if run not in self._dispatcher.runs:
             return 0
-        state = self._dispatcher.runs[run]
-        inside = state.room - state.extra
+        room, state = self._dispatcher.room(run), self._dispatcher.runs[run]
+        inside = room - state.extra
         together = state.window // (4 if self._deep else 8)
-        return max(0, state.room) if inside <= 0 or inside >= together else 0
+        return max(0, room) if inside <= 0 or inside >= together else 0
 
     def add(self, run: int, batches: Iterable[tuple[Any, int]], *, soon: bool = False) -> None:
         """Dispatch batches.

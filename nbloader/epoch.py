@@ -123,7 +123,7 @@ class Epoch(Iterator[T_co]):
             self._refill()
         got = self._wait() if self._kept is None else self._kept
         task, payload, depths = got
-        if self._engine.ahead:  # where the first is not the last that is ready, the loop gets it sooner
+        if self._engine.ahead:  # the first of an epoch made ahead does not wait until a worker is awake
             self._refill(wait=False, soon=task.number == self.draw.first and depths[2] > 0)
         if self.draw.reader is not None:  # records and errors are kept for long: they hold no samples
             task.indices = numbers(task.indices)
