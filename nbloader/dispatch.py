@@ -12,6 +12,7 @@ returns False), so that a late message can never double a batch.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -27,6 +28,9 @@ Cancel: TypeAlias = "tuple[int, int, tuple[int, ...] | None]"
 
 MAX_DEATHS = 3
 """Workers that a batch may kill before it is given up."""
+AT_HAND = 4
+"""Batches that a worker does not run out of soon. Of two workers at quick batches one is always some ahead of the
+other: with credit lent whenever it held fewer than it may (16), a message went out for nearly every batch."""
 
 
 class Dispatcher(Generic[R]):
@@ -192,41 +196,50 @@ class Dispatcher(Generic[R]):
         """The run is asked again."""
         self.runs[run].parked = False
 
+    @property
+    def busy(self) -> bool:
+        """Whether every worker has a batch, of those that are ready."""
+        return all(self._held.values())
+
     def uneven(self) -> bool:
         """Whether a worker has nothing to do while another has a batch that it has not begun."""
-        return next(self._movable(None), None) is not None
+        return any(self._unbegun())
 
-    def rebalance(self, busy: Collection[int] | None = None) -> list[Cancel]:
-        """While a worker has nothing to do: take back for it a batch that another has not begun.
+    def rebalance(self, least: int = 1, stuck: Collection[int] = ()) -> list[Cancel]:
+        """While a worker has nothing to do: take back for it half of what another has not begun, the later half.
 
         So it is at the end of an epoch, when one works at a slow batch and has another behind it. By simulation of 160
         batches with stragglers, workers are at work 97 % of the time with this, and 92 % without.
 
         Args:
-            busy: The workers that batches may be taken from; None for all.
+            least: Batches that are worth the messages.
+            stuck: Workers from which one batch is.
 
         Returns:
-            What to cancel; then `assignments()` gives the batch to the one that has nothing. A worker that has begun it
+            What to cancel; then `assignments()` gives it to the one that has nothing. A worker that has begun a batch
             after all makes it too, and one of the two is refused.
         """
-        first = min(self._movable(busy), default=None)
-        if first is None:
+        halves = [(worker, keys[len(keys) // 2 :]) for worker, keys in self._unbegun()]
+        worthy = [half for half in halves if len(half[1]) >= least or half[0] in stuck]
+        if not worthy:
             return []
-        (run, job), worker = first
-        task = self._held[worker].pop((run, job))
-        task.attempt -= 1
-        self.runs[run].return_all([task])
-        return [(worker, run, (job,))]
+        worker, keys = max(worthy, key=_load)
+        numbers: dict[int, list[int]] = {}
+        for run, job in keys:
+            task = self._held[worker].pop((run, job))
+            task.attempt -= 1
+            self.runs[run].return_all([task])
+            numbers.setdefault(run, []).append(job)
+        return [(worker, run, tuple(jobs)) for run, jobs in numbers.items()]
 
-    def _movable(self, busy: Collection[int] | None) -> Iterator[tuple[tuple[int, int], int]]:
-        """What `rebalance` may take, as (key, worker); nothing where all have work, or what waits will be given out."""
-        if self.paused or all(self._held.values()) or any(r.waiting and not r.parked for r in self.runs.values()):
+    def _unbegun(self) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """What may be taken from each worker; nothing where all have work, or what waits will be given out."""
+        if self.busy or self.paused or any(run.waiting and not run.parked for run in self.runs.values()):
             return
         for worker, held in self._held.items():
-            if len(held) > 1 and (busy is None or worker in busy):
-                for key in list(held)[1:]:
-                    if self._moves(key):
-                        yield key, worker
+            keys = [key for key in itertools.islice(held, 1, None) if self._moves(key)]
+            if keys:
+                yield worker, keys
 
     def _moves(self, key: tuple[int, int]) -> bool:
         run = self.runs.get(key[0])
@@ -265,7 +278,7 @@ class Dispatcher(Generic[R]):
         state = self.runs.get(run)
         if state is None or self.paused or state.waiting or not state.reorder.reordering or not self._held:
             return False
-        if min(map(len, self._held.values())) >= self.depth or state.outstanding >= limit:
+        if min(map(len, self._held.values())) >= min(self.depth, AT_HAND) or state.outstanding >= limit:
             return False
         state.extra += 1
         return True
@@ -429,5 +442,5 @@ def _job(item: tuple[int, Task]) -> int:
     return item[0]
 
 
-def _load(item: tuple[int, dict[tuple[int, int], Task]]) -> int:
+def _load(item: tuple[int, Collection[tuple[int, int]]]) -> int:
     return len(item[1])

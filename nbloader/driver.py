@@ -39,8 +39,8 @@ _clock = time.perf_counter_ns
 
 LINGER = 0.02
 """Seconds that the supervisor leaves a message to a consumer who was there a moment ago."""
-WORTH_MOVING = 2_000_000
-"""What a batch takes a worker at least, ns, where one is taken from a busy worker and given to one without work."""
+WORTH_MOVING = 1_000_000
+"""What batches take a worker together at least, ns, that are taken from one and given to another without work."""
 REST = 30.0
 """Seconds without an epoch after which workers give back the memory that the next one can begin without. That one makes
 it anew: with 2 s, epochs of 40 batches of 38 MB with pauses between ran at 12 % of one thread's memcpy, not 50 %."""
@@ -152,12 +152,11 @@ class Driver:
                 self._handle(report)
         self._carry_out()
         self._dispatch()
-        busy = None
-        if 0 < self._batch_ns <= WORTH_MOVING:  # 0: none has been made yet, and workers get ready one by one
-            if not self._dispatcher.uneven():
-                return
-            busy = self._crew.long_busy(STRAGGLING)
-        while cancels := self._dispatcher.rebalance(busy):
+        if not self._dispatcher.uneven():
+            return
+        least = -(-WORTH_MOVING // self._batch_ns) if self._batch_ns else 1
+        stuck = self._crew.long_busy(STRAGGLING) if least > 1 else ()
+        while cancels := self._dispatcher.rebalance(least, stuck):
             self._cancel(cancels)
             self._dispatch()
 
@@ -170,9 +169,12 @@ class Driver:
         pool = self._crew.pool
         if pool is None:
             return
+        assigned = self._dispatcher.assignments()
+        if not assigned:
+            return
         given: dict[int, list[Task]] = {}
         now = _clock()
-        for uid, task in self._dispatcher.assignments():
+        for uid, task in assigned:
             task.dispatched = now
             given.setdefault(uid, []).append(task)
         for uid, tasks in given.items():

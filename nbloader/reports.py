@@ -110,7 +110,7 @@ class Ready:
     handle: Handle
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: to make such a one takes four times as long, and each batch has one
 class Result:
     """The worker made a batch, or failed to."""
 

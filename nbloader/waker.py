@@ -48,8 +48,9 @@ class Waker:
                 "two threads call next() on one iterator at once: give each its own, iter(loader), or let one wait for "
                 "the other by a lock"
             ) from error
-        if any(fd != other for fd, _events in ready):
-            self.clear()
+        for fd, _events in ready:
+            if fd != other:
+                self.clear()
 
     def fileno(self) -> int:
         """A descriptor that is readable while it is set."""

@@ -565,6 +565,23 @@ def test_equally_loaded_workers_are_given_batches_in_turn():
     assert order == [0, 1, 2, 0, 1, 2]
 
 
+def test_half_of_what_a_worker_has_not_begun_goes_to_one_without_work():
+    dispatcher = dispatcher_with(3, depth=8, window=24, batches=22)
+    sent(dispatcher)
+    assert [len(dispatcher.held_by(worker)) for worker in range(3)] == [8, 7, 7]
+    for number in range(1, 22, 3):
+        made(dispatcher, 1, number)
+    for number in (2, 5, 8, 11):
+        made(dispatcher, 2, number)
+    assert dispatcher.rebalance(least=5, stuck={2}) == [(2, 0, (20,))], "one is worth it where a worker is stuck"
+    assert sent(dispatcher) == [(1, 20)]
+    made(dispatcher, 1, 20)
+    assert dispatcher.rebalance(least=5) == [], "it is not worth it"
+    assert dispatcher.rebalance(least=4) == [(0, 0, (12, 15, 18, 21))], "the ones that it would come to last"
+    assert sent(dispatcher) == [(1, 12), (1, 15), (2, 18), (1, 21)]
+    assert dispatcher.rebalance() == []
+
+
 def test_batches_may_be_taken_from_busy_workers_only():
     dispatcher = dispatcher_with(2, batches=4)
     sent(dispatcher)
@@ -572,8 +589,8 @@ def test_batches_may_be_taken_from_busy_workers_only():
     made(dispatcher, 1, 1)
     made(dispatcher, 1, 3)
     assert dispatcher.uneven()
-    assert dispatcher.rebalance({1}) == dispatcher.rebalance(set()) == []
-    assert dispatcher.rebalance({0}) == [(0, 0, (2,))]
+    assert dispatcher.rebalance(2, {1}) == dispatcher.rebalance(2) == []
+    assert dispatcher.rebalance(2, {0}) == [(0, 0, (2,))]
     assert not dispatcher.uneven(), "what waits now will be given out"
     sent(dispatcher)
     assert not dispatcher.uneven()
