@@ -15,7 +15,7 @@ _clock = time.perf_counter_ns
 
 DEEP = 16
 """Batches asked for ahead per worker while they are small and quick, where the user left that open."""
-QUICK = 1_000_000
+QUICK = 2_000_000
 """What a quick batch takes a worker at most, ns."""
 SMALL = 512 * 1024
 """Size of a small batch at most, bytes. Above that the segments of so many batches would not stay in the caches."""

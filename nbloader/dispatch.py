@@ -28,9 +28,6 @@ Cancel: TypeAlias = "tuple[int, int, tuple[int, ...] | None]"
 
 MAX_DEATHS = 3
 """Workers that a batch may kill before it is given up."""
-AT_HAND = 4
-"""Batches that a worker does not run out of soon. Of two workers at quick batches one is always some ahead of the
-other: with credit lent whenever it held fewer than it may (16), a message went out for nearly every batch."""
 
 
 class Dispatcher(Generic[R]):
@@ -262,7 +259,7 @@ class Dispatcher(Generic[R]):
         """How many more batches the credit allows to add. At least one while nothing is outside."""
         return self.runs[run].room
 
-    def lend_credit(self, run: int, limit: int) -> bool:
+    def lend_credit(self, run: int, limit: int, enough: int) -> bool:
         """The head of the line is late: let workers that run out of work go on beyond the window.
 
         With two batches a worker and an occasional slow one, the others would soon stand still behind it: by
@@ -271,6 +268,8 @@ class Dispatcher(Generic[R]):
         Args:
             run: The run whose consumer waits.
             limit: Batches that may be outside at most.
+            enough: Batches that a worker does not run out of soon. Of two workers at quick batches one is always some
+                ahead of the other: lent whenever it holds fewer than it may, each batch would be a message.
 
         Returns:
             Whether one more batch may be added now.
@@ -278,7 +277,7 @@ class Dispatcher(Generic[R]):
         state = self.runs.get(run)
         if state is None or self.paused or state.waiting or not state.reorder.reordering or not self._held:
             return False
-        if min(map(len, self._held.values())) >= min(self.depth, AT_HAND) or state.outstanding >= limit:
+        if min(map(len, self._held.values())) >= min(self.depth, enough) or state.outstanding >= limit:
             return False
         state.extra += 1
         return True

@@ -39,6 +39,8 @@ EXTRA_BATCHES = 16
 EXTRA_BYTES = 128 << 20
 """Memory that they may take, bytes. A worker that is slow since cores are few is late, too, and more batches ahead only
 cost memory then: with 1 GB allowed, batches of 8 MB and four workers on two cores took up to 350 MB of segments."""
+AT_HAND = 2_000_000
+"""Work that a worker does not run out of soon, ns."""
 IDLE = 300.0
 """Seconds without a request after which a loader gives up its workers (until it is asked again)."""
 
@@ -258,7 +260,8 @@ class Engine(Commands):
         if self.room(run) > 0:  # there are more workers than when it was asked last
             return True
         fits = EXTRA_BYTES // max(1, self._batch_bytes)
-        return self._dispatcher.lend_credit(run, self._window + min(EXTRA_BATCHES * self._num_workers, fits))
+        limit = self._window + min(EXTRA_BATCHES * self._num_workers, fits)
+        return self._dispatcher.lend_credit(run, limit, 2 + AT_HAND // max(1, self._batch_ns))
 
     def _raise_fatal(self) -> None:
         if self._crew.fatal is not None:
