@@ -425,6 +425,22 @@ class Dispatcher(Generic[R]):
         ready = reorder.peek(1)  # while the loader is paused, what is ready is not taken
         return ready[0][0].number if ready else reorder.missing
 
+    def maker(self, run: int, enough: int) -> int | None:
+        """The worker that makes the next batch, where the others have `enough` to do.
+
+        None also where nobody does, where it is made by several or where another batch may come first.
+        """
+        state = self.runs[run]
+        key, maker = (run, state.reorder.missing), None
+        if state.chunk or not state.reorder.in_order or self.paused:
+            return None
+        for worker, held in self._held.items():
+            if key in held:
+                maker = worker
+            elif len(held) < enough:
+                return None
+        return maker
+
     def outstanding(self, run: int) -> int:
         """Batches added and not yet taken."""
         return self.runs[run].outstanding

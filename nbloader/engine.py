@@ -12,12 +12,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from nbloader import events as ev
 from nbloader import stacks, waiting
 from nbloader.callbacks import WaitCallbacks
-from nbloader.commands import Commands
+from nbloader.commands import QUICK, Commands
 from nbloader.draw import Draw
 from nbloader.driver import STRAGGLING, Outcome
 from nbloader.errors import LoaderClosedError, LoaderTimeoutError, NbloaderError
@@ -48,6 +48,20 @@ Taken: TypeAlias = "tuple[Task, Outcome, tuple[int, int, int]]"
 """A batch, and the depths (in flight, reordering, ready) at its delivery."""
 
 
+class Awaited(NamedTuple):
+    """What a consumer waits for."""
+
+    number: int
+    """Of the batch."""
+    room: bool
+    """Whether the sampler may be asked for more meanwhile."""
+    uneven: bool
+    """Whether a worker has nothing to do while another has more than one batch."""
+    maker: int | None
+    """The worker that makes it, where for `AT_HAND` nothing is to be done for the others. Of two workers at quick
+    batches one is always some ahead of the other, and for each second batch the loop would wake in vain."""
+
+
 class Engine(Commands):
     """Workers, dispatch and delivery for one loader.
 
@@ -63,7 +77,6 @@ class Engine(Commands):
         self._in_order = settings.in_order
         self._timeout = settings.timeout
         self._on_timeout = settings.on_timeout
-        self._uneven = False  # a worker has nothing to do while another has more than one batch
         self._waiting_for: tuple[int, int] | None = None  # (batch number, since)
         self._last: Task | None = None  # the batch that was delivered last
 
@@ -148,21 +161,20 @@ class Engine(Commands):
         since = 0
         try:
             while True:
-                got: Taken | None
-                got, number, room = self._exclusively(self._take, run, waker)
-                if got is not None:
-                    return got
-                if number is None:
+                got: Taken | Awaited | None = self._exclusively(self._take, run, waker)
+                if got is None:
                     if refill():  # those before had no sample left
                         continue
                     return None
+                if not isinstance(got, Awaited):
+                    return got
                 if wait is None:
                     since = _clock()
                     wait = Wait(since, timeout=self._timeout, first=not self._dispatcher.runs[run].taken)
-                self._waiting_for = number, since
+                self._waiting_for = got.number, since
                 self._outlet.show()
-                if not (room and refill()):
-                    self._wait(waker, wait, run)
+                if not (got.room and refill()):
+                    self._wait(waker, wait, run, got)
         finally:
             self._waiting.pop(run, None)
             self._waiting_for = None
@@ -198,12 +210,10 @@ class Engine(Commands):
         ready = [] if state is None else state.reorder.peek(count)
         return [(task, outcome) for task, outcome in ready if isinstance(outcome, (Parcel, LocalParcel))]
 
-    def _take(self, run: int, waker: Waker) -> tuple[Taken | None, int | None, bool]:
-        """What is ready, or what to wait for. From then on whoever receives it wakes the consumer.
+    def _take(self, run: int, waker: Waker) -> Taken | Awaited | None:
+        """What is ready, or what to wait for: from then on whoever receives it wakes the consumer.
 
-        Returns:
-            The batch, or None; then the number of the batch to wait for, None when none is outstanding; and whether
-            the sampler may be asked for more meanwhile.
+        None when nothing is outstanding.
         """
         state = self._dispatcher.runs.get(run)
         if state is None:
@@ -228,12 +238,20 @@ class Engine(Commands):
                 self._adapt()
             self._last = item[0]
             depths = self._dispatcher.in_flight(run), state.reorder.reordering, state.reorder.ready
-            return (*item, depths), None, False
-        self._uneven = self._dispatcher.uneven()
+            return (*item, depths)
         if not self._dispatcher.outstanding(run):
-            return None, None, False
+            return None
         self._waiting[run] = waker
-        return None, self._dispatcher.upcoming(run), self.ahead and self._more_room(run)
+        return self._awaited(run)
+
+    def _awaited(self, run: int) -> Awaited:
+        enough = 2 + AT_HAND // max(1, self._batch_ns)
+        return Awaited(
+            number=self._dispatcher.upcoming(run),
+            room=self.ahead and self._more_room(run, enough),
+            uneven=self._dispatcher.uneven(),
+            maker=self._dispatcher.maker(run, enough) if self._batch_ns < QUICK else None,
+        )
 
     def _next(self, run: int) -> tuple[Task, Outcome] | None:
         """The next batch that is ready and has samples."""
@@ -255,13 +273,13 @@ class Engine(Commands):
             return "this loader was closed while it was iterated: make a new one"
         return "this iterator was ended by an interrupt: iterate the loader again"
 
-    def _more_room(self, run: int) -> bool:
+    def _more_room(self, run: int, enough: int) -> bool:
         """Whether the sampler may be asked for more while the consumer waits."""
         if self.room(run) > 0:  # there are more workers than when it was asked last
             return True
         fits = EXTRA_BYTES // max(1, self._batch_bytes)
         limit = self._window + min(EXTRA_BATCHES * self._num_workers, fits)
-        return self._dispatcher.lend_credit(run, limit, 2 + AT_HAND // max(1, self._batch_ns))
+        return self._dispatcher.lend_credit(run, limit, enough)
 
     def _raise_fatal(self) -> None:
         if self._crew.fatal is not None:
@@ -269,16 +287,20 @@ class Engine(Commands):
             self._raised = error
             raise error
 
-    def _wait(self, waker: Waker, wait: Wait, run: int) -> None:
+    def _wait(self, waker: Waker, wait: Wait, run: int, awaited: Awaited) -> None:
         """Block until a worker, another thread or the clock wants something. Without the lock."""
         due, left = wait.look(_clock(), paused=self._dispatcher.paused)
         if due:
             self._see_to(due, wait, run)
             return
-        straggling = STRAGGLING / 1e9 if self._uneven else None  # then somebody may be given work that waits elsewhere
-        timeouts = [seconds for seconds in (left, self.callbacks.interval, straggling) if seconds is not None]
+        maker = awaited.maker if wait.fresh else None
+        wait.fresh = False
+        look = AT_HAND / 1e9 if maker is not None else None
+        if awaited.uneven:  # somebody may be given work that waits elsewhere
+            look = STRAGGLING / 1e9
+        timeouts = [seconds for seconds in (left, self.callbacks.interval, look) if seconds is not None]
         pool = self._crew.pool
-        waker.wait(pool.fileno() if pool is not None else None, min(timeouts, default=None))
+        waker.wait(pool.fileno(maker) if pool is not None else None, min(timeouts, default=None))
         self.callbacks.call()
 
     def _see_to(self, due: str, wait: Wait, run: int) -> None:

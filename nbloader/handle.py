@@ -154,8 +154,12 @@ class WorkerPool(Protocol):
     def handles(self) -> Mapping[int, Handle]:
         """Workers that have not ended, by their unique number."""
 
-    def fileno(self) -> int:
-        """A descriptor that is readable when `poll` has something to report."""
+    def fileno(self, uid: int | None = None) -> int:
+        """A descriptor that is readable when `poll` has something to report.
+
+        Args:
+            uid: Of the worker whose batches alone are waited for, where that can be told; None for everything.
+        """
 
     def start(self, worker: int, options: dict[str, Any], payload: Any) -> Handle:
         """Start a worker.

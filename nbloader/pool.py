@@ -82,9 +82,10 @@ class Pool:
         self.handles: dict[int, ProcessHandle] = {}
         """Processes that have not ended, by their unique number."""
 
-    def fileno(self) -> int:
-        """A descriptor that is readable when `poll` has something to report (epoll and kqueue can be nested)."""
-        return self._selector.fileno()
+    def fileno(self, uid: int | None = None) -> int:
+        """See `WorkerPool` (epoll and kqueue can be nested)."""
+        handle = None if uid is None else self.handles.get(uid)
+        return self._selector.fileno() if handle is None else handle.channel.fileno()
 
     # ---- processes --------------------------------------------------------------------------------------------
 

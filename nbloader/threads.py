@@ -184,8 +184,8 @@ class ThreadPool:
         self.handles: dict[int, ThreadHandle] = {}
         """Threads that have not ended, by their unique number."""
 
-    def fileno(self) -> int:
-        """A descriptor that is readable when `poll` has something to report."""
+    def fileno(self, uid: int | None = None) -> int:  # noqa: ARG002
+        """See `WorkerPool`: there is one for all."""
         return self._outbox.fileno()
 
     def start(self, worker: int, options: dict[str, Any], payload: Shared) -> ThreadHandle:

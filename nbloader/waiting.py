@@ -28,6 +28,8 @@ class Wait:
     def __init__(self, now: int, *, timeout: float, first: bool) -> None:
         self.since = now
         """When it began; a pause does not count as the workers' delay."""
+        self.fresh = True
+        """Whether the consumer has not slept yet."""
         self._timeout = timeout
         self._first = first
         self._paused_since: int | None = None

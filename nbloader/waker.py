@@ -18,7 +18,7 @@ class Waker:
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
         self._write.setblocking(False)
-        self._polls: tuple[int, select.poll] | None = None
+        self._polls: dict[int | None, select.poll] = {}  # with another descriptor each
 
     def set(self) -> None:
         """Wake."""
@@ -35,14 +35,14 @@ class Waker:
         Raises:
             RuntimeError: Another thread waits.
         """
-        if self._polls is None or self._polls[0] != other:
-            poll = select.poll()
+        poll = self._polls.get(other)
+        if poll is None:
+            poll = self._polls[other] = select.poll()
             poll.register(self._read, select.POLLIN)
             if other is not None:
                 poll.register(other, select.POLLIN)
-            self._polls = -1 if other is None else other, poll
         try:
-            ready = self._polls[1].poll(None if timeout is None else max(0.0, timeout * 1000))
+            ready = poll.poll(None if timeout is None else max(0.0, timeout * 1000))
         except RuntimeError as error:
             raise RuntimeError(
                 "two threads call next() on one iterator at once: give each its own, iter(loader), or let one wait for "

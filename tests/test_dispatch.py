@@ -582,6 +582,46 @@ def test_half_of_what_a_worker_has_not_begun_goes_to_one_without_work():
     assert dispatcher.rebalance() == []
 
 
+def test_one_worker_alone_is_waited_for_while_the_others_have_enough_to_do():
+    dispatcher = dispatcher_with(2, depth=4, batches=8)
+    sent(dispatcher)
+    assert [dispatcher.maker(0, enough) for enough in (4, 5)] == [0, None]
+    made(dispatcher, 1, 1)
+    assert [dispatcher.maker(0, enough) for enough in (3, 4)] == [0, None]
+    dispatcher.pause()
+    assert dispatcher.maker(0, 3) is None, "a command lets it go on"
+    dispatcher.resume()
+    made(dispatcher, 0, 0)
+    assert dispatcher.maker(0, 3) == 0, "batch 1 has come: it is 2"
+    made(dispatcher, 0, 2)
+    made(dispatcher, 1, 5)
+    assert dispatcher.maker(0, 2) == 1, "that is 3"
+    dispatcher.worker_gone(1, blame=False)
+    assert dispatcher.maker(0, 0) is None, "nobody makes it now"
+
+
+@pytest.mark.parametrize("how", [{"in_order": False}, {"chunk": 2}])
+def test_no_worker_is_waited_for_alone_where_another_may_come_first(how):
+    dispatcher: Dispatcher[str] = Dispatcher(4)
+    dispatcher.worker_ready(0)
+    dispatcher.open_run(0, window=4, join=lambda _whole: "", **how)
+    dispatcher.add(0, [0, 1, 2], 0)
+    sent(dispatcher)
+    assert dispatcher.held_by(0)
+    assert dispatcher.maker(0, 0) is None
+
+
+def test_credit_is_lent_to_a_worker_that_runs_out_of_work():
+    dispatcher = dispatcher_with(2, depth=4, batches=8)
+    sent(dispatcher)
+    made(dispatcher, 1, 1)
+    assert not dispatcher.lend_credit(0, 16, enough=3)
+    assert dispatcher.room(0) == 0
+    made(dispatcher, 1, 3)
+    assert dispatcher.lend_credit(0, 16, enough=3)
+    assert dispatcher.room(0) == 1
+
+
 def test_batches_may_be_taken_from_busy_workers_only():
     dispatcher = dispatcher_with(2, batches=4)
     sent(dispatcher)
