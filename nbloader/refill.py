@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -23,6 +22,8 @@ from nbloader.collate import SCALARS, Memory, Plan, Tree
 
 Refill: TypeAlias = "Callable[[Sequence[Any], Memory, list[Any]], None]"
 """Writes samples into the memory, and what is no array into the list of extras; raises anything if they differ."""
+
+_concatenate = getattr(np.concatenate, "_implementation", np.concatenate)  # the other copies the list of arrays first
 
 MAX_SIZES = 16
 """Batch sizes whose layouts are remembered."""
@@ -123,15 +124,17 @@ def _dict_at_once(keys: tuple[Any, ...], trees: Sequence[Tree]) -> Refill:
     dtype = np.dtype(dtype_str)
     lengths = [tree[2][1] for tree in trees for _ in range(count)]
     joined = (sum(lengths), *rest)
-    ndarray, concatenate, in_order = np.ndarray, np.concatenate, itemgetter(*keys)
+    ndarray, in_order = np.ndarray, itemgetter(*keys)
 
     def fill(values: Sequence[Any], memory: Memory, _extras: list[Any]) -> None:
         if list(map(type, values)).count(dict) != count or tuple(values[0]) != keys:
             raise DiffersError
-        arrays = list(chain.from_iterable(zip(*map(in_order, values), strict=True)))
+        arrays: list[Any] = []
+        for column in zip(*map(in_order, values), strict=True):
+            arrays += column
         if list(map(type, arrays)).count(ndarray) != len(lengths) or list(map(len, arrays)) != lengths:
             raise DiffersError
-        concatenate(arrays, 0, ndarray(joined, dtype, memory, offset), casting="no")
+        _concatenate(arrays, 0, ndarray(joined, dtype, memory, offset), casting="no")
 
     return fill
 
@@ -184,12 +187,12 @@ def _scalars(kind: type, count: int, dtype: Any, offset: int) -> Refill:
 def _arrays(shape: tuple[int, ...], dtype: Any, offset: int) -> Refill:
     count, length, *rest = shape
     joined = (count * length, *rest)
-    ndarray, concatenate = np.ndarray, np.concatenate
+    ndarray = np.ndarray
 
     def fill(values: Sequence[Any], memory: Memory, _extras: list[Any]) -> None:
         if list(map(type, values)).count(ndarray) != count or list(map(len, values)).count(length) != count:
             raise DiffersError
-        concatenate(values, 0, ndarray(joined, dtype, memory, offset), casting="no")
+        _concatenate(values, 0, ndarray(joined, dtype, memory, offset), casting="no")
 
     return fill
 

@@ -203,6 +203,7 @@ class Worker:
             EOFError: It closed while the worker waited.
             HungUpError: It closed while the worker sent something.
         """
+        self._cancel()
         while True:
             run, number, indices, seed = self._next_task()
             if not self._seeded:
@@ -222,12 +223,10 @@ class Worker:
         status[f.STATE], status[f.NUMBER], status[f.SINCE] = f.IDLE, -1, now
         if not self._pending or now - self._heard >= LISTEN:  # a waiting CANCEL counts before the next task
             self._heard = now
-            self._pending.extend(self._channel.receive(wait=False))
+            self._listen(wait=False)
         while True:
-            self._cancel()
-            if not self._pending:
-                self._pending.extend(self._channel.receive())
-                continue
+            while not self._pending:
+                self._listen(wait=True)
             kind, body = self._pending.popleft()
             if kind == Kind.TASK:
                 break
@@ -237,10 +236,14 @@ class Worker:
         status[f.RUN], status[f.NUMBER] = run, number
         return run, number, indices, seed
 
+    def _listen(self, *, wait: bool) -> None:
+        frames = self._channel.receive(wait=wait)
+        self._pending.extend(frames)
+        if any(kind == Kind.CANCEL for kind, _body in frames):
+            self._cancel()
+
     def _cancel(self) -> None:
         """Forget what was cancelled: tasks that came before the CANCEL (the same batch may be asked for again)."""
-        if all(kind != Kind.CANCEL for kind, _body in self._pending):
-            return
         kept: list[tuple[Bytes, tuple[Any, ...]]] = []
         for kind, body in self._pending:
             if kind not in (Kind.TASK, Kind.CANCEL):
