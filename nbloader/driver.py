@@ -23,8 +23,9 @@ from typing import Any, TypeAlias
 
 from nbloader import events as ev
 from nbloader import pieces
+from nbloader.assigning import Cancel
 from nbloader.crew import Crew
-from nbloader.dispatch import Cancel, Dispatcher
+from nbloader.dispatch import Dispatcher
 from nbloader.errors import DatasetTransferError, LoaderClosedError, NbloaderError
 from nbloader.faults import Failure, Given, Nothing, shown
 from nbloader.making import LocalParcel

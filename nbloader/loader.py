@@ -5,7 +5,8 @@
                   +------------------------- credit (prefetch window) <------------------------------------- consumer
 
     sampler   indices of each batch (sampler.py), asked for on the consumer's thread
-    dispatch  who makes which batch; retry, credit, order: a state machine without I/O (dispatch.py, reorder.py)
+    dispatch  who makes which batch; retry, credit, order: a state machine without I/O (dispatch.py, assigning.py,
+              reorder.py)
     worker    a process (worker.py) that fetches (fetch.py) and collates (collate.py) into a segment (shm.py),
               or a thread (threads.py)
     receive   connections, deaths, output: one selector (pool.py, wire.py, forkserver.py); who replaces whom (crew.py)
