@@ -121,7 +121,7 @@ class Assigning(Generic[R]):
     def maker(self, run: int, enough: int) -> int | None:
         """The worker that makes the next batch, where the others have `enough` to do.
 
-        None also where nobody does, where it is made by several or where another batch may come first.
+        None also where nobody does, where it is made by several, where another batch may come first and while paused.
         """
         state = self.runs[run]
         key, maker = (run, state.reorder.missing), None

@@ -57,10 +57,13 @@ class Commands(Driver):
         Waking a worker for each costs more than making it: with 2 a worker the system calls took two thirds of the
         consumer's time on tiny batches.
         """
-        quick = self._batch_bytes <= SMALL and self._batch_ns < QUICK
-        if quick != self._deep:
-            self._deep = quick
+        if self._quick != self._deep:
+            self._deep = self._quick
             self._plan_window()
+
+    @property
+    def _quick(self) -> bool:
+        return self._batch_bytes <= SMALL and self._batch_ns < QUICK
 
     # ---- commands: from any thread ----------------------------------------------------------------------------------
 

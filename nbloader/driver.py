@@ -221,8 +221,9 @@ class Driver:
             report.handle.made += 1
             if failed.whole is not None and self._crew.pool is not None:
                 self._crew.pool.learn(result)
-            self._batch_bytes = result.header[4] * (1 if failed.whole is None else len(failed.whole.pieces))
-            self._batch_ns += (result.header[9] - result.header[7] - self._batch_ns) // 8
+            nbytes = result.header[4] + result.header[5]
+            self._batch_bytes = nbytes * (1 if failed.whole is None else len(failed.whole.pieces))
+            self._batch_ns += (result.header[9] - result.header[7] - self._batch_ns) // (8 if self._batch_ns else 1)
         if report.run != self._driving and report.run in self._waiting:
             self._waiting[report.run].set()
         if isinstance(result, Failure) and failed.whole is None:

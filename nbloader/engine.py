@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from nbloader import events as ev
 from nbloader import stacks, waiting
 from nbloader.callbacks import WaitCallbacks
-from nbloader.commands import QUICK, Commands
+from nbloader.commands import Commands
 from nbloader.draw import Draw
 from nbloader.driver import STRAGGLING, Outcome
 from nbloader.errors import LoaderClosedError, LoaderTimeoutError, NbloaderError
@@ -245,12 +245,12 @@ class Engine(Commands):
         return self._awaited(run)
 
     def _awaited(self, run: int) -> Awaited:
-        enough = 2 + AT_HAND // max(1, self._batch_ns)
+        enough = 2 + AT_HAND // max(1, self._batch_ns)  # the one that it is at may be done, and another is on its way
         return Awaited(
             number=self._dispatcher.upcoming(run),
             room=self.ahead and self._more_room(run, enough),
             uneven=self._dispatcher.uneven(),
-            maker=self._dispatcher.maker(run, enough) if self._batch_ns < QUICK else None,
+            maker=self._dispatcher.maker(run, enough) if self._quick else None,
         )
 
     def _next(self, run: int) -> tuple[Task, Outcome] | None:
@@ -295,8 +295,10 @@ class Engine(Commands):
             return
         maker = awaited.maker if wait.fresh else None
         wait.fresh = False
-        look = AT_HAND / 1e9 if maker is not None else None
-        if awaited.uneven:  # somebody may be given work that waits elsewhere
+        look = None
+        if maker is not None:
+            look = AT_HAND / 1e9
+        elif awaited.uneven:  # somebody may be given work that waits elsewhere
             look = STRAGGLING / 1e9
         timeouts = [seconds for seconds in (left, self.callbacks.interval, look) if seconds is not None]
         pool = self._crew.pool

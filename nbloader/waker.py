@@ -6,6 +6,11 @@ import contextlib
 import select
 import socket
 
+TWO_THREADS = (
+    "two threads call next() on one iterator at once: give each its own, iter(loader), or let one wait for "
+    "the other by a lock"
+)
+
 
 class Waker:
     """A pair of sockets. Setting it takes no lock, so that a finalizer may do it whatever its thread was at.
@@ -19,6 +24,7 @@ class Waker:
         self._read.setblocking(False)
         self._write.setblocking(False)
         self._polls: dict[int | None, select.poll] = {}  # with another descriptor each
+        self._asleep = False
 
     def set(self) -> None:
         """Wake."""
@@ -37,17 +43,18 @@ class Waker:
         """
         poll = self._polls.get(other)
         if poll is None:
-            poll = self._polls[other] = select.poll()
+            poll = select.poll()
             poll.register(self._read, select.POLLIN)
             if other is not None:
                 poll.register(other, select.POLLIN)
+            self._polls[other] = poll
+        if self._asleep:
+            raise RuntimeError(TWO_THREADS)
         try:
+            self._asleep = True
             ready = poll.poll(None if timeout is None else max(0.0, timeout * 1000))
-        except RuntimeError as error:
-            raise RuntimeError(
-                "two threads call next() on one iterator at once: give each its own, iter(loader), or let one wait for "
-                "the other by a lock"
-            ) from error
+        finally:
+            self._asleep = False
         for fd, _events in ready:
             if fd != other:
                 self.clear()

@@ -39,9 +39,10 @@ from nbloader.streams import Build, ExhaustedError, Samples, Streams
 from nbloader.wire import Bytes, Channel, Kind
 
 _clock = time.perf_counter_ns
-LISTEN = 2_000_000
+LISTEN = 1_000_000
 """How long a CANCEL may lie unread while tasks wait that came before it, ns. What is made though it was cancelled is
-refused; to listen before each of some tiny batches that came together took a twentieth of all their time."""
+refused; to listen before each of some tiny batches that came together took a twentieth of all their time. No longer
+than `driver.WORTH_MOVING`: what is moved to another worker is not made here as well."""
 Fetch: TypeAlias = "Callable[[int, Any], Samples]"
 """Gets the samples of one batch: of (run, what was drawn for it)."""
 

@@ -168,11 +168,20 @@ class Chaos(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def somebody_has_nothing_to_do(self, data):
-        idle = [worker for worker in self.inboxes if not self.dispatcher.held_by(worker)]
-        cancels = self.dispatcher.rebalance()
-        assert not cancels or idle
-        self.cancel(cancels, data)
-        self.batches_are_sent()
+        """As the driver does after each round."""
+        least = data.draw(st.integers(1, 3), label="least")
+        stuck = data.draw(st.sets(st.sampled_from(sorted(self.inboxes))) if self.inboxes else st.just(set()))
+        while True:
+            idle = [worker for worker in self.inboxes if not self.dispatcher.held_by(worker)]
+            cancels = self.dispatcher.rebalance(least, stuck)
+            assert not cancels or idle
+            for worker, _run, numbers in cancels:
+                assert self.dispatcher.held_by(worker), "the one that it is at stays"
+                assert worker in stuck or len(numbers) >= least or len(cancels) > 1
+            self.cancel(cancels, data)
+            self.batches_are_sent()
+            if not cancels:
+                break
 
     @rule(paused=st.booleans())
     def loader_is_paused_or_resumed(self, paused):
@@ -622,7 +631,7 @@ def test_credit_is_lent_to_a_worker_that_runs_out_of_work():
     assert dispatcher.room(0) == 1
 
 
-def test_batches_may_be_taken_from_busy_workers_only():
+def test_few_batches_are_taken_from_stuck_workers_only():
     dispatcher = dispatcher_with(2, batches=4)
     sent(dispatcher)
     assert not dispatcher.uneven()

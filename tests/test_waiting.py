@@ -252,7 +252,8 @@ def test_what_on_timeout_cannot_be_is_refused(arguments, text):
         DataLoader(Numbers(4), **arguments)
 
 
-def test_two_threads_that_wait_by_one_iterator_are_told_so():
+@pytest.mark.parametrize("same", [True, False], ids=["the same descriptor", "another descriptor"])
+def test_two_threads_that_wait_by_one_iterator_are_told_so(same):
     waker = Waker()
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -262,7 +263,7 @@ def test_two_threads_that_wait_by_one_iterator_are_told_so():
 
         def refused():
             try:
-                waker.wait(ours.fileno(), 0)
+                waker.wait(ours.fileno() if same else None, 0)
             except RuntimeError as error:
                 return "two threads call next() on one iterator at once" in str(error)
             return False
