@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from typing import Any
 
 from nbloader import likeness, preload
@@ -11,9 +9,6 @@ from nbloader.errors import DatasetTransferError
 from nbloader.inherit import OF_FORK
 from nbloader.pickles import dump
 from nbloader.shared import SharedPickle
-
-AT_ONCE = 1 << 30
-"""Arrays of so many bytes are exchanged on the supervisor's thread; larger ones would keep it from its workers."""
 
 
 class Cargo:
@@ -49,10 +44,6 @@ class Cargo:
         )  # fmt: skip
         self.identity = self.pickled.identity
         """Equal where workers that have the one need not be given the other."""
-        try:
-            self._dataset: Any = weakref.ref(dataset)
-        except TypeError:  # a list and the like
-            self._dataset = lambda: dataset
 
     def holds(self, *parts: Any) -> bool:
         """Whether these are what they were then. False also where only another cargo can tell.
@@ -61,16 +52,6 @@ class Cargo:
             parts: As this was made of.
         """
         return self._likeness is not None and _likeness(parts) == self._likeness
-
-    def settle(self) -> None:
-        """Workers have what they need: let the notebook's own copy of it go, where that can be."""
-        dataset = self._dataset()
-        if dataset is None:
-            return
-        if self.pickled.copied <= AT_ONCE:
-            self.pickled.settle(dataset)
-        else:
-            threading.Thread(target=self.pickled.settle, args=(dataset,), name="nbloader-settle", daemon=True).start()
 
 
 def _likeness(parts: Any) -> Any:

@@ -86,7 +86,6 @@ class Crew:
         self._hear = hear
         self._failed = failed
         self._payload: Payload | None = None
-        self._unsettled: Payload | None = None
         self._deaths = 0
 
     # ---- start --------------------------------------------------------------------------------------------------
@@ -106,15 +105,9 @@ class Crew:
         payload = self._payload = self._kind.pack(dataset, collate_fn, worker_init_fn, on_error)
         return old is not None and old.identity != payload.identity
 
-    def settle(self) -> None:
-        """Let go of what the notebook has twice since workers were started. Takes a while, and needs no lock."""
-        payload, self._unsettled = self._unsettled, None
-        if payload is not None:
-            payload.settle()
-
     def unload(self) -> None:
         """Let the dataset's shared memory go."""
-        self._payload = self._unsettled = None
+        self._payload = None
 
     @property
     def loaded(self) -> bool:
@@ -151,7 +144,6 @@ class Crew:
             raise RuntimeError("a worker can be started only in a pool, and when a dataset is loaded")
         options = {**self.options, "num_workers": len(self._slots)}
         self._slots[worker].handle = self.pool.start(worker, options, self._payload)
-        self._unsettled = self._payload
 
     # ---- reports ------------------------------------------------------------------------------------------------
 

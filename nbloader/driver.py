@@ -49,6 +49,8 @@ STRAGGLING = 5_000_000
 """From when on a batch among quick ones is a slow one, ns: those behind it are given to workers without work."""
 IDLE_SUPERSEDED = 2.0
 """Seconds without a request after which a loader whose cell was run again gives up its workers."""
+RESTART_DELAY = 0.1
+"""Seconds between a failure of the supervisor thread and its restart, so that a lasting fault does not spin."""
 
 Outcome: TypeAlias = "Parcel | LocalParcel | Failure | Given"
 
@@ -140,7 +142,7 @@ class Driver:
             raise LoaderClosedError("this loader is closed: make a new one")
         if self._crew.start():
             self._commanded.set()  # a supervisor that waits for the pool before this one
-        if self._supervisor is None:
+        if self._supervisor is None or not self._supervisor.is_alive():
             self._supervisor = threading.Thread(target=self._supervise, name="nbloader-supervisor", daemon=True)
             self._supervisor.start()
 
@@ -283,7 +285,19 @@ class Driver:
     # ---- the supervisor -------------------------------------------------------------------------------------------
 
     def _supervise(self) -> None:
-        """Drive while the consumer is away. Ends with the workers."""
+        """Run the supervisor thread. It ends with the workers; a failure of its own restarts it."""
+        while True:
+            try:
+                self._drive_while_away()
+            except Exception as error:
+                log.exception("the supervisor thread failed and is restarted")
+                self._events.append(ev.SupervisorFailed(_clock(), f"{type(error).__name__}: {error}"))
+                threading.Event().wait(RESTART_DELAY)
+            else:
+                return
+
+    def _drive_while_away(self) -> None:
+        """Drive while the consumer is away, until the workers end."""
         while not self.closed:
             with self._lock:
                 if self._supervisor is not threading.current_thread():
@@ -292,7 +306,6 @@ class Driver:
                 if pool is None and not self._commands:
                     self._supervisor = None  # decided under the lock: whoever starts workers starts another
                     return
-            self._settle()
             with contextlib.suppress(OSError, ValueError):  # the pool may be disposed of meanwhile
                 self._commanded.wait(pool.fileno() if pool is not None else None, self._next_look())
             if not self._commands and (self._waiting or time.monotonic() - self._asked < LINGER):
@@ -301,7 +314,8 @@ class Driver:
                 try:
                     self._supervise_once()
                 except Exception as error:  # a fault of our own must reach the consumer, not hang it
-                    log.exception("the supervisor failed")
+                    log.exception("the supervisor thread failed")
+                    self._events.append(ev.SupervisorFailed(_clock(), f"{type(error).__name__}: {error}"))
                     self._crew.fatal = NbloaderError(f"the supervisor failed: {type(error).__name__}: {error}")
                     self._crew.kill()
                     self._wake_all()
@@ -309,12 +323,6 @@ class Driver:
             self._outlet.show_from_elsewhere()
         if self.closed:
             self._commanded.close()
-
-    def _settle(self) -> None:
-        try:
-            self._crew.settle()
-        except Exception:
-            log.exception("the notebook keeps its own copy of the dataset's arrays")
 
     def _supervise_once(self) -> None:
         if self.closed:

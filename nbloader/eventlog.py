@@ -14,6 +14,7 @@ from nbloader.events import (
     LoaderPaused,
     LoaderResumed,
     SampleFailed,
+    SupervisorFailed,
     WorkerDied,
     WorkerReady,
     WorkerRestarted,
@@ -80,4 +81,6 @@ def _say(event: Event) -> tuple[str, str]:  # noqa: C901, PLR0911, PLR0912 - one
         return "command", "resumed"
     if isinstance(event, DatasetReloaded):
         return "command", "dataset reloaded"
+    if isinstance(event, SupervisorFailed):
+        return "error", f"the supervisor thread failed and was restarted: {clean(event.error)}"
     return "epoch", "loader closed"

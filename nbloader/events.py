@@ -269,6 +269,15 @@ class DatasetReloaded:
 
 
 @dataclass(frozen=True, slots=True)
+class SupervisorFailed:
+    """The supervisor thread raised, which is a defect of nbloader; it was restarted."""
+
+    time: int
+    error: str
+    """Type and message; the traceback is logged."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoaderClosed:
     """The loader was closed."""
 
@@ -289,6 +298,7 @@ Event: TypeAlias = (
     | LoaderPaused
     | LoaderResumed
     | DatasetReloaded
+    | SupervisorFailed
     | LoaderClosed
 )
 

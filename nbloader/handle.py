@@ -143,9 +143,6 @@ class Payload(Protocol):
     def holds(self, *parts: Any) -> bool:
         """Whether these are what it was made of, unchanged. False also where only another payload can tell."""
 
-    def settle(self) -> None:
-        """A worker was given it: let go of what the notebook does not need twice. On the supervisor's thread."""
-
 
 class WorkerPool(Protocol):
     """The workers of one loader: started, given batches, listened to, ended. It decides nothing, it reports."""

@@ -40,6 +40,10 @@ class Outlet:
                 target.flush()
 
     def show_from_elsewhere(self) -> None:
-        """Print what is kept, from another thread."""
+        """Print what is kept, from any thread, in the context of the cell.
+
+        Each call enters a copy of the context (made in constant time): a `Context` can be entered only once at a time,
+        and the supervisor and callers of `stats()` print concurrently.
+        """
         if self._texts:
-            self._context.run(self.show)
+            self._context.copy().run(self.show)

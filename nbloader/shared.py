@@ -1,12 +1,13 @@
-"""A dataset's large arrays, once in memory for the notebook and all its workers.
+"""Shares the large arrays of a dataset between all worker processes.
 
-    dataset.x -> copied once into a file in memory -> mapped by each worker, copy-on-write
-                              |
-                              +-> mapped by the notebook too, in the place of dataset.x, where that can be (settle.py)
+    dataset.x -> copied once into a memory file -> mapped copy-on-write by each worker
 
-The file is the array as it was when the first worker got it; nobody can write to it afterwards. Who writes to the
-array, in a worker or in the notebook, gets his own copy of the page that he writes to. Workers that are made later are
-given the same file, unless the notebook has written to its array meanwhile: then they get a new one.
+The file holds the array as it was when the first worker received it; nobody can write to it afterwards. A worker that
+writes to the array gets a private copy of the page that it writes to. Workers that start later receive the same file.
+
+The dataset object of the notebook is never changed: its arrays stay where they are, so that the array exists twice,
+once in the notebook and once for all workers together. `share(array)` avoids the second copy: the notebook then uses
+the memory file itself. Arrays that lie in such a file are not copied again, unless the notebook has written to them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import numpy as np
 from nbloader.inherit import Handing, SharingPickler
 from nbloader.pages import written
 from nbloader.pickles import SHARE_FROM, dump
-from nbloader.settle import settle
 from nbloader.store import Origin, Store, address_of, owner_of, store_of
 
 MAX_FILES = 60
@@ -41,13 +41,15 @@ class Span(NamedTuple):
 
 
 def share(array: Any) -> Any:
-    """A copy of an array that the notebook and all workers of all loaders have once in memory together.
+    """Copy an array into memory that the notebook and the workers of all loaders share.
 
-    For an array that the notebook itself refers to, beside the dataset: `images = nbloader.share(np.load(...))`. One
-    that only the dataset refers to is shared without this, and an `np.memmap` is read from its file by everybody.
+    Use it for large arrays of a dataset: `self.images = nbloader.share(np.load(...))`. Without it, an array of 64 kB or
+    more exists twice: once in the notebook, and once for all workers together. An `np.memmap` needs no `share`: every
+    process reads it from its file.
 
-    Whoever writes to it, the notebook or a worker, writes to a page of his own that the others do not see; workers that
-    are made later see what the notebook has written, and then have a copy of their own again.
+    Writes are private (copy-on-write): a process that writes to the array gets its own copy of the page, and the other
+    processes do not see the change. Workers that start later see what the notebook has written; they then have a copy
+    of the array in common.
 
     Args:
         array: A NumPy array of any shape, and of any dtype but object.
@@ -89,14 +91,12 @@ class SharedPickle:
 
         with Handing() as self.handing:
             self.data: bytes = dump(obj, keep_out, SharingPickler)
-        self._origins = [Origin(raw) for raw in buffers]
-        self.identity = (self.data, self._origins, self.handing.identity)
+        self.identity = (self.data, [Origin(raw) for raw in buffers], self.handing.identity)
         """Equal for two pickles of an object that was not changed in between (in-place writes to arrays aside)."""
         self.alone = not (buffers or self.handing.fds)
         """Whether all of it is in the pickle."""
         self._buffers = buffers
         self._files: Files | None = None
-        self._copied: dict[int, tuple[int, Origin]] = {}  # by address, those in our own store: start there, origin
         self._kept: list[Any] = []
 
     def files(self) -> Files:
@@ -129,23 +129,10 @@ class SharedPickle:
             store = Store([self._buffers[i] for i in to_copy])
             self._kept.append(store)
             for i, start in zip(to_copy, store.starts, strict=True):
-                raw = self._buffers[i]
-                spans[i] = Span(len(fds), start, raw.nbytes)
-                self._copied[address_of(raw)] = start, self._origins[i]
+                spans[i] = Span(len(fds), start, self._buffers[i].nbytes)
             fds.append(store.fd)
             private.append(True)
         return Files(tuple(fds), tuple(private), tuple(span for span in spans if span is not None))
-
-    @property
-    def copied(self) -> int:
-        """Bytes that the notebook has twice."""
-        return self._kept[-1].size if self._copied else 0
-
-    def settle(self, dataset: Any) -> None:
-        """See `settle.settle`. May run on any thread; takes 0.3 s for 1 GB."""
-        copied, self._copied = self._copied, {}
-        if copied:
-            settle(dataset, self._kept[-1], copied)
 
 
 class Files(NamedTuple):

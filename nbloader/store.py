@@ -59,36 +59,24 @@ def store_of(owner: Any) -> Store | None:
     return getattr(owner, "store", None) if isinstance(owner, ctypes.Array) else None
 
 
-class Ref(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference of our own: those of others are other objects, and can be told from it."""
-
-    __slots__ = ()
-
-
 class Origin:
     """Which memory a buffer was: equal for the same memory of the same object, while that object lives."""
 
     def __init__(self, raw: memoryview) -> None:
-        self._spans = [(address_of(raw), raw.nbytes, _reference(owner_of(raw)))]
-
-    def moves(self, address: int, nbytes: int, owner: Any) -> None:
-        """It is this memory as well."""
-        self._spans.append((address, nbytes, _reference(owner)))
+        self._span = address_of(raw), raw.nbytes
+        self._owner = _reference(owner_of(raw))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Origin):
             return NotImplemented
-        return any(
-            mine[:2] == theirs[:2] and (owner := mine[2]()) is not None and owner is theirs[2]()
-            for mine in self._spans
-            for theirs in other._spans
-        )
+        owner = self._owner()
+        return self._span == other._span and owner is not None and owner is other._owner()
 
     __hash__ = None  # type: ignore[assignment]
 
 
 def _reference(owner: Any) -> Any:
     try:
-        return Ref(owner)
+        return weakref.ref(owner)
     except TypeError:  # bytes and the like
         return lambda: owner

@@ -56,9 +56,6 @@ class Shared(NamedTuple):
         """Whether these are the same things."""
         return self.identity == tuple(map(id, parts))
 
-    def settle(self) -> None:
-        """Nothing was copied."""
-
 
 @dataclass(frozen=True, slots=True)
 class Threads:

@@ -1,7 +1,8 @@
-"""A dataset's large arrays are once in memory, and nobody can tell by their values."""
+"""Large arrays of a dataset are shared between the workers; the dataset object itself is never changed."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import mmap
 import os
@@ -13,13 +14,11 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import nbloader
-from nbloader import DataLoader, cargo, settle
+from nbloader import DataLoader
 from nbloader.shared import SharedPickle, load_shared
-from nbloader.store import Ref, Store, store_of
+from nbloader.store import store_of
 
 BIG = 100_000
 
@@ -129,227 +128,7 @@ def test_what_cannot_be_pickled_raises():
         SharedPickle(threading.Lock())
 
 
-# ---- settle: the notebook's own array makes room
-
-
-def settled(obj):
-    """Pickled, sent and settled as the loader does; what workers get."""
-    pickled = SharedPickle(obj)
-    pickled.files()
-    pickled.settle(obj)
-    return pickled
-
-
-def lies_in_a_store(array):
-    return store_of(array.base) is not None
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("dtype", ["f4", "u1", ">i8", "c16", "S3", [("a", "i4"), ("b", "f8", 2)]])
-def test_an_array_that_only_the_dataset_refers_to_makes_room(order, dtype):
-    values = np.frombuffer(np.random.default_rng(0).bytes(BIG * 48), dtype)[: BIG // 10 * 9].reshape(90, -1)
-    holder = Holder(x=np.array(values, order=order))
-    gone = Ref(holder.x)
-    settled(holder)
-    assert lies_in_a_store(holder.x)
-    assert gone() is None
-    assert holder.x.tobytes() == values.tobytes()
-    assert (holder.x.dtype, holder.x.strides) == (values.dtype, np.array(values, order=order).strides)
-    assert holder.x.flags.writeable
-    assert holder.x.flags.aligned
-
-
-def test_it_is_found_in_objects_lists_and_dicts():
-    def big():
-        return np.arange(BIG)
-
-    inner = Holder(parts=[{"a": big()}, big()], paths=["p"] * 20_000)
-    holder = Holder(inner=inner, again=inner, small=np.arange(3), own=None)
-    holder.own = holder
-    settled(holder)
-    for array in (inner.parts[0]["a"], inner.parts[1]):
-        assert lies_in_a_store(array)
-        assert (array == big()).all()
-    assert not lies_in_a_store(holder.small)
-
-
-class WithPointer(Holder):
-    """What it has beside its arrays is its own affair."""
-
-    def __getstate__(self):
-        return {"x": self.x}
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        "name",
-        "view",
-        "memoryview",
-        "tensor",
-        "weakref",
-        "tuple",
-        "own pickling",
-        "part",
-        "name for the base",
-        "twice",
-        "class",
-    ],
-)
-def test_an_array_that_others_may_use_stays_where_it_is(what):
-    holder = (WithPointer if what == "own pickling" else Holder)(x=np.arange(BIG))
-    address = holder.x.ctypes.data
-    kept = {
-        "name": lambda: holder.x,
-        "view": lambda: holder.x[:5],
-        "memoryview": lambda: memoryview(holder.x),
-        "tensor": lambda: torch.from_numpy(holder.x),
-        "weakref": lambda: weakref.ref(holder.x),
-        "twice": lambda: setattr(holder, "y", holder.x),
-    }.get(what, lambda: None)()
-    if what == "tuple":
-        holder.x = (holder.x,)
-    if what == "part":
-        holder.x = holder.x[:-1]
-        address = holder.x.ctypes.data
-    if what == "name for the base":
-        kept, holder.x = holder.x, holder.x.reshape(2, -1)
-    if what == "class":
-        type("Kept", (Holder,), {})  # its namespace is no place to look for arrays
-        holder = type("Other", (Holder,), {"x": holder.__dict__.pop("x")})()
-    settled(holder)
-    array = holder.x[0] if what == "tuple" else holder.x
-    assert array.ctypes.data == address
-    del kept
-
-
-def test_an_array_in_another_shape_makes_room():
-    holder = Holder(x=np.arange(BIG).reshape(10, -1))
-    settled(holder)
-    assert lies_in_a_store(holder.x)
-    assert (holder.x == np.arange(BIG).reshape(10, -1)).all()
-
-
-def test_what_cannot_be_written_to_stays_so():
-    holder = Holder(x=np.arange(BIG))
-    holder.x.flags.writeable = False
-    settled(holder)
-    assert lies_in_a_store(holder.x)
-    assert not holder.x.flags.writeable
-
-
-def test_what_is_written_afterwards_stays_with_who_wrote_it():
-    holder = Holder(x=np.zeros(BIG))
-    pickled = settled(holder)
-    theirs = load(pickled)
-    holder.x[:10] = 1
-    theirs.x[10:20] = 2
-    assert (theirs.x[:10] == 0).all()
-    assert (holder.x[:10] == 1).all()
-    assert (holder.x[10:] == 0).all()
-    assert load(pickled).x.sum() == 0
-    twin = copy.deepcopy(holder)
-    twin.x[:] = 7
-    assert holder.x.sum() == 10
-
-
-def test_the_same_file_goes_to_the_next_loader():
-    holder = Holder(x=np.arange(BIG), y=np.ones(BIG))
-    old = settled(holder)
-    new = SharedPickle(holder)
-    assert new.identity == old.identity
-    assert inodes(new) == inodes(old)
-    assert (load(new).x == np.arange(BIG)).all()
-    del old
-    assert (load(SharedPickle(holder)).y == 1).all(), "the file lives as long as the arrays on it"
-
-
-def inodes(pickled):
-    return {os.fstat(fd).st_ino for fd in pickled.files().fds}
-
-
-def test_what_the_notebook_has_written_goes_to_workers_that_are_made_later():
-    holder = Holder(x=np.zeros(BIG), y=np.arange(BIG))
-    old = settled(holder)
-    holder.x[BIG // 2] = 5
-    new = settled(holder)
-    assert load(new).x[BIG // 2] == 5
-    assert load(old).x[BIG // 2] == 0
-    assert len(new.files().fds) == 2, "what was not written to stays where it is"
-    assert inodes(old) < inodes(new)
-    assert lies_in_a_store(holder.x)
-    assert inodes(SharedPickle(holder)) == inodes(new)
-
-
-def test_memory_goes_when_its_last_user_does():
-    def files():
-        return pathlib.Path("/proc/self/maps").read_text().count("memfd:nbloader")
-
-    before = files()
-    holder = Holder(x=np.zeros(BIG))
-    pickled = settled(holder)
-    (fd,) = pickled.files().fds
-    del pickled
-    view = holder.x[3:]
-    del holder
-    assert view.sum() == 0
-    assert files() == before + 1
-    os.fstat(fd)
-    del view
-    assert files() == before
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    size=st.integers(1, 3 * settle.CHUNK),
-    late=st.lists(st.tuples(st.integers(0, 3 * settle.CHUNK), st.integers(1, 9)), max_size=6),
-    now=st.lists(st.tuples(st.integers(0, 3 * settle.CHUNK), st.integers(10, 19)), max_size=6),
-)
-def test_what_was_written_during_the_copy_is_carried_over_and_what_was_written_since_stays(size, late, now):
-    old = np.zeros(size, np.uint8)
-    memory = Store([memoryview(old)]).map()
-    new = np.ndarray(size, np.uint8, memory)
-    expected = old.copy()
-    for place, value in late:
-        old[place % size] = expected[place % size] = value
-    for place, value in now:
-        new[place % size] = expected[place % size] = value
-    settle.carry_over(memoryview(old), memory, 0)
-    assert (new == expected).all()
-
-
-def test_who_takes_the_array_in_the_very_moment_keeps_it_and_it_comes_back(monkeypatch):
-    holder = Holder(x=np.arange(BIG))
-    address = holder.x.ctypes.data
-    taken = []
-    original = settle._form_of
-
-    def form_of(place, key):
-        form = original(place, key)
-        taken.append(place[key])
-        return form
-
-    monkeypatch.setattr(settle, "_form_of", form_of)
-    settled(holder)
-    assert holder.x is taken[0]
-    assert holder.x.ctypes.data == address
-
-
-def test_who_puts_another_array_there_in_the_very_moment_finds_it_there(monkeypatch):
-    holder = Holder(x=np.arange(BIG))
-    other = np.ones(BIG)
-    original = settle._form_of
-
-    def form_of(place, key):
-        form = original(place, key)
-        place[key] = other
-        return form
-
-    monkeypatch.setattr(settle, "_form_of", form_of)
-    settled(holder)
-    assert holder.x is other
+# ---- the dataset of the notebook is left alone
 
 
 class Rows:
@@ -369,23 +148,12 @@ def first_of(loader):
     return [float(row[0]) for batch in loader for row in batch]
 
 
-def wait_until_settled(dataset):
-    for _ in range(500):
-        if lies_in_a_store(dataset.x):
-            return
-        threading.Event().wait(0.02)
-    raise AssertionError("the array stays where it is")
-
-
-@pytest.mark.parametrize("at_once", [0, cargo.AT_ONCE])
 @pytest.mark.parametrize("persistent", [True, False])
-def test_a_loader_frees_the_notebooks_copy_and_keeps_its_workers(persistent, at_once, monkeypatch):
-    monkeypatch.setattr(cargo, "AT_ONCE", at_once)
+def test_a_loader_never_replaces_an_array_of_the_dataset(persistent):
     dataset = Rows()
-    expected = dataset.x[:, 0].tolist()
+    array, address, expected = id(dataset.x), dataset.x.ctypes.data, dataset.x[:, 0].tolist()
     with DataLoader(dataset, 8, num_workers=2, persistent_workers=persistent) as loader:
         assert first_of(loader) == expected
-        wait_until_settled(dataset)
         pids = {w.pid for w in loader.stats().workers}
         for _ in range(3):
             assert first_of(loader) == expected
@@ -395,8 +163,122 @@ def test_a_loader_frees_the_notebooks_copy_and_keeps_its_workers(persistent, at_
         assert first_of(loader) == [-1] * len(expected)
         with DataLoader(dataset, 8, num_workers=1) as other:
             assert first_of(other) == [-1] * len(expected)
-    assert (dataset.x[:, 0] == -1).all()
+    assert (id(dataset.x), dataset.x.ctypes.data) == (array, address)
     assert dataset.x[1, 1] == expected[1] + 1
+
+
+class Losses:
+    """Keeps statistics of each sample, as curriculum learning does."""
+
+    def __init__(self, n):
+        self.x = np.arange(n)
+        self.loss = np.zeros(n)  # 64 kB and more: large enough to be shared
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return int(self.x[i])
+
+
+@contextlib.contextmanager
+def iterated_elsewhere(dataset):
+    """Another loader iterates the dataset in a thread."""
+    stop = threading.Event()
+
+    def iterate():
+        with DataLoader(dataset, 512, num_workers=1) as other:
+            while not stop.is_set():
+                for _ in other:
+                    if stop.is_set():
+                        break
+
+    thread = threading.Thread(target=iterate)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("change", ["nothing", "reload", "refresh", "second loader"])
+def test_statistics_kept_in_an_array_of_the_dataset_are_right(change):
+    n = 16_384
+    dataset = Losses(n)
+    beside = iterated_elsewhere(dataset) if change == "second loader" else contextlib.nullcontext()
+    with beside, DataLoader(dataset, 256, num_workers=2) as loader:
+        for _epoch in range(3):
+            dataset.loss = np.zeros(n)
+            for number, batch in enumerate(loader):
+                for i in batch.tolist():
+                    dataset.loss[i] += i + 1
+                if change == "reload" and number == 7:
+                    loader.reload()
+            assert (dataset.loss == np.arange(1, n + 1)).all()
+            if change == "refresh":
+                loader.refresh()
+
+
+def test_the_same_file_goes_to_the_next_loader():
+    holder = Holder(x=nbloader.share(np.arange(BIG)), y=nbloader.share(np.ones(BIG)))
+    old = SharedPickle(holder)
+    new = SharedPickle(holder)
+    assert new.identity == old.identity
+    assert inodes(new) == inodes(old)
+    assert (load(new).x == np.arange(BIG)).all()
+    del old
+    assert (load(SharedPickle(holder)).y == 1).all(), "the file lives as long as the arrays on it"
+
+
+def inodes(pickled):
+    return {os.fstat(fd).st_ino for fd in pickled.files().fds}
+
+
+def test_what_is_written_to_a_shared_array_stays_with_who_wrote_it():
+    holder = Holder(x=nbloader.share(np.zeros(BIG)))
+    pickled = SharedPickle(holder)
+    theirs = load(pickled)
+    holder.x[:10] = 1
+    theirs.x[10:20] = 2
+    assert (theirs.x[:10] == 0).all()
+    assert (holder.x[:10] == 1).all()
+    assert (holder.x[10:] == 0).all()
+    assert load(pickled).x.sum() == 0
+    twin = copy.deepcopy(holder)
+    twin.x[:] = 7
+    assert holder.x.sum() == 10
+
+
+def test_what_the_notebook_has_written_goes_to_workers_that_are_made_later():
+    holder = Holder(x=nbloader.share(np.zeros(BIG)), y=nbloader.share(np.arange(BIG)))
+    old = SharedPickle(holder)
+    before = inodes(old)
+    holder.x[BIG // 2] = 5
+    new = SharedPickle(holder)
+    assert load(new).x[BIG // 2] == 5
+    assert load(old).x[BIG // 2] == 0
+    assert len(inodes(new) & before) == 1, "what was not written to stays where it is"
+
+
+def test_memory_goes_when_its_last_user_does():
+    def files():
+        return pathlib.Path("/proc/self/maps").read_text().count("memfd:nbloader")
+
+    before = files()
+    holder = Holder(x=nbloader.share(np.zeros(BIG)))
+    pickled = SharedPickle(holder)
+    (fd,) = pickled.files().fds
+    del pickled
+    view = holder.x[3:]
+    del holder
+    assert view.sum() == 0
+    assert files() == before + 1
+    os.fstat(fd)
+    del view
+    assert files() == before
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
 
 
 # ---- share

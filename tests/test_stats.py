@@ -25,6 +25,7 @@ from nbloader.events import (
     LoaderPaused,
     LoaderResumed,
     Placed,
+    SupervisorFailed,
     WorkerDied,
     WorkerReady,
     WorkerRestarted,
@@ -750,6 +751,7 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(LoaderPaused, times),
     st.builds(LoaderResumed, times),
     st.builds(DatasetReloaded, times),
+    st.builds(SupervisorFailed, times, st.text(max_size=5)),
     st.builds(LoaderClosed, times),
 )
 states = st.sampled_from(["idle", "starting", "fetching", "collating", "sending", "dead"])

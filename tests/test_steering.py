@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
 
 import numpy as np
@@ -12,6 +14,7 @@ from same import assert_same
 
 from nbloader import DataLoader, LoaderClosedError
 from nbloader import events as ev
+from nbloader.output import Outlet
 
 
 def events(loader, kind):
@@ -276,3 +279,102 @@ def test_a_loader_without_workers_can_be_reloaded_and_has_nothing_to_restart():
         assert flat(loader) == [0, 2, 4, 6, 8, 10, 12, 14]
         with pytest.raises(ValueError, match=r"no worker 0.*num_workers=0"):
             loader.restart_workers(0)
+
+
+# ---- the supervisor
+
+
+def test_worker_output_can_be_printed_by_several_threads_at_once(monkeypatch):
+    """The supervisor and callers of `stats()` do: a `contextvars.Context` can be entered only once at a time."""
+    inside, release, errors = threading.Event(), threading.Event(), []
+
+    class Stream(io.StringIO):
+        def write(self, text):
+            if text == "first":
+                inside.set()
+                assert release.wait(30)
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", stream := Stream())
+    outlet = Outlet()
+    outlet.add("stdout", "first")
+
+    def show():
+        try:
+            outlet.show_from_elsewhere()
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=show)
+    thread.start()
+    assert inside.wait(30)
+    outlet.add("stdout", "second")
+    show()
+    release.set()
+    thread.join()
+    assert not errors
+    assert stream.getvalue() == "secondfirst"
+
+
+class Talks(Slow):
+    def __getitem__(self, i):
+        print("sample", i)
+        return super().__getitem__(i)
+
+
+def test_printing_workers_and_calls_of_stats_do_not_stop_the_supervisor(caplog):
+    stop = threading.Event()
+    errors = []
+
+    def ask(loader):
+        try:
+            while not stop.is_set():
+                loader.stats()
+        except RuntimeError as error:
+            errors.append(error)
+
+    with DataLoader(Talks(400, wait=0.0002), 4, num_workers=2) as loader:
+        threads = [threading.Thread(target=ask, args=(loader,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            assert [flat(loader) for _epoch in range(5)] == [list(range(400))] * 5
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert not errors
+        assert not events(loader, ev.SupervisorFailed)
+    assert not [record for record in caplog.records if "supervisor" in record.message]
+
+
+class Breaks(Exception):
+    pass
+
+
+def test_a_supervisor_that_raises_is_restarted_and_logged_and_goes_on(caplog, monkeypatch, tmp_path):
+    flag, hung = tmp_path / "flag", tmp_path / "hung"
+    flag.touch()
+    with DataLoader(Hangs(8, bad=3, flag=str(flag), hung=str(hung)), 1, num_workers=1) as loader:
+        failures = []
+        show = loader._engine._outlet.show_from_elsewhere
+
+        def fail():
+            if len(failures) < 2:
+                failures.append(1)
+                raise Breaks("planted")
+            show()
+
+        monkeypatch.setattr(loader._engine._outlet, "show_from_elsewhere", fail)
+        got = []
+        consumer = threading.Thread(target=lambda: got.extend(flat(loader)))
+        consumer.start()
+        wait_for(hung.exists)
+        flag.unlink()
+        wait_for(lambda: len(failures) == 2 or loader._engine._command(lambda: None))
+        loader.restart_workers()
+        consumer.join(60)
+        assert got == list(range(8))
+        told = [event.error for event in events(loader, ev.SupervisorFailed)]
+    assert told == ["Breaks: planted"] * 2
+    assert sum("supervisor thread failed" in record.message for record in caplog.records) == 2
