@@ -18,27 +18,27 @@ if TYPE_CHECKING:
         WorkerDiedError,
         WorkerStartError,
     )
-    from nbloader.info import get_worker_info
-    from nbloader.lesson import compare_uploads
-    from nbloader.loader import DataLoader
-    from nbloader.order import FilterSampler, IntervalSampler
-    from nbloader.shared import share
+    from nbloader.loader.dataloader import DataLoader
+    from nbloader.loader.upload_benchmark import compare_uploads
+    from nbloader.sampling.samplers import FilterSampler, IntervalSampler
+    from nbloader.transport.dataset_payload import share
+    from nbloader.workers.worker_info import get_worker_info
 
 __version__ = "0.1.0"
 
 _HOME = {
     "DataLoader": "nbloader.loader",
     "DatasetTransferError": "nbloader.errors",
-    "FilterSampler": "nbloader.order",
-    "IntervalSampler": "nbloader.order",
+    "FilterSampler": "nbloader.sampling.samplers",
+    "IntervalSampler": "nbloader.sampling.samplers",
     "LoaderClosedError": "nbloader.errors",
     "LoaderTimeoutError": "nbloader.errors",
     "NbloaderError": "nbloader.errors",
     "WorkerDiedError": "nbloader.errors",
     "WorkerStartError": "nbloader.errors",
-    "compare_uploads": "nbloader.lesson",
-    "get_worker_info": "nbloader.info",
-    "share": "nbloader.shared",
+    "compare_uploads": "nbloader.loader.upload_benchmark",
+    "get_worker_info": "nbloader.workers.worker_info",
+    "share": "nbloader.transport.dataset_payload",
 }
 
 __all__ = [
@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'nbloader' has no attribute {name!r}")
     if name == "DataLoader":  # its module imports torch: the fork server does so at the same time
-        importlib.import_module("nbloader.forkserver").start_early()
+        importlib.import_module("nbloader.transport.forkserver").start_early()
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -11,7 +11,7 @@ import hypothesis
 import leaks
 import pytest
 
-from nbloader import preload
+from nbloader.transport import preload
 
 pytest.register_assert_rewrite("same")
 
@@ -58,5 +58,5 @@ def fork_servers_import_what_test_modules_import() -> Iterator[None]:
 def forkserver_ends_with_the_session() -> Iterator[None]:
     """The one process that tests may leave, since all of them share it, ends when they have ended."""
     yield
-    if "nbloader.forkserver" in sys.modules:
-        sys.modules["nbloader.forkserver"].shutdown()
+    if "nbloader.transport.forkserver" in sys.modules:
+        sys.modules["nbloader.transport.forkserver"].shutdown()

@@ -18,7 +18,8 @@ import numpy as np
 import psutil
 import torch
 
-from nbloader import forkserver, get_worker_info
+from nbloader import get_worker_info
+from nbloader.transport import forkserver
 
 PATIENCE = 30.0
 """Seconds after which a condition that has not come true fails the test; it is reached only when something is wrong."""

@@ -13,7 +13,7 @@ from multiprocessing import resource_tracker
 
 import psutil
 
-from nbloader import forkserver
+from nbloader.transport import forkserver
 
 SHM = pathlib.Path("/dev/shm")
 FDS = pathlib.Path("/proc/self/fd")

@@ -8,8 +8,8 @@ import time
 
 import torch
 
-from nbloader.leaves import map_leaves
-from nbloader.upload import Pinning
+from nbloader.batch.pytree import map_leaves
+from nbloader.device.transfer import Pinning
 
 
 class DeviceFull(RuntimeError):

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from same import assert_same
 from torch.utils.data import default_collate, default_convert
 
-from nbloader.collate import (
+from nbloader.batch.collate import (
     NotPlannedError,
     Plan,
     builder,
     collate_object,
     convert,
 )
-from nbloader.objects import ArrayToBeTensor, dump_object, load_object
-from nbloader.pickles import tensor_of
+from nbloader.batch.pickles import tensor_of
+from nbloader.batch.serialize import ArrayToBeTensor, dump_object, load_object
 
 try:
     import ml_dtypes  # as Keras and jax do: it adds bfloat16 and others to NumPy, which torch does not take from NumPy
@@ -379,7 +379,7 @@ def test_a_worker_without_torch_collates_the_same_types():
     """Subclasses of int, float and ndarray too, which only torch's own rules know."""
     code = """
 import sys, enum, numpy as np
-from nbloader.collate import Plan, NotPlannedError
+from nbloader.batch.collate import Plan, NotPlannedError
 class Colour(enum.IntEnum):
     RED = 1
 for sample in (np.ones(3), 1, 2.0, True, "a", np.float32(1), {"a": (1, [2])}):

@@ -13,8 +13,9 @@ from datasets import Images, Numbers
 from same import assert_same
 from test_upload import assert_images, images, segment
 
-from nbloader import DataLoader, compare_uploads, cuda
-from nbloader.upload import Lane, Placer
+from nbloader import DataLoader, compare_uploads
+from nbloader.device import torch_backend
+from nbloader.device.transfer import Lane, Placer
 
 gpu = pytest.mark.gpu
 no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU of CUDA")
@@ -90,7 +91,7 @@ BATCH = {"x": torch.ones(2, 3), "name": "a"}
 
 
 def test_a_batch_ahead_is_copied_on_the_side_stream_and_the_consumers_stream_waits_for_it(notes):
-    accelerator = cuda.TorchAccelerator(CPU, way="pageable")
+    accelerator = torch_backend.TorchAccelerator(CPU, way="pageable")
     copy = accelerator.copy(BATCH, None)
     notes.notes.clear()
     copy.start()
@@ -113,7 +114,7 @@ def test_a_batch_ahead_is_copied_on_the_side_stream_and_the_consumers_stream_wai
 
 
 def test_what_the_device_has_not_done_is_not_told(notes):
-    copy = cuda.TorchAccelerator(CPU, way="pageable").copy(BATCH, None)
+    copy = torch_backend.TorchAccelerator(CPU, way="pageable").copy(BATCH, None)
     assert copy.done(), "nothing was begun"
     copy.start()
     notes.finished = False
@@ -130,7 +131,7 @@ class Own:
 
 @pytest.mark.parametrize("batch", [[Own(), torch.ones(2)], torch.ones(3).to_sparse()])
 def test_types_with_a_method_of_their_own_are_copied_on_the_consumers_stream(notes, batch):
-    accelerator = cuda.TorchAccelerator(CPU, way="pageable")
+    accelerator = torch_backend.TorchAccelerator(CPU, way="pageable")
     assert not accelerator.goes_ahead(batch)
     copy = accelerator.copy(batch, None)
     copy.start()
@@ -148,7 +149,7 @@ def test_a_full_device_tells_its_sizes_and_what_was_begun_is_waited_for(notes, m
             return super().__torch_function__(func, types, args, kwargs or {})
 
     parcel = types.SimpleNamespace(mapping=None, open=lambda: [torch.ones(2), torch.ones(2).as_subclass(Full)])
-    lane = Lane(cuda.TorchAccelerator(CPU, way="pageable"), 1)
+    lane = Lane(torch_backend.TorchAccelerator(CPU, way="pageable"), 1)
     with pytest.raises(torch.cuda.OutOfMemoryError, match=r"Tried to allocate 38.*2 of its 80,000 MB are free, 79,000"):
         lane.deliver((0, 3), parcel)
     assert len([note for note in notes.notes if note[1] == "records"]) == 3, "the clock's, the begin, and the end too"
@@ -172,20 +173,20 @@ def test_registering_goes_through_the_runtime_and_a_failure_leaves_no_error_behi
         def cudaGetErrorString(self, code):  # noqa: N802
             return f"error {code}"
 
-    monkeypatch.setattr(cuda, "_runtime", Runtime)
+    monkeypatch.setattr(torch_backend, "_runtime", Runtime)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
-    accelerator = cuda.TorchAccelerator(CPU)
+    accelerator = torch_backend.TorchAccelerator(CPU)
     assert accelerator.pinning.way == "copied", "only CUDA registers"
     memory = segment()
     address, size = ctypes.addressof(memory), ctypes.sizeof(memory)
     assert accelerator._register(address, size) == ""
     assert accelerator._register(address, size) == "error 2"
-    cuda._unregister(address)
-    assert asked == [(address, size, cuda.PORTABLE), (address, size, cuda.PORTABLE), address]
+    torch_backend._unregister(address)
+    assert asked == [(address, size, torch_backend.PORTABLE), (address, size, torch_backend.PORTABLE), address]
 
 
 def test_devices_without_streams_are_uploaded_to_on_the_spot():
-    accelerator = cuda.SpotAccelerator(CPU)
+    accelerator = torch_backend.SpotAccelerator(CPU)
     assert not accelerator.goes_ahead(BATCH)
     with DataLoader(Images(40), 4, num_workers=2, device=accelerator) as loader:
         assert_images(list(loader))
@@ -204,7 +205,7 @@ def test_pinning_alone_copies_what_can_be_pinned_and_does_not_go_ahead():
             return self
 
     loader = DataLoader(Numbers(8), 4, collate_fn=Pinnable)
-    loader._placer = Placer([cuda.PoolPinner()], 1)
+    loader._placer = Placer([torch_backend.PoolPinner()], 1)
     with loader:
         batches = list(loader)
         stats = loader.stats()
@@ -240,7 +241,7 @@ def test_registered_memory_is_pinned_for_torch_and_times_are_in_order():
     for r in records:
         assert r.placed.upload_begin <= r.placed.uploaded
         assert r.dispatched < r.placed.upload_begin < r.returned
-    accelerator = cuda.TorchAccelerator(torch.device("cuda", 0))
+    accelerator = torch_backend.TorchAccelerator(torch.device("cuda", 0))
     memory = segment()
     assert accelerator.pinning.of(memory) == "registered"
     assert torch.frombuffer((ctypes.c_char * ctypes.sizeof(memory)).from_buffer(memory), dtype=torch.uint8).is_pinned()

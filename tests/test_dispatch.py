@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nbloader.dispatch import MAX_DEATHS, Dispatcher
+from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
 
 GIVEN_UP = "given up"
 

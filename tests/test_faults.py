@@ -30,11 +30,11 @@ from nbloader import (
     LoaderTimeoutError,
     WorkerDiedError,
     WorkerStartError,
-    forkserver,
-    process,
 )
 from nbloader import events as ev
-from nbloader.pool import Pool
+from nbloader.transport import forkserver
+from nbloader.workers import process
+from nbloader.workers.process_pool import Pool
 
 
 def events(loader, kind):

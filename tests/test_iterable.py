@@ -32,8 +32,9 @@ from iterables import (
 )
 from same import assert_same
 
-from nbloader import DataLoader, DatasetTransferError, get_worker_info, streams
+from nbloader import DataLoader, DatasetTransferError, get_worker_info
 from nbloader import events as ev
+from nbloader.workers import iterable_fetcher
 
 
 def plain(batches):
@@ -342,7 +343,7 @@ def test_workers_killed_again_and_again_change_nothing(dataset):
 
 
 def test_a_stateful_iterator_goes_on_where_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, "STATE_SHARE", 0)  # tell the state with each batch, however long that takes
+    monkeypatch.setattr(iterable_fetcher, "STATE_SHARE", 0)  # tell the state with each batch, however long that takes
 
     def count(dataset, log):
         log.write_text("")

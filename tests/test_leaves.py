@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from nbloader.leaves import map_leaves
+from nbloader.batch.pytree import map_leaves
 
 
 class Pair(NamedTuple):

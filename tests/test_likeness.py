@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from nbloader import DataLoader, likeness
-from nbloader.shared import SharedPickle
+from nbloader import DataLoader
+from nbloader.transport import fingerprint
+from nbloader.transport.dataset_payload import SharedPickle
 
 CELL = """
 import numpy as np
@@ -80,23 +81,23 @@ def notebook() -> dict:
 def test_what_changes_the_pickle_changes_the_likeness(change):
     names = notebook()
     dataset = names["dataset"]
-    pickled, before = SharedPickle(dataset), likeness.likeness(dataset)
-    assert likeness.worthwhile(pickled.data)
+    pickled, before = SharedPickle(dataset), fingerprint.likeness(dataset)
+    assert fingerprint.worthwhile(pickled.data)
     assert SharedPickle(dataset).identity == pickled.identity
-    assert likeness.likeness(dataset) == before
+    assert fingerprint.likeness(dataset) == before
     exec(change, names)
     assert SharedPickle(dataset).identity != pickled.identity
-    assert likeness.likeness(dataset) != before
+    assert fingerprint.likeness(dataset) != before
 
 
 def test_a_new_submodule_of_what_a_function_uses_changes_both(monkeypatch):
     """Code that failed for want of it works in new workers."""
     names = notebook()
     exec("def helper(x): return np.late.one(x)", names)
-    pickled, before = SharedPickle(names["dataset"]), likeness.likeness(names["dataset"])
+    pickled, before = SharedPickle(names["dataset"]), fingerprint.likeness(names["dataset"])
     monkeypatch.setitem(sys.modules, "numpy.late", types.ModuleType("numpy.late"))
     assert SharedPickle(names["dataset"]).identity != pickled.identity
-    assert likeness.likeness(names["dataset"]) != before
+    assert fingerprint.likeness(names["dataset"]) != before
 
 
 def test_closures():
@@ -111,30 +112,30 @@ def test_closures():
         return inner
 
     one = make(1)
-    before = likeness.likeness(one)
-    assert likeness.likeness(one) == before == likeness.likeness(make(1))
-    assert likeness.likeness(make(2)) != before
-    assert likeness.likeness(make(6)) != likeness.likeness(make(7))
+    before = fingerprint.likeness(one)
+    assert fingerprint.likeness(one) == before == fingerprint.likeness(make(1))
+    assert fingerprint.likeness(make(2)) != before
+    assert fingerprint.likeness(make(6)) != fingerprint.likeness(make(7))
     unset = make(-1)
-    with_none = likeness.likeness(unset)
+    with_none = fingerprint.likeness(unset)
     del unset.__closure__[unset.__code__.co_freevars.index("later")].cell_contents
-    assert likeness.likeness(unset) != with_none
+    assert fingerprint.likeness(unset) != with_none
 
 
 def test_a_function_that_calls_itself():
     names: dict = {"__name__": "__main__"}
     exec("def count(n): return n and 1 + count(n - 1)", names)
-    before = likeness.likeness(names["count"])
-    assert likeness.likeness(names["count"]) == before
+    before = fingerprint.likeness(names["count"])
+    assert fingerprint.likeness(names["count"]) == before
 
 
 def test_functions_of_modules_are_told_by_their_names():
-    assert likeness.likeness(np.full) == likeness.likeness(np.full) != likeness.likeness(np.ones)
+    assert fingerprint.likeness(np.full) == fingerprint.likeness(np.full) != fingerprint.likeness(np.ones)
 
 
 def test_data_alone_is_pickled_as_quickly():
-    assert not likeness.worthwhile(SharedPickle(list(range(100))).data)
-    assert not likeness.worthwhile(SharedPickle((notebook()["dataset"], "x" * 100_000)).data)
+    assert not fingerprint.worthwhile(SharedPickle(list(range(100))).data)
+    assert not fingerprint.worthwhile(SharedPickle((notebook()["dataset"], "x" * 100_000)).data)
 
 
 def stacked(loader) -> torch.Tensor:
@@ -145,7 +146,7 @@ def test_a_dataset_that_did_not_change_is_pickled_once(monkeypatch):
     names = notebook()
     with DataLoader(names["dataset"], num_workers=1) as loader:
         before = stacked(loader)
-        monkeypatch.setattr("nbloader.cargo.SharedPickle", None)
+        monkeypatch.setattr("nbloader.transport.cargo.SharedPickle", None)
         assert torch.equal(stacked(loader), before)
         exec("scale = 3", names)
         monkeypatch.undo()

@@ -34,8 +34,9 @@ from datasets import (
 from same import assert_same
 
 import nbloader
-from nbloader import DataLoader, LoaderClosedError, forkserver
+from nbloader import DataLoader, LoaderClosedError
 from nbloader import events as ev
+from nbloader.transport import forkserver
 
 
 def squares(samples):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from same import assert_same
 from test_collate import carry, carry_in
 
-from nbloader.objects import ArrayToBeTensor, dump_object
+from nbloader.batch.serialize import ArrayToBeTensor, dump_object
 
 
 class Point(NamedTuple):

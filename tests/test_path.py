@@ -14,7 +14,7 @@ from nbloader.dashboard import lanes_svg
 from nbloader.dashboard.path import path_of
 from nbloader.dashboard.spans import SINGLE, Spans
 from nbloader.events import BatchRecord, LoaderPaused, LoaderResumed
-from nbloader.snapshot import Made, Snapshot, UploadStats
+from nbloader.metrics.snapshot import Made, Snapshot, UploadStats
 
 MS = 1_000_000
 

@@ -18,14 +18,15 @@ from same import assert_same
 from stand_in import StandIn
 from torch.utils import data as theirs
 
-from nbloader import DataLoader, placing, shm
+from nbloader import DataLoader
 from nbloader import events as ev
-from nbloader.collate import Plan, builder
-from nbloader.making import LocalParcel
-from nbloader.placing import PLACED_FROM, Beside, Board, Placed, relaid
-from nbloader.shm import anonymous_file, mapped
-from nbloader.task import Task, Whole
-from nbloader.together import Together, Writer
+from nbloader.batch import chunk_writer
+from nbloader.batch.chunk_arena import Together, Writer
+from nbloader.batch.chunk_writer import PLACED_FROM, Beside, Board, Placed, relaid
+from nbloader.batch.collate import Plan, builder
+from nbloader.batch.task import Task, Whole
+from nbloader.shm.segment import anonymous_file, mapped, segment
+from nbloader.workers.batch_builder import LocalParcel
 
 # ---- what lies where
 
@@ -63,7 +64,7 @@ def test_pieces_written_side_by_side_make_the_batch_that_is_made_at_once(sample,
     fd = anonymous_file(max(plan.nbytes, 1))
     memory = mapped(fd, max(plan.nbytes, 1))
     beside.add(7, fd)
-    beside._rows = {0: placing.Rows(plan.tree)}
+    beside._rows = {0: chunk_writer.Rows(plan.tree)}
     for _again in range(2):  # planned, and then as the one before
         extras = []
         for start in range(0, size, chunk):
@@ -79,7 +80,7 @@ def test_pieces_written_side_by_side_make_the_batch_that_is_made_at_once(sample,
 def test_a_piece_that_is_laid_out_in_another_way_is_not_written_there():
     beside = Beside()
     beside.add(0, anonymous_file(4096))
-    beside._rows = {3: placing.Rows(Plan([np.zeros(4)]).tree)}
+    beside._rows = {3: chunk_writer.Rows(Plan([np.zeros(4)]).tree)}
     good, other = [np.ones(4)] * 2, [np.ones(5)] * 2
     assert beside.write(good, Placed([0, 1], 0, 3, 0, 2)) is not None
     for samples, placed in (
@@ -194,7 +195,7 @@ def test_a_segment_that_cannot_be_mapped_is_dropped_by_those_who_got_it(monkeypa
         raise OSError(errno.ENOMEM, "no mappings left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(shm, "mapped", no_memory)
+        patch.setattr(segment, "mapped", no_memory)
         assert workers.place().place is None
     assert workers.have == {}
     assert workers.place().place is not None

@@ -16,9 +16,11 @@ import pytest
 import torch
 from datasets import run_script
 
-from nbloader import DataLoader, WorkerStartError, forkserver, machine, preload
-from nbloader.cargo import Cargo
-from nbloader.shared import SharedPickle
+from nbloader import DataLoader, WorkerStartError
+from nbloader._util import machine
+from nbloader.transport import forkserver, preload
+from nbloader.transport.cargo import Cargo
+from nbloader.transport.dataset_payload import SharedPickle
 
 
 @pytest.fixture

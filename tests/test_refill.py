@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from same import assert_same
 
-from nbloader.collate import Plan, builder
-from nbloader.refill import MAX_SIZES, Known
+from nbloader.batch.collate import Plan, builder
+from nbloader.batch.layout_cache import MAX_SIZES, Known
 
 LEAVES = (
     lambda i: np.full(3, i, np.float32),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbloader.reorder import ReorderBuffer
+from nbloader.scheduler.reorder_buffer import ReorderBuffer
 
 PERMUTATIONS = st.integers(0, 40).flatmap(lambda n: st.permutations(range(n)))
 

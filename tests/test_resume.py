@@ -21,7 +21,7 @@ from resumption import SAMPLERS, STREAMS, N, Shuffling, Tuples, epochs, generato
 from torch.utils.data import DistributedSampler
 
 from nbloader import DataLoader
-from nbloader import sampler as samplers
+from nbloader.sampling import batching as samplers
 
 
 def interrupted(name, leave_at, workers=0, **changes):

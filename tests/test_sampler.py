@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbloader import sampler
-from nbloader.permutation import Permutation
+from nbloader.sampling import batching
+from nbloader.sampling.permutation import Permutation
 
 
 @given(n=st.integers(1, 5000), seed=st.integers(0, 2**64 - 1))
@@ -52,7 +52,7 @@ class Claims:
 
 
 def test_a_small_dataset_is_shuffled_as_torch_shuffles_it():
-    ours, _batches = sampler.make_samplers(
+    ours, _batches = batching.make_samplers(
         Claims(100),
         batch_size=10,
         shuffle=True,
@@ -67,7 +67,7 @@ def test_a_small_dataset_is_shuffled_as_torch_shuffles_it():
 
 
 def test_a_hundred_million_samples_are_shuffled_at_once():
-    made, batches = sampler.make_samplers(
+    made, batches = batching.make_samplers(
         Claims(100_000_000),
         batch_size=32,
         shuffle=True,

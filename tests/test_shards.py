@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from test_dispatch import GIVEN_UP
 
-from nbloader.dispatch import Dispatcher
-from nbloader.shards import Progress, Shards, Ticket
+from nbloader.sampling.shard_plan import Progress, Shards, Ticket
+from nbloader.scheduler.dispatcher import Dispatcher
 
 
 class ShardChaos(RuleBasedStateMachine):

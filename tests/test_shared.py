@@ -17,8 +17,8 @@ import torch
 
 import nbloader
 from nbloader import DataLoader
-from nbloader.shared import SharedPickle, load_shared
-from nbloader.store import store_of
+from nbloader.shm.dataset_store import store_of
+from nbloader.transport.dataset_payload import SharedPickle, load_shared
 
 BIG = 100_000
 

@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nbloader import DataLoader, driver, shm
-from nbloader.shm import SegmentMaps, SegmentPool, aligned, anonymous_file, segment_size
+from nbloader import DataLoader
+from nbloader.engine import supervisor
+from nbloader.shm.segment import SegmentMaps, SegmentPool, aligned, anonymous_file, segment, segment_size
 
 
 class Lender:
@@ -71,7 +72,7 @@ class Leases(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def a_while_passes(self, data):
-        self.lender.pool._free._look -= data.draw(st.sampled_from([0.1, shm.KEEP, 3 * shm.KEEP]))
+        self.lender.pool._free._look -= data.draw(st.sampled_from([0.1, segment.KEEP, 3 * segment.KEEP]))
 
     @rule()
     def the_epoch_is_over(self):
@@ -135,7 +136,7 @@ class Free(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now = 0.0
-        self.free = shm.FreeSegments(self.now)
+        self.free = segment.FreeSegments(self.now)
         self.used: dict[int, float] = {}  # the free ones: when they came back
         self.sizes: dict[int, int] = {}
         self.out: list[int] = []
@@ -165,14 +166,14 @@ class Free(RuleBasedStateMachine):
 
     @rule(part=st.sampled_from([0.3, 0.7, 1.5]))
     def a_while_passes(self, part):
-        self.now += part * shm.KEEP
+        self.now += part * segment.KEEP
         for number in self.free.unused(self.now):
-            assert self.now - self.used.pop(number) >= shm.KEEP, "it was needed a moment ago"
+            assert self.now - self.used.pop(number) >= segment.KEEP, "it was needed a moment ago"
 
     @rule()
     def nothing_is_wanted_for_long(self):
         for _ in range(2):
-            self.now += shm.KEEP
+            self.now += segment.KEEP
             for number in self.free.unused(self.now):
                 del self.used[number]
         assert not self.used, "all that are free were given back"
@@ -214,7 +215,7 @@ def test_segments_that_a_late_batch_took_are_given_back(lender):
     late, rest = batches[:2], batches[2:]
     del batches, rest
     for i in range(4):
-        lender.pool._free._look -= 2 * shm.KEEP
+        lender.pool._free._look -= 2 * segment.KEEP
         del late[0]
         late.append(lender.send(20 + i))
     assert len(lender.maps._maps) <= 4
@@ -252,7 +253,7 @@ def test_a_thread_may_drop_batches(lender):
 
 
 def test_beyond_the_bound_batches_are_copied_out(lender, monkeypatch):
-    monkeypatch.setattr(shm, "MAX_LENT", 3)
+    monkeypatch.setattr(segment, "MAX_LENT", 3)
     batches = [lender.send(i) for i in range(20)]
     assert len(lender.maps._lent) == 3
     assert lender.count == 4, "a segment that was copied out is free at once"
@@ -307,7 +308,7 @@ def test_memory_that_is_not_there_is_an_error_that_says_what_to_do(monkeypatch):
 
 @pytest.mark.parametrize("chunk", [None, 8])
 def test_between_epochs_workers_give_memory_back_and_the_next_epoch_is_as_the_first(chunk, monkeypatch):
-    monkeypatch.setattr(driver, "REST", 0.1)
+    monkeypatch.setattr(supervisor, "REST", 0.1)
     with DataLoader(Images(160), 16, num_workers=2, chunk_size=chunk, persistent_workers=True) as loader:
 
         def segments():

@@ -14,7 +14,8 @@ import psutil
 import pytest
 from datasets import Numbers, Slow, flat, pids, run_script, wait_for
 
-from nbloader import DataLoader, NbloaderError, stacks
+from nbloader import DataLoader, NbloaderError
+from nbloader.transport import stack_probe
 
 STACK = """\
 Thread 0x00007f00 (most recent call first):
@@ -41,11 +42,11 @@ def test_the_stack_of_a_worker_that_hangs(how, method, tmp_path):
         wait_for(lambda: f"in {how.__name__}\n" in loader.stack(0))
         begun = time.monotonic()
         texts = {loader.stack(0) for _ in range(3)}
-        assert time.monotonic() - begun < stacks.WAIT, "each is complete, none was waited for"
+        assert time.monotonic() - begun < stack_probe.WAIT, "each is complete, none was waited for"
         for text in texts:
             assert "Current thread" in text
             assert text.endswith('File "<string>", line 1 in <module>\n')
-            where = stacks.place(text)
+            where = stack_probe.place(text)
             assert where.startswith(light.__file__)
             assert where.endswith(f"in {how.__name__}")
         flag.unlink()
@@ -64,7 +65,7 @@ def test_the_stack_of_a_worker_thread():
         epoch = iter(loader)
         wait_for(lambda: all(w.batch is not None for w in loader.stats().workers))
         text = wait_for(lambda: "in __getitem__" in (text := loader.stack(1)) and text)
-        assert stacks.place(text).startswith(__file__)
+        assert stack_probe.place(text).startswith(__file__)
         go.set()
         assert flat(epoch) == list(range(8))
 
@@ -91,7 +92,7 @@ def test_many_may_ask_at_once_and_nothing_is_disturbed():
 
 
 def test_a_worker_that_cannot_answer_is_an_error_in_bounded_time(monkeypatch):
-    monkeypatch.setattr(stacks, "WAIT", 0.3)
+    monkeypatch.setattr(stack_probe, "WAIT", 0.3)
     with DataLoader(Numbers(4), 2, num_workers=2) as loader:
         with pytest.raises(NbloaderError, match="worker 1 does not run"):
             loader.stack(1)
@@ -120,7 +121,7 @@ def test_a_worker_that_dies_when_it_is_asked_is_an_error():
             begun = time.monotonic()
             with pytest.raises(NbloaderError, match="it has ended"):
                 ask()
-            assert time.monotonic() - begun < stacks.WAIT
+            assert time.monotonic() - begun < stack_probe.WAIT
         assert epoch is not None
 
 
@@ -136,11 +137,11 @@ def test_without_workers_it_is_the_main_threads_stack():
 def test_the_place_is_the_users_own_line_where_there_is_one():
 
     stdlib, site = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
-    text = STACK.format(stdlib=stdlib, site=site, ours=os.path.dirname(stacks.__file__))
-    assert stacks.place(text) == "/home/me/data.py, line 12 in __getitem__"
+    text = STACK.format(stdlib=stdlib, site=site, ours=os.path.dirname(stack_probe.__file__))
+    assert stack_probe.place(text) == "/home/me/data.py, line 12 in __getitem__"
     without = text.replace('  File "/home/me/data.py", line 12 in __getitem__\n', "")
-    assert stacks.place(without) == f"{stdlib}/json/decoder.py, line 355 in raw_decode"
-    assert stacks.place("") == "an unknown place"
+    assert stack_probe.place(without) == f"{stdlib}/json/decoder.py, line 355 in raw_decode"
+    assert stack_probe.place("") == "an unknown place"
 
 
 def test_the_place_in_a_notebook_is_named_as_its_tracebacks_name_it(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbloader import stats
+from nbloader._util.format import clean, duration, megabytes, number, percent, plural
 from nbloader.events import (
     BatchFailed,
     BatchRecord,
@@ -31,9 +31,9 @@ from nbloader.events import (
     WorkerRestarted,
     WorkerStarted,
 )
-from nbloader.measure import upload_stats
-from nbloader.stats import Gauges, Snapshot, StatsFold, WorkerGauge
-from nbloader.text import clean, duration, megabytes, number, percent, plural
+from nbloader.metrics import aggregator
+from nbloader.metrics.aggregator import Gauges, Snapshot, StatsFold, WorkerGauge
+from nbloader.metrics.stage_times import upload_stats
 
 MS = 1_000_000
 S = 1000 * MS
@@ -141,7 +141,7 @@ def test_rates_and_shares_come_from_the_records():
     assert s.eta == pytest.approx(50 / 25)
     assert s.cpu_share == pytest.approx(1)
     by_name = {stage.name: stage for stage in s.stages}
-    assert tuple(by_name) == tuple(name for name in stats.STAGES if name not in ("pin", "upload"))
+    assert tuple(by_name) == tuple(name for name in aggregator.STAGES if name not in ("pin", "upload"))
     assert by_name["queue"].mean == pytest.approx(5)
     assert by_name["fetch"].p50 == pytest.approx(18)
     assert by_name["collate"].max == pytest.approx(2)
@@ -626,8 +626,8 @@ def test_text_has_everything_aligned_within_a_terminal():
     assert max(map(len, lines)) <= 90
     assert "Epoch   0, running  [############............]  50 of 100 batches (50 %)" in lines
     assert "Queues  in flight 2 of 4   reorder 0   ready 0" in lines
-    stage_rows = [line for line in lines if line.split(" ")[0] in stats.STAGES]
-    assert [row.split()[0] for row in stage_rows] == [s for s in stats.STAGES if s not in ("pin", "upload")]
+    stage_rows = [line for line in lines if line.split(" ")[0] in aggregator.STAGES]
+    assert [row.split()[0] for row in stage_rows] == [s for s in aggregator.STAGES if s not in ("pin", "upload")]
     assert len({len(row) for row in stage_rows}) == 1, "columns line up"
     assert "worker 1, the one before: killed by SIGKILL" in lines
     assert "97 %" in text

@@ -14,7 +14,7 @@ from same import assert_same
 
 from nbloader import DataLoader, LoaderClosedError
 from nbloader import events as ev
-from nbloader.output import Outlet
+from nbloader.engine.worker_output import Outlet
 
 
 def events(loader, kind):

@@ -32,7 +32,7 @@ from test_loader import events, squares
 
 from nbloader import DataLoader, LoaderTimeoutError, WorkerDiedError, get_worker_info
 from nbloader import events as ev
-from nbloader.threads import Outbox
+from nbloader.workers.thread_pool import Outbox
 
 
 def threaded(dataset, *args, num_workers=2, **kwargs):

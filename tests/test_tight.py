@@ -14,7 +14,8 @@ import psutil
 import pytest
 from datasets import Images, Numbers, Sums, run_script, wait_for, worker_processes
 
-from nbloader import DataLoader, forkserver
+from nbloader import DataLoader
+from nbloader.transport import forkserver
 
 HEAD = f"""
 import os, resource, sys

@@ -15,9 +15,9 @@ import pytest
 from datasets import Numbers
 
 from nbloader import DataLoader
+from nbloader._util.format import last_words, tail
 from nbloader.dashboard.figures import timeline
 from nbloader.dashboard.page import Report
-from nbloader.eventlog import line_of
 from nbloader.events import (
     BatchFailed,
     BatchRecord,
@@ -35,10 +35,10 @@ from nbloader.events import (
     WorkersResized,
     WorkerStarted,
 )
-from nbloader.lanes import consumer_lanes, lane_order, slices, stalls
-from nbloader.measure import histogram, points_of
-from nbloader.text import last_words, tail
-from nbloader.trace import Trace
+from nbloader.metrics.stage_times import histogram, points_of
+from nbloader.report.eventlog import line_of
+from nbloader.report.slices import consumer_lanes, lane_order, slices, stalls
+from nbloader.report.trace import Trace
 
 MS = 1_000_000
 

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from same import assert_same
 from stand_in import DeviceFull, StandIn
 
-from nbloader import DataLoader, DatasetTransferError, compare_uploads, shm
+from nbloader import DataLoader, DatasetTransferError, compare_uploads
+from nbloader.device.transfer import RECORDS, Lane, Pinning, Placer, Records, Shipment
 from nbloader.events import BatchRecord
-from nbloader.upload import RECORDS, Lane, Pinning, Placer, Records, Shipment
+from nbloader.shm import segment as shm
 
 # ---- one lane, scripted
 

@@ -13,10 +13,11 @@ import light
 import pytest
 from datasets import Hangs, Numbers, Slow, flat, wait_for
 
-from nbloader import DataLoader, LoaderTimeoutError, NbloaderError, waiting
+from nbloader import DataLoader, LoaderTimeoutError, NbloaderError
 from nbloader import events as ev
-from nbloader.waiting import Wait
-from nbloader.waker import Waker
+from nbloader._util.wakeup import Waker
+from nbloader.engine import timeouts
+from nbloader.engine.timeouts import Wait
 
 S = 1_000_000_000
 
@@ -85,7 +86,7 @@ def test_a_loop_that_waits_for_long_gets_one_line_that_says_what_for(tmp_path, c
     data, flag = hangs(tmp_path, bad=5)
     with DataLoader(data, 2, num_workers=2) as loader:
         epoch = begin(loader)
-        monkeypatch.setattr(waiting, "LATE_NOTICE", 0.5)
+        monkeypatch.setattr(timeouts, "LATE_NOTICE", 0.5)
         told = []
 
         def restart():
@@ -108,7 +109,7 @@ def test_a_loop_that_waits_for_long_gets_one_line_that_says_what_for(tmp_path, c
 
 
 def test_a_dataset_that_does_not_arrive_is_told_with_its_line(capsys, monkeypatch):
-    monkeypatch.setattr(waiting, "LATE_NOTICE", 0.5)
+    monkeypatch.setattr(timeouts, "LATE_NOTICE", 0.5)
     with DataLoader(d.NeverArrives(4), 2, num_workers=1) as loader:
         epoch = iter(loader)
         wait_for(lambda: arriving(loader))
@@ -130,7 +131,7 @@ def test_a_dataset_that_does_not_arrive_is_told_with_its_line(capsys, monkeypatc
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loop_over_a_paused_loader_is_told_so_once(workers, capsys, monkeypatch):
-    monkeypatch.setattr(waiting, "PAUSED_NOTICE", 0.3)
+    monkeypatch.setattr(timeouts, "PAUSED_NOTICE", 0.3)
     with DataLoader(Numbers(6), 2, num_workers=workers) as loader:
         loader.pause()
         told = []
@@ -144,7 +145,7 @@ def test_a_loop_over_a_paused_loader_is_told_so_once(workers, capsys, monkeypatc
         thread.start()
         assert flat(loader) == list(range(6))
         thread.join()
-        assert told[0] + capsys.readouterr().err == waiting.PAUSED
+        assert told[0] + capsys.readouterr().err == timeouts.PAUSED
 
 
 # ---- the limit
@@ -216,7 +217,7 @@ def test_a_batch_that_is_late_in_three_workers_is_given_up_and_the_others_come(t
 
 @pytest.mark.parametrize("on_timeout", ["raise", "restart"])
 def test_a_start_that_takes_too_long_is_an_error(on_timeout, monkeypatch):
-    monkeypatch.setattr(waiting, "START_LIMIT", 0.6)
+    monkeypatch.setattr(timeouts, "START_LIMIT", 0.6)
     with DataLoader(d.NeverArrives(4), 2, num_workers=1, timeout=0.5, on_timeout=on_timeout) as loader:
         epoch = iter(loader)
         wait_for(lambda: arriving(loader))

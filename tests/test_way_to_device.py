@@ -20,10 +20,10 @@ from nbloader.dashboard.path import path_of
 from nbloader.dashboard.payload import columns_of, view_of
 from nbloader.dashboard.spans import SINGLE, Spans
 from nbloader.events import BatchRecord, Placed
-from nbloader.lanes import lane_order, slices
-from nbloader.measure import durations
-from nbloader.snapshot import STAGES
-from nbloader.trace import Trace
+from nbloader.metrics.snapshot import STAGES
+from nbloader.metrics.stage_times import durations
+from nbloader.report.slices import lane_order, slices
+from nbloader.report.trace import Trace
 
 
 def sent(number: int, *, device: str = "cuda:0", late: bool = False, begin: int | None = None, **changes: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbloader.wire import READ_SIZE, Channel, Kind
+from nbloader.transport.channel import READ_SIZE, Channel, Kind
 
 KINDS = st.sampled_from(list(Kind))
 SIZES = st.one_of(st.integers(0, 200), st.integers(READ_SIZE - 20, READ_SIZE + 20), st.integers(0, 5 * READ_SIZE))

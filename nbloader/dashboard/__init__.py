@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nbloader.control import LoaderControl
     from nbloader.dashboard.widget import Dashboard as Dashboard
+    from nbloader.events.control import LoaderControl
 
 __all__ = ["show"]
 

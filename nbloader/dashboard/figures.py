@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nbloader import colours
-from nbloader.lanes import KINDS, Slice, lane_order, slices, stalls, waited
-from nbloader.measure import share_of, shown_of
-from nbloader.text import clean, duration, megabytes, number, percent, plural
-from nbloader.trace import Trace, first_indices
+from nbloader._util import palette
+from nbloader._util.format import clean, duration, megabytes, number, percent, plural
+from nbloader.metrics.stage_times import share_of, shown_of
+from nbloader.report.slices import KINDS, Slice, lane_order, slices, stalls, waited
+from nbloader.report.trace import Trace, first_indices
 
 if TYPE_CHECKING:
     from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
 
     from nbloader.events import BatchRecord
-    from nbloader.pauses import Pauses
+    from nbloader.events.pauses import Pauses
 
 LIMIT = 4000
 """Batches that a timeline shows, the last ones: a page with more is slow to move in."""
 COLOURS = {
-    "fetch": colours.STAGES["fetch"],
-    "collate": colours.STAGES["collate"],
-    "order": colours.STAGES["reorder"],
-    "pin": colours.STAGES["pin"],
-    "upload": colours.STAGES["upload"],
-    "wait": colours.WAIT,
-    "step": colours.STAGES["step"],
+    "fetch": palette.STAGES["fetch"],
+    "collate": palette.STAGES["collate"],
+    "order": palette.STAGES["reorder"],
+    "pin": palette.STAGES["pin"],
+    "upload": palette.STAGES["upload"],
+    "wait": palette.WAIT,
+    "step": palette.STAGES["step"],
 }
 LABELS = {
     "fetch": "fetch",

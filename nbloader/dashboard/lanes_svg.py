@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from nbloader.dashboard.spans import LOOP, PIN, UPLOAD, WORKER
-from nbloader.lanes import KINDS
+from nbloader.report.slices import KINDS
 
 if TYPE_CHECKING:
     from nbloader.dashboard.spans import Row

@@ -7,19 +7,19 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbloader import report
+from nbloader._util.format import plural
 from nbloader.dashboard import figures, plots
 from nbloader.dashboard.payload import columns_of
-from nbloader.eventlog import line_of
 from nbloader.events import BatchRecord
-from nbloader.measure import histogram, points_of
-from nbloader.text import plural
+from nbloader.metrics.stage_times import histogram, points_of
+from nbloader.report import render
+from nbloader.report.eventlog import line_of
 
 if TYPE_CHECKING:
     from bokeh.model import Model
 
-    from nbloader.snapshot import Snapshot
-    from nbloader.trace import Trace
+    from nbloader.metrics.snapshot import Snapshot
+    from nbloader.report.trace import Trace
 
 LINES = 300
 """Lines of the log, the last ones."""
@@ -74,7 +74,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """The summary; the whole page has 1.3 MB of BokehJS in it, too much for a notebook."""
-        return report.to_html(self.snapshot) + "<p>With timeline and plots: <code>.save('report.html')</code></p>"
+        return render.to_html(self.snapshot) + "<p>With timeline and plots: <code>.save('report.html')</code></p>"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page, of about 1.5 MB, most of which is BokehJS.
@@ -112,7 +112,7 @@ class Report:
         return _PAGE.format(
             title=f"epoch {s.epoch}" if s.epoch >= 0 else "no epoch yet",
             resources=Resources(mode="inline", components=["bokeh"]).render(),
-            summary=report.to_html(s),
+            summary=render.to_html(s),
             timeline=divs["timeline"],
             charts=charts,
             log=self._log(),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from nbloader.report import state_of
-from nbloader.text import clean, duration, number, percent, plural
+from nbloader._util.format import clean, duration, number, percent, plural
+from nbloader.report.render import state_of
 
 if TYPE_CHECKING:
-    from nbloader.snapshot import Snapshot, WorkerStats
+    from nbloader.metrics.snapshot import Snapshot, WorkerStats
 
 TOKENS = 18
 """Batches drawn in one box, fewer where their numbers are long; of more only the number is told."""

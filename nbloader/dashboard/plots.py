@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nbloader import colours
+from nbloader._util import palette
 from nbloader.dashboard.payload import COLUMNS, TIPS, Columns
 
 if TYPE_CHECKING:
     from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
 
-    from nbloader.snapshot import Histogram
+    from nbloader.metrics.snapshot import Histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ CHARTS = (
         "Queues",
         "batches",
         (
-            Series("in_flight", "in flight", colours.STAGES["fetch"]),
-            Series("reordering", "reorder buffer", colours.STAGES["reorder"]),
-            Series("ready", "ready", colours.STAGES["collate"]),
+            Series("in_flight", "in flight", palette.STAGES["fetch"]),
+            Series("reordering", "reorder buffer", palette.STAGES["reorder"]),
+            Series("ready", "ready", palette.STAGES["collate"]),
         ),
     ),
     Chart(
@@ -59,7 +59,7 @@ CHARTS = (
         "Time per batch",
         "ms",
         tuple(
-            Series(f"stage_{name}", name, colours.STAGES[name], name)
+            Series(f"stage_{name}", name, palette.STAGES[name], name)
             for name in ("queue", "fetch", "collate", "transport", "reorder", "ready")
         ),
         stacked=True,
@@ -68,7 +68,7 @@ CHARTS = (
         "wait",
         "Your loop waits",
         "share of time spent waiting for a batch",
-        (Series("wait_share", "", colours.WAIT),),
+        (Series("wait_share", "", palette.WAIT),),
         top=1.0,
     ),
     Chart(
@@ -76,9 +76,9 @@ CHARTS = (
         "Throughput",
         "a second",
         (
-            Series("batches_per_second", "batches", colours.STAGES["collate"]),
-            Series("samples_per_second", "samples", colours.STAGES["fetch"]),
-            Series("mb_per_second", "MB", colours.STAGES["transport"]),
+            Series("batches_per_second", "batches", palette.STAGES["collate"]),
+            Series("samples_per_second", "samples", palette.STAGES["fetch"]),
+            Series("mb_per_second", "MB", palette.STAGES["transport"]),
         ),
         one_of=True,
     ),
@@ -86,7 +86,7 @@ CHARTS = (
         "device",
         "Way to the device",
         "ms per batch, beside the other stages",
-        tuple(Series(f"stage_{name}", name, colours.STAGES[name], name) for name in ("pin", "upload")),
+        tuple(Series(f"stage_{name}", name, palette.STAGES[name], name) for name in ("pin", "upload")),
     ),
 )
 """What the dashboard and the picture draw, in this order."""
@@ -153,7 +153,7 @@ def histogram_of(times: Histogram) -> Figure:
         tooltips=[("batches", "@top"), ("ms", "@left{0.000} to @right{0.000}")],
     )  # fmt: skip
     left, right = list(times.edges[:-1]), list(times.edges[1:])
-    fig.quad(left=left, right=right, top=list(times.counts), bottom=0, color=colours.STAGES["fetch"], line_color=None)
+    fig.quad(left=left, right=right, top=list(times.counts), bottom=0, color=palette.STAGES["fetch"], line_color=None)
     return fig
 
 

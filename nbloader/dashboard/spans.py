@@ -12,15 +12,15 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nbloader._util.format import clean
 from nbloader.events import BatchRecord
-from nbloader.lanes import STALL_NS, STALL_TIMES, usual_wait, waited
-from nbloader.measure import back, shown_of
-from nbloader.pauses import Pauses
-from nbloader.text import clean
-from nbloader.trace import first_indices
+from nbloader.events.pauses import Pauses
+from nbloader.metrics.stage_times import back, shown_of
+from nbloader.report.slices import STALL_NS, STALL_TIMES, usual_wait, waited
+from nbloader.report.trace import first_indices
 
 if TYPE_CHECKING:
-    from nbloader.snapshot import Made
+    from nbloader.metrics.snapshot import Made
 
 SECONDS = 30
 """What the timeline shows."""

@@ -34,24 +34,24 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 from IPython import get_ipython
 
+from nbloader._util.format import clean
 from nbloader.dashboard import comm, picture, plots
 from nbloader.dashboard.assets import ASSETS, packed, stub
 from nbloader.dashboard.commands import carry_out
 from nbloader.dashboard.outputs import TEXT, cell, display
 from nbloader.dashboard.payload import WORKER_COLUMNS, columns_of, view_of
 from nbloader.dashboard.spans import SECONDS, Spans
-from nbloader.eventlog import line_of
 from nbloader.events import BatchRecord, EpochEnded, EpochStarted, Event, LoaderClosed
-from nbloader.measure import back
-from nbloader.pauses import Pauses
-from nbloader.text import clean
-from nbloader.trace import Trace
+from nbloader.events.pauses import Pauses
+from nbloader.metrics.stage_times import back
+from nbloader.report.eventlog import line_of
+from nbloader.report.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from nbloader.control import LoaderControl
-    from nbloader.stats import Point
+    from nbloader.events.control import LoaderControl
+    from nbloader.metrics.aggregator import Point
 
 log = logging.getLogger(__name__)
 

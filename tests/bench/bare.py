@@ -25,7 +25,7 @@ import struct
 
 import numpy as np
 
-from nbloader.shm import aligned
+from nbloader.shm.segment import aligned
 
 SLOTS = 8
 """Batches that a worker may be ahead of the loop."""
@@ -52,7 +52,7 @@ class Bare:
         return ours, _slots(memory), share
 
     def _run(self, connection, memory, share):
-        from nbloader.forkserver import die_with_parent
+        from nbloader.transport.forkserver import die_with_parent
 
         die_with_parent()
         slots = _slots(memory)
@@ -97,7 +97,7 @@ class Alone:
             self._pipes.append(ours)
 
     def _run(self, pipe, size, share, begin):
-        from nbloader.forkserver import die_with_parent
+        from nbloader.transport.forkserver import die_with_parent
 
         die_with_parent()
         make = begin()

@@ -72,7 +72,7 @@ def right(torch, loader, expected):
 def measure(torch, size, ms):
     """One row of the table, as a dict."""
     from nbloader import DataLoader
-    from nbloader.lesson import Noise, products
+    from nbloader.loader.upload_benchmark import Noise, products
 
     name, batch_size, shape, batches = size
     data = Noise(batch_size * batches, shape)

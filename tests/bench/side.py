@@ -88,7 +88,7 @@ class Side:
         if system not in systems.PEERS:
             import torch  # noqa: F401 - what a notebook has imported long before its first loop
 
-            import nbloader.loader  # noqa: F401
+            import nbloader.loader.dataloader  # noqa: F401
         self.dataset = self.work.dataset()
         self.loader = None
 

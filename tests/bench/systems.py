@@ -79,12 +79,13 @@ class Watched:
 
 def _ours_silent(work, dataset):
     """The same loop without records, history and statistics: what they cost is the difference."""
-    from nbloader import epoch, events
+    from nbloader import events
+    from nbloader.engine import iterator
 
     for owner, name in (
         (events.EventBus, "publish"),
-        (epoch.Epoch, "_remember"),
-        (epoch._Pass, "publish"),
+        (iterator.Epoch, "_remember"),
+        (iterator._Pass, "publish"),
     ):
         if not hasattr(owner, name):
             raise AttributeError(f"{owner.__name__}.{name} is gone: the build without events must be patched elsewhere")

@@ -13,7 +13,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 from nbloader import DataLoader
-from nbloader.datapipes import Prepare
+from nbloader.sampling.datapipes import Prepare
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 2])
 

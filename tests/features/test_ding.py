@@ -14,7 +14,7 @@ from same import assert_same
 
 from nbloader import DataLoader, LoaderClosedError
 from nbloader import events as ev
-from nbloader.engine import EXTRA_BATCHES
+from nbloader.engine.engine import EXTRA_BATCHES
 
 # ---- sources
 

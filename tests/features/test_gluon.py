@@ -19,7 +19,7 @@ from same import assert_same
 
 from nbloader import DataLoader, FilterSampler, IntervalSampler, LoaderTimeoutError
 from nbloader import events as ev
-from nbloader.order import FullBatches
+from nbloader.sampling.samplers import FullBatches
 
 # ---- dataset, batches
 

@@ -1,0 +1,1 @@
+"""Small helpers without knowledge of loading: system facts, random state, wake-ups, text formatting."""

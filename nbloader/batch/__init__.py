@@ -1,0 +1,1 @@
+"""A batch and its parts: tasks, collation, memory layout, payloads, chunks, serialization."""

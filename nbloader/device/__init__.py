@@ -1,0 +1,1 @@
+"""Pins batches and uploads them to an accelerator."""

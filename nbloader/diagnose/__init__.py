@@ -1,0 +1,1 @@
+"""Finds what limits the loop, from measurements."""

@@ -1,0 +1,331 @@
+"""What a picture of a loader is made of: the gauges that go in, the frozen snapshot that comes out. Pure.
+
+Users find these in `nbloader.stats`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nbloader.events import SampleFailed
+from nbloader.report import render
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGauge:
+    """What the pool knows of one worker at this moment; the input of `WorkerStats`."""
+
+    worker: int
+    """Worker id, from 0. A replaced worker keeps the id of the one before."""
+    pid: int
+    state: str
+    """"starting", "idle", "fetching", "collating", "sending", or "dead"."""
+    batch: int | None
+    """Number of the batch it is at, None when idle."""
+    since: int
+    """When it entered this state (for a batch: when it began with it), perf_counter ns."""
+    sample: Any
+    """Dataset index of the sample that it is fetching; None when idle or unknown."""
+    queued: int
+    """Batches waiting in its queue behind the current one."""
+    exit_reason: str
+    """Why the process before this one ended; "" when none has."""
+    stderr_tail: str
+    """Last lines written to its standard error (up to 4 kB)."""
+    cpu_percent: float | None
+    """CPU use since the last picture, 100 = one core. None where unknown."""
+    rss: int | None
+    """Resident memory, bytes. None where unknown."""
+    held: tuple[int, ...] = ()
+    """Numbers of the batches it was given, the one it is at first; the first eight."""
+    left: bool = False
+    """The iterator of the batch it is at has ended: what it makes will be thrown away."""
+    private: int | None = None
+    """Memory that is its own, bytes. None where unknown; looked up now and then."""
+    shared: int | None = None
+    """Resident memory that it shares with other processes (dataset, segments, libraries), bytes."""
+    made: int = 0
+    """Batches made by this worker id; from 0 again where its place was given up and taken anew."""
+    core_wait: float | None = None
+    """Of the time that it could run, the share in which it had no core, 0 to 1. None where unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A batch that has come from its worker and has not gone to the consumer. Times are perf_counter ns."""
+
+    run: int
+    number: int
+    worker: int
+    fetch_begin: int
+    fetched: int
+    collated: int
+    received: int
+    in_order: int
+    """When every earlier batch had come too; 0 while one has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What the loader knows of itself at this moment, beside the events."""
+
+    now: int
+    """perf_counter ns."""
+    state: str
+    """"new" (never iterated), "starting" (workers not ready), "running", "paused", "idle" (between epochs) or
+    "closed"."""
+    window: int
+    """Credit: batches that may be asked for ahead."""
+    in_flight: int
+    """Batches sent to workers, not yet received."""
+    reordering: int
+    """Batches received that wait for an earlier one."""
+    ready: int
+    """Batches in order that wait for the consumer."""
+    waiting_since: int | None
+    """When the consumer began to wait in `__next__`; None while it works on a batch. perf_counter ns."""
+    waiting_for: int | None
+    """Number of the batch that the consumer waits for; None while it works."""
+    workers: tuple[WorkerGauge, ...]
+    iterators: int = 0
+    """Iterators that have not ended. Queue depths are over all; what follows is of the newest."""
+    run: int = -1
+    """The newest iterator that has not ended; -1 for none."""
+    delivered: int = 0
+    """Batches that it has delivered, the one that the consumer is at included."""
+    at: int | None = None
+    """Number of the batch that the consumer is at; None before the first and while it waits."""
+    at_since: int = 0
+    """When the consumer got it, perf_counter ns; 0 where unknown."""
+    asked: tuple[int, ...] = ()
+    """Numbers of the batches that no worker has been given yet, the first 64."""
+    made: tuple[Made, ...] = ()
+    """Batches that have come and wait: first those that are in order; of each kind the first 64."""
+    pinned: bool = False
+    """Batches go through pinned memory."""
+    device: str = ""
+    """Where batches are moved; "" for nowhere."""
+    begun: tuple[int, ...] = ()
+    """Numbers of the batches whose way to the device has begun before they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadStats:
+    """How batches came into pinned memory and onto a device, over those of the last 200 that did."""
+
+    ways: tuple[tuple[str, int], ...]
+    """Batches by where the device read them, most first: "registered" (the shared memory in which they were made,
+    pinned where it lies), "copied" (to pinned memory) or "pageable"."""
+    pin: float
+    """Mean time to pin, milliseconds."""
+    copy: float | None
+    """Mean time of the copy to the device, by the device's clock, milliseconds; None where that is not known."""
+    gb_per_second: float | None
+    """Of those copies, 1e9 bytes a second."""
+    hidden: float | None
+    """Share of the time of those copies in which the device still worked on earlier batches, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageStats:
+    """How long one stage of the path took, over the batches in the window. All in milliseconds."""
+
+    name: str
+    """"queue" (sent -> fetch begun), "fetch", "collate", "transport" (collated -> received), "reorder" (received -> in
+    order), "ready" (in order -> delivered), "pin" (taken up -> in pinned memory), "upload" (the copy to the device, by
+    the device's clock), "step" (delivered -> the consumer came back)."""
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """One row of the table of workers."""
+
+    worker: int
+    pid: int
+    state: str
+    """As `WorkerGauge.state`."""
+    batch: int | None
+    """Batch it is at now."""
+    batch_age: float | None
+    """For how long, seconds."""
+    sample: Any
+    """Dataset index of the sample it is at."""
+    queued: int
+    batches: int
+    """Batches made by this worker id since the loader was made, those included that wait for the consumer."""
+    batches_per_second: float
+    """Over the last five seconds."""
+    restarts: int
+    """How often the process behind this id was replaced."""
+    errors: int
+    """Batches that failed in it."""
+    cpu_percent: float | None
+    rss: int | None
+    """Bytes."""
+    exit_reason: str
+    """Why the process before this one ended."""
+    stderr_tail: str
+    stuck: bool
+    """True when its current batch has lasted longer than 2 s and longer than ten times the median batch."""
+    held: tuple[int, ...] = ()
+    """As `WorkerGauge.held`."""
+    left: bool = False
+    """As `WorkerGauge.left`."""
+    private: int | None = None
+    """Memory that is its own, bytes."""
+    shared: int | None = None
+    """Resident memory that it shares with other processes, bytes."""
+    core_wait: float | None = None
+    """As `WorkerGauge.core_wait`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSample:
+    """One of the slowest samples seen."""
+
+    index: Any
+    """Dataset index."""
+    seconds: float
+    batch: int
+    epoch: int
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of the plots over time."""
+
+    time: float
+    """Seconds since the loader's first event."""
+    in_flight: float
+    reordering: float
+    ready: float
+    batches_per_second: float
+    wait_share: float
+    """Share of the interval in which the consumer waited, 0 to 1."""
+    stages: tuple[float, ...]
+    """Mean milliseconds by stage, in the order of `STAGES`."""
+    samples_per_second: float = 0.0
+    mb_per_second: float = 0.0
+    spread: tuple[tuple[float, float, float], ...] = ()
+    """p50, p95 and p99 by stage, milliseconds, of the same batches as `stages`; empty before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How long the last 500 batches took to make (fetch and collate), in bins of a sixth of a decade."""
+
+    edges: tuple[float, ...] = ()
+    """Milliseconds, one more than there are bins; empty before the first batch."""
+    counts: tuple[int, ...] = ()
+    """Batches in each bin."""
+
+
+STAGES = ("queue", "fetch", "collate", "transport", "reorder", "ready", "pin", "upload", "step")
+"""Each begins where the one before ends, but for "pin" and "upload", which lie beside "ready" and the "step" before: a
+batch may be brought to its device while the loop still works on another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A frozen picture of a loader: what `loader.stats()` gives and what the dashboard draws."""
+
+    state: str
+    """As `Gauges.state`."""
+    epoch: int
+    """Epoch of the newest iterator, from 0; -1 before the first."""
+    batches_done: int
+    """Delivered in that epoch, the one that the loop is at included."""
+    batches_total: int | None
+    """In that epoch; None where not known."""
+    samples_done: int
+    """Samples delivered in that epoch."""
+    elapsed: float
+    """Seconds since that epoch began; until its end once it has ended."""
+    eta: float | None
+    """Seconds left at the present rate; None where not known."""
+    batches_per_second: float
+    """Over the last five seconds of activity (2,000 batches at most, four at least), after the epoch's first batch."""
+    samples_per_second: float
+    mb_per_second: float
+    """Megabytes (1e6 bytes) a second."""
+    wait_share: float
+    """Share of the same time in which the consumer waited for the loader, 0 to 1. Time paused counts as neither."""
+    wait_share_epoch: float
+    """The same over the epoch, the wait for its first batch included; time paused counts as neither here too."""
+    waiting: float | None
+    """For how long the consumer has been waiting now, seconds; None while it works."""
+    waiting_for: int | None
+    """The batch that it waits for."""
+    window: int
+    in_flight: int
+    reordering: int
+    ready: int
+    stages: tuple[StageStats, ...]
+    """Over the last 200 batches, in the order of `STAGES`; empty before the first batch. "pin" and "upload" are there
+    only where batches went through them."""
+    cpu_share: float | None
+    """CPU time over wall time of fetch, last 200 batches: near 1 computes, near 0 waits. None before the first."""
+    workers: tuple[WorkerStats, ...]
+    slowest: tuple[SlowSample, ...]
+    """The ten slowest samples, slowest first."""
+    errors: int
+    """Batches that failed, since the loader was made."""
+    deaths: int
+    """Workers that died unasked, since the loader was made."""
+    restarts: int
+    """Workers replaced, since the loader was made."""
+    verdict: str
+    """What limits the loop now, with the numbers it rests on."""
+    cause: str = ""
+    """The verdict as a word: "closed", "new", "paused", "starting", "idle", "consumer" (the loop is the limit),
+    "in_process" (no workers), "worker" (one of them is stuck or slow), "workers", "workers_compute", "workers_wait",
+    "transport" or "upload" (pinned memory or the device)."""
+    make_times: Histogram = Histogram()
+    """How long the last batches took to make."""
+    skipped: int = 0
+    """Samples that could not be fetched and were left out (`on_error="skip"`), since the loader was made."""
+    replaced: int = 0
+    """Samples that could not be fetched and were replaced (by the function `on_error`), since the loader was made."""
+    failed_samples: tuple[SampleFailed, ...] = ()
+    """The last hundred of both, oldest first."""
+    epoch_rate: float = 0.0
+    """Batches a second over the whole epoch, start-up included, time paused left out."""
+    iterators: int = 0
+    """Iterators that have not ended. Queues and rates are over all of them, progress is the newest one's."""
+    at: int | None = None
+    """Number of the batch that the loop works on; None before the first and while it waits."""
+    at_for: float | None = None
+    """For how long, seconds."""
+    asked: tuple[int, ...] = ()
+    """As `Gauges.asked`."""
+    made: tuple[Made, ...] = ()
+    """As `Gauges.made`."""
+    pinned: bool = False
+    """As `Gauges.pinned`."""
+    device: str = ""
+    """As `Gauges.device`."""
+    begun: tuple[int, ...] = ()
+    """As `Gauges.begun`."""
+    uploads: UploadStats | None = None
+    """None where nothing is pinned or uploaded, and before the first batch."""
+    now: int = 0
+    """When the picture was taken, perf_counter ns."""
+
+    def __repr__(self) -> str:
+        """Give one line; `print` the snapshot for all of it."""
+        return render.one_line(self)
+
+    def __str__(self) -> str:
+        """Give the whole picture as text of about 80 columns."""
+        return render.to_text(self)
+
+    def _repr_html_(self) -> str:
+        """Give the whole picture as HTML that needs nothing else, for a notebook."""
+        return render.to_html(self)

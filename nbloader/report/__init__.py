@@ -1,0 +1,1 @@
+"""Renders snapshots and events as text, HTML and trace files."""

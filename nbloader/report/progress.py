@@ -1,0 +1,36 @@
+"""A bar in the terminal, by tqdm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from nbloader._util.format import percent
+
+EVERY = 0.5
+"""Seconds between two looks at the statistics."""
+
+
+def progress(loader: Any, options: dict[str, Any]) -> Iterator[Any]:
+    """Iterate a loader and draw a bar; `DataLoader.progress` describes it."""
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("loader.progress() needs tqdm: pip install tqdm", name="tqdm") from error
+    return _draw(loader, tqdm, options)
+
+
+def _draw(loader: Any, tqdm: Any, options: dict[str, Any]) -> Iterator[Any]:
+    batches = iter(loader)
+    start = loader.stats()
+    settings = {"desc": f"epoch {start.epoch}", "total": start.batches_total, "unit": "batch"} | options
+    due = time.monotonic() + EVERY
+    with tqdm(**settings) as bar:
+        for batch in batches:
+            bar.update()
+            if time.monotonic() > due:
+                bar.set_postfix_str(f"loop waits {percent(loader.stats().wait_share)}", refresh=False)
+                due = time.monotonic() + EVERY
+            yield batch
+        bar.set_postfix_str(f"loop waited {percent(loader.stats().wait_share_epoch)}")

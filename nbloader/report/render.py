@@ -1,0 +1,369 @@
+"""A snapshot as text for a terminal and as HTML for a notebook. Pure.
+
+Whatever comes from samples, workers or errors is foreign: it is cut to 200 characters, made printable, and escaped.
+"""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from nbloader._util import palette
+from nbloader._util.format import clean, duration, megabytes, number, percent, plural, tail
+
+if TYPE_CHECKING:
+    from nbloader.metrics.snapshot import Snapshot, WorkerStats
+
+WIDTH = 80
+WORKERS = "Workers, batches since the loader was made"
+SLOWEST = "Slowest samples of the last three epochs"
+BAR = 24
+BESIDE = ("pin", "upload")
+"""Stages that lie beside others, of those batches that go through them."""
+STAGE_MEANING = {
+    "queue": "sent to a worker, waits for it",
+    "fetch": "the worker gets the samples",
+    "collate": "the worker stacks them",
+    "transport": "on its way to the notebook",
+    "reorder": "waits for an earlier batch",
+    "ready": "waits for the loop",
+    "pin": "beside it: copied into pinned memory",
+    "upload": "beside it: copied to the device",
+    "step": "the loop works on it",
+}
+
+
+# --- text
+
+
+def one_line(s: Snapshot) -> str:
+    """Give the snapshot's `repr`: state, progress, rate and queues in one line."""
+    return (
+        f"<Snapshot {s.state}: epoch {s.epoch}, {_done(s)}, {number(s.batches_per_second)} batches/s, "
+        f"loop waits {percent(s.wait_share)}, in flight {s.in_flight}, reorder {s.reordering}, ready {s.ready}>"
+    )
+
+
+def to_text(s: Snapshot) -> str:
+    """Give the whole snapshot as aligned text of about 80 columns."""
+    blocks = ["\n".join(textwrap.wrap(s.verdict, WIDTH)), _progress_text(s)]
+    if s.stages:
+        rows = [[st.name, *(f"{ms:,.2f}" for ms in (st.mean, st.p50, st.p95, st.p99, st.max))] for st in s.stages]
+        grid = _grid([["stage, ms", "mean", "median", "95 %", "99 %", "max"], *rows], left=(0,))
+        blocks.append(f"Stages, the last 200 batches\n{grid}")
+    if s.workers and not any(w.pid or w.exit_reason for w in s.workers):
+        blocks.append(_no_workers(s))
+    elif s.workers:
+        head = ["worker", "pid", "state", "at batch", "for", "batches", "per s", "CPU", "memory", "restarts"]
+        notes = [note for w in s.workers for note in _notes(w)]
+        grid = _grid([head, *(_worker_row(w) for w in s.workers)], left=(2,))
+        blocks.append("\n".join([WORKERS, grid, *(textwrap.shorten(note, WIDTH, placeholder="...") for note in notes)]))
+    if s.slowest:
+        rows = [[clean(x.index, 30), duration(x.seconds), str(x.batch), str(x.epoch), str(x.worker)] for x in s.slowest]
+        blocks.append(f"{SLOWEST}\n{_grid([['sample', 'took', 'batch', 'epoch', 'worker'], *rows], left=(0,))}")
+    return "\n\n".join(blocks)
+
+
+def _done(s: Snapshot) -> str:
+    if s.batches_total is None:
+        return plural(s.batches_done, "batch")
+    return f"{s.batches_done:,} of {plural(s.batches_total, 'batch')}"
+
+
+def _share_done(s: Snapshot) -> float | None:
+    return min(1.0, s.batches_done / s.batches_total) if s.batches_total else None
+
+
+def _no_workers(s: Snapshot) -> str:
+    return f"{plural(len(s.workers), 'worker')}: {'ended' if s.state == 'closed' else 'not started'}"
+
+
+def _times(s: Snapshot) -> str:
+    left = "" if s.eta is None else f", {duration(s.eta)} left"
+    mean = f" ({number(s.epoch_rate)} batches/s, start-up included)" if s.epoch_rate else ""
+    return f"{duration(s.elapsed)}{left}{mean}"
+
+
+def _rates(s: Snapshot) -> list[str]:
+    return [
+        f"{number(s.batches_per_second)} batches/s",
+        f"{number(s.samples_per_second)} samples/s",
+        f"{number(s.mb_per_second)} MB/s",
+    ]
+
+
+def _loop(s: Snapshot) -> str:
+    now = ""
+    if s.waiting is not None:
+        what = "" if s.waiting_for is None else f" for batch {s.waiting_for}"
+        now = f"; now {duration(s.waiting)}{what}"
+    return f"waits {percent(s.wait_share)} of the time ({percent(s.wait_share_epoch)} in the epoch){now}"
+
+
+def _faults(s: Snapshot) -> str:
+    found = ((s.errors, "failed batch"), (s.deaths, "worker death"), (s.restarts, "restart"))
+    return ", ".join(plural(count, noun) for count, noun in found if count)
+
+
+def uploads(s: Snapshot) -> str:
+    """How batches come to their device, in a line; "" where they do not."""
+    u = s.uploads
+    if u is None:
+        return ""
+    where = f"to {s.device} from" if s.device else "no device, into"
+    way = ", ".join(f"{way} ({count})" if len(u.ways) > 1 else way for way, count in u.ways)
+    parts = [f"{where} {way} memory"]
+    if u.pin >= 0.01:  # noqa: PLR2004 - 10 us: less is only the clock
+        parts.append(f"pinned in {duration(u.pin / 1e3)}")
+    if u.copy is not None and u.gb_per_second is not None:
+        parts.append(f"{duration(u.copy / 1e3)} a batch, {number(u.gb_per_second)} GB/s")
+    if u.hidden is not None:
+        parts.append(f"{percent(u.hidden)} of it hidden behind the loop's work")
+    return ", ".join(parts)
+
+
+def _progress_text(s: Snapshot) -> str:
+    if s.epoch < 0:
+        lines = [f"State   {s.state}"]
+    else:
+        share = _share_done(s)
+        filled = round(BAR * share) if share is not None else 0
+        bar = "" if share is None else f"[{'#' * filled}{'.' * (BAR - filled)}]  "
+        part = "" if share is None else f" ({percent(share)})"
+        lines = [
+            f"Epoch   {s.epoch}, {s.state}  {bar}{_done(s)}{part}",
+            f"Time    {_times(s)}",
+            f"Rate    {'   '.join(_rates(s))}   (the last 5 s)",
+            f"Loop    {_loop(s)}",
+        ]
+    if s.iterators > 1:
+        lines.append(f"Loops   {s.iterators} iterators: rates and queues of all, progress of the newest")
+    lines.append(f"Queues  in flight {s.in_flight} of {s.window}   reorder {s.reordering}   ready {s.ready}")
+    if s.uploads is not None:
+        lines.append(f"Upload  {uploads(s)}")
+    if faults := _faults(s):
+        lines.append(f"Faults  {faults}")
+    return "\n".join(lines)
+
+
+def _worker_row(w: WorkerStats) -> list[str]:
+    return [
+        str(w.worker),
+        str(w.pid or "-"),
+        state_of(w) + (" (!)" if w.stuck else ""),
+        "-" if w.batch is None else str(w.batch),
+        "-" if w.batch_age is None else duration(w.batch_age),
+        f"{w.batches:,}",
+        number(w.batches_per_second),
+        "-" if w.cpu_percent is None else f"{w.cpu_percent:.0f} %",
+        "-" if w.rss is None else megabytes(w.rss),
+        str(w.restarts),
+    ]
+
+
+def state_of(w: WorkerStats) -> str:
+    """Give a worker's state for people: a place that has no process is not a dead one."""
+    if w.state == "dead" and not w.pid and not w.exit_reason:
+        return "not started"
+    return f"{clean(w.state, 12)}, unwanted" if w.left else clean(w.state, 12)
+
+
+def _notes(w: WorkerStats) -> list[str]:
+    notes = []
+    if w.stuck:
+        sample = "" if w.sample is None else f", sample {clean(w.sample, 40)}"
+        notes.append(f"worker {w.worker} seems stuck at batch {w.batch}{sample}")
+    if w.left:
+        notes.append(f"worker {w.worker} finishes a batch of an iterator that has ended")
+    if w.errors:
+        notes.append(f"worker {w.worker}: {plural(w.errors, 'failed batch')}")
+    if w.exit_reason:
+        notes.append(f"worker {w.worker}, the one before: {clean(w.exit_reason)}")
+    return notes
+
+
+def _grid(rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+# --- HTML: styles stand in the elements, so that it works alone, and colours come from the page around it
+
+_MUTED = "opacity:.65"
+_LINE = "1px solid rgba(128,128,128,.28)"
+
+
+def to_html(s: Snapshot) -> str:
+    """Give the whole snapshot as HTML without scripts or style sheets, for light and dark pages."""
+    parts = [_verdict_html(s), _progress_html(s), _stages_html(s), _workers_html(s), _slowest_html(s)]
+    return (
+        '<div class="nbloader-report" style="font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif);'
+        'color:var(--jp-ui-font-color1,inherit);max-width:860px;padding:2px 0;font-variant-numeric:tabular-nums">'
+        + "".join(parts)
+        + "</div>"
+    )
+
+
+def _text(value: object) -> str:
+    return html.escape(clean(value))
+
+
+def _verdict_html(s: Snapshot) -> str:
+    colour = palette.CAUSES.get(s.cause, palette.OTHER)
+    verdict = html.escape(clean(s.verdict, 1000))
+    return (
+        f'<div style="border-left:4px solid {colour};background:{colour}1c;border-radius:4px;'
+        f'padding:7px 11px;margin:0 0 10px">{verdict}</div>'
+    )
+
+
+def _progress_html(s: Snapshot) -> str:
+    chips = [f"in flight {s.in_flight} of {s.window}", f"reorder {s.reordering}", f"ready {s.ready}"]
+    if s.epoch < 0:
+        return _chips([s.state, *chips])
+    share = _share_done(s)
+    bar = ""
+    if share is not None:
+        bar = (
+            '<div style="height:6px;border-radius:3px;background:rgba(128,128,128,.22);overflow:hidden;'
+            'margin:3px 0 7px">'
+            f'<div style="height:100%;width:{100 * share:.1f}%;background:{palette.STAGES["fetch"]}"></div></div>'
+        )
+    part = "" if share is None else f" ({percent(share)})"
+    head = (
+        '<div style="display:flex;justify-content:space-between;flex-wrap:wrap;gap:0 16px">'
+        f"<span><b>Epoch {s.epoch}</b>, {_text(s.state)}: {_done(s)}{part}</span>"
+        f'<span style="{_MUTED}">{_times(s)}</span></div>'
+    )
+    faults = _faults(s)
+    more = f'<div style="color:{palette.CAUSES["worker"]};margin-top:4px">{faults}</div>' if faults else ""
+    several = f" {s.iterators} iterators are under way; rates and queues are of all." if s.iterators > 1 else ""
+    loop = f'<div style="{_MUTED};margin-top:4px">The loop {_loop(s)}; rates are of the last 5 s.{several}</div>'
+    way = "" if s.uploads is None else f'<div style="{_MUTED};margin-top:4px">Upload {_text(uploads(s))}.</div>'
+    return head + bar + _chips([*_rates(s), *chips]) + loop + way + more
+
+
+def _chips(texts: Iterable[str]) -> str:
+    chips = "".join(
+        f'<span style="border:{_LINE};border-radius:9px;padding:0 8px;white-space:nowrap">{_text(t)}</span>'
+        for t in texts
+    )
+    return f'<div style="display:flex;flex-wrap:wrap;gap:5px">{chips}</div>'
+
+
+def _stages_html(s: Snapshot) -> str:
+    whole = [stage for stage in s.stages if stage.name not in BESIDE]
+    total = sum(stage.mean for stage in whole)
+    if not total:
+        return ""
+    bar = "".join(
+        f'<div title="{stage.name}: {stage.mean:.2f} ms" '
+        f'style="width:{100 * stage.mean / total:.2f}%;background:{palette.STAGES[stage.name]}"></div>'
+        for stage in whole
+    )
+    rows = [
+        [
+            _dot(palette.STAGES[stage.name])
+            + f'{stage.name} <span style="{_MUTED}">{STAGE_MEANING[stage.name]}</span>',
+            *(f"{ms:,.2f}" for ms in (stage.mean, stage.p50, stage.p95, stage.p99, stage.max)),
+        ]
+        for stage in s.stages
+    ]
+    share = "" if s.cpu_share is None else f"; fetching is {percent(s.cpu_share)} computing"
+    return (
+        _title(f"The path of a batch, the last 200: {duration(total / 1e3)} on average{share}")
+        + f'<div style="display:flex;height:14px;border-radius:4px;overflow:hidden;margin:0 0 4px">{bar}</div>'
+        + _table(["stage, ms", "mean", "median", "95 %", "99 %", "max"], rows, left=(0,))
+    )
+
+
+def _workers_html(s: Snapshot) -> str:
+    if not s.workers:
+        return ""
+    if not any(w.pid or w.exit_reason for w in s.workers):
+        return f'<div style="{_MUTED};margin-top:10px">{_no_workers(s)}</div>'
+    rows = []
+    for w in s.workers:
+        row = [html.escape(cell) for cell in _worker_row(w)]
+        colour = palette.CAUSES["worker"] if w.stuck else palette.STATES.get(w.state, palette.OTHER)
+        state = f"{_text(state_of(w))}, stuck" if w.stuck else _text(state_of(w))
+        row[2] = _dot(colour, radius="50%") + state
+        rows.append(row)
+    head = ["worker", "pid", "state", "at batch", "for", "batches", "per s", "CPU", "memory", "restarts"]
+    notes = "".join(f'<div style="{_MUTED}">{_text(note)}</div>' for w in s.workers for note in _notes(w))
+    return _title(WORKERS) + _table(head, rows, left=(2,)) + notes + "".join(map(_stderr_html, s.workers))
+
+
+def _stderr_html(w: WorkerStats) -> str:
+    lines = tail(w.stderr_tail)
+    if not lines:
+        return ""
+    text = "<br>".join(html.escape(line) for line in lines)
+    return (
+        f'<details style="margin-top:3px"><summary style="{_MUTED};cursor:pointer">'
+        f"last words of worker {w.worker} on standard error</summary>"
+        f'<div style="font-family:var(--jp-code-font-family,monospace);font-size:12px;overflow-wrap:anywhere;'
+        f'border-left:2px solid rgba(128,128,128,.35);padding:2px 9px;margin:3px 0">{text}</div></details>'
+    )
+
+
+def _slowest_html(s: Snapshot) -> str:
+    if not s.slowest:
+        return ""
+    longest = max(x.seconds for x in s.slowest) or 1.0
+    rows = [
+        [
+            f'<span style="overflow-wrap:anywhere">{_text(x.index)}</span>',
+            _meter(max(0.0, x.seconds) / longest) + duration(x.seconds),
+            str(x.batch),
+            str(x.epoch),
+            str(x.worker),
+        ]
+        for x in s.slowest
+    ]
+    return _title(SLOWEST) + _table(["sample", "took", "batch", "epoch", "worker"], rows, left=(0,))
+
+
+def _title(text: str) -> str:
+    return f'<div style="font-weight:600;margin:13px 0 4px">{html.escape(text)}</div>'
+
+
+def _dot(colour: str, radius: str = "2px") -> str:
+    return (
+        f'<span style="display:inline-block;width:9px;height:9px;border-radius:{radius};margin-right:6px;'
+        f'background:{colour}"></span>'
+    )
+
+
+def _meter(share: float) -> str:
+    return (
+        f'<span style="display:inline-block;height:7px;width:{90 * share:.0f}px;border-radius:2px;margin-right:7px;'
+        f'background:{palette.STAGES["fetch"]}"></span>'
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> str:
+    """Build a table; `rows` are HTML already."""
+
+    def line(cells: Sequence[str], tag: str, style: str) -> str:
+        made = "".join(
+            f'<{tag} style="text-align:{"left" if i in left else "right"};padding:2px 8px;border:0;'
+            f'max-width:none;{"" if i in left else "white-space:nowrap;"}{style}">{cell}</{tag}>'
+            for i, cell in enumerate(cells)
+        )
+        return f'<tr style="background:transparent;border-bottom:{_LINE}">{made}</tr>'
+
+    top = line([html.escape(h) for h in head], "th", f"font-weight:500;{_MUTED}")
+    body = "".join(line(row, "td", "") for row in rows)
+    return (
+        '<table style="border-collapse:collapse;width:100%;margin:0;font-size:12px;color:inherit;table-layout:auto">'
+        f"<thead>{top}</thead><tbody>{body}</tbody></table>"
+    )

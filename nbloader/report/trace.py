@@ -1,0 +1,224 @@
+"""What happened to each batch, as a file for Perfetto, as a table, as a figure. Pure but for writing the file.
+
+The format is Chrome's "Trace Event Format" (JSON), which ui.perfetto.dev and chrome://tracing open: complete slices
+("X") on a lane (a thread) per worker, one for the loop, and one each for pinning and for the uploads to a device; an
+arrow ("s" to "f", past its upload by "t") for each batch from the worker that made it to the loop that got it; waiting
+batches as asynchronous slices ("b", "e"), queue depths as counters ("C") and what happened to workers as instants
+("i"). Times are microseconds from the first event of the trace.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbloader._util.format import clean, duration, plural
+from nbloader.events import BatchRecord, Event
+from nbloader.events.pauses import Pauses
+from nbloader.metrics.snapshot import STAGES
+from nbloader.metrics.stage_times import durations, share_of, shown_of
+from nbloader.report.eventlog import line_of
+from nbloader.report.slices import consumer_lanes, lane_order, slices, upload_lane, worker_lane
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_PROCESS = 1
+_STAMPS = ("requested", "dispatched", "fetch_begin", "fetched", "collated", "received", "in_order", "delivered",
+           "returned")  # fmt: skip
+
+
+class Trace:
+    """The events of a loader up to now; `loader.trace` gives one.
+
+    Args:
+        events: Events, oldest first. A loader keeps the last 10,000.
+        pauses: When the loader was paused; by default as the events say.
+    """
+
+    def __init__(self, events: Iterable[Event], pauses: Pauses | None = None) -> None:
+        self.events = tuple(events)
+        """Batch records and lifecycle events, oldest first."""
+        self.pauses = Pauses.of(self.events) if pauses is None else pauses
+        """When the loader was paused: its loop did not wait then."""
+        self.batches = tuple(e for e in self.events if isinstance(e, BatchRecord))
+        """The batch records alone."""
+        begins = [_begin(event) for event in self.events]
+        self.origin = min(begins, default=0)
+        """The trace's zero, perf_counter ns."""
+
+    def __len__(self) -> int:
+        """Batches."""
+        return len(self.batches)
+
+    def __repr__(self) -> str:
+        """One line."""
+        ends = [r.returned or r.delivered for r in self.batches]
+        span = f" over {duration((max(ends) - self.origin) / 1e9)}" if ends else ""
+        return f"<Trace of {plural(len(self.batches), 'batch')}{span}>"
+
+    def epoch(self, run: int | None = None) -> Trace:
+        """The part that belongs to one epoch.
+
+        Args:
+            run: Number of the iterator (`BatchRecord.run`); None for the newest that delivered a batch.
+        """
+        if run is None:
+            run = max((r.run for r in self.batches), default=-1)
+        own = [r for r in self.batches if r.run == run]
+        begin = min((_begin(r) for r in own), default=0)
+        end = max((r.returned or r.delivered for r in own), default=0)
+        events = (
+            e for e in self.events if (e.run == run if isinstance(e, BatchRecord) else begin <= e.time <= end + 1)
+        )
+        return Trace(events, self.pauses)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the trace for Perfetto (ui.perfetto.dev, "Open trace file") or chrome://tracing.
+
+        Args:
+            path: File to write, such as "epoch.json". About 1.5 kB a batch.
+
+        Returns:
+            The path.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        target = Path(path)
+        target.write_text(self.to_json(), "utf-8")
+        return target
+
+    def to_json(self) -> str:
+        """The trace as JSON text."""
+        trace = {"traceEvents": list(self._chrome()), "displayTimeUnit": "ms"}
+        return json.dumps(trace, separators=(",", ":"), allow_nan=False)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per batch: who made it, its stamps in seconds from the trace's zero, its stages in milliseconds.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError("to_pandas() needs pandas: pip install pandas", name="pandas") from error
+        return pd.DataFrame([self._row(r) for r in self.batches], columns=[*_COLUMNS])
+
+    def _row(self, r: BatchRecord) -> tuple[Any, ...]:
+        stamps = ((ns - self.origin) / 1e9 if ns else None for ns in (getattr(r, name) for name in _STAMPS))
+        return (
+            r.run, r.epoch, r.index, r.worker, r.pid, r.attempt, r.samples, r.nbytes, r.transport, *stamps,
+            *(ns / 1e6 for ns in durations(r)), r.waited / 1e6, r.fetch_cpu / 1e6, r.collate_cpu / 1e6, r.in_flight,
+            r.reordering, r.ready, r.slowest_index, r.slowest_ns / 1e6, r.indices,
+        )  # fmt: skip
+
+    # ---- Chrome's format ---------------------------------------------------------------------------------------------
+
+    def _chrome(self) -> Iterator[dict[str, Any]]:
+        cut = list(slices(self.batches, self.pauses))
+        names = {worker_lane(r.worker) for r in self.batches} | set(consumer_lanes(self.batches).values())
+        names |= {s.lane for s in cut}
+        names |= {worker_lane(e.worker) for e in self.events if not isinstance(e, BatchRecord) and hasattr(e, "worker")}
+        tids = {name: tid for tid, name in enumerate(sorted(names, key=lane_order), start=1)}
+        yield _meta("process_name", 0, name="nbloader")
+        for name, tid in tids.items():
+            yield _meta("thread_name", tid, name=name)
+            yield _meta("thread_sort_index", tid, sort_index=tid)
+        numbers = {id(r): n for n, r in enumerate(self.batches)}
+        for lane, kind, begin, end, r in cut:
+            common = {"pid": _PROCESS, "cat": kind, "name": f"{kind} {r.index}"}
+            if kind == "order":
+                common |= {"name": "waits for its turn", "id2": {"local": numbers[id(r)]}}
+                yield {**common, "ph": "b", "ts": self._us(begin)}
+                yield {**common, "ph": "e", "ts": self._us(end)}
+                continue
+            span = {"ts": self._us(begin), "dur": (end - begin) / 1e3}
+            yield {**common, **span, "ph": "X", "tid": tids[lane], "args": _args(kind, r)}
+        loops = consumer_lanes(self.batches)
+        for number, r in enumerate(self.batches):
+            yield from self._arrow(number, r, tids, loops[r.run])
+            depths = {"in flight": r.in_flight, "reorder": r.reordering, "ready": r.ready}
+            yield {"ph": "C", "pid": _PROCESS, "name": "batches", "ts": self._us(r.delivered), "args": depths}
+        for event in self.events:
+            if not isinstance(event, BatchRecord):
+                yield self._instant(event, tids)
+
+    def _arrow(self, number: int, r: BatchRecord, tids: dict[str, int], loop: str) -> Iterator[dict[str, Any]]:
+        """From the slice in which the batch was finished to the one in which the loop works on it."""
+        made = r.fetched if r.collated > r.fetched else r.fetch_begin
+        if not made or r.worker < 0:
+            return
+        common = {"pid": _PROCESS, "cat": "batch", "name": "batch", "id": number}
+        yield {**common, "ph": "s", "tid": tids[worker_lane(r.worker)], "ts": self._us(made)}
+        got = r.delivered if r.returned > r.delivered else r.requested
+        p = r.placed
+        if p is not None and made <= p.upload_begin < p.uploaded and p.upload_begin < (r.returned or r.delivered):
+            got = max(got, p.upload_begin)  # a device may begin to copy after the loop has got the batch
+            yield {**common, "ph": "t", "tid": tids[upload_lane(p.device)], "ts": self._us(p.upload_begin)}
+        yield {**common, "ph": "f", "bp": "e", "tid": tids[loop], "ts": self._us(got)}
+
+    def _instant(self, event: Event, tids: dict[str, int]) -> dict[str, Any]:
+        worker = getattr(event, "worker", None)
+        lane = {} if worker is None else {"tid": tids[worker_lane(worker)]}
+        scope = "p" if worker is None else "t"
+        ts = self._us(_begin(event))
+        name = line_of(event).text
+        return {"ph": "i", "pid": _PROCESS, **lane, "s": scope, "cat": "event", "name": name, "ts": ts}
+
+    def _us(self, ns: int) -> float:
+        return max(0, ns - self.origin) / 1e3
+
+
+_COLUMNS = (
+    "run", "epoch", "batch", "worker", "pid", "attempt", "samples", "nbytes", "transport", *_STAMPS,
+    *(f"{stage}_ms" for stage in STAGES), "wait_ms", "fetch_cpu_ms", "collate_cpu_ms", "in_flight", "reordering",
+    "ready", "slowest_index", "slowest_ms", "indices",
+)  # fmt: skip
+
+
+def _begin(event: Event) -> int:
+    if isinstance(event, BatchRecord):
+        return min(ns for ns in (event.requested, event.dispatched or event.requested))
+    return event.time
+
+
+def _meta(kind: str, tid: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "pid": _PROCESS, "tid": tid, "name": kind, "args": args}
+
+
+def _args(kind: str, r: BatchRecord) -> dict[str, Any]:
+    args: dict[str, Any] = {"epoch": r.epoch, "batch": r.index}
+    if kind == "fetch":
+        args |= {
+            "samples": r.samples,
+            "indices": first_indices(r),
+            "slowest sample": clean(r.slowest_index, 60),
+            "slowest ms": r.slowest_ns / 1e6,
+            "cpu ms": r.fetch_cpu / 1e6,
+            "pid": r.pid,
+            "attempt": r.attempt,
+        }
+    elif kind == "collate":
+        args |= {"bytes": r.nbytes, "cpu ms": r.collate_cpu / 1e6, "transport": r.transport}
+    elif kind == "pin" and r.placed is not None:
+        args |= {"memory": r.placed.memory, "bytes": r.nbytes}
+    elif kind == "upload" and r.placed is not None:
+        p = r.placed
+        took = p.uploaded - p.upload_begin
+        args |= {"bytes": p.nbytes, "GB/s": round(p.nbytes / took, 3), "from": f"{p.memory} memory"}
+        if p.needed:
+            args |= {"hidden": round(1 - share_of(shown_of(p), took), 3)}
+    else:
+        args |= {"worker": r.worker}
+    return args
+
+
+def first_indices(r: BatchRecord) -> str:
+    """The dataset indices of a batch, the first of them, as text: "3, 17, 4, ..."."""
+    more = r.samples > len(r.indices) > 0
+    return clean(", ".join(clean(i, 24) for i in r.indices)) + (", …" if more else "")

@@ -1,0 +1,75 @@
+"""A random order of n indices that is computed, not stored.
+
+A shuffled list of a hundred million indices takes gigabytes before the first batch (pytorch #50689). A permutation
+computed by index takes nothing: index i is encrypted by a small block cipher (a Feistel network, whose every key is a
+permutation of the integers of 2k bits), again and again until the result is below n (cycle walking).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nbloader.workers.fetcher import mix
+
+ROUNDS = 6
+BLOCK = 4096
+"""Indices computed at a time."""
+
+
+class Permutation:
+    """A pseudo-random permutation of 0 ... n - 1.
+
+    Args:
+        n: How many integers; at least 1.
+        seed: Which permutation.
+    """
+
+    def __init__(self, n: int, seed: int) -> None:
+        if n < 1:
+            raise ValueError(f"n must be at least 1, not {n}")
+        self._n = n
+        self._half = np.uint64(max(1, -(-(n - 1).bit_length() // 2)))
+        self._mask = np.uint64((1 << int(self._half)) - 1)
+        self._keys = [np.uint64(mix(seed, number)) for number in range(ROUNDS)]
+
+    def __len__(self) -> int:
+        """How many integers are permuted."""
+        return self._n
+
+    def __getitem__(self, positions: Any) -> Any:
+        """The integers at these positions.
+
+        Args:
+            positions: An array of integers below n, any shape.
+
+        Returns:
+            An int64 array of the same shape.
+        """
+        values = self._encrypt(np.asarray(positions, np.uint64))
+        while True:
+            outside = values >= self._n
+            if not outside.any():
+                return values.astype(np.int64)
+            values[outside] = self._encrypt(values[outside])
+
+    def __iter__(self) -> Iterator[int]:
+        """All of them, as Python integers."""
+        return self.later(0)
+
+    def later(self, position: int) -> Iterator[int]:
+        """All but the first `position`, as Python integers."""
+        for start in range(position, self._n, BLOCK):
+            yield from self[np.arange(start, min(start + BLOCK, self._n))].tolist()
+
+    def _encrypt(self, values: Any) -> Any:
+        left, right = values >> self._half, values & self._mask
+        for key in self._keys:
+            z = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)
+            z ^= z >> np.uint64(29)
+            z *= np.uint64(0xBF58476D1CE4E5B9)
+            z ^= z >> np.uint64(32)
+            left, right = right, left ^ (z & self._mask)
+        return (left << self._half) | right

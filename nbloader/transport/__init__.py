@@ -1,0 +1,1 @@
+"""Moves messages and datasets between the notebook's process and the workers."""

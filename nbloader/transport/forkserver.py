@@ -1,0 +1,334 @@
+"""A small process that forks workers, so that the notebook's own process is never forked.
+
+A kernel has many threads, and a fork of it can deadlock. The fork server is started once for the notebook's process,
+imports what all workers need (numpy, and torch where a dataset uses it: that is a second server), has one thread, and
+forks a worker in 8 ms.
+
+`multiprocessing`'s own fork server is not used because it imports `__main__` again in each worker, cannot import
+more once it runs (torch, when the second dataset needs it), and leaves its children running when the parent is killed
+and a child hangs. This one kills them: it sees the connection close.
+
+For each worker the notebook's process gets a lifeline, the read end of a pipe: the server writes the worker's pid to
+it, and its wait status when it has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import multiprocessing
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import NoReturn
+
+from nbloader._util.machine import cores
+from nbloader.transport.channel import Channel, Kind
+
+LIFELINE = struct.Struct("<q")
+"""What a lifeline carries: the pid, then `~status` (negative) of the wait status, as `os.waitpid` gives it."""
+
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+# ---- the notebook's side ----------------------------------------------------------------------------------------
+
+UNUSED_S = 60.0
+"""How long a server that was started on a guess waits for somebody to need it."""
+
+
+class _Server:
+    """A server's process and the connection to it.
+
+    Args:
+        early: Modules it imports before it listens, where it is started on a guess: it ends when it stays unused.
+    """
+
+    def __init__(self, early: tuple[str, ...] = ()) -> None:
+        self.owner = os.getpid()
+        self.asked = False  # by a loader: it is no guess any more
+        self._forked = False
+        ours, theirs = socket.socketpair()
+        entry = f"from nbloader.transport.forkserver import main; main({theirs.fileno()}, {early!r})"
+        try:
+            # A kernel that is shut down ends all children in its process group first, and waits until they are reaped,
+            # which nobody does by then: this one ends by itself when the kernel does.
+            self.process = subprocess.Popen(
+                python_command(entry), pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=worker_environment(),
+                start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._channel = Channel(ours, blocking=True)
+
+    def alive(self) -> bool:
+        return self.owner == os.getpid() and self.process.poll() is None
+
+    def send(self, kind: Kind, preload: list[str], fds: tuple[int, ...] = ()) -> None:
+        self.asked = True
+        self._forked |= kind == Kind.FORK
+        self._channel.send(kind, json.dumps(preload).encode(), fds=fds)
+
+    def end(self) -> None:
+        """End it and every worker that it started."""
+        self._channel.close()
+        if self.owner == os.getpid():
+            if not self._forked:
+                self.process.kill()  # it may be in the middle of an import, and hear of nothing
+            self.process.wait()
+        else:
+            self.process.returncode = 0  # another process's child: not to be waited for here
+
+
+_lock = threading.Lock()
+_servers: dict[bool, _Server] = {}
+"""One for workers that need torch (True), and one for those that do not: it is ready in 0.2 s, torch takes another."""
+
+
+def python_command(entry: str) -> list[str]:
+    """The command that runs `entry` (code) in a new interpreter that finds the modules which this one finds.
+
+    Raises:
+        OSError: This is no process of an interpreter's.
+    """
+    if not sys.executable:
+        raise FileNotFoundError(f"sys.executable is {sys.executable!r}: set it to the path of a Python interpreter")
+    entries: list[object] = list(sys.path)  # Python passes over what is no text, such as a pathlib.Path
+    path = [place for place in entries if isinstance(place, str)]
+    code = f"import sys; sys.path[:] = {path!r}; {entry}"
+    return [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
+
+
+def worker_environment() -> dict[str, str]:
+    """This process's environment, with one thread for each numeric library that is not told otherwise."""
+    return {**dict.fromkeys(ONE_THREAD, "1"), **os.environ}
+
+
+def start_early() -> None:
+    """Start the server with torch while this process itself imports torch, on the guess that a loader will need it.
+
+    So workers with torch are ready when the first loader is iterated, even in the same breath; else they come a second
+    later. The first loader decides: one that needs no torch ends it; and so does a minute without a loader.
+    """
+    a_worker = "nbloader.workers.process_worker" in sys.modules or multiprocessing.parent_process() is not None
+    if a_worker or cores() == 1:  # alone on its core it would only delay this process's import
+        return
+    with _lock, contextlib.suppress(OSError):
+        if not _servers:
+            _servers[True] = _Server(early=("torch",))
+
+
+def start(preload: list[str]) -> None:
+    """Start the server now, without waiting for it, so that the first worker need not.
+
+    Args:
+        preload: Modules for it to import.
+    """
+    with _lock, contextlib.suppress(OSError):  # what fails here fails again in `fork`, where somebody asks for it
+        torch = _with_torch(preload)
+        if not torch and True in _servers and not _servers[True].asked:
+            _servers.pop(True).end()
+        _ensure(torch).send(Kind.PRELOAD, preload)
+
+
+def fork(sock: int, stdout: int, stderr: int, preload: list[str]) -> int:
+    """Start a worker.
+
+    Args:
+        sock: Descriptor of the worker's end of its connection.
+        stdout: Descriptor that becomes its standard output.
+        stderr: Descriptor that becomes its standard error.
+        preload: Modules for the server to import first (never the user's own: those may be edited).
+
+    Returns:
+        The lifeline's descriptor; the caller owns it.
+    """
+    lifeline, theirs = os.pipe()
+    torch = _with_torch(preload)
+    fds = (sock, stdout, stderr, theirs)
+    try:
+        with _lock:
+            try:
+                _ensure(torch).send(Kind.FORK, preload, fds)
+            except OSError:  # the server was killed in this moment: start another
+                if torch in _servers:
+                    _servers.pop(torch).end()
+                _ensure(torch).send(Kind.FORK, preload, fds)
+    except BaseException:
+        os.close(lifeline)
+        raise
+    finally:
+        os.close(theirs)
+    return lifeline
+
+
+def pids() -> set[int]:
+    """The pids of this process's servers."""
+    return {server.process.pid for server in list(_servers.values()) if server.alive()}
+
+
+def shutdown() -> None:
+    """End the servers and every worker that they started. The next `fork` starts another."""
+    with _lock:
+        while _servers:
+            _servers.popitem()[1].end()
+
+
+def _with_torch(preload: list[str]) -> bool:
+    return any(name.startswith("torch") for name in preload)
+
+
+def _ensure(torch: bool) -> _Server:
+    for key, server in list(_servers.items()):
+        if not server.alive():  # killed, or it was the early one and has ended unused
+            del _servers[key]
+            server.end()
+    if torch not in _servers:
+        _servers[torch] = _Server()
+    return _servers[torch]
+
+
+weakref.finalize(_lock, shutdown)  # at exit, after the finalizers of all loaders, which are made later
+
+
+# ---- the server -------------------------------------------------------------------------------------------------
+
+
+def main(fd: int, early: tuple[str, ...] = ()) -> None:
+    """The server: fork workers when asked, report their ends, and kill them all when the notebook's process is gone.
+
+    Args:
+        fd: Descriptor of the connected socket.
+        early: Modules to import at once; then the server ends when nobody asks for anything within `UNUSED_S`.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    gc.disable()  # it takes a sixth of the time of importing torch, and finds nothing
+    import numpy.random  # noqa: F401 - lazily imported by NumPy
+
+    import nbloader.workers.process_worker  # noqa: F401 - what every worker needs, imported once
+
+    wakeup, wakeup_write = os.pipe()
+    os.set_blocking(wakeup, False)
+    os.set_blocking(wakeup_write, False)
+    signal.set_wakeup_fd(wakeup_write)
+    channel = Channel(socket.socket(fileno=fd), blocking=True)
+    lifelines: dict[int, int] = {}
+    _import_all(early)
+    patience = UNUSED_S if early else None
+    with selectors.DefaultSelector() as selector:
+        selector.register(channel, selectors.EVENT_READ)
+        selector.register(wakeup, selectors.EVENT_READ)
+        while True:
+            ready = selector.select(patience)
+            if not ready and patience is not None:
+                os._exit(0)
+            patience = None
+            for key, _events in ready:
+                if key.fileobj is channel:
+                    try:
+                        frames = channel.receive()
+                    except EOFError:
+                        _kill_all(lifelines)
+                        os._exit(0)  # at once: with torch imported an interpreter takes a second to end
+                    for kind, body in frames:
+                        _import_all(json.loads(bytes(body)))
+                        if kind == Kind.FORK:
+                            _fork_worker(channel, lifelines, [selector.fileno(), wakeup, wakeup_write])
+                else:
+                    os.read(wakeup, 4096)
+                    _reap(lifelines)
+
+
+def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[int]) -> None:
+    sock, stdout, stderr, lifeline = (channel.take_fd() for _ in range(4))
+    gc.freeze()  # workers do not look at what is here, which would give each a copy of it
+    try:
+        pid = os.fork()
+    except OSError as error:  # no process left: the worker's place sees its lifeline end, and this as its last words
+        os.write(stderr, f"no process could be started: {error}\n".encode())
+        for fd in (sock, stdout, stderr, lifeline):
+            os.close(fd)
+        return
+    if pid == 0:
+        for fd in (channel.fileno(), lifeline, *lifelines.values(), *inherited):
+            os.close(fd)
+        _become_worker(sock, stdout, stderr)
+    lifelines[pid] = lifeline
+    with contextlib.suppress(BrokenPipeError):  # given up meanwhile: it will see its connection closed
+        os.write(lifeline, LIFELINE.pack(pid))
+    for fd in (sock, stdout, stderr):
+        os.close(fd)
+
+
+def _become_worker(sock: int, stdout: int, stderr: int) -> NoReturn:
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        gc.enable()
+        die_with_parent()
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        os.close(stdout)
+        os.close(stderr)
+        from nbloader.workers import process_worker
+
+        process_worker.main(sock)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:  # noqa: BLE001 - nothing above this frame but the server's loop, which must not run in a worker
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def die_with_parent() -> None:
+    """On Linux: have the kernel kill this process when its parent (a single-threaded one) ends."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _import_all(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in sys.modules:
+            with contextlib.suppress(Exception):  # the worker will meet the same error and report it
+                __import__(name)
+
+
+def _reap(lifelines: dict[int, int]) -> None:
+    while lifelines:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        lifeline = lifelines.pop(pid, None)
+        if lifeline is not None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(lifeline, LIFELINE.pack(~status))
+            os.close(lifeline)
+
+
+def _kill_all(lifelines: dict[int, int]) -> None:
+    for pid in lifelines:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for pid in lifelines:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
