@@ -49,7 +49,7 @@ def test_a_callback_that_raises_is_removed_and_logged(caplog: pytest.LogCaptureF
         raise RuntimeError("this callback is broken")
 
     bus.subscribe(broken)
-    with bus.subscribe() as healthy, caplog.at_level(logging.ERROR, logger="nbloader.events"):
+    with bus.subscribe() as healthy, caplog.at_level(logging.ERROR, logger="nbloader.events.bus"):
         bus.publish(LoaderPaused(1))
         bus.publish(LoaderPaused(2))
         assert healthy.drain() == [LoaderPaused(1), LoaderPaused(2)], "the others go on"

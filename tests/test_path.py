@@ -14,7 +14,8 @@ from nbloader.dashboard import lanes_svg
 from nbloader.dashboard.path import path_of
 from nbloader.dashboard.spans import SINGLE, Spans
 from nbloader.events import BatchRecord, LoaderPaused, LoaderResumed
-from nbloader.metrics.snapshot import Made, Snapshot, UploadStats
+from nbloader.events.gauges import Made
+from nbloader.metrics.snapshot import Snapshot, UploadStats
 
 MS = 1_000_000
 

@@ -31,8 +31,9 @@ from nbloader.events import (
     WorkerRestarted,
     WorkerStarted,
 )
+from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.metrics import aggregator
-from nbloader.metrics.aggregator import Gauges, Snapshot, StatsFold, WorkerGauge
+from nbloader.metrics.aggregator import Snapshot, StatsFold
 from nbloader.metrics.stage_times import upload_stats
 
 MS = 1_000_000

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nbloader.dashboard.widget import Dashboard as Dashboard
-    from nbloader.events.control import LoaderControl
+    from nbloader.metrics.control import LoaderControl
 
 __all__ = ["show"]
 

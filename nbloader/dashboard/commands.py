@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nbloader.events.control import LoaderControl
+    from nbloader.metrics.control import LoaderControl
 
 
 def carry_out(loader: LoaderControl, message: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from nbloader.report.slices import STALL_NS, STALL_TIMES, usual_wait, waited
 from nbloader.report.trace import first_indices
 
 if TYPE_CHECKING:
-    from nbloader.metrics.snapshot import Made
+    from nbloader.events.gauges import Made
 
 SECONDS = 30
 """What the timeline shows."""

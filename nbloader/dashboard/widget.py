@@ -50,8 +50,8 @@ from nbloader.report.trace import Trace
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from nbloader.events.control import LoaderControl
     from nbloader.metrics.aggregator import Point
+    from nbloader.metrics.control import LoaderControl
 
 log = logging.getLogger(__name__)
 

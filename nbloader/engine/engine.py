@@ -25,9 +25,9 @@ from nbloader.engine.timeouts import Wait
 from nbloader.engine.wait_hooks import WaitCallbacks
 from nbloader.errors import LoaderClosedError, LoaderTimeoutError, NbloaderError
 from nbloader.events.failures import Nothing
+from nbloader.events.gauges import Gauges
 from nbloader.loader.settings import Settings
 from nbloader.loader.worker_view import WorkerView
-from nbloader.metrics.aggregator import Gauges
 from nbloader.sampling.epoch_plan import Draw
 from nbloader.transport import stack_probe
 from nbloader.transport.messages import Parcel

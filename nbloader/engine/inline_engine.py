@@ -21,8 +21,8 @@ from nbloader.batch.task import Task, Whole
 from nbloader.engine.timeouts import PAUSED, Wait
 from nbloader.engine.wait_hooks import WaitCallbacks
 from nbloader.errors import LoaderClosedError
-from nbloader.events.failures import Nothing, add_note
-from nbloader.metrics.aggregator import Gauges
+from nbloader.events.failures import Nothing, add_note, samples_failed
+from nbloader.events.gauges import Gauges
 from nbloader.sampling.epoch_plan import Draw
 from nbloader.transport import stack_probe
 from nbloader.workers import fetcher as f
@@ -224,7 +224,8 @@ class LocalEngine:
         finally:
             if shards is not None and shards.count:
                 Process().introduce(None)
-            for event in ev.samples_failed(self._maker.spared, task, -1, batched=self._batched):
+            spared = self._maker.spared
+            for event in samples_failed(spared, task.run, task.number, task.indices, -1, batched=self._batched):
                 self.bus.publish(event)
         if isinstance(made, LocalParcel):
             return made

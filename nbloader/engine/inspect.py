@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from nbloader.batch.task import Task
-from nbloader.metrics.snapshot import Made
+from nbloader.events.gauges import Made
 from nbloader.scheduler.dispatcher import Dispatcher
 from nbloader.scheduler.run_state import Run
 

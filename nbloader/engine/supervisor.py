@@ -28,7 +28,7 @@ from nbloader.batch.task import Task, Whole
 from nbloader.engine.worker_group import Crew
 from nbloader.engine.worker_output import Outlet
 from nbloader.errors import DatasetTransferError, LoaderClosedError, NbloaderError
-from nbloader.events.failures import Failure, Given, Nothing, shown
+from nbloader.events.failures import Failure, Given, Nothing, samples_failed, shown
 from nbloader.loader.settings import Settings
 from nbloader.scheduler.assigning import Cancel
 from nbloader.scheduler.dispatcher import Dispatcher
@@ -217,7 +217,10 @@ class Driver:
         for task, _payload in freed:
             task.in_order = now
         if report.spared:
-            told = ev.samples_failed(report.spared, failed, report.handle.worker, batched=self._crew.options["batched"])
+            told = samples_failed(
+                report.spared, failed.run, failed.number, failed.indices, report.handle.worker,
+                batched=self._crew.options["batched"],
+            )  # fmt: skip
             self._untold.setdefault((failed.run, failed.number), []).extend(told)
         if not isinstance(result, (Failure, Nothing)):
             report.handle.made += 1

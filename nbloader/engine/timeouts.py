@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbloader.events.failures import shown
-from nbloader.metrics.snapshot import WorkerGauge
+from nbloader.events.gauges import WorkerGauge
 
 LATE_NOTICE = 30.0
 """Seconds after which the cell is told what its loop waits for, where there is no `timeout`."""

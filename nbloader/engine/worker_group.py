@@ -11,9 +11,9 @@ from nbloader import events as ev
 from nbloader.batch.task import Task
 from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
 from nbloader.events.failures import Given, died_message, rebuild, start_message
+from nbloader.events.gauges import WorkerGauge
 from nbloader.loader.settings import Settings
 from nbloader.loader.worker_view import WorkerView
-from nbloader.metrics.aggregator import WorkerGauge
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
 from nbloader.transport.messages import Gone, InitFailed, Ready, Report, Started
 from nbloader.workers.api import Handle, Payload, WorkerPool

@@ -6,7 +6,9 @@ import errno
 import pickle
 import resource
 import signal
+import time
 import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
@@ -14,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import cloudpickle
 
 from nbloader.errors import WorkerTraceback
+from nbloader.events.records import SampleFailed
 
 Described: TypeAlias = "tuple[bytes | None, str, str, str]"
 """An error from another process: (pickle or None, type name, message, traceback). Made by `describe`."""
@@ -50,6 +53,25 @@ class SpareSample(NamedTuple):
     traceback: str
     done: str
     """"skipped" or "replaced"."""
+
+
+def samples_failed(
+    spared: Sequence[SpareSample], run: int, number: int, indices: Any, worker: int, *, batched: bool
+) -> Iterator[SampleFailed]:
+    """The events of samples that were left out of a batch, or replaced.
+
+    Args:
+        spared: What raised.
+        run: Iterator of the batch.
+        number: Batch number within that iterator.
+        indices: What the batch was made of: dataset indices, or a single one where batching is off.
+        worker: Worker id; -1 for the notebook's own process.
+        batched: Whether the samples make a batch.
+    """
+    now = time.perf_counter_ns()
+    for spare in spared:
+        sample = indices[spare.position] if batched else indices
+        yield SampleFailed(now, run, number, worker, sample, spare.error, spare.traceback, spare.done)
 
 
 @dataclass(frozen=True, slots=True)

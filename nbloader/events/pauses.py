@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Iterator
 
-from nbloader.events import Event, LoaderPaused, LoaderResumed
+from nbloader.events.records import Event, LoaderPaused, LoaderResumed
 
 KEPT = 4096
 """Pauses that are kept, the last ones."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from nbloader.dashboard import Dashboard
     from nbloader.dashboard.page import Report
-    from nbloader.events.control import LoaderControl
+    from nbloader.metrics.control import LoaderControl
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -22,17 +22,16 @@ from nbloader.events import (
     WorkerDied,
     WorkerRestarted,
 )
+from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.events.pauses import Pauses
 from nbloader.metrics.rates import Rates, rates_of, waiting
 from nbloader.metrics.snapshot import (
     STAGES,
-    Gauges,
     Histogram,
     Point,
     SlowSample,
     Snapshot,
     StageStats,
-    WorkerGauge,
     WorkerStats,
 )
 from nbloader.metrics.stage_times import (

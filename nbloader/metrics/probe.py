@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbloader.metrics.aggregator import Gauges, WorkerGauge
+from nbloader.events.gauges import Gauges, WorkerGauge
 
 AT_ONCE = 4
 """Workers that are looked at for one picture, those first that were not for the longest time: each takes 0.1 ms."""

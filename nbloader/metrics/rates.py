@@ -8,8 +8,8 @@ import operator
 from dataclasses import dataclass, field
 
 from nbloader.events import BatchRecord
+from nbloader.events.gauges import Gauges
 from nbloader.events.pauses import Pauses
-from nbloader.metrics.snapshot import Gauges
 from nbloader.metrics.stage_times import back, share_of
 
 RATE_NS = 5_000_000_000

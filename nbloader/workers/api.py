@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nbloader.batch.task import Task
 from nbloader.engine.inspect import numbers_of
-from nbloader.metrics.aggregator import WorkerGauge
+from nbloader.events.gauges import WorkerGauge
 from nbloader.workers import fetcher as f
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from nbloader.events import EventBus
-    from nbloader.metrics.aggregator import Point, Snapshot
+    from nbloader.metrics.snapshot import Point, Snapshot
 
 
 class LoaderControl(Protocol):

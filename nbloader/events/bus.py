@@ -1,0 +1,128 @@
+"""The event bus: hands each event to subscribers and keeps the last ones.
+
+Events flow one way, out of the loader. Publishing never raises and never waits: a callback that raises is removed and
+logged; a full buffer drops its oldest event and counts it.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+from nbloader.events.records import BatchRecord, Event
+
+log = logging.getLogger(__name__)
+
+
+class Subscription:
+    """A bounded buffer of events, or a callback, attached to a bus. Close it, or use it in a `with`.
+
+    Args:
+        bus: The bus it is attached to.
+        callback: Called with each event on the thread that publishes it; None to buffer instead.
+        maxlen: Events kept when buffering; the oldest go first and are counted in `dropped`.
+    """
+
+    __slots__ = ("_buffer", "_bus", "_callback", "dropped")
+
+    def __init__(self, bus: EventBus, callback: Callable[[Event], object] | None, maxlen: int) -> None:
+        self._bus = bus
+        self._callback = callback
+        self._buffer: collections.deque[Event] = collections.deque(maxlen=maxlen)
+        self.dropped = 0
+        """Events lost because nobody drained the buffer in time."""
+
+    def drain(self) -> list[Event]:
+        """Take out all buffered events, oldest first."""
+        out: list[Event] = []
+        try:
+            while True:
+                out.append(self._buffer.popleft())
+        except IndexError:
+            return out
+
+    def close(self) -> None:
+        """Detach from the bus. Closing twice is harmless."""
+        self._bus._remove(self)
+
+    def __enter__(self) -> Subscription:
+        """Give the subscription itself."""
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """Detach from the bus."""
+        self.close()
+
+    def __iter__(self) -> Iterator[Event]:
+        """Drain: iterate over the events buffered now."""
+        return iter(self.drain())
+
+    def _offer(self, event: Event) -> None:
+        if self._callback is not None:
+            self._callback(event)
+            return
+        if len(self._buffer) == self._buffer.maxlen:
+            self.dropped += 1
+        self._buffer.append(event)
+
+
+class EventBus:
+    """Carries events from the loader to whoever listens, and keeps the last ones.
+
+    Args:
+        history: Events kept. The default of 10,000 takes about 4 MB.
+    """
+
+    def __init__(self, history: int = 10_000) -> None:
+        self.history: collections.deque[Event] = collections.deque(maxlen=history)
+        """The last events, oldest first. It moves: before a long look copy it, by `recent()`."""
+        self._subscribers: tuple[Subscription, ...] = ()
+        self._lock = threading.Lock()
+
+    def subscribe(self, callback: Callable[[Event], object] | None = None, *, maxlen: int = 10_000) -> Subscription:
+        """Listen to all events from now on.
+
+        Args:
+            callback: Called with each event on the publishing thread (mostly the one that runs the loop), so it must
+                be quick. One that raises is removed and logged. Without it events are buffered for `drain()`.
+            maxlen: Size of that buffer, in events.
+
+        Returns:
+            The subscription; `close()` ends it.
+        """
+        if callback is not None and not callable(callback):
+            raise TypeError(f"callback must be callable or None, not {type(callback).__name__}: {callback!r}")
+        if maxlen < 1:
+            raise ValueError(f"maxlen must be at least 1, not {maxlen}")
+        subscription = Subscription(self, callback, maxlen)
+        with self._lock:
+            self._subscribers = (*self._subscribers, subscription)
+        return subscription
+
+    def publish(self, event: Event) -> None:
+        """Hand an event to the history and to every subscriber. Never raises, never waits."""
+        self.history.append(event)
+        for subscription in self._subscribers:
+            try:
+                subscription._offer(event)
+            except Exception:
+                log.exception("an event subscriber raised and was removed")
+                self._remove(subscription)
+
+    def batches(self) -> list[BatchRecord]:
+        """The batch records in the history, oldest first."""
+        return [event for event in self.recent() if isinstance(event, BatchRecord)]
+
+    def recent(self) -> list[Event]:
+        """A copy of the history, oldest first."""
+        while True:
+            try:
+                return list(self.history)
+            except RuntimeError:  # another thread published while it was copied
+                continue
+
+    def _remove(self, subscription: Subscription) -> None:
+        with self._lock:
+            self._subscribers = tuple(s for s in self._subscribers if s is not subscription)
