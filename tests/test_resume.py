@@ -143,7 +143,7 @@ def test_a_state_that_json_would_change_is_told_of_and_passed_over_by_skipping()
     with DataLoader(Unkeepable(40, None), 4, num_workers=2, collate_fn=list) as loader:
         epoch = iter(loader)
         next(epoch)
-        with pytest.warns(UserWarning, match=r"does not come back from JSON as it was.*resumed by skipping"):
+        with pytest.warns(UserWarning, match=r"changes when it is stored as JSON.*resumed by skipping"):
             state = loader.state_dict()
         rest = list(epoch)
     with DataLoader(Unkeepable(40, None), 4, num_workers=1, collate_fn=list) as loader:

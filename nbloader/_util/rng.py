@@ -1,28 +1,93 @@
-"""The state of random generators as JSON, so that what was drawn can be drawn again in another process."""
+"""Global random generators (`random`, NumPy, torch): seeding, saving and restoring their state, state as JSON."""
 
 from __future__ import annotations
 
 import base64
 import random
+import sys
 from typing import Any
 
 import numpy as np
 
-from nbloader.workers import fetcher as f
-
 State = dict[str, Any]
 
 
+def mix(*numbers: int) -> int:
+    """Combine integers into a 64-bit seed; neighbouring inputs give unrelated seeds (the finalizer of splitmix64)."""
+    z = 0
+    for number in numbers:
+        z = (z ^ (number & 0xFFFFFFFFFFFFFFFF)) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+        z ^= z >> 31
+    return z
+
+
+def torch_seed(seed: int) -> int:
+    """The part of a 64-bit seed that torch's generators accept."""
+    return seed & 0x7FFFFFFFFFFFFFFF
+
+
+def numpy_seed(seed: int) -> int:
+    """The part of a 64-bit seed that `numpy.random.RandomState` accepts."""
+    return seed & 0xFFFFFFFF
+
+
+_seed = 0
+
+
+def seed_everything(seed: int) -> None:
+    """Seed `random`, NumPy's global generator and, if torch is imported, torch's. Takes about 8 us."""
+    global _seed  # noqa: PLW0603 - the generators are global too
+    _seed = seed
+    random.seed(seed)
+    np.random.seed(numpy_seed(seed))  # noqa: NPY002 - the global generator is what datasets use
+    seed_torch()
+
+
+def seed_torch() -> None:
+    """Seed torch, if it is imported, with the seed of the last call of `seed_everything`."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # torch.manual_seed would also queue a call for CUDA each time, with a formatted stack
+        torch.random.default_generator.manual_seed(torch_seed(_seed))
+
+
+def torch_was_seeded() -> bool:
+    """Whether torch was seeded by other code since the last call of `seed_everything`."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.initial_seed() != torch_seed(_seed)
+
+
+class PreservedRandomState:
+    """Context manager that restores the state of the global generators on exit."""
+
+    def __enter__(self) -> PreservedRandomState:
+        """Save the state."""
+        self._random = random.getstate()
+        self._numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+        torch = sys.modules.get("torch")
+        self._torch = torch.random.default_generator.get_state() if torch is not None else None
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """Restore the state."""
+        random.setstate(self._random)
+        np.random.set_state(self._numpy)  # noqa: NPY002
+        if self._torch is not None:
+            sys.modules["torch"].random.default_generator.set_state(self._torch)
+
+
 def dump_generator(generator: Any) -> str:
-    """The state of a `torch.Generator`, about 7 kB."""
+    """Return the state of a `torch.Generator` as text, about 7 kB."""
     return pack(generator.get_state().numpy())
 
 
 def load_generator(generator: Any, state: str) -> None:
-    """Put a `torch.Generator` into a state.
+    """Restore the state of a `torch.Generator`.
 
     Raises:
-        ValueError: It is none.
+        ValueError: `state` is not the state of a generator.
     """
     import torch
 
@@ -33,7 +98,7 @@ def load_generator(generator: Any, state: str) -> None:
 
 
 def dump_globals(*, torch_only: bool) -> State:
-    """The states of torch's default generator and, where asked for, of `random` and NumPy."""
+    """Return the state of torch's default generator and, unless `torch_only`, of `random` and NumPy."""
     import torch
 
     state: State = {"torch": dump_generator(torch.default_generator)}
@@ -46,15 +111,15 @@ def dump_globals(*, torch_only: bool) -> State:
 
 
 def load_globals(state: State | int) -> None:
-    """Put the global generators into a state, or seed them.
+    """Restore the state of the global generators, or seed them with an integer.
 
     Raises:
-        ValueError: It is no such state.
+        ValueError: `state` was not made by `dump_globals`.
     """
     import torch
 
     if isinstance(state, int):
-        f.seed_everything(state)
+        seed_everything(state)
         return
     try:
         load_generator(torch.default_generator, state["torch"])
@@ -68,7 +133,7 @@ def load_globals(state: State | int) -> None:
 
 
 def pack(array: Any) -> str:
-    """The bytes of an array as text."""
+    """Return the bytes of an array as base64 text."""
     return base64.b64encode(np.asarray(array).tobytes()).decode()
 
 

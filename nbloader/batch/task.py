@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from nbloader.workers.fetcher import mix
+from nbloader._util.rng import mix
 
 R = TypeVar("R")
 

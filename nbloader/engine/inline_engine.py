@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 
 from nbloader import events as ev
+from nbloader._util import rng
 from nbloader._util.wakeup import Waker
 from nbloader.batch.chunk_arena import Together
 from nbloader.batch.chunking import Cut, JoinedParcel, join
@@ -164,7 +165,7 @@ class LocalEngine:
         """The batch; None if no sample of it is left. The notebook's random state stays as it is."""
         self._status[f.RUN], self._status[f.NUMBER] = task.run, task.number
         try:
-            with f.KeptRandomState():
+            with rng.PreservedRandomState():
                 cut = self._draws[task.run].cut
                 return self._make(task) if cut is None else self._make_pieces(task, cut)
         except Exception as error:
@@ -214,7 +215,7 @@ class LocalEngine:
         if shards is not None:
             shards.place(task.indices, 0)
         self._at = task
-        f.seed_everything(task.seed)
+        rng.seed_everything(task.seed)
         try:
             made = self._maker.make(task)
         except ExhaustedError:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nbloader._util import rng
+from nbloader._util.rng import PreservedRandomState, mix
+from nbloader._util.state_dict import is_stateful
 from nbloader.sampling import batching
 from nbloader.sampling.epoch_plan import Draw, begin
 from nbloader.sampling.resumable_sampler import draw_seed, generators, parts
 from nbloader.sampling.source import Source
-from nbloader.workers.fetcher import KeptRandomState, mix
-from nbloader.workers.iterable_fetcher import is_stateful
 
 if TYPE_CHECKING:
     from nbloader.engine.iterator import Epoch
@@ -211,7 +211,7 @@ def _check_epoch(state: State, sources: int, total: int | None) -> None:
     kept = state["generators"] if epoch is None else epoch["generators"]
     if len(kept) != sources:
         raise ValueError(f"this state does not fit: it was made with {len(kept)} generators, here there are {sources}")
-    with KeptRandomState():  # read once, so that what cannot be read is told now
+    with PreservedRandomState():  # read once, so that what cannot be read is told now
         for text in kept:
             rng.load_generator(torch.Generator(), text)
         if epoch is not None and epoch.get("order") is not None:

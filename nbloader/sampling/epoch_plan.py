@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from nbloader._util import rng
+from nbloader._util.rng import mix
 from nbloader.batch.chunking import Cut
 from nbloader.batch.task import Task
 from nbloader.loader.torch_compat import collate_to_load
@@ -15,7 +16,6 @@ from nbloader.sampling import batching, datapipes
 from nbloader.sampling.resumable_sampler import Course, draw_seed, generators
 from nbloader.sampling.shard_plan import Progress, Shards
 from nbloader.sampling.source import Reader
-from nbloader.workers.fetcher import mix
 
 if TYPE_CHECKING:
     from nbloader.loader.dataloader import DataLoader

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbloader.workers.fetcher import mix
+from nbloader._util.rng import mix
 
 ROUNDS = 6
 BLOCK = 4096

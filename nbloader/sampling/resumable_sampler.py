@@ -21,11 +21,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nbloader._util import rng
+from nbloader._util.rng import PreservedRandomState
+from nbloader._util.state_dict import as_json, is_stateful
 from nbloader.sampling.batching import LargeRandomSampler
 from nbloader.sampling.samplers import FilterSampler, FullBatches, IntervalSampler
 from nbloader.sampling.source import Reader
-from nbloader.workers.fetcher import KeptRandomState
-from nbloader.workers.iterable_fetcher import as_json, is_stateful
 
 
 class Course:
@@ -66,7 +66,7 @@ class Course:
         self._generators = [source.get_state() for source in sources]
         self._order = begun["order"] if begun else self._order_now() if own is None else own
         again = self._order is not None and (bool(begun) or own is not None)
-        with KeptRandomState() if again else contextlib.nullcontext():
+        with PreservedRandomState() if again else contextlib.nullcontext():
             if again:
                 rng.load_globals(self._order)
             self._begin(index_sampler, generator, position, seed, at_once=again)

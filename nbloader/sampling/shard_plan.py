@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nbloader.workers.fetcher import mix
+from nbloader._util.rng import mix
 
 
 class Item(NamedTuple):

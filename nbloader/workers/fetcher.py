@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import time
 from collections.abc import MutableSequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 _clock = time.perf_counter_ns
 
@@ -63,59 +59,3 @@ def fetch(dataset: Any, indices: Any, *, batched: bool, status: MutableSequence[
             slowest, slowest_ns = position, now - before
         before = now
     return Fetched(samples, begin, before, slowest, max(slowest_ns, 0))
-
-
-def mix(*numbers: int) -> int:
-    """A 64-bit seed from some integers, so that neighbouring inputs give unrelated seeds (splitmix64's finalizer)."""
-    z = 0
-    for number in numbers:
-        z = (z ^ (number & 0xFFFFFFFFFFFFFFFF)) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
-        z ^= z >> 31
-    return z
-
-
-_seed = 0
-
-
-def seed_everything(seed: int) -> None:
-    """Seed `random`, NumPy's global generator and, where torch is imported, torch's. About 8 us."""
-    global _seed  # noqa: PLW0603 - the generators are global too
-    _seed = seed
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is what datasets use
-    seed_torch()
-
-
-def seed_torch() -> None:
-    """Seed torch, where it is imported, with what the others were seeded with last."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        # torch.manual_seed would also queue a call for CUDA each time, with a formatted stack
-        torch.random.default_generator.manual_seed(_seed & 0x7FFFFFFFFFFFFFFF)
-
-
-def torch_was_seeded() -> bool:
-    """Whether somebody else has seeded torch since."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.initial_seed() != _seed & 0x7FFFFFFFFFFFFFFF
-
-
-class KeptRandomState:
-    """In a `with`: gives the notebook its own random state back afterwards, for batches made in its process."""
-
-    def __enter__(self) -> KeptRandomState:
-        """Keep the state."""
-        self._random = random.getstate()
-        self._numpy = np.random.get_state(legacy=False)  # noqa: NPY002
-        torch = sys.modules.get("torch")
-        self._torch = torch.random.default_generator.get_state() if torch is not None else None
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        """Restore it."""
-        random.setstate(self._random)
-        np.random.set_state(self._numpy)  # noqa: NPY002
-        if self._torch is not None:
-            sys.modules["torch"].random.default_generator.set_state(self._torch)

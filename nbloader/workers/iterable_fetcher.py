@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, MutableSequence
 from typing import Any, NamedTuple, TypeAlias
 
+from nbloader._util.state_dict import as_json, is_stateful
 from nbloader.events.failures import SpareSample
 from nbloader.sampling.shard_plan import Ticket
 from nbloader.workers.fetcher import FETCHING, POSITION, SINCE, STATE, Fetched
@@ -219,27 +220,3 @@ class Streams:
         stream.told = _clock()
         cost = stream.told - begin
         stream.cost = min(cost, 2 * stream.cost) if stream.cost else cost  # one that was interrupted counts for little
-
-
-def is_stateful(thing: Any) -> bool:
-    """Whether it can tell its state and take one."""
-    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
-
-
-def as_json(value: Any, what: str) -> tuple[str | None, str]:
-    """JSON of a value that must come back from it as it was. Returns it, or None and what is wrong.
-
-    Args:
-        value: What to write.
-        what: What it is, for the message.
-    """
-    try:
-        text = json.dumps(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        return None, f"{what} cannot be kept as JSON: {error}; let it hold plain numbers, strings, lists and dicts only"
-    if json.loads(text) != value:
-        return None, (
-            f"{what} does not come back from JSON as it was: tuples become lists there, and keys of dicts strings; "
-            "let it hold plain numbers, strings, lists and dicts with string keys only"
-        )
-    return text, ""

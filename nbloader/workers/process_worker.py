@@ -24,6 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TextIO, TypeAlias
 
+from nbloader._util import rng
 from nbloader._util.import_hooks import when_imported
 from nbloader.batch.chunk_writer import Beside, Placed
 from nbloader.events.failures import describe
@@ -114,7 +115,7 @@ def _settle(channel: Channel) -> Worker | None:
         channel.send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
         return None
     channel.send(Kind.READY)
-    seeded = f.torch_was_seeded()
+    seeded = rng.torch_was_seeded()
     return Worker(channel, start, dataset, collate_fn, on_error, status, frames[1:], build, seeded=seeded)
 
 
@@ -132,7 +133,7 @@ def _introduce(start: Start, dataset: Any) -> None:
     """Make `get_worker_info()`, ours and torch's, answer; seed; hold numeric libraries to one thread."""
     seed = start.seed + start.worker
     Process().introduce(WorkerInfo(start.worker, start.num_workers, seed, dataset))
-    f.seed_everything(seed)
+    rng.seed_everything(seed)
     when_imported("torch", _set_up_torch)
 
 
@@ -144,7 +145,7 @@ def _set_up_torch() -> None:
     stack_in_own_memory()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    f.seed_torch()
+    rng.seed_torch()
 
 
 class HungUpError(Exception):
@@ -209,7 +210,7 @@ class Worker:
         while True:
             run, number, indices, seed = self._next_task()
             if not self._seeded:
-                f.seed_everything(seed)
+                rng.seed_everything(seed)
             try:
                 self._make(run, number, indices)
             except HungUpError:

@@ -93,7 +93,7 @@ class Private:
                 own.torch_worker_info = _for_torch(info) if info is not None else None
 
     def seed(self, seed: int) -> None:
-        """Seed them as `fetch.seed_everything` seeds those of a process: the same seed draws the same numbers."""
+        """Seed them as `rng.seed_everything` seeds those of a process: the same seed draws the same numbers."""
         self._seed = seed
         self._random.seed(seed)
         self._numpy.seed(seed & 0xFFFFFFFF)

@@ -6,7 +6,7 @@ import functools
 import sys
 from typing import Any, Protocol
 
-from nbloader.workers import fetcher as f
+from nbloader._util import rng
 from nbloader.workers.thread_rng import WorkerInfo, own
 
 _info: WorkerInfo | None = None
@@ -38,11 +38,11 @@ class Process:
 
     def seed(self, seed: int) -> None:
         """See `Host`."""
-        f.seed_everything(seed)
+        rng.seed_everything(seed)
 
     def torch_was_seeded(self) -> bool:
         """See `Host`."""
-        return f.torch_was_seeded()
+        return rng.torch_was_seeded()
 
     def introduce(self, info: WorkerInfo | None) -> None:
         """See `Host`."""
