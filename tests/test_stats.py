@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import html.parser
 import itertools
 import math
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbloader._util.format import clean, duration, megabytes, number, percent, plural
+from nbloader.diagnose.bottleneck import judge
 from nbloader.events import (
     BatchFailed,
     BatchRecord,
@@ -33,9 +35,10 @@ from nbloader.events import (
 )
 from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.metrics import aggregator
-from nbloader.metrics.aggregator import Snapshot, StatsFold
+from nbloader.metrics.aggregator import Snapshot
 from nbloader.metrics.stage_times import upload_stats
 
+StatsFold = functools.partial(aggregator.StatsFold, judge)
 MS = 1_000_000
 S = 1000 * MS
 START = 100 * S
@@ -109,7 +112,14 @@ def record(requested: int, *, wait: int = 0, step: int = 10 * MS, make: int = 20
 
 
 def loop(
-    fold: StatsFold, batches: int, *, begin: int = START, run: int = 0, workers: int = 2, cycle: Any = None, **how: Any
+    fold: aggregator.StatsFold,
+    batches: int,
+    *,
+    begin: int = START,
+    run: int = 0,
+    workers: int = 2,
+    cycle: Any = None,
+    **how: Any,
 ) -> int:
     """Feed an epoch's start and some batches, one after the other; give the time at which the last one came back."""
     fold.update(EpochStarted(begin, run, run, 100, workers))
@@ -409,7 +419,7 @@ def test_no_events_no_points():
 # --- the verdict
 
 
-def verdict(fold: StatsFold, g: Gauges) -> tuple[str, str]:
+def verdict(fold: aggregator.StatsFold, g: Gauges) -> tuple[str, str]:
     s = fold.snapshot(g)
     return s.cause, s.verdict
 

@@ -31,6 +31,7 @@ from torch.utils.data._utils import collate as theirs
 from nbloader import events as ev
 from nbloader.batch.chunking import check_chunk
 from nbloader.device import placement as dev
+from nbloader.diagnose.bottleneck import judge
 from nbloader.engine.delivery import Groups, check_names
 from nbloader.engine.engine import IDLE, Engine
 from nbloader.engine.inline_engine import LocalEngine
@@ -226,7 +227,7 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
         self._placer = dev.placer(self._devices or [self._device], pin=dev.check_pin(pin_memory), ahead=upload_ahead)
         self.events = ev.EventBus()
         """The event bus: `loader.events.subscribe(...)`, `loader.events.batches()`."""
-        self._fold = StatsFold()
+        self._fold = StatsFold(judge)
         self.events.subscribe(self._fold.update)
         self._probe = ProcessProbe()
         self._iterations = 0

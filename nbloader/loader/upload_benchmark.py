@@ -12,7 +12,7 @@ import numpy as np
 from nbloader._util import palette
 from nbloader._util.format import duration, percent
 from nbloader.metrics.stage_times import upload_stats
-from nbloader.report import render
+from nbloader.report.render import html_table, text_table
 
 if TYPE_CHECKING:
     from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
@@ -106,10 +106,10 @@ class UploadComparison:
 
     def __str__(self) -> str:
         """Give the table as text."""
-        return f"{self._head()}\n{render._grid([list(_COLUMNS), *self._table()], left=(0, 1))}"
+        return f"{self._head()}\n{text_table([list(_COLUMNS), *self._table()], left=(0, 1))}"
 
     def _repr_html_(self) -> str:
-        return f"<div>{self._head()}</div>{render._table(list(_COLUMNS), self._table(), left=(0, 1))}"
+        return f"<div>{self._head()}</div>{html_table(list(_COLUMNS), self._table(), left=(0, 1))}"
 
     def figure(self) -> Figure:
         """Draw milliseconds a batch by way, beside what the step alone takes; for `bokeh.plotting.show`."""

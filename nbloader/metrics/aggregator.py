@@ -8,7 +8,6 @@ import threading
 from dataclasses import replace
 
 from nbloader._util import machine
-from nbloader.diagnose import bottleneck
 from nbloader.events import (
     BatchFailed,
     BatchRecord,
@@ -24,6 +23,7 @@ from nbloader.events import (
 )
 from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.events.pauses import Pauses
+from nbloader.metrics.evidence import Evidence, Judge, MakeTime, Verdict
 from nbloader.metrics.rates import Rates, rates_of, waiting
 from nbloader.metrics.snapshot import (
     STAGES,
@@ -84,10 +84,12 @@ class StatsFold:
     `update` runs once per batch and only counts; all arithmetic waits for `snapshot`. Safe to use from several threads.
 
     Args:
+        judge: Finds the verdict of a snapshot, such as `nbloader.diagnose.bottleneck.judge`; None for no verdict.
         cores: CPU cores that workers may use, for the verdict; None for those this process may run on.
     """
 
-    def __init__(self, cores: int | None = None) -> None:
+    def __init__(self, judge: Judge | None = None, cores: int | None = None) -> None:
+        self._judge = judge or _no_verdict
         self._cores = cores or machine.cores()
         # Reentrant: the garbage collector may end an abandoned iterator, and so publish, in the middle of an update.
         self._lock = threading.RLock()
@@ -276,7 +278,7 @@ class StatsFold:
             uploads=upload_stats(last),
             now=g.now,
         )
-        cause, sentence = bottleneck.judge(picture, self._evidence(g, last, usual_ns, rates))
+        cause, sentence = self._judge(picture, self._evidence(g, last, usual_ns, rates))
         return replace(picture, cause=cause, verdict=sentence), records
 
     def _epoch_share(self, g: Gauges, records: list[BatchRecord], *, live: bool) -> float:
@@ -325,14 +327,14 @@ class StatsFold:
             return max(0, g.at_since - self._began) / 1e9
         return None
 
-    def _evidence(self, g: Gauges, last: list[BatchRecord], usual_ns: int | None, rates: Rates) -> bottleneck.Evidence:
+    def _evidence(self, g: Gauges, last: list[BatchRecord], usual_ns: int | None, rates: Rates) -> Evidence:
         pids = {w.worker: w.pid for w in g.workers}
         by_worker: dict[int, list[int]] = collections.defaultdict(list)
         for r in last:
             if pids.get(r.worker) == r.pid:  # what a replaced process did says nothing of the new one
                 by_worker[r.worker].append(between(r.fetch_begin, r.collated))
         count = max(1, len(last))
-        return bottleneck.Evidence(
+        return Evidence(
             cores=self._cores,
             recent=rates.count,
             first_batch=self._first_batch(g),
@@ -340,9 +342,13 @@ class StatsFold:
             paused_for=None if self._pauses.since is None else max(0, g.now - self._pauses.since) / 1e9,
             in_process=not g.workers and bool(last) and last[-1].worker < 0,
             make_ms=(usual_ns or 0) / 1e6,
-            make_ms_by_worker={w: (len(ns), (middle(ns) or 0) / 1e6) for w, ns in by_worker.items()},
+            make_ms_by_worker={w: MakeTime(len(ns), (middle(ns) or 0) / 1e6) for w, ns in by_worker.items()},
             ready_mean=sum(r.ready for r in last) / count,
             nbytes_mean=sum(r.nbytes for r in last) / count,
             pickled=sum(r.transport == "pickle" for r in last) / count,
             handing=handing_share(last),
         )
+
+
+def _no_verdict(_snapshot: Snapshot, _evidence: Evidence) -> Verdict:
+    return Verdict("", "")

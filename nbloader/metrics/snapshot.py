@@ -5,12 +5,12 @@ Users find these in `nbloader.stats`.
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from nbloader.events import SampleFailed
 from nbloader.events.gauges import Made
-from nbloader.report import render
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,8 @@ class Histogram:
 STAGES = ("queue", "fetch", "collate", "transport", "reorder", "ready", "pin", "upload", "step")
 """Each begins where the one before ends, but for "pin" and "upload", which lie beside "ready" and the "step" before: a
 batch may be brought to its device while the loop still works on another."""
+BESIDE = ("pin", "upload")
+"""Stages that overlap others, and that only some batches go through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +225,37 @@ class Snapshot:
 
     def __repr__(self) -> str:
         """Give one line; `print` the snapshot for all of it."""
-        return render.one_line(self)
+        return object.__repr__(self) if _renderer is None else _renderer.one_line(self)
 
     def __str__(self) -> str:
         """Give the whole picture as text of about 80 columns."""
-        return render.to_text(self)
+        return repr(self) if _renderer is None else _renderer.to_text(self)
 
     def _repr_html_(self) -> str:
         """Give the whole picture as HTML that needs nothing else, for a notebook."""
-        return render.to_html(self)
+        return html.escape(repr(self)) if _renderer is None else _renderer.to_html(self)
+
+
+class SnapshotRenderer(Protocol):
+    """Writes snapshots for people. `nbloader.report.render` is one, and registers itself when it is imported."""
+
+    def one_line(self, s: Snapshot) -> str:
+        """Text of one line."""
+        ...
+
+    def to_text(self, s: Snapshot) -> str:
+        """Text for a terminal."""
+        ...
+
+    def to_html(self, s: Snapshot) -> str:
+        """HTML for a notebook."""
+        ...
+
+
+_renderer: SnapshotRenderer | None = None
+
+
+def set_renderer(renderer: SnapshotRenderer) -> None:
+    """Choose who writes snapshots for `repr()`, `str()` and notebooks."""
+    global _renderer  # noqa: PLW0603 - one per process: a snapshot itself is plain data
+    _renderer = renderer

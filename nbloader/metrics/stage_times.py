@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nbloader.events import BatchRecord, Placed
-from nbloader.metrics.snapshot import STAGES, Histogram, Point, Snapshot, StageStats, UploadStats
-from nbloader.report.render import BESIDE
+from nbloader.metrics.snapshot import BESIDE, STAGES, Histogram, Point, Snapshot, StageStats, UploadStats
 
 SLOWEST = 10
 """Slowest samples that are kept."""

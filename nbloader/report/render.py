@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from nbloader._util import palette
 from nbloader._util.format import clean, duration, megabytes, number, percent, plural, tail
+from nbloader.metrics.snapshot import BESIDE
 
 if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot, WorkerStats
@@ -20,8 +21,6 @@ WIDTH = 80
 WORKERS = "Workers, batches since the loader was made"
 SLOWEST = "Slowest samples of the last three epochs"
 BAR = 24
-BESIDE = ("pin", "upload")
-"""Stages that lie beside others, of those batches that go through them."""
 STAGE_MEANING = {
     "queue": "sent to a worker, waits for it",
     "fetch": "the worker gets the samples",
@@ -51,18 +50,18 @@ def to_text(s: Snapshot) -> str:
     blocks = ["\n".join(textwrap.wrap(s.verdict, WIDTH)), _progress_text(s)]
     if s.stages:
         rows = [[st.name, *(f"{ms:,.2f}" for ms in (st.mean, st.p50, st.p95, st.p99, st.max))] for st in s.stages]
-        grid = _grid([["stage, ms", "mean", "median", "95 %", "99 %", "max"], *rows], left=(0,))
+        grid = text_table([["stage, ms", "mean", "median", "95 %", "99 %", "max"], *rows], left=(0,))
         blocks.append(f"Stages, the last 200 batches\n{grid}")
     if s.workers and not any(w.pid or w.exit_reason for w in s.workers):
         blocks.append(_no_workers(s))
     elif s.workers:
         head = ["worker", "pid", "state", "at batch", "for", "batches", "per s", "CPU", "memory", "restarts"]
         notes = [note for w in s.workers for note in _notes(w)]
-        grid = _grid([head, *(_worker_row(w) for w in s.workers)], left=(2,))
+        grid = text_table([head, *(_worker_row(w) for w in s.workers)], left=(2,))
         blocks.append("\n".join([WORKERS, grid, *(textwrap.shorten(note, WIDTH, placeholder="...") for note in notes)]))
     if s.slowest:
         rows = [[clean(x.index, 30), duration(x.seconds), str(x.batch), str(x.epoch), str(x.worker)] for x in s.slowest]
-        blocks.append(f"{SLOWEST}\n{_grid([['sample', 'took', 'batch', 'epoch', 'worker'], *rows], left=(0,))}")
+        blocks.append(f"{SLOWEST}\n{text_table([['sample', 'took', 'batch', 'epoch', 'worker'], *rows], left=(0,))}")
     return "\n\n".join(blocks)
 
 
@@ -184,7 +183,8 @@ def _notes(w: WorkerStats) -> list[str]:
     return notes
 
 
-def _grid(rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> str:
+def text_table(rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> str:
+    """Align rows in columns; those with an index in `left` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -281,7 +281,7 @@ def _stages_html(s: Snapshot) -> str:
     return (
         _title(f"The path of a batch, the last 200: {duration(total / 1e3)} on average{share}")
         + f'<div style="display:flex;height:14px;border-radius:4px;overflow:hidden;margin:0 0 4px">{bar}</div>'
-        + _table(["stage, ms", "mean", "median", "95 %", "99 %", "max"], rows, left=(0,))
+        + html_table(["stage, ms", "mean", "median", "95 %", "99 %", "max"], rows, left=(0,))
     )
 
 
@@ -299,7 +299,7 @@ def _workers_html(s: Snapshot) -> str:
         rows.append(row)
     head = ["worker", "pid", "state", "at batch", "for", "batches", "per s", "CPU", "memory", "restarts"]
     notes = "".join(f'<div style="{_MUTED}">{_text(note)}</div>' for w in s.workers for note in _notes(w))
-    return _title(WORKERS) + _table(head, rows, left=(2,)) + notes + "".join(map(_stderr_html, s.workers))
+    return _title(WORKERS) + html_table(head, rows, left=(2,)) + notes + "".join(map(_stderr_html, s.workers))
 
 
 def _stderr_html(w: WorkerStats) -> str:
@@ -329,7 +329,7 @@ def _slowest_html(s: Snapshot) -> str:
         ]
         for x in s.slowest
     ]
-    return _title(SLOWEST) + _table(["sample", "took", "batch", "epoch", "worker"], rows, left=(0,))
+    return _title(SLOWEST) + html_table(["sample", "took", "batch", "epoch", "worker"], rows, left=(0,))
 
 
 def _title(text: str) -> str:
@@ -350,7 +350,7 @@ def _meter(share: float) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> str:
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> str:
     """Build a table; `rows` are HTML already."""
 
     def line(cells: Sequence[str], tag: str, style: str) -> str:
