@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import nbloader.report  # noqa: F401 - registers the renderer that `str(snapshot)` uses
 from nbloader._util.format import clean, duration, megabytes, number, percent, plural
 from nbloader.diagnose.bottleneck import judge
 from nbloader.events import (
