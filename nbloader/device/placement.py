@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from nbloader._util.validate import natural
 from nbloader.device.transfer import Accelerator, Placer
-from nbloader.loader.config import natural
 
 
 def check_device(device: Any, output: str = "torch") -> Any:

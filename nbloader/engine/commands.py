@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 
 from nbloader import events as ev
+from nbloader.engine.config import EngineConfig
 from nbloader.engine.supervisor import Driver
-from nbloader.loader.settings import Settings
 
 _clock = time.perf_counter_ns
 
@@ -29,7 +29,7 @@ class Commands(Driver):
         settings: What the loader asks for.
     """
 
-    def __init__(self, bus: ev.EventBus, settings: Settings) -> None:
+    def __init__(self, bus: ev.EventBus, settings: EngineConfig) -> None:
         super().__init__(bus, settings)
         self._num_workers = settings.num_workers
         self._prefetch_factor = settings.prefetch_factor

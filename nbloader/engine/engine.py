@@ -19,6 +19,7 @@ from nbloader._util.wakeup import Waker
 from nbloader.batch.task import Task
 from nbloader.engine import timeouts as waiting
 from nbloader.engine.commands import Commands
+from nbloader.engine.config import EngineConfig
 from nbloader.engine.inspect import batches_of
 from nbloader.engine.supervisor import STRAGGLING, Outcome
 from nbloader.engine.timeouts import Wait
@@ -26,12 +27,11 @@ from nbloader.engine.wait_hooks import WaitCallbacks
 from nbloader.errors import LoaderClosedError, LoaderTimeoutError, NbloaderError
 from nbloader.events.failures import Nothing
 from nbloader.events.gauges import Gauges
-from nbloader.loader.settings import Settings
-from nbloader.loader.worker_view import WorkerView
 from nbloader.sampling.epoch_plan import Draw
 from nbloader.transport import stack_probe
 from nbloader.transport.messages import Parcel
 from nbloader.workers.batch_builder import LocalParcel
+from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
 
@@ -71,7 +71,7 @@ class Engine(Commands):
         settings: What the loader asks for.
     """
 
-    def __init__(self, bus: ev.EventBus, settings: Settings) -> None:
+    def __init__(self, bus: ev.EventBus, settings: EngineConfig) -> None:
         super().__init__(bus, settings)
         self.callbacks = WaitCallbacks()
         self.load = self._crew.load

@@ -23,12 +23,12 @@ from nbloader.engine.engine import Engine
 from nbloader.engine.inline_engine import LocalEngine
 from nbloader.errors import LoaderClosedError
 from nbloader.events.failures import Failure, Given, rebuild
-from nbloader.loader.worker_view import WorkerView
 from nbloader.sampling import batching
 from nbloader.sampling.epoch_plan import Draw
 from nbloader.sampling.source import Reader, numbers
 from nbloader.transport.messages import Parcel
 from nbloader.workers.batch_builder import LocalParcel
+from nbloader.workers.worker_view import WorkerView
 
 if TYPE_CHECKING:
     from nbloader.loader.dataloader import DataLoader

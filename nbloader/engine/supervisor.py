@@ -25,11 +25,11 @@ from nbloader import events as ev
 from nbloader._util.wakeup import Waker
 from nbloader.batch import chunking
 from nbloader.batch.task import Task, Whole
+from nbloader.engine.config import EngineConfig
 from nbloader.engine.worker_group import Crew
 from nbloader.engine.worker_output import Outlet
 from nbloader.errors import DatasetTransferError, LoaderClosedError, NbloaderError
 from nbloader.events.failures import Failure, Given, Nothing, samples_failed, shown
-from nbloader.loader.settings import Settings
 from nbloader.scheduler.assigning import Cancel
 from nbloader.scheduler.dispatcher import Dispatcher
 from nbloader.transport.messages import Advanced, Ended, Output, Parcel, Report, Result
@@ -63,7 +63,7 @@ class Driver:
         settings: What the loader asks for.
     """
 
-    def __init__(self, bus: ev.EventBus, settings: Settings) -> None:
+    def __init__(self, bus: ev.EventBus, settings: EngineConfig) -> None:
         self.bus = bus
         self.closed = False
         self._idle = settings.idle

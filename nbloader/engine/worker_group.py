@@ -9,14 +9,14 @@ from typing import Any
 
 from nbloader import events as ev
 from nbloader.batch.task import Task
+from nbloader.engine.config import EngineConfig
 from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
 from nbloader.events.failures import Given, died_message, rebuild, start_message
 from nbloader.events.gauges import WorkerGauge
-from nbloader.loader.settings import Settings
-from nbloader.loader.worker_view import WorkerView
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
 from nbloader.transport.messages import Gone, InitFailed, Ready, Report, Started
 from nbloader.workers.api import Handle, Payload, WorkerPool
+from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
 
@@ -67,7 +67,7 @@ class Crew:
         self,
         publish: Callable[[ev.Event], None],
         dispatcher: Dispatcher[Any],
-        settings: Settings,
+        settings: EngineConfig,
         *,
         hear: Callable[[Report], None],
         failed: Callable[[], None],

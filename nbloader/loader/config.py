@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from nbloader._util.validate import natural, one_of
 from nbloader.loader import torch_compat
 from nbloader.sampling import batching as samplers
 from nbloader.sampling.samplers import LAST_BATCH
@@ -95,9 +95,9 @@ def check(
         if value is not None and not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
             raise TypeError(f"{name} must be iterable or None, not {type(value).__name__}: {value!r}")
     _check_workers(workers, transport, multiprocessing_context)
-    _check_choice("output", output, ("torch", "numpy"))
-    _check_choice("transport", transport, ("shared_memory", "pickle"))
-    _check_choice("dispatch", dispatch, ("least_loaded", "round_robin"))
+    one_of("output", output, ("torch", "numpy"))
+    one_of("transport", transport, ("shared_memory", "pickle"))
+    one_of("dispatch", dispatch, ("least_loaded", "round_robin"))
     _check_on_error(on_error)
     _check_on_timeout(on_timeout, num_workers, timeout)
     natural("max_restarts", max_restarts, "0 raises at the first worker that dies")
@@ -117,26 +117,6 @@ def check(
     )  # fmt: skip
 
 
-def natural(name: str, value: Any, hint: str) -> int:
-    """An argument that must be an int (of any kind, such as NumPy's) and not negative.
-
-    Raises:
-        TypeError: It is no int.
-        ValueError: It is negative.
-    """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}: {value!r}")
-    number = operator.index(value)
-    if number < 0:
-        raise ValueError(f"{name} option should be non-negative, not {number}; {hint}")
-    return number
-
-
-def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
-
-
 def _check_on_error(on_error: Any) -> None:
     if not callable(on_error) and on_error not in ("raise", "skip"):
         raise ValueError(
@@ -145,7 +125,7 @@ def _check_on_error(on_error: Any) -> None:
 
 
 def _check_on_timeout(on_timeout: Any, num_workers: int, timeout: float) -> None:
-    _check_choice("on_timeout", on_timeout, ("raise", "restart"))
+    one_of("on_timeout", on_timeout, ("raise", "restart"))
     if on_timeout == "restart" and not (timeout and num_workers):
         raise ValueError(
             f"on_timeout='restart' needs workers and a timeout in seconds, not num_workers={num_workers}, "
@@ -222,7 +202,7 @@ def _check_batching(
 def _check_last_batch(last_batch: str | None, *, drop_last: bool, batch_size: int | None, iterable: bool) -> str:
     if last_batch is None:
         return "discard" if drop_last else "keep"
-    _check_choice("last_batch", last_batch, LAST_BATCH)
+    one_of("last_batch", last_batch, LAST_BATCH)
     if batch_size is None:
         raise ValueError(
             f"last_batch={last_batch!r} needs a batch_size: it is mutually exclusive with batch_sampler and with "
@@ -247,7 +227,7 @@ def _check_generator(generator: Any) -> None:
 
 
 def _check_workers(workers: str, transport: str, multiprocessing_context: Any) -> None:
-    _check_choice("workers", workers, ("process", "thread"))
+    one_of("workers", workers, ("process", "thread"))
     if workers == "process":
         return
     if multiprocessing_context is not None:

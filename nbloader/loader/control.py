@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from nbloader import events as ev
+from nbloader._util.validate import natural
+from nbloader.batch.torch_collate import collate_for_workers
 from nbloader.engine.engine import Engine
 from nbloader.engine.inline_engine import LocalEngine
 from nbloader.errors import LoaderClosedError
-from nbloader.loader import config, torch_compat
+from nbloader.loader import config
 from nbloader.loader.epoch_prefetch import Turns
 from nbloader.workers.tolerant import OnError
 
@@ -53,7 +55,7 @@ class Steering(Turns):
     @num_workers.setter
     def num_workers(self, value: int) -> None:
         self._check_open()
-        value = config.natural("num_workers", value, "1 is the least for a loader with workers")
+        value = natural("num_workers", value, "1 is the least for a loader with workers")
         if (value == 0) != (self._num_workers == 0):
             raise ValueError(
                 f"num_workers cannot be changed from {self._num_workers} to {value}: a loader either has workers or "
@@ -80,7 +82,7 @@ class Steering(Turns):
         self._check_open()
         if not self._num_workers:
             raise ValueError("prefetch_factor needs num_workers > 0: without workers nothing is made ahead")
-        self._prefetch_factor = vars(self)["prefetch_factor"] = config.natural(
+        self._prefetch_factor = vars(self)["prefetch_factor"] = natural(
             "prefetch_factor", value, config.PREFETCH_FACTOR
         )
         self._engine.set_prefetch_factor(self._prefetch_factor)
@@ -198,7 +200,7 @@ class Steering(Turns):
         self.events.publish(ev.DatasetReloaded(_clock()))
 
     def _load(self) -> bool:
-        collate = torch_compat.collate_to_load(self.collate_fn, batched=self.batch_sampler is not None)
+        collate = collate_for_workers(self.collate_fn, batched=self.batch_sampler is not None)
         if collate is not None and self._chunk is not None:
             collate = list  # the loop collates all pieces at once
         return self._engine.load(self.dataset, collate, self.worker_init_fn, self._on_error)

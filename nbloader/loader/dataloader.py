@@ -32,6 +32,7 @@ from nbloader import events as ev
 from nbloader.batch.chunking import check_chunk
 from nbloader.device import placement as dev
 from nbloader.diagnose.bottleneck import judge
+from nbloader.engine.config import EngineConfig
 from nbloader.engine.delivery import Groups, check_names
 from nbloader.engine.engine import IDLE, Engine
 from nbloader.engine.inline_engine import LocalEngine
@@ -39,7 +40,6 @@ from nbloader.engine.iterator import Epoch
 from nbloader.loader import config, reruns, torch_compat
 from nbloader.loader.checkpoint import Resuming
 from nbloader.loader.control import Steering
-from nbloader.loader.settings import Settings
 from nbloader.loader.watching import Watching
 from nbloader.metrics.aggregator import StatsFold
 from nbloader.metrics.probe import ProcessProbe
@@ -255,7 +255,7 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
             start_method = torch_compat.start_method(chosen.multiprocessing_context)
             self._engine = Engine(
                 self.events,
-                Settings(
+                EngineConfig(
                     num_workers=num_workers or 1,
                     prefetch_factor=chosen.prefetch_factor or 0,
                     prefetch=chosen.prefetch,

@@ -1,4 +1,4 @@
-"""torch's own habits, kept for programs that count on them: start methods, registered collate functions, attributes."""
+"""torch's own habits, kept for programs that count on them: start methods, attributes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import multiprocessing
 import multiprocessing.context
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from nbloader._util.machine import cores
@@ -73,45 +72,6 @@ def warn_of_a_crowd(num_workers: int) -> None:
             "to avoid potential slowness/freeze if necessary.",
             stacklevel=3,
         )
-
-
-# ---- collate functions ------------------------------------------------------------------------------------------
-
-
-class Registered:
-    """torch's `default_collate` with what the notebook has put into `default_collate_fn_map`, for workers.
-
-    A forked worker would inherit that map; one of a fork server has the map that torch came with.
-    """
-
-    def __init__(self, functions: dict[Any, Callable[..., Any]]) -> None:
-        self.functions = functions
-
-    def __call__(self, samples: list[Any]) -> Any:
-        """Collate by torch's own rules."""
-        from torch.utils.data._utils.collate import default_collate, default_collate_fn_map
-
-        if any(default_collate_fn_map.get(kind) is not function for kind, function in self.functions.items()):
-            default_collate_fn_map.update(self.functions)
-        return default_collate(samples)  # type: ignore[no-untyped-call]
-
-
-def collate_to_load(collate_fn: Callable[[Any], Any], *, batched: bool) -> Callable[[Any], Any] | None:
-    """The collate function that workers get: None for the default rules, which are also our own and quicker.
-
-    Args:
-        collate_fn: The loader's.
-        batched: Whether samples make batches: then `default_collate` is the default, else `default_convert`.
-    """
-    from torch.utils.data._utils import collate as theirs
-
-    if collate_fn is not (theirs.default_collate if batched else theirs.default_convert):
-        return collate_fn
-    if not batched:
-        return None
-    own = theirs.__name__
-    added = {kind: f for kind, f in theirs.default_collate_fn_map.items() if getattr(f, "__module__", "") != own}
-    return Registered(added) if added else None
 
 
 # ---- loaders of others --------------------------------------------------------------------------------------------

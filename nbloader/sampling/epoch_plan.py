@@ -11,7 +11,7 @@ from nbloader._util import rng
 from nbloader._util.rng import mix
 from nbloader.batch.chunking import Cut
 from nbloader.batch.task import Task
-from nbloader.loader.torch_compat import collate_to_load
+from nbloader.batch.torch_collate import collate_for_workers
 from nbloader.sampling import batching, datapipes
 from nbloader.sampling.resumable_sampler import Course, draw_seed, generators
 from nbloader.sampling.shard_plan import Progress, Shards
@@ -282,7 +282,7 @@ def begin(loader: DataLoader[Any], *, own: int | None, seed: int | None, begun: 
             in_order=loader.in_order, own=own, seed=seed, begun=begun,
         )  # fmt: skip
         if loader._chunk is not None:
-            draw.cut = Cut(loader._chunk, collate_to_load(loader.collate_fn, batched=True))
+            draw.cut = Cut(loader._chunk, collate_for_workers(loader.collate_fn, batched=True))
         return draw
     samples = batching.length(loader.dataset)
     total = batches_of(samples, loader.batch_size, drop_last=loader.drop_last) if samples is not None else None

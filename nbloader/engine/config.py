@@ -1,0 +1,37 @@
+"""The configuration of an engine, which the loader derives from its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nbloader.workers.api import PoolKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How an engine runs its workers. Some values are only initial: they can be changed while the loader runs."""
+
+    num_workers: int
+    prefetch_factor: int
+    """Batches to request ahead, per worker."""
+    prefetch: int | None
+    """Batches to request ahead in total, instead of `prefetch_factor`; None if it was not given."""
+    adapts: bool
+    """Whether the window may be extended for small and quick batches."""
+    options: dict[str, Any]
+    """What every worker is told at its start (fields of `start.Start`)."""
+    kind: PoolKind
+    """Processes or threads."""
+    in_turn: bool
+    """Whether batch i goes to worker i modulo their number, instead of the least loaded one."""
+    in_order: bool
+    """False delivers batches as they become ready."""
+    timeout: float
+    """Seconds that the consumer may wait for one batch; 0 for no limit."""
+    on_timeout: str
+    """`raise`, or `restart` to replace the worker that holds the batch."""
+    max_restarts: int
+    """Unexpected worker deaths to tolerate over the life of the loader."""
+    idle: float | None
+    """Seconds without a request after which the workers are stopped; None for never."""
