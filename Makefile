@@ -1,15 +1,16 @@
-# make demo    the quickstart notebook in JupyterLab    (PORT=8899 BROWSER=none on a remote machine)
-# make test    everything: ruff, mypy, pytest, the notebooks, the browser tests
-# make lint    only ruff and mypy
-# make bench   side by side with torch, under ten minutes    (ROWS=tiny,large for some rows; PEERS="paddle spdl grain
-#              mxnet" makes those environments first; table.md and results.json in build/bench)
-# make bench-gpu   uploads beside torch's; says so where there is no GPU    (table.md and results.json in build/bench-gpu)
-# make soak    minutes of killing, restarting and comparing    (SECONDS=300)
-# make soak-dashboard  the dashboard in a browser for ten minutes: does anything grow?    (SECONDS=1800)
-# make faults  what each fault costs, measured: the table of the README
-# make clean   take away .venv and what tools have left
+# make demo            open the quickstart notebook in JupyterLab (PORT=8899 BROWSER=none on a remote machine)
+# make check           lint, type check, import contracts and the unit tests: under a minute on two cores
+# make test            everything: lint, all tests, the notebooks, the browser tests
+# make lint            ruff, mypy and the import contracts
+# make bench           benchmark against torch, in under ten minutes (ROWS=tiny,large selects rows; PEERS="paddle spdl
+#                      grain mxnet" adds other loaders); writes table.md and results.json to build/bench
+# make bench-gpu       benchmark of uploads against torch, needs a GPU; writes to build/bench-gpu
+# make soak            stress test: kill, restart, resize and compare every batch (SECONDS=300)
+# make soak-dashboard  run the dashboard in a browser and check that nothing grows (SECONDS=600)
+# make faults          measure how long recovery from each fault takes: the table in the README
+# make clean           remove .venv, caches and build outputs
 #
-# All of them work in .venv, which is made with PYTHON (3.10 or newer) when it is not there.
+# All targets use .venv, which is created with PYTHON (3.10 or newer) when it does not exist.
 
 PYTHON  ?= python3
 HOST    ?= 127.0.0.1
@@ -24,11 +25,11 @@ PY   := $(VENV)/bin/python
 PIP  := $(PY) -m pip --disable-pip-version-check --no-input
 MADE := $(VENV)/.made
 
-# Hundreds of processes import the package: it is compiled once, as where pip installs it.
+# The tests start hundreds of processes that import the package: let Python cache the bytecode, as pip does.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint bench bench-gpu soak soak-dashboard faults clean
+.PHONY: demo check test lint bench bench-gpu soak soak-dashboard faults clean
 
 demo: $(MADE)-demo
 	@if [ "$(BROWSER)" = none ]; then \
@@ -41,10 +42,14 @@ demo: $(MADE)-demo
 test: lint $(VENV)/kernels/ipykernel-6.30/.made $(VENV)/kernels/ipykernel-7.3/.made
 	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=60 tests notebooks
 
+check: lint
+	$(PY) -m pytest -q -m 'unit and not slow' tests
+
 lint: $(MADE)-test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(VENV)/bin/lint-imports --no-logo
 
 bench: $(MADE)-test $(foreach peer,$(PEERS),$(VENV)/peers/$(peer)/.made)
 	$(PY) tests/bench/run.py --rows '$(ROWS)'
@@ -62,10 +67,10 @@ faults: $(MADE)-test
 	$(PY) tests/bench/faults.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find nbloader tests notebooks -depth \( -name __pycache__ -o -name .ipynb_checkpoints \) -exec rm -rf {} +
 
-# A file marks each step that was carried through; one that was interrupted is done again.
+# Each installation step leaves a marker file when it succeeds; an interrupted step runs again.
 
 $(MADE):
 	@command -v $(PYTHON) >/dev/null || { \
@@ -78,7 +83,7 @@ $(MADE):
 
 $(MADE)-demo: $(MADE) pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[demo]'
-	@# Nothing shall stand between the reader and the notebook: no question about news, no search for updates.
+	@# Disable JupyterLab's news prompt and update check.
 	@$(PY) -m jupyterlab.labextensions disable --level=sys_prefix @jupyterlab/apputils-extension:announcements 2>/dev/null
 	touch $@
 
@@ -86,13 +91,13 @@ $(MADE)-test: $(MADE)-demo pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@
 
-# Two more kernels for the browser tests: ipykernel handles a click during a busy cell in three different ways.
+# Two more kernels for the browser tests: these versions of ipykernel handle clicks during a busy cell differently.
 $(VENV)/kernels/ipykernel-%/.made: $(MADE)-test
 	rm -rf $(@D)
 	$(PIP) install --quiet --no-deps --target $(@D) 'ipykernel==$*.*'
 	touch $@
 
-# The loaders of others that `make bench` compares with, each in an environment of its own.
+# Other loaders for `make bench PEERS=...`, each in its own environment.
 PACKAGE_OF_paddle := paddlepaddle
 PACKAGE_OF_spdl := spdl torch
 PACKAGE_OF_mxnet := mxnet 'numpy<1.24'

@@ -34,7 +34,10 @@ try:
 except ImportError:
     ml_dtypes = None
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns once, of what it is given here
+pytestmark = [
+    pytest.mark.unit,
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # torch warns once, of what it is given here
+]
 
 
 class Pair(NamedTuple):

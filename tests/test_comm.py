@@ -16,6 +16,8 @@ from jupyter_client import BlockingKernelClient, KernelManager
 
 from nbloader.dashboard import comm
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(__file__).parent.parent
 KERNELS = Path(sys.prefix) / "kernels"
 TIMEOUT = 30

@@ -13,6 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
 
+pytestmark = pytest.mark.unit
+
 GIVEN_UP = "given up"
 
 

@@ -12,6 +12,8 @@ import pytest
 from nbloader import events
 from nbloader.events import BatchRecord, EventBus, LoaderPaused, WorkerStarted
 
+pytestmark = pytest.mark.unit
+
 RECORD = BatchRecord(
     **dict.fromkeys(BatchRecord._fields, 0) | {"transport": "segment", "requested": 10, "delivered": 35}  # type: ignore[arg-type]
 )

@@ -13,6 +13,8 @@ import torch
 
 from nbloader.batch.pytree import map_leaves
 
+pytestmark = pytest.mark.unit
+
 
 class Pair(NamedTuple):
     left: Any

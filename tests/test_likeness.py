@@ -14,6 +14,8 @@ from nbloader import DataLoader
 from nbloader.transport import fingerprint
 from nbloader.transport.dataset_payload import SharedPickle
 
+pytestmark = pytest.mark.unit
+
 CELL = """
 import numpy as np
 scale = 2

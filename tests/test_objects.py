@@ -16,6 +16,8 @@ from test_collate import carry, carry_in
 
 from nbloader.batch.serialize import ArrayToBeTensor, dump_object
 
+pytestmark = pytest.mark.unit
+
 
 class Point(NamedTuple):
     x: object

@@ -10,6 +10,8 @@ from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
 from nbloader import DataLoader
 
+pytestmark = pytest.mark.unit
+
 DATA = list(range(10))
 IN_ORDER = SequentialSampler(DATA)
 

@@ -174,16 +174,17 @@ class TestMakefile:
         assert done.returncode != 0
         assert "There is no python3-that-is-not-there here" in done.stderr
 
-    @pytest.mark.parametrize("step", ["ruff check", "ruff format --check", "mypy", "pytest"])
+    @pytest.mark.parametrize("step", ["ruff check", "ruff format --check", "mypy", "lint-imports", "pytest"])
     def test_make_test_fails_when_any_of_its_steps_fails(self, tmp_path, step):
-        python = tmp_path / ".venv/bin/python"
-        python.parent.mkdir(parents=True)
-        python.write_text(f'#!/bin/sh\necho "$*" >> ran\ncase "$*" in *"-m {step}"*) exit 1;; esac\n')
-        python.chmod(0o755)
+        (tmp_path / ".venv/bin").mkdir(parents=True)
+        for command in ("python", "lint-imports"):
+            script = tmp_path / ".venv/bin" / command
+            script.write_text(f'#!/bin/sh\necho "$0 $*" >> ran\ncase "$0 $*" in *"{step}"*) exit 1;; esac\n')
+            script.chmod(0o755)
         for name in ("pyproject.toml", "constraints.txt", ".venv/.made", ".venv/.made-demo", ".venv/.made-test"):
             (tmp_path / name).touch()
         for version in ("6.30", "7.3"):
             (tmp_path / f".venv/kernels/ipykernel-{version}").mkdir(parents=True)
             (tmp_path / f".venv/kernels/ipykernel-{version}/.made").touch()
         assert self.make(tmp_path, "test").returncode != 0
-        assert f"-m {step}" in (tmp_path / "ran").read_text().splitlines()[-1]
+        assert step in (tmp_path / "ran").read_text().splitlines()[-1]

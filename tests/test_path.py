@@ -8,6 +8,7 @@ import json
 import os
 from typing import Any
 
+import pytest
 from fake_loader import FakeLoader
 
 from nbloader.dashboard import lanes_svg
@@ -16,6 +17,8 @@ from nbloader.dashboard.spans import SINGLE, Spans
 from nbloader.events import BatchRecord, LoaderPaused, LoaderResumed
 from nbloader.events.gauges import Made
 from nbloader.metrics.snapshot import Snapshot, UploadStats
+
+pytestmark = pytest.mark.unit
 
 MS = 1_000_000
 

@@ -14,6 +14,8 @@ from same import assert_same
 from nbloader.batch.collate import Plan, builder
 from nbloader.batch.layout_cache import MAX_SIZES, Known
 
+pytestmark = pytest.mark.unit
+
 LEAVES = (
     lambda i: np.full(3, i, np.float32),
     lambda i: np.full((2, 3), i, np.float32),

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from nbloader.scheduler.reorder_buffer import ReorderBuffer
 
+pytestmark = pytest.mark.unit
+
 PERMUTATIONS = st.integers(0, 40).flatmap(lambda n: st.permutations(range(n)))
 
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from nbloader.sampling import batching
 from nbloader.sampling.permutation import Permutation
 
+pytestmark = pytest.mark.unit
+
 
 @given(n=st.integers(1, 5000), seed=st.integers(0, 2**64 - 1))
 def test_a_permutation_has_every_integer_once(n, seed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -12,6 +13,8 @@ from test_dispatch import GIVEN_UP
 
 from nbloader.sampling.shard_plan import Progress, Shards, Ticket
 from nbloader.scheduler.dispatcher import Dispatcher
+
+pytestmark = pytest.mark.unit
 
 
 class ShardChaos(RuleBasedStateMachine):

@@ -39,6 +39,8 @@ from nbloader.metrics import aggregator
 from nbloader.metrics.aggregator import Snapshot
 from nbloader.metrics.stage_times import upload_stats
 
+pytestmark = pytest.mark.unit
+
 StatsFold = functools.partial(aggregator.StatsFold, judge)
 MS = 1_000_000
 S = 1000 * MS

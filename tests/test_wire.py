@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from nbloader.transport.channel import READ_SIZE, Channel, Kind
 
+pytestmark = pytest.mark.unit
+
 KINDS = st.sampled_from(list(Kind))
 SIZES = st.one_of(st.integers(0, 200), st.integers(READ_SIZE - 20, READ_SIZE + 20), st.integers(0, 5 * READ_SIZE))
 
