@@ -9,7 +9,7 @@ from typing import Any
 from nbloader.batch.task import Task
 from nbloader.events.gauges import Made
 from nbloader.scheduler.dispatcher import Dispatcher
-from nbloader.scheduler.run_state import Run
+from nbloader.scheduler.run_state import IterationState
 
 SHOWN = 64
 """Batches that are told of one place, the first ones."""
@@ -17,12 +17,12 @@ HELD = 8
 """Of one worker."""
 
 
-def asked_of(run: Run[Any]) -> tuple[int, ...]:
+def asked_of(run: IterationState[Any]) -> tuple[int, ...]:
     """The batches that no worker has been given yet, in order."""
     return tuple(sorted({task.number for _job, task in run.waiting[:SHOWN]}))
 
 
-def made_of(run: Run[Any]) -> tuple[Made, ...]:
+def made_of(run: IterationState[Any]) -> tuple[Made, ...]:
     """The batches that have come and not gone to the consumer: first those that are in order, then the others."""
     ready = ((True, item) for item in itertools.islice(run.reorder._ready, SHOWN))
     early = ((False, item) for item in itertools.islice(run.reorder._early.values(), SHOWN))

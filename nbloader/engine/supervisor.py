@@ -30,8 +30,7 @@ from nbloader.engine.worker_group import Crew
 from nbloader.engine.worker_output import Outlet
 from nbloader.errors import DatasetTransferError, LoaderClosedError, NbloaderError
 from nbloader.events.failures import Failure, Given, Nothing, samples_failed, shown
-from nbloader.scheduler.assigning import Cancel
-from nbloader.scheduler.dispatcher import Dispatcher
+from nbloader.scheduler.dispatcher import Cancel, Dispatcher
 from nbloader.transport.messages import Advanced, Ended, Output, Parcel, Report, Result
 from nbloader.workers.batch_builder import LocalParcel
 

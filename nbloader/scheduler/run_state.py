@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 @dataclass(slots=True)
-class Run(Generic[R]):
+class IterationState(Generic[R]):
     """One iterator's batches."""
 
     number: int
