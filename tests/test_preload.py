@@ -17,7 +17,7 @@ import torch
 from datasets import run_script
 
 from nbloader import DataLoader, WorkerStartError
-from nbloader._util import machine
+from nbloader._util import system
 from nbloader.transport import forkserver, preload
 from nbloader.transport.cargo import Cargo
 from nbloader.transport.dataset_payload import SharedPickle
@@ -181,7 +181,7 @@ def said_by(code, tmp_path):
     return json.loads(done.stdout)
 
 
-@pytest.mark.skipif(machine.cores() == 1, reason="on one core nothing starts early")
+@pytest.mark.skipif(system.cores() == 1, reason="on one core nothing starts early")
 class TestTheServerThatStartsWithTheImport:
     def test_gives_a_loader_that_needs_torch_its_workers(self, tmp_path):
         said = said_by(

@@ -22,7 +22,6 @@ import collections
 import gzip
 import itertools
 import logging
-import os
 import statistics
 import threading
 import time
@@ -35,6 +34,7 @@ import anywidget
 from IPython import get_ipython
 
 from nbloader._util.format import clean
+from nbloader._util.system import cores
 from nbloader.dashboard import comm, picture, plots
 from nbloader.dashboard.assets import ASSETS, packed, stub
 from nbloader.dashboard.commands import carry_out
@@ -65,7 +65,7 @@ QUIET_TICKS = 8
 """After so many ticks without news from an idle loader the publisher sleeps until something wakes it."""
 PICTURE_INTERVALS = (5.0, 60.0)
 """Seconds to the first picture of a running epoch, and from one to the next: for kernels that die in the middle."""
-MOST_WORKERS = max(8, 2 * (os.cpu_count() or 1))
+MOST_WORKERS = max(8, 2 * cores())
 """Where the slider for workers ends, at least."""
 STACK_LINES = 200
 LINES = 300

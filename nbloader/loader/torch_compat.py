@@ -8,7 +8,7 @@ import sys
 import warnings
 from typing import Any
 
-from nbloader._util.machine import cores
+from nbloader._util.system import cores
 
 CROWD = 16
 """Workers per core from which on torch's warning about too many is given; fewer are right for work that waits."""

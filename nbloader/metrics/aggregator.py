@@ -7,7 +7,7 @@ import math
 import threading
 from dataclasses import replace
 
-from nbloader._util import machine
+from nbloader._util import system
 from nbloader.events import (
     BatchFailed,
     BatchRecord,
@@ -90,7 +90,7 @@ class StatsFold:
 
     def __init__(self, judge: Judge | None = None, cores: int | None = None) -> None:
         self._judge = judge or _no_verdict
-        self._cores = cores or machine.cores()
+        self._cores = cores or system.cores()
         # Reentrant: the garbage collector may end an abandoned iterator, and so publish, in the middle of an update.
         self._lock = threading.RLock()
         self._recent: collections.deque[BatchRecord] = collections.deque(maxlen=RECENT)

@@ -26,7 +26,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from nbloader._util.memory import available
+from nbloader._util.system import available_memory, cores
 
 ALIGN = 64
 """Arrays begin at multiples of this within a segment, bytes: a cache line, and enough for any vector instruction."""
@@ -109,7 +109,7 @@ def filled_file(size: int, pieces: list[tuple[int, memoryview]]) -> int:
     ]
     try:
         os.ftruncate(fd, size)
-        with ThreadPoolExecutor(min(WRITERS, os.cpu_count() or 1)) as writers:
+        with ThreadPoolExecutor(min(WRITERS, cores())) as writers:
             for _done in writers.map(functools.partial(_write, fd), parts):
                 pass
     except OSError as error:
@@ -133,7 +133,7 @@ def _write(fd: int, part: tuple[int, memoryview]) -> None:
 
 def _new_file(size: int) -> int:
     if size >= ASK_FROM:
-        left = available()
+        left = available_memory()
         if left is not None and size > left:
             raise _no_memory(size, f"{left / 1e6:,.0f} MB are left")
     if hasattr(os, "memfd_create"):

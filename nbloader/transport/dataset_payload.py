@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbloader._util.pages import written
+from nbloader._util.system import pages_written
 from nbloader.batch.pickles import SHARE_FROM, dump
 from nbloader.shm.dataset_store import Origin, Store, address_of, owner_of, store_of
 from nbloader.transport.inherit import Handing, SharingPickler
@@ -176,7 +176,7 @@ def _in_a_file(raw: memoryview) -> _Found | None:
     if store is not None:
         address = address_of(raw)
         start = address - ctypes.addressof(owner)
-        return None if written(address, raw.nbytes) else _Found(store.fd, start, private=True, keeper=store)
+        return None if pages_written(address, raw.nbytes) else _Found(store.fd, start, private=True, keeper=store)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(owner, torch.Tensor) and owner.is_shared():
         storage = owner.untyped_storage()

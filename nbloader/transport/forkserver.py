@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Iterable
 from typing import NoReturn
 
-from nbloader._util.machine import cores
+from nbloader._util.system import cores
 from nbloader.transport.channel import Channel, Kind
 
 LIFELINE = struct.Struct("<q")

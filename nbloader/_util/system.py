@@ -1,0 +1,228 @@
+"""What this process may use of the machine: CPU cores, memory, and the state of its memory pages.
+
+In a container the limits of its control groups (cgroups) count, not the size of the machine. Limits are hierarchical:
+every group above the process's own can set a smaller one, so each function takes the smallest on the way up.
+
+    /proc/self/cgroup      which group the process is in, by controller (version 1) or one for all (version 2)
+    /proc/self/mountinfo   where the hierarchies are mounted, and which of their groups is the mount's root
+
+All functions read below `root`, so that tests can give them a tree of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+_ROOT = Path("/")
+_PAGEMAP = Path("/proc/self/pagemap")
+# Bits of a page's 64-bit entry (the kernel's Documentation/admin-guide/mm/pagemap.rst).
+_FILE_BIT, _SWAPPED_BIT, _PRESENT_BIT = 61, 62, 63
+
+
+class CgroupVersion(NamedTuple):
+    """Names of the files in which one version of control groups keeps limits."""
+
+    filesystem: str
+    """Type of the mount."""
+    memory_limits: tuple[str, ...]
+    memory_usage: str
+    inactive_file: str
+    """Entry of `memory.stat`: page cache that the kernel reclaims first, bytes."""
+    cpusets: tuple[str, ...]
+    """Files with the permitted CPUs, such as "0-3,8"; the first one that exists counts."""
+
+
+V1 = CgroupVersion(
+    "cgroup", ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file",
+    ("cpuset.effective_cpus", "cpuset.cpus"),
+)  # fmt: skip
+V2 = CgroupVersion(
+    "cgroup2", ("memory.max", "memory.high"), "memory.current", "inactive_file", ("cpuset.cpus.effective",)
+)
+
+
+class Cgroup(NamedTuple):
+    """One control group that limits this process."""
+
+    directory: Path
+    version: CgroupVersion
+
+
+def cores(root: Path = _ROOT) -> int:
+    """CPU cores that this process may use, at least 1.
+
+    The smallest of its affinity, the CPU sets and the CPU bandwidth of its control groups; a bandwidth of 1.5 cores
+    counts as 2.
+    """
+    limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    for group in cgroups("cpu", root):
+        quota = _cpu_quota(group)
+        if quota is not None:
+            limits.append(-int(-quota // 1))
+    for group in cgroups("cpuset", root):
+        text = next(filter(None, (_text(group.directory / name) for name in group.version.cpusets)), "")
+        limits += [count for count in [cpus_in(text)] if count]
+    return max(1, min(limits))
+
+
+def available_memory(root: Path = _ROOT) -> int | None:
+    """Memory that can be allocated without swapping or being killed, bytes; None where the system does not tell.
+
+    The smallest of what the machine has available and what each control group leaves.
+    """
+    limits = [value for value in [_machine_memory(root)] if value is not None]
+    for group in cgroups("memory", root):
+        left = _memory_left(group)
+        if left is not None:
+            limits.append(max(0, left))
+    return min(limits, default=None)
+
+
+def cgroups(controller: str, root: Path = _ROOT) -> Iterator[Cgroup]:
+    """The control groups that limit this process, from its own up to the root of the mounted hierarchy.
+
+    Args:
+        controller: "memory", "cpu" or "cpuset".
+        root: Where to look for /proc; mount points lie below it too.
+    """
+    paths = _cgroup_paths(_text(root / "proc/self/cgroup"))
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        mount = _Mount.parse(line)
+        if mount is None or (mount.filesystem == V1.filesystem and controller not in mount.options):
+            continue
+        version = V1 if mount.filesystem == V1.filesystem else V2
+        path = paths.get(controller if version is V1 else "")
+        if path is None:
+            continue
+        top = root / mount.point.lstrip("/")
+        try:
+            inner = PurePosixPath(path).relative_to(mount.group)
+        except ValueError:  # the mount shows another part of the hierarchy: only its root is known
+            inner = PurePosixPath()
+        for parts in range(len(inner.parts), -1, -1):
+            yield Cgroup(top.joinpath(*inner.parts[:parts]), version)
+
+
+def cpus_in(text: str) -> int:
+    """Number of CPUs in a list such as "0-3,8"; 0 for an empty or unreadable one."""
+    count = 0
+    try:
+        for part in filter(None, text.strip().split(",")):
+            first, dash, last = part.partition("-")
+            count += int(last if dash else first) - int(first) + 1
+    except ValueError:
+        return 0
+    return count
+
+
+def pages_written(address: int, nbytes: int) -> bool:
+    """Whether a page of a private mapping of a file was written to, and is the file's no longer.
+
+    True where the system does not tell.
+    """
+    import numpy as np  # here: the fork server's client needs this module, and starts before NumPy is imported
+
+    first, last = address // mmap.PAGESIZE, (address + nbytes - 1) // mmap.PAGESIZE
+    try:
+        with _PAGEMAP.open("rb") as file:
+            file.seek(first * 8)
+            pages = np.frombuffer(file.read((last - first + 1) * 8), np.uint64)
+    except OSError:
+        return True
+    of_file, swapped, present = (
+        pages >> np.uint64(bit) & np.uint64(1) for bit in (_FILE_BIT, _SWAPPED_BIT, _PRESENT_BIT)
+    )
+    return pages.size != last - first + 1 or bool(((present | swapped) > of_file).any())
+
+
+class _Mount(NamedTuple):
+    """A mounted hierarchy of control groups."""
+
+    group: str
+    """The group that is the root of the mount."""
+    point: str
+    filesystem: str
+    options: tuple[str, ...]
+    """Of version 1: the controllers."""
+
+    @classmethod
+    def parse(cls, line: str) -> _Mount | None:
+        """Read a line of /proc/self/mountinfo (proc(5)); None for another kind of mount."""
+        before, separator, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if not separator or not kind or kind[0] not in (V1.filesystem, V2.filesystem):
+            return None
+        try:
+            _id, _parent, _device, group, point = fields[:5]
+        except ValueError:
+            return None
+        return cls(group, _unescaped(point), kind[0], tuple(kind[-1].split(",")))
+
+
+def _unescaped(path: str) -> str:
+    """A path of mountinfo, where blanks are written in octal."""
+    return path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+
+
+def _cgroup_paths(text: str) -> dict[str, str]:
+    """Path of the process's group by controller; "" stands for version 2, which has one hierarchy."""
+    paths = {}
+    for line in text.splitlines():
+        _number, _, rest = line.partition(":")
+        controllers, separator, path = rest.partition(":")
+        if separator:
+            paths.update(dict.fromkeys(controllers.split(","), path))
+    return paths
+
+
+def _cpu_quota(group: Cgroup) -> float | None:
+    """Cores that the group's CPU bandwidth equals; None for no limit."""
+    with contextlib.suppress(ValueError, ZeroDivisionError):
+        if group.version is V2:
+            quota, period = map(int, _text(group.directory / "cpu.max").split())  # "max ...", no limit: a ValueError
+        else:
+            quota = int(_text(group.directory / "cpu.cfs_quota_us"))
+            period = int(_text(group.directory / "cpu.cfs_period_us"))
+        return quota / period if quota > 0 else None
+    return None
+
+
+def _machine_memory(root: Path) -> int | None:
+    for line in _text(root / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            with contextlib.suppress(ValueError, IndexError):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _memory_left(group: Cgroup) -> int | None:
+    """Bytes below the group's limit; None for no limit. Page cache that the kernel reclaims first counts as free."""
+    limits = []
+    for name in group.version.memory_limits:
+        with contextlib.suppress(ValueError):  # "max", no limit, or no such file
+            limits.append(int(_text(group.directory / name)))
+    if not limits:
+        return None
+    try:
+        used = int(_text(group.directory / group.version.memory_usage))
+    except ValueError:
+        used = 0
+    for line in _text(group.directory / "memory.stat").splitlines():
+        name, _, value = line.partition(" ")
+        if name == group.version.inactive_file:
+            with contextlib.suppress(ValueError):
+                used -= int(value)
+    return min(limits) - max(0, used)
+
+
+def _text(path: Path) -> str:
+    """The text of a file; "" where it does not exist or cannot be read."""
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeError):
+        return ""
