@@ -15,7 +15,7 @@ from datasets import Hangs, Numbers, Slow, flat, wait_for
 
 from nbloader import DataLoader, LoaderTimeoutError, NbloaderError
 from nbloader import events as ev
-from nbloader._util.wakeup import Waker
+from nbloader._util.wakeup import Wakeup
 from nbloader.engine import timeouts
 from nbloader.engine.timeouts import Wait
 
@@ -255,7 +255,7 @@ def test_what_on_timeout_cannot_be_is_refused(arguments, text):
 
 @pytest.mark.parametrize("same", [True, False], ids=["the same descriptor", "another descriptor"])
 def test_two_threads_that_wait_by_one_iterator_are_told_so(same):
-    waker = Waker()
+    waker = Wakeup()
     ours, theirs = socket.socketpair()
     with ours, theirs:
         waker.wait(ours.fileno(), 0)

@@ -12,7 +12,7 @@ TWO_THREADS = (
 )
 
 
-class Waker:
+class Wakeup:
     """A pair of sockets. Setting it takes no lock, so that a finalizer may do it whatever its thread was at.
 
     Sockets and not a pipe: one that another thread has just closed raises, and never writes into a descriptor that was

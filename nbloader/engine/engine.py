@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 from nbloader import events as ev
-from nbloader._util.wakeup import Waker
+from nbloader._util.wakeup import Wakeup
 from nbloader.batch.task import Task
 from nbloader.engine import timeouts as waiting
 from nbloader.engine.commands import Commands
@@ -141,7 +141,7 @@ class Engine(Commands):
         else:
             self._dispatch()
 
-    def next_batch(self, run: int, waker: Waker, refill: Callable[[], bool]) -> Taken | None:
+    def next_batch(self, run: int, waker: Wakeup, refill: Callable[[], bool]) -> Taken | None:
         """The next batch of a run; waits for it.
 
         Args:
@@ -185,7 +185,7 @@ class Engine(Commands):
         """Whether batches of a run are asked for and were not taken."""
         return run in self._dispatcher.runs and self._dispatcher.outstanding(run) > 0
 
-    def wait_for_source(self, run: int, waker: Waker) -> None:
+    def wait_for_source(self, run: int, waker: Wakeup) -> None:
         """Block until the waker is set or the clock wants something.
 
         Raises:
@@ -211,7 +211,7 @@ class Engine(Commands):
         ready = [] if state is None else state.reorder.peek(count)
         return [(task, outcome) for task, outcome in ready if isinstance(outcome, (Parcel, LocalParcel))]
 
-    def _take(self, run: int, waker: Waker) -> Taken | Awaited | None:
+    def _take(self, run: int, waker: Wakeup) -> Taken | Awaited | None:
         """What is ready, or what to wait for: from then on whoever receives it wakes the consumer.
 
         None when nothing is outstanding.
@@ -288,7 +288,7 @@ class Engine(Commands):
             self._raised = error
             raise error
 
-    def _wait(self, waker: Waker, wait: Wait, run: int, awaited: Awaited) -> None:
+    def _wait(self, waker: Wakeup, wait: Wait, run: int, awaited: Awaited) -> None:
         """Block until a worker, another thread or the clock wants something. Without the lock."""
         due, left = wait.look(_clock(), paused=self._dispatcher.paused)
         if due:

@@ -15,7 +15,7 @@ import cloudpickle
 
 from nbloader import events as ev
 from nbloader._util import rng
-from nbloader._util.wakeup import Waker
+from nbloader._util.wakeup import Wakeup
 from nbloader.batch.chunk_arena import Together
 from nbloader.batch.chunking import Cut, JoinedParcel, join
 from nbloader.batch.task import Task, Whole
@@ -111,7 +111,7 @@ class LocalEngine:
         """Whether a batch of a run is asked for and was not made."""
         return bool(self._runs.get(run))
 
-    def wait_for_source(self, _run: int, waker: Waker) -> None:
+    def wait_for_source(self, _run: int, waker: Wakeup) -> None:
         """Block until the waker is set or the clock wants something.
 
         Raises:

@@ -15,7 +15,7 @@ from torch._C._autograd import _profiler_enabled as profiling
 from torch.autograd.profiler import record_function
 
 from nbloader import events as ev
-from nbloader._util.wakeup import Waker
+from nbloader._util.wakeup import Wakeup
 from nbloader.batch.task import Task
 from nbloader.device.transfer import Placer, Records, Shipment
 from nbloader.engine.delivery import named
@@ -226,7 +226,7 @@ class _Pass:
 
     def __init__(self, run: int, bus: ev.EventBus, placer: Placer | None) -> None:
         self.run = run
-        self.waker = Waker()
+        self.waker = Wakeup()
         self.delivered = 0
         self.reader: Reader | None = None
         self.begun = False

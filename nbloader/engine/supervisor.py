@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from nbloader import events as ev
-from nbloader._util.wakeup import Waker
+from nbloader._util.wakeup import Wakeup
 from nbloader.batch import chunking
 from nbloader.batch.task import Task, Whole
 from nbloader.engine.config import EngineConfig
@@ -75,9 +75,9 @@ class Driver:
         self._events: collections.deque[ev.Event] = collections.deque()  # to be published without the lock
         self._crew = Crew(self._events.append, self._dispatcher, settings, hear=self._handle, failed=self._wake_all)
         self._commands: collections.deque[Callable[[], None]] = collections.deque()
-        self._commanded = Waker()
+        self._commanded = Wakeup()
         self._supervisor: threading.Thread | None = None
-        self._waiting: dict[int, Waker] = {}  # runs whose consumer waits
+        self._waiting: dict[int, Wakeup] = {}  # runs whose consumer waits
         self._driving = -1  # the run whose consumer drives now
         self._raised: Exception | None = None  # an error that the consumer is given
         self._batch_bytes = 0  # of the last batch that came
@@ -126,7 +126,7 @@ class Driver:
             self._waiting.clear()
             self._commands.clear()
             self._commanded.close()
-            self._commanded = Waker()
+            self._commanded = Wakeup()
             self._forget()
             self._crew.forget()
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nbloader._util.wakeup import Waker
+from nbloader._util.wakeup import Wakeup
 from nbloader.batch.chunk_arena import Together
 from nbloader.batch.task import Task
 from nbloader.errors import DatasetTransferError
@@ -137,7 +137,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._reports: list[Report] = []
-        self._waker = Waker()
+        self._waker = Wakeup()
         self._woken = False
         self._lock = threading.Lock()
         """Held while `_woken` and whether the descriptor is readable may differ."""
