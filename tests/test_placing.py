@@ -24,9 +24,11 @@ from nbloader.batch import chunk_writer
 from nbloader.batch.chunk_arena import Together, Writer
 from nbloader.batch.chunk_writer import PLACED_FROM, Beside, Board, Placed, relaid
 from nbloader.batch.collate import Plan, builder
-from nbloader.batch.task import Task, Whole
-from nbloader.shm.segment import anonymous_file, mapped, segment
-from nbloader.workers.batch_builder import LocalParcel
+from nbloader.batch.header import BatchHeader
+from nbloader.batch.payload import LocalPayload
+from nbloader.batch.task import ChunkedBatch, Task
+from nbloader.shm import segment
+from nbloader.shm.segment import anonymous_file, mapped
 
 # ---- what lies where
 
@@ -116,7 +118,7 @@ class Workers:
         assert self.have.pop(number) == uids
 
     def place(self, size=16):
-        whole = Whole(Task(0, 0, list(range(size)), 0), 4)
+        whole = ChunkedBatch(Task(0, 0, list(range(size)), 0), 4)
         whole.pieces = [Task(0, 0, part, seed, job=i, whole=whole) for i, (part, seed) in enumerate(whole.cut())]
         whole.place = self.board.place(whole, self.uids)
         return whole
@@ -185,7 +187,7 @@ def test_a_worker_that_came_later_gets_segments_that_were_made_later():
 def test_small_batches_and_those_of_unknown_layout_are_joined_by_a_copy():
     assert Workers(1).place(size=PLACED_FROM // 8192 - 1).place is None
     board = Board("numpy", lambda _number, _fd: frozenset(), lambda _number, _uids: None)
-    assert board.place(Whole(Task(0, 0, [1] * 100, 0), 4), frozenset()) is None
+    assert board.place(ChunkedBatch(Task(0, 0, [1] * 100, 0), 4), frozenset()) is None
 
 
 def test_a_segment_that_cannot_be_mapped_is_dropped_by_those_who_got_it(monkeypatch):
@@ -219,7 +221,7 @@ def test_threads_write_one_block_of_memory_whoever_comes_first():
         samples = [{"x": np.full(1000, number * 8 + i, "i8"), "name": str(number * 8 + i)} for i in range(8)]
         written = writers[number % 2].write(samples, piece(number), place)
         assert written is not None
-        parcels[number] = LocalParcel(None, (0,) * 6 + (8,) + (0,) * 7, 0, placed=True, extras=written[0])
+        parcels[number] = LocalPayload(None, BatchHeader(*(0,) * 6, 8, *(0,) * 7), 0, in_arena=True, extras=written[0])
     batch = place.open([parcels[number] for number in range(4)])
     assert batch["x"][:, 7].tolist() == list(range(32))
     assert batch["name"] == [str(i) for i in range(32)]

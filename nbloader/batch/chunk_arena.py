@@ -16,7 +16,7 @@ from nbloader.batch.collate import NotPlannedError, Plan, Tree, builder
 from nbloader.batch.task import Task
 
 if TYPE_CHECKING:
-    from nbloader.workers.batch_builder import LocalParcel
+    from nbloader.batch.payload import BatchPayload
 
 
 class Together:
@@ -64,14 +64,14 @@ class Together:
             self._claimed.add(task.job)
         return self._memory
 
-    def open(self, parcels: Iterable[LocalParcel]) -> Any:
+    def open(self, parcels: Iterable[BatchPayload]) -> Any:
         """The batch, of pieces that all lie here."""
         tree, _nbytes = relaid(self._tree, self.size, self.size, 0)
         return builder(tree, self._output)(self._memory, joined_extras(parcels))
 
-    def read(self, parcel: LocalParcel, start: int) -> Any:
+    def read(self, parcel: BatchPayload, start: int) -> Any:
         """One piece that lies here."""
-        tree, _nbytes = relaid(self._tree, parcel.header[6], self.size, start)
+        tree, _nbytes = relaid(self._tree, parcel.samples, self.size, start)
         return builder(tree, self._output)(self._memory, parcel.extras)
 
     def give_back(self) -> None:

@@ -29,8 +29,8 @@ from nbloader.batch.layout_cache import Refill, refill
 from nbloader.shm.segment import FreeSegments, SegmentMaps, aligned, anonymous_file, mapped, segment_size
 
 if TYPE_CHECKING:
-    from nbloader.batch.task import Task, Whole
-    from nbloader.transport.messages import Layout, Parcel
+    from nbloader.batch.payload import BatchPayload, Layout
+    from nbloader.batch.task import ChunkedBatch, Task
 
 PLACED_FROM = 1 << 16
 """Batches from this size on are written side by side, bytes; a copy of a smaller one costs less than that."""
@@ -204,14 +204,14 @@ class Place:
         """Somebody may still write to it who should not."""
         self._board.tainted.add(self.number)
 
-    def open(self, parcels: Iterable[Parcel]) -> Any:
+    def open(self, parcels: Iterable[BatchPayload]) -> Any:
         """The batch, of pieces that all lie here."""
         tree, nbytes = relaid(self.layout.tree, self.size, self.size, 0)
         return builder(tree, self._board.output)(self._lend(nbytes), joined_extras(parcels))
 
-    def read(self, parcel: Parcel, start: int) -> Any:
+    def read(self, parcel: BatchPayload, start: int) -> Any:
         """One piece that lies here."""
-        tree, nbytes = relaid(self.layout.tree, parcel.header[6], self.size, start)
+        tree, nbytes = relaid(self.layout.tree, parcel.samples, self.size, start)
         return builder(tree, self._board.output)(self._lend(nbytes), parcel.extras)
 
     def _lend(self, nbytes: int) -> Any:
@@ -273,7 +273,7 @@ class Board:
         if self._layout is None or tree != self._layout.tree:
             self._layout = Known(0 if self._layout is None else self._layout.number + 1, tree, pickled)
 
-    def place(self, whole: Whole[Any], workers: frozenset[int]) -> Place | None:
+    def place(self, whole: ChunkedBatch[Any], workers: frozenset[int]) -> Place | None:
         """A place for a batch of which no piece was given out yet; None where it shall be joined by a copy.
 
         Args:

@@ -1,6 +1,6 @@
 """One batch in pieces that several workers make at once (`chunk_size`, as DI-engine's).
 
-    batch -> Whole.cut() -> pieces: dispatched, made, retried as batches are -> join() -> one batch, in order
+    batch -> ChunkedBatch.cut() -> pieces: dispatched, made, retried as batches are -> join() -> one batch, in order
 
 The workers write their pieces side by side into one segment where they know how the batch is laid out (placing.py);
 else the loop joins them with a copy when it takes the batch.
@@ -10,25 +10,17 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from nbloader.batch.chunk_writer import Place
-from nbloader.batch.task import Whole
-from nbloader.events.failures import Failure, Given, Nothing
-
-
-class Cut(NamedTuple):
-    """How batches are cut."""
-
-    size: int
-    """Samples of a piece."""
-    collate_fn: Callable[[list[Any]], Any] | None
-    """Makes a batch of all its samples, where pieces are lists of samples; None where they are collated already."""
+from nbloader.batch.payload import BatchOutcome, JoinedPayload
+from nbloader.batch.task import ChunkedBatch
+from nbloader.events.failures import Failure, Nothing
 
 
 def check_chunk(chunk_size: Any, *, batch_size: int | None, batch_sampler: Any, iterable: bool) -> int | None:
@@ -53,115 +45,31 @@ def check_chunk(chunk_size: Any, *, batch_size: int | None, batch_sampler: Any, 
     return chunk_size if chunk_size != batch_size else None
 
 
-def join(whole: Whole[Any], collate_fn: Callable[[list[Any]], Any] | None) -> JoinedParcel | Failure | Given | Nothing:
+def join(whole: ChunkedBatch[Any], collate_fn: Callable[[list[Any]], Any] | None) -> BatchOutcome:
     """One outcome of those of all pieces: the first error where there is one, and nothing where all are."""
-    parts = whole.results()
+    parts: list[BatchOutcome] = whole.results()
     for piece, part in zip(whole.pieces, parts, strict=True):
-        if isinstance(part, (Failure, Given)):
+        if part.failed:
             for other in parts:
                 other.discard()
             if whole.place is not None:
                 whole.place.give_back()
-            if isinstance(part, Given) or part.position < 0:
+            if not isinstance(part, Failure) or part.position < 0:
                 return part
             return dataclasses.replace(part, position=whole.start(piece) + part.position)
-    left = [(whole.start(piece), part) for piece, part in zip(whole.pieces, parts, strict=True) if _is_some(part)]
+    left: list[Any] = [
+        (whole.start(piece), part) for piece, part in zip(whole.pieces, parts, strict=True) if not part.empty
+    ]
     if left:
-        return JoinedParcel(left, collate_fn, whole.place, complete=len(left) == len(parts))
+        make = merge if collate_fn is None else functools.partial(_collate_all, collate_fn)
+        return JoinedPayload(left, make, whole.place, complete=len(left) == len(parts))
     if whole.place is not None:
         whole.place.give_back()
     return Nothing()
 
 
-def _is_some(part: Any) -> bool:
-    return not isinstance(part, Nothing)
-
-
-class JoinedParcel:
-    """A batch of pieces, in the shape of `reports.Parcel`.
-
-    Args:
-        parts: Position of the first sample and parcel, of each piece.
-        collate_fn: As `Cut.collate_fn`.
-        place: Where workers wrote it side by side; None where each wrote into memory of its own.
-        complete: Whether there is a parcel of each piece.
-    """
-
-    __slots__ = (
-        "_batch",
-        "_collate_fn",
-        "_complete",
-        "_parcels",
-        "_place",
-        "_starts",
-        "header",
-        "pid",
-        "received",
-        "transport",
-        "worker",
-    )
-
-    def __init__(
-        self,
-        parts: list[tuple[int, Any]],
-        collate_fn: Callable[[list[Any]], Any] | None,
-        place: Place | None,
-        *,
-        complete: bool,
-    ) -> None:
-        self._starts = [start for start, _parcel in parts]
-        self._parcels = [parcel for _start, parcel in parts]
-        self._collate_fn = collate_fn
-        self._place = place
-        self._complete = complete
-        self._batch: Any = None
-        headers = [parcel.header for parcel in self._parcels]
-        start, slowest = max(parts, key=lambda part: part[1].header[13])
-        run, number, layout, segment = headers[0][:4]
-        nbytes, extras, samples, fetch_cpu, collate_cpu = (sum(h[i] for h in headers) for i in (4, 5, 6, 10, 11))
-        position = slowest.header[12]
-        self.header = (
-            run, number, layout, segment, nbytes, extras, samples, min(h[7] for h in headers),
-            max(h[8] for h in headers), max(h[9] for h in headers), fetch_cpu, collate_cpu,
-            start + position if position >= 0 else -1, slowest.header[13],
-        )  # fmt: skip
-        last = max(self._parcels, key=lambda parcel: parcel.header[9])
-        self.worker = last.worker
-        """Who made the piece that was ready last; so with `pid`."""
-        self.pid = last.pid
-        self.received = max(parcel.received for parcel in self._parcels)
-        self.transport = last.transport
-
-    @property
-    def mapping(self) -> Any:
-        """The whole segment in which it lies once it is open; None where it was joined with a copy."""
-        return None if self._place is None else self._place.mapping
-
-    def open(self) -> Any:
-        """The batch."""
-        if self._parcels:
-            self._batch = self._join()
-            self._parcels = []
-        return self._batch
-
-    def _join(self) -> Any:
-        if self._place is not None and all(parcel.placed for parcel in self._parcels) and self._complete:
-            return self._place.open(self._parcels)
-        parts = [
-            self._place.read(parcel, start) if parcel.placed and self._place is not None else parcel.open()
-            for start, parcel in zip(self._starts, self._parcels, strict=True)
-        ]
-        batch = merge(parts) if self._collate_fn is None else self._collate_fn(list(itertools.chain(*parts)))
-        if self._place is not None:
-            self._place.give_back()
-        return batch
-
-    def discard(self) -> None:
-        """Nobody wants it: its memory goes back."""
-        for parcel in self._parcels:
-            parcel.discard()
-        if self._place is not None and self._parcels:
-            self._place.give_back()
+def _collate_all(collate_fn: Callable[[list[Any]], Any], parts: list[list[Any]]) -> Any:
+    return collate_fn(list(itertools.chain.from_iterable(parts)))
 
 
 def merge(parts: list[Any]) -> Any:  # noqa: PLR0911 - one for each kind of container

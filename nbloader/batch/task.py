@@ -32,11 +32,11 @@ class Task:
     """Workers that died, unasked, while they made it."""
     job: int = -1
     """The number by which workers know it: that of the batch, where batches are not cut."""
-    whole: Whole[Any] | None = None
+    whole: ChunkedBatch[Any] | None = None
     """The batch that this is a piece of."""
 
 
-class Whole(Generic[R]):
+class ChunkedBatch(Generic[R]):
     """One batch and its pieces.
 
     Args:

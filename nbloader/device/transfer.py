@@ -26,6 +26,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from nbloader.batch.payload import BatchPayload
 from nbloader.events import BatchRecord, Placed
 
 log = logging.getLogger(__name__)
@@ -101,19 +102,6 @@ class Accelerator(Protocol):
         ...
 
 
-class Parcel(Protocol):
-    """A batch as it came (`reports.Parcel`, `making.LocalParcel`). Holds its memory from `open()` until it dies."""
-
-    @property
-    def mapping(self) -> Any:
-        """Once it is open: the segment in which it lies, or None."""
-        ...
-
-    def open(self) -> Any:
-        """The batch, on the memory in which it came."""
-        ...
-
-
 class Pinning:
     """In which way batches are pinned: where they lie, as long as the system lets us, else by a copy.
 
@@ -169,9 +157,9 @@ class Lane:
         self.accelerator = accelerator
         self._ahead = ahead
         self._tight = -1  # the run in which the device had no room for a batch ahead
-        self._begun: dict[tuple[int, int], tuple[Parcel, Copy, int]] = {}
+        self._begun: dict[tuple[int, int], tuple[BatchPayload, Copy, int]] = {}
         # Copies that may be under way, oldest first, each with what holds its memory.
-        self._flying: collections.deque[tuple[Copy, Parcel]] = collections.deque()
+        self._flying: collections.deque[tuple[Copy, BatchPayload]] = collections.deque()
         weakref.finalize(self, _wait_for_all, self._flying).atexit = False
 
     @property
@@ -184,7 +172,7 @@ class Lane:
         """Run and number of the batches that were begun and not delivered; from any thread."""
         return tuple(self._begun)
 
-    def ahead(self, key: tuple[int, int], parcel: Parcel) -> bool:
+    def ahead(self, key: tuple[int, int], parcel: BatchPayload) -> bool:
         """Begin a batch that is ready before it is asked for, if there is room. Never waits.
 
         Args:
@@ -213,7 +201,7 @@ class Lane:
             return False
         return True
 
-    def deliver(self, key: tuple[int, int], parcel: Parcel) -> tuple[Any, Copy, int]:
+    def deliver(self, key: tuple[int, int], parcel: BatchPayload) -> tuple[Any, Copy, int]:
         """The batch on the device, with its copy and when that was taken up (ns).
 
         Raises:
@@ -244,7 +232,7 @@ class Lane:
         self._begun.clear()
         _wait_for_all(self._flying)
 
-    def _begin(self, batch: Any, parcel: Parcel) -> tuple[Copy, int]:
+    def _begin(self, batch: Any, parcel: BatchPayload) -> tuple[Copy, int]:
         begin = _clock()
         copy = self.accelerator.copy(batch, parcel.mapping)
         self._flying.append((copy, parcel))  # first: what is begun before an error reads the memory too
@@ -289,7 +277,7 @@ class Placer:
         self.name = ", ".join(dict.fromkeys(accelerator.name for accelerator in used))
         """The devices."""
 
-    def deliver(self, key: tuple[int, int], parcel: Parcel, position: int = 0) -> tuple[Any, Shipment | None]:
+    def deliver(self, key: tuple[int, int], parcel: BatchPayload, position: int = 0) -> tuple[Any, Shipment | None]:
         """The batch, where it shall be.
 
         Args:
@@ -306,7 +294,7 @@ class Placer:
         batch, copy, begin = lane.deliver(key, parcel)
         return batch, Shipment(lane.accelerator.name, copy, begin)
 
-    def go_ahead(self, ready: Iterable[tuple[tuple[int, int], Parcel]], position: int = 0) -> None:
+    def go_ahead(self, ready: Iterable[tuple[tuple[int, int], BatchPayload]], position: int = 0) -> None:
         """Begin what is ready, as far as there is room.
 
         Args:
@@ -383,7 +371,7 @@ class Records:
             self._publish(record)
 
 
-def _wait_for_all(flying: collections.deque[tuple[Copy, Parcel]]) -> None:
+def _wait_for_all(flying: collections.deque[tuple[Copy, BatchPayload]]) -> None:
     with contextlib.suppress(IndexError):
         while True:
             copy, parcel = flying.popleft()

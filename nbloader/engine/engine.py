@@ -16,21 +16,19 @@ from typing import Any, NamedTuple, TypeAlias
 
 from nbloader import events as ev
 from nbloader._util.wakeup import Wakeup
+from nbloader.batch.payload import BatchOutcome, BatchPayload
 from nbloader.batch.task import Task
 from nbloader.engine import timeouts as waiting
 from nbloader.engine.commands import Commands
 from nbloader.engine.config import EngineConfig
 from nbloader.engine.inspect import batches_of
-from nbloader.engine.supervisor import STRAGGLING, Outcome
+from nbloader.engine.supervisor import STRAGGLING
 from nbloader.engine.timeouts import Wait
 from nbloader.engine.wait_hooks import WaitCallbacks
 from nbloader.errors import LoaderClosedError, LoaderTimeoutError, NbloaderError
-from nbloader.events.failures import Nothing
 from nbloader.events.gauges import Gauges
 from nbloader.sampling.epoch_plan import Draw
 from nbloader.transport import stack_probe
-from nbloader.transport.messages import Parcel
-from nbloader.workers.batch_builder import LocalParcel
 from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
@@ -45,7 +43,7 @@ AT_HAND = 2_000_000
 IDLE = 300.0
 """Seconds without a request after which a loader gives up its workers (until it is asked again)."""
 
-Taken: TypeAlias = "tuple[Task, Outcome, tuple[int, int, int]]"
+Taken: TypeAlias = "tuple[Task, BatchOutcome, tuple[int, int, int]]"
 """A batch, and the depths (in flight, reordering, ready) at its delivery."""
 
 
@@ -200,16 +198,16 @@ class Engine(Commands):
         finally:
             self._waiting.pop(run, None)
 
-    def upcoming(self, run: int, count: int) -> list[tuple[Task, Parcel | LocalParcel]]:
+    def upcoming(self, run: int, count: int) -> list[tuple[Task, BatchPayload]]:
         """The next batches of a run that are ready, among the next `count`; they are not taken. Never waits."""
-        ready: list[tuple[Task, Parcel | LocalParcel]] = self._exclusively(self._upcoming, run, count)
+        ready: list[tuple[Task, BatchPayload]] = self._exclusively(self._upcoming, run, count)
         return ready
 
-    def _upcoming(self, run: int, count: int) -> list[tuple[Task, Parcel | LocalParcel]]:
+    def _upcoming(self, run: int, count: int) -> list[tuple[Task, BatchPayload]]:
         self._work()
         state = self._dispatcher.runs.get(run)
-        ready = [] if state is None else state.reorder.peek(count)
-        return [(task, outcome) for task, outcome in ready if isinstance(outcome, (Parcel, LocalParcel))]
+        ready: list[Any] = [] if state is None else state.reorder.peek(count)
+        return [(task, outcome) for task, outcome in ready if not (outcome.failed or outcome.empty)]
 
     def _take(self, run: int, waker: Wakeup) -> Taken | Awaited | None:
         """What is ready, or what to wait for: from then on whoever receives it wakes the consumer.
@@ -254,13 +252,13 @@ class Engine(Commands):
             maker=self._dispatcher.maker(run, enough) if self._quick else None,
         )
 
-    def _next(self, run: int) -> tuple[Task, Outcome] | None:
+    def _next(self, run: int) -> tuple[Task, BatchOutcome] | None:
         """The next batch that is ready and has samples."""
         while (item := self._dispatcher.take(run)) is not None:
             task, outcome = item
             if self._untold:
                 self._events.extend(self._untold.pop((run, task.number), ()))
-            if not isinstance(outcome, Nothing):
+            if not outcome.empty:
                 return task, outcome
             passed = self._dispatcher.runs[run].passed
             if passed is not None:

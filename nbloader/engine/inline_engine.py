@@ -17,18 +17,19 @@ from nbloader import events as ev
 from nbloader._util import rng
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch.chunk_arena import Together
-from nbloader.batch.chunking import Cut, JoinedParcel, join
-from nbloader.batch.task import Task, Whole
+from nbloader.batch.chunking import join
+from nbloader.batch.payload import JoinedPayload, LocalPayload
+from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine.timeouts import PAUSED, Wait
 from nbloader.engine.wait_hooks import WaitCallbacks
 from nbloader.errors import LoaderClosedError
 from nbloader.events.failures import Nothing, add_note, samples_failed
 from nbloader.events.gauges import Gauges
-from nbloader.sampling.epoch_plan import Draw
+from nbloader.sampling.epoch_plan import ChunkSpec, Draw
 from nbloader.transport import stack_probe
 from nbloader.workers import fetcher as f
 from nbloader.workers import tolerant
-from nbloader.workers.batch_builder import LocalParcel, Maker
+from nbloader.workers.batch_builder import Maker
 from nbloader.workers.iterable_fetcher import ExhaustedError, Streaming, Streams
 from nbloader.workers.thread_rng import WorkerInfo
 from nbloader.workers.worker_info import Process
@@ -135,7 +136,7 @@ class LocalEngine:
 
     def next_batch(
         self, run: int, _waker: object, refill: Callable[[], bool]
-    ) -> tuple[Task, LocalParcel | JoinedParcel, tuple[int, int, int]] | None:
+    ) -> tuple[Task, LocalPayload | JoinedPayload, tuple[int, int, int]] | None:
         """Make the next batch; None when there is none.
 
         Args:
@@ -161,7 +162,7 @@ class LocalEngine:
                 return task, parcel, (0, 0, 0)
         return None
 
-    def _make_alone(self, task: Task) -> LocalParcel | JoinedParcel | None:
+    def _make_alone(self, task: Task) -> LocalPayload | JoinedPayload | None:
         """The batch; None if no sample of it is left. The notebook's random state stays as it is."""
         self._status[f.RUN], self._status[f.NUMBER] = task.run, task.number
         try:
@@ -177,16 +178,16 @@ class LocalEngine:
         finally:
             self._status[f.STATE], self._status[f.NUMBER] = f.IDLE, -1
 
-    def _make_pieces(self, task: Task, cut: Cut) -> JoinedParcel | None:
+    def _make_pieces(self, task: Task, cut: ChunkSpec) -> JoinedPayload | None:
         """The batch in the pieces that workers would make of it: with the same seeds."""
-        whole: Whole[LocalParcel | Nothing] = Whole(task, cut.size)
+        whole: ChunkedBatch[LocalPayload | Nothing] = ChunkedBatch(task, cut.size)
         whole.place = Together(len(task.indices), cut.size, 0, self._output)
         for indices, seed in whole.cut():
             piece = Task(task.run, task.number, indices, seed, job=len(whole.pieces), whole=whole)
             whole.pieces.append(piece)
             whole.put(piece, self._make(piece) or Nothing())
         joined = join(whole, cut.collate_fn)
-        if isinstance(joined, JoinedParcel):
+        if isinstance(joined, JoinedPayload):
             return joined
         self._draws[task.run].delivered(task, 0)
         return None
@@ -210,7 +211,7 @@ class LocalEngine:
         """Nothing is made before it is wanted."""
         return []
 
-    def _make(self, task: Task) -> LocalParcel | None:
+    def _make(self, task: Task) -> LocalPayload | None:
         shards = self._draws[task.run].shards
         if shards is not None:
             shards.place(task.indices, 0)
@@ -228,7 +229,7 @@ class LocalEngine:
             spared = self._maker.spared
             for event in samples_failed(spared, task.run, task.number, task.indices, -1, batched=self._batched):
                 self.bus.publish(event)
-        if isinstance(made, LocalParcel):
+        if isinstance(made, LocalPayload):
             return made
         if task.whole is None:
             self._draws[task.run].delivered(task, 0)

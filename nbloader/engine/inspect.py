@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Collection
 from typing import Any
 
+from nbloader.batch.header import BatchHeader
 from nbloader.batch.task import Task
 from nbloader.events.gauges import Made
 from nbloader.scheduler.dispatcher import Dispatcher
@@ -30,8 +31,10 @@ def made_of(run: IterationState[Any]) -> tuple[Made, ...]:
 
 
 def _made(in_order: bool, task: Task, payload: Any) -> Made:
-    header = getattr(payload, "header", None)
-    begin, fetched, collated = header[7:10] if header is not None else (0, 0, 0)  # a failure was not made
+    header: BatchHeader | None = getattr(payload, "header", None)
+    begin, fetched, collated = 0, 0, 0  # a failure was not made
+    if header is not None:
+        begin, fetched, collated = header.fetch_begin, header.fetch_end, header.collate_end
     received = getattr(payload, "received", 0)
     ordered = task.in_order if in_order else 0
     worker = getattr(payload, "worker", -1)

@@ -16,6 +16,7 @@ from torch.autograd.profiler import record_function
 
 from nbloader import events as ev
 from nbloader._util.wakeup import Wakeup
+from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
 from nbloader.device.transfer import Placer, Records, Shipment
 from nbloader.engine.delivery import named
@@ -26,8 +27,6 @@ from nbloader.events.failures import Failure, Given, rebuild
 from nbloader.sampling import batching
 from nbloader.sampling.epoch_plan import Draw
 from nbloader.sampling.source import Reader, numbers
-from nbloader.transport.messages import Parcel
-from nbloader.workers.batch_builder import LocalParcel
 from nbloader.workers.worker_view import WorkerView
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ class Epoch(Iterator[T_co]):
         if self._names is not None:
             batch = named(batch, self._names)
         self._remember(task, payload, requested, depths)
-        self.draw.delivered(task, payload.header[6])
+        self.draw.delivered(task, payload.samples)
         self._pass.delivered += 1
         return batch  # type: ignore[no-any-return]
 
@@ -183,17 +182,17 @@ class Epoch(Iterator[T_co]):
         placer.go_ahead([((run, task.number), parcel) for task, parcel in ready], position + 1)
         return batch
 
-    def _remember(self, task: Task, parcel: Parcel | LocalParcel, requested: int, depths: tuple[int, int, int]) -> None:
-        (_run, _number, _layout, _segment, nbytes, _extras, samples, begin, fetched, collated, fetch_cpu, collate_cpu,
-         slowest, slowest_ns) = parcel.header  # fmt: skip
+    def _remember(self, task: Task, parcel: BatchPayload, requested: int, depths: tuple[int, int, int]) -> None:
+        header = parcel.header
+        samples, slowest = header.samples, header.slowest
         index = None
         if slowest >= 0:
             index = task.indices[slowest] if self._batched else task.indices
         self._pass.record = (
-            self._run, self._run, task.number, parcel.worker, parcel.pid, task.attempt, samples, nbytes,
-            parcel.transport, requested, task.dispatched, begin, fetched, collated, parcel.received, task.in_order,
-            _clock(),
-        ), (fetch_cpu, collate_cpu, *depths, index, slowest_ns,
+            self._run, self._run, task.number, parcel.worker, parcel.pid, task.attempt, samples, header.nbytes,
+            parcel.transport, requested, task.dispatched, header.fetch_begin, header.fetch_end, header.collate_end,
+            parcel.received, task.in_order, _clock(),
+        ), (header.fetch_cpu, header.collate_cpu, *depths, index, header.slowest_ns,
             task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,))  # fmt: skip
 
     def _finish(self) -> NoReturn:

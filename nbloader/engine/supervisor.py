@@ -19,20 +19,21 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from nbloader import events as ev
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch import chunking
-from nbloader.batch.task import Task, Whole
+from nbloader.batch.payload import BatchOutcome
+from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine.config import EngineConfig
 from nbloader.engine.worker_group import Crew
 from nbloader.engine.worker_output import Outlet
 from nbloader.errors import DatasetTransferError, LoaderClosedError, NbloaderError
-from nbloader.events.failures import Failure, Given, Nothing, samples_failed, shown
+from nbloader.events.failures import Failure, Given, samples_failed, shown
+from nbloader.sampling.epoch_plan import ChunkSpec
 from nbloader.scheduler.dispatcher import Cancel, Dispatcher
-from nbloader.transport.messages import Advanced, Ended, Output, Parcel, Report, Result
-from nbloader.workers.batch_builder import LocalParcel
+from nbloader.transport.messages import BatchDone, OutputText, ShardAdvanced, ShardExhausted, WorkerMessage
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
@@ -50,8 +51,6 @@ IDLE_SUPERSEDED = 2.0
 """Seconds without a request after which a loader whose cell was run again gives up its workers."""
 RESTART_DELAY = 0.1
 """Seconds between a failure of the supervisor thread and its restart, so that a lasting fault does not spin."""
-
-Outcome: TypeAlias = "Parcel | LocalParcel | Failure | Given"
 
 
 class Driver:
@@ -71,7 +70,7 @@ class Driver:
         self._rested = False  # since the last epoch
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._dispatcher: Dispatcher[Outcome | Nothing] = Dispatcher(1, in_turn=settings.in_turn)
+        self._dispatcher: Dispatcher[BatchOutcome] = Dispatcher(1, in_turn=settings.in_turn)
         self._events: collections.deque[ev.Event] = collections.deque()  # to be published without the lock
         self._crew = Crew(self._events.append, self._dispatcher, settings, hear=self._handle, failed=self._wake_all)
         self._commands: collections.deque[Callable[[], None]] = collections.deque()
@@ -190,14 +189,14 @@ class Driver:
             for uid, run, numbers in cancels:
                 pool.cancel(uid, run, numbers)
 
-    def _handle(self, report: Report) -> None:
-        if isinstance(report, Result):
+    def _handle(self, report: WorkerMessage) -> None:
+        if isinstance(report, BatchDone):
             self._take_result(report)
-        elif isinstance(report, Output):
+        elif isinstance(report, OutputText):
             self._outlet.add(report.stream, report.text)
-        elif isinstance(report, Ended):
+        elif isinstance(report, ShardExhausted):
             self._end_shard(report)
-        elif isinstance(report, Advanced):
+        elif isinstance(report, ShardAdvanced):
             run = self._dispatcher.runs.get(report.run)
             if run is not None and run.shards is not None:
                 run.shards.advance(report.shard, report.position, report.state, report.problem)
@@ -205,9 +204,9 @@ class Driver:
             self._crew.handle(report)
             self._wake_all()
 
-    def _take_result(self, report: Result) -> None:
-        result = report.result
-        accepted = self._dispatcher.result(report.handle.uid, report.run, report.number, result)
+    def _take_result(self, report: BatchDone) -> None:
+        result = report.outcome
+        accepted = self._dispatcher.result(report.uid, report.run, report.number, result)
         if accepted is None:
             result.discard()
             return
@@ -217,17 +216,16 @@ class Driver:
             task.in_order = now
         if report.spared:
             told = samples_failed(
-                report.spared, failed.run, failed.number, failed.indices, report.handle.worker,
+                report.spared, failed.run, failed.number, failed.indices, self._crew.handles[report.uid].worker,
                 batched=self._crew.options["batched"],
             )  # fmt: skip
             self._untold.setdefault((failed.run, failed.number), []).extend(told)
-        if not isinstance(result, (Failure, Nothing)):
-            report.handle.made += 1
+        if not (result.failed or result.empty):
+            self._crew.handles[report.uid].made += 1
             if failed.whole is not None and self._crew.pool is not None:
                 self._crew.pool.learn(result)
-            nbytes = result.header[4] + result.header[5]
-            self._batch_bytes = nbytes * (1 if failed.whole is None else len(failed.whole.pieces))
-            self._batch_ns += (result.header[9] - result.header[7] - self._batch_ns) // (8 if self._batch_ns else 1)
+            self._batch_bytes = result.nbytes * (1 if failed.whole is None else len(failed.whole.pieces))
+            self._batch_ns += (result.produce_ns - self._batch_ns) // (8 if self._batch_ns else 1)
         if report.run != self._driving and report.run in self._waiting:
             self._waiting[report.run].set()
         if isinstance(result, Failure) and failed.whole is None:
@@ -239,16 +237,16 @@ class Driver:
         told = ev.BatchFailed(_clock(), task.run, task.number, failure.worker, sample, text)
         self._untold.setdefault((task.run, task.number), []).append(told)
 
-    def _join(self, cut: chunking.Cut, whole: Whole[Any]) -> Any:
+    def _join(self, cut: ChunkSpec, whole: ChunkedBatch[Any]) -> Any:
         """All pieces of a batch have come."""
         outcome = chunking.join(whole, cut.collate_fn)
         if isinstance(outcome, Failure):
             self._tell_failure(whole.task, outcome)
         return outcome
 
-    def _end_shard(self, report: Ended) -> None:
+    def _end_shard(self, report: ShardExhausted) -> None:
         now = _clock()
-        for task, _payload in self._dispatcher.end(report.handle.uid, report.run, report.number):
+        for task, _payload in self._dispatcher.end(report.uid, report.run, report.number):
             task.in_order = now
         if report.run != self._driving and report.run in self._waiting:
             self._waiting[report.run].set()  # there may be nothing to wait for any more

@@ -14,7 +14,7 @@ from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
 from nbloader.events.failures import Given, died_message, rebuild, start_message
 from nbloader.events.gauges import WorkerGauge
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
-from nbloader.transport.messages import Gone, InitFailed, Ready, Report, Started
+from nbloader.transport.messages import WorkerGone, WorkerInitFailed, WorkerInitialized, WorkerLaunched, WorkerMessage
 from nbloader.workers.api import Handle, Payload, WorkerPool
 from nbloader.workers.worker_view import WorkerView
 
@@ -69,13 +69,15 @@ class Crew:
         dispatcher: Dispatcher[Any],
         settings: EngineConfig,
         *,
-        hear: Callable[[Report], None],
+        hear: Callable[[WorkerMessage], None],
         failed: Callable[[], None],
     ) -> None:
         self.pool: WorkerPool | None = None
         """The workers; None before the first iteration, after a long idle time and after a failure."""
         self.fatal: Exception | None = None
         """Why the last pool ended, where it failed."""
+        self.handles: dict[int, Handle] = {}
+        """Workers whose end was not reported yet, by their unique number."""
         self.options = settings.options
         self._publish = publish
         self._dispatcher = dispatcher
@@ -143,16 +145,19 @@ class Crew:
         if self.pool is None or self._payload is None:
             raise RuntimeError("a worker can be started only in a pool, and when a dataset is loaded")
         options = {**self.options, "num_workers": len(self._slots)}
-        self._slots[worker].handle = self.pool.start(worker, options, self._payload)
+        handle = self._slots[worker].handle = self.pool.start(worker, options, self._payload)
+        self.handles[handle.uid] = handle
 
     # ---- reports ------------------------------------------------------------------------------------------------
 
-    def handle(self, report: Started | Ready | InitFailed | Gone) -> None:
+    def handle(self, report: WorkerLaunched | WorkerInitialized | WorkerInitFailed | WorkerGone) -> None:
         """Something happened to a worker."""
-        handle = report.handle
-        if isinstance(report, Started):
+        handle = self.handles.get(report.uid)
+        if handle is None:
+            return  # an interrupt came between its start and this
+        if isinstance(report, WorkerLaunched):
             self._publish(ev.WorkerStarted(_clock(), handle.worker, handle.pid))
-        elif isinstance(report, Ready):
+        elif isinstance(report, WorkerInitialized):
             if handle.expected or self.pool is None or handle.uid not in self.pool.handles:
                 return  # it was ended meanwhile
             self._dispatcher.worker_ready(handle.uid, handle.worker)
@@ -160,10 +165,11 @@ class Crew:
             slot.failed_starts = 0
             now = _clock()
             self._publish(ev.WorkerReady(now, handle.worker, handle.pid, now - handle.requested))
-        elif isinstance(report, InitFailed):
+        elif isinstance(report, WorkerInitFailed):
             where = f"raised in worker {handle.worker} while it rebuilt the dataset or ran worker_init_fn"
             self._fail(rebuild(report.error, where, report.raised))
         else:
+            del self.handles[report.uid]
             self._bury(handle, report.exitcode)
 
     def _bury(self, handle: Handle, exitcode: int | None) -> None:
@@ -297,13 +303,14 @@ class Crew:
             handle.expected = True
             self._dispatcher.worker_gone(handle.uid, blame=False)
         for report in pool.close(grace):
-            if not isinstance(report, (Ready, InitFailed)):
+            if not isinstance(report, (WorkerInitialized, WorkerInitFailed)):
                 self._hear(report)
         pool.dispose()
 
     def abandon(self) -> None:
         """End all workers at once, in whatever state an interrupt has left them."""
         pool, self.pool = self.pool, None
+        self.handles.clear()
         for slot in self._slots:
             slot.handle = None
         if pool is not None:
@@ -312,6 +319,7 @@ class Crew:
     def forget(self) -> None:
         """In a forked child: the workers are the parent's."""
         self.pool = None
+        self.handles.clear()
         for slot in self._slots:
             slot.handle = None
 

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import cloudpickle
 
@@ -38,6 +38,11 @@ class Failure:
     error: Described
     raised: Exception | None = None
     """The error itself, from a worker in this process."""
+    failed: ClassVar[bool] = True
+    empty: ClassVar[bool] = False
+    samples: ClassVar[int] = 0
+    nbytes: ClassVar[int] = 0
+    produce_ns: ClassVar[int] = 0
 
     def discard(self) -> None:
         """Nothing to give back."""
@@ -78,6 +83,12 @@ def samples_failed(
 class Nothing:
     """In the place of a batch of which no sample is left: the consumer does not see it."""
 
+    failed: ClassVar[bool] = False
+    empty: ClassVar[bool] = True
+    samples: ClassVar[int] = 0
+    nbytes: ClassVar[int] = 0
+    produce_ns: ClassVar[int] = 0
+
     def discard(self) -> None:
         """Nothing to give back."""
 
@@ -87,6 +98,11 @@ class Given:
     """In the place of a batch that could not be made: an error of the loader's own."""
 
     error: Exception
+    failed: ClassVar[bool] = True
+    empty: ClassVar[bool] = False
+    samples: ClassVar[int] = 0
+    nbytes: ClassVar[int] = 0
+    produce_ns: ClassVar[int] = 0
 
     def discard(self) -> None:
         """Nothing to give back."""

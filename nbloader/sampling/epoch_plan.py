@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import warnings
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader._util import rng
 from nbloader._util.rng import mix
-from nbloader.batch.chunking import Cut
 from nbloader.batch.task import Task
 from nbloader.batch.torch_collate import collate_for_workers
 from nbloader.sampling import batching, datapipes
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from nbloader.loader.dataloader import DataLoader
 
 State = dict[str, Any]
+
+
+class ChunkSpec(NamedTuple):
+    """How batches are divided into chunks that several workers produce."""
+
+    size: int
+    """Samples of a chunk."""
+    collate_fn: Callable[[list[Any]], Any] | None
+    """Makes a batch of all its samples, where chunks are lists of samples; None where they are collated already."""
 
 
 class Draw(ABC):
@@ -36,7 +45,7 @@ class Draw(ABC):
     """Of an iterable dataset."""
     reader: Reader | None = None
     """Of a source."""
-    cut: Cut | None = None
+    cut: ChunkSpec | None = None
     """How batches are cut in pieces; None where they are not."""
     error: Exception | None = None
     """What the sampler raised; nothing is drawn any more."""
@@ -282,7 +291,7 @@ def begin(loader: DataLoader[Any], *, own: int | None, seed: int | None, begun: 
             in_order=loader.in_order, own=own, seed=seed, begun=begun,
         )  # fmt: skip
         if loader._chunk is not None:
-            draw.cut = Cut(loader._chunk, collate_for_workers(loader.collate_fn, batched=True))
+            draw.cut = ChunkSpec(loader._chunk, collate_for_workers(loader.collate_fn, batched=True))
         return draw
     samples = batching.length(loader.dataset)
     total = batches_of(samples, loader.batch_size, drop_last=loader.drop_last) if samples is not None else None

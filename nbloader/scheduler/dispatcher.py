@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from nbloader.batch.task import Task, Whole
+from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.sampling.shard_plan import Shards
 from nbloader.scheduler.reorder_buffer import ReorderBuffer
 from nbloader.scheduler.run_state import IterationState
@@ -131,7 +131,7 @@ class Dispatcher(Generic[R]):
         first: int = 0,
         shards: Shards | None = None,
         chunk: int = 0,
-        join: Callable[[Whole[R]], R] | None = None,
+        join: Callable[[ChunkedBatch[R]], R] | None = None,
     ) -> list[Cancel]:
         """Begin a run; the other runs are parked until they are asked again.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from nbloader.batch.task import Task, Whole
+from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.sampling.shard_plan import Shards
 from nbloader.scheduler.reorder_buffer import ReorderBuffer
 
@@ -28,7 +28,7 @@ class IterationState(Generic[R]):
     """Of an iterable dataset."""
     chunk: int = 0
     """Samples of a piece, where several workers make a batch at once; 0 where batches are not cut."""
-    join: Callable[[Whole[R]], R] | None = None
+    join: Callable[[ChunkedBatch[R]], R] | None = None
     """Makes a batch's result of those of its pieces."""
     extra: int = field(default=0, init=False)
     """Credit beyond the window, lent while the head of the line is late."""
@@ -39,7 +39,7 @@ class IterationState(Generic[R]):
     """A parked run is given to no worker: nobody has asked it since another run began."""
     jobs: int = field(default=0, init=False)
     """Number of the next piece."""
-    wholes: dict[int, Whole[R]] = field(default_factory=dict, init=False)
+    wholes: dict[int, ChunkedBatch[R]] = field(default_factory=dict, init=False)
     """Batches in pieces that were added and not taken, by number."""
     passed: Callable[[Task, int], None] | None = field(default=None, init=False)
     """Told of a batch that the consumer does not get to see, since no sample of it is left."""
@@ -62,7 +62,7 @@ class IterationState(Generic[R]):
         if not self.chunk:
             heapq.heappush(self.waiting, (number, task))
             return task
-        whole = self.wholes[number] = Whole(task, self.chunk)
+        whole = self.wholes[number] = ChunkedBatch(task, self.chunk)
         for part, own_seed in whole.cut():
             piece = Task(self.number, number, part, own_seed, job=self.jobs, whole=whole)
             self.jobs += 1

@@ -1,177 +1,100 @@
-"""What the pool reports: a batch, a failure, the stages of a worker's life, its output."""
+"""Messages of the workers to the engine: outcomes of batches, stages of a worker's life, output.
+
+A message names its worker by `uid`, the unique number of that process or thread. A replacement has a uid of its own, so
+that a late message of a worker that was replaced is not taken for one of its successor.
+"""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TypeAlias
 
-from nbloader.batch.collate import Build, builder
-from nbloader.batch.serialize import load_object
-from nbloader.events.failures import Described, Failure, Nothing, SpareSample
-from nbloader.transport.channel import Bytes
-from nbloader.workers.batch_builder import LocalParcel
-from nbloader.workers.encode import NO_SEGMENT, PICKLED, PLACED
-from nbloader.workers.process_worker import RESULT
-
-if TYPE_CHECKING:
-    from nbloader.workers.api import Handle
-    from nbloader.workers.process import ProcessHandle
-
-
-class Layout:
-    """The structure of batches that are laid out alike; read when the first of them is opened."""
-
-    __slots__ = ("_build", "_output", "tree")
-
-    def __init__(self, tree: Bytes, output: str) -> None:
-        self.tree = tree
-        """Its pickle."""
-        self._output = output
-        self._build: Build | None = None
-
-    @property
-    def build(self) -> Build:
-        """The function that builds a batch."""
-        if self._build is None:
-            self._build = builder(pickle.loads(self.tree), self._output)
-        return self._build
-
-
-class Parcel:
-    """A batch as it came from a worker: where it lies, what it cost. Nothing is built until `open()`."""
-
-    __slots__ = (
-        "_extras",
-        "_maps",
-        "_memory",
-        "_segment",
-        "header",
-        "layout",
-        "pid",
-        "placed",
-        "received",
-        "transport",
-        "worker",
-    )
-
-    def __init__(self, handle: ProcessHandle, body: Bytes, received: int) -> None:
-        self.header = header = RESULT.unpack_from(body)
-        self.received = received
-        self.worker = handle.worker
-        self.pid = handle.pid
-        layout, self._segment, extras = header[2], header[3], header[5]
-        start = RESULT.size
-        self._extras = body[start : start + extras]
-        self._maps = handle.maps
-        self.placed = self._segment == PLACED
-        """Whether it is a piece that lies beside others of its batch: then whoever knows the place reads it."""
-        self._memory = bytearray(memoryview(body)[start + extras :]) if self._segment == NO_SEGMENT else None
-        self.layout = None if layout == PICKLED else handle.layouts[layout]
-        self.transport = "segment" if self._memory is None else "inline" if header[4] or not extras else "pickle"
-
-    def open(self) -> Any:
-        """Build the batch, on the memory in which it came. From then on this holds that memory, until it dies."""
-        if self._memory is None:
-            self._memory = self._maps.lend(self._segment, self.header[4])
-        if self.layout is None:
-            return load_object(self._extras, self._memory)
-        return self.layout.build(self._memory, self.extras)
-
-    @property
-    def extras(self) -> list[Any]:
-        """Its parts that are no arrays."""
-        return pickle.loads(self._extras) if self._extras else []
-
-    @property
-    def mapping(self) -> Any:
-        """Once it is open: the whole segment in which it lies; None where it does not lie in one."""
-        lent = self._segment != NO_SEGMENT and not isinstance(self._memory, bytearray)
-        return self._maps.mapping(self._segment) if lent else None
-
-    def discard(self) -> None:
-        """Nobody wants the batch: its segment goes back, now or (once it was opened) when nobody holds it any more."""
-        if self._memory is None and not self.placed:
-            self._maps.discard(self._segment)
+from nbloader.batch.payload import BatchOutcome
+from nbloader.events.failures import Described, SpareSample
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """The worker's process exists."""
+class WorkerLaunched:
+    """The worker's process or thread exists."""
 
-    handle: Handle
+    uid: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The worker has its dataset."""
+class WorkerInitialized:
+    """The worker has its dataset and can be given batches."""
 
-    handle: Handle
+    uid: int
 
 
-@dataclass(slots=True)  # not frozen: to make such a one takes four times as long, and each batch has one
-class Result:
-    """The worker made a batch, or failed to."""
+@dataclass(frozen=True, slots=True)
+class WorkerInitFailed:
+    """The worker could not rebuild the dataset, or `worker_init_fn` raised; it ends."""
 
-    handle: Handle
+    uid: int
+    error: Described
+    raised: Exception | None = None
+    """The exception itself, from a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGone:
+    """The worker has ended."""
+
+    uid: int
+    exitcode: int | None
+    """As `multiprocessing` gives it; None where it is not known."""
+
+
+@dataclass(slots=True)  # not frozen: constructing a frozen one takes four times as long, and each batch has one
+class BatchDone:
+    """The worker produced a batch (or a chunk of one), or failed to."""
+
+    uid: int
     run: int
     number: int
-    result: Parcel | LocalParcel | Failure | Nothing
+    """Job number: of the batch, or of the chunk."""
+    outcome: BatchOutcome
     spared: Sequence[SpareSample] = ()
-    """Samples of the batch that could not be fetched and did not end it."""
+    """Samples of the batch that could not be fetched and were skipped or replaced."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The worker found the shard of this batch exhausted."""
+class ShardExhausted:
+    """The shard of this batch is exhausted: there is no such batch."""
 
-    handle: Handle
+    uid: int
     run: int
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Advanced:
-    """How to come where the worker's iterator over a shard is."""
+class ShardAdvanced:
+    """The position of the worker's iterator over a shard, and how to get there again."""
 
-    handle: Handle
+    uid: int
     run: int
     shard: int
     position: int
-    """Batches made until there."""
+    """Batches produced so far."""
     state: str | None
-    """JSON; None where it cannot be kept."""
+    """State of the iterator as JSON; None where it cannot be saved."""
     problem: str
-    """Why it cannot."""
+    """Why it cannot be saved."""
 
 
 @dataclass(frozen=True, slots=True)
-class InitFailed:
-    """The worker could not rebuild the dataset; it ends."""
-
-    handle: Handle
-    error: Described
-    raised: Exception | None = None
-    """The error itself, from a thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """The worker has ended."""
-
-    handle: Handle
-    exitcode: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
+class OutputText:
     """The worker wrote whole lines to its standard output or error."""
 
-    handle: Handle
+    uid: int
     stream: str
     """ "stdout" or "stderr"."""
     text: str
 
 
-Report: TypeAlias = "Started | Ready | Result | Ended | Advanced | InitFailed | Gone | Output"
+WorkerMessage: TypeAlias = (
+    "WorkerLaunched | WorkerInitialized | WorkerInitFailed | WorkerGone | BatchDone | ShardExhausted | ShardAdvanced"
+    " | OutputText"
+)

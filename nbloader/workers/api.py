@@ -15,7 +15,7 @@ from nbloader.events.gauges import WorkerGauge
 from nbloader.workers import fetcher as f
 
 if TYPE_CHECKING:
-    from nbloader.transport.messages import Report
+    from nbloader.transport.messages import WorkerMessage
 
 _clock = time.perf_counter_ns
 _uids = itertools.count(1)
@@ -192,7 +192,7 @@ class WorkerPool(Protocol):
     def rest(self) -> None:
         """Nothing is asked for at present: give memory back that the next epoch can begin without."""
 
-    def poll(self, timeout: float | None) -> list[Report]:
+    def poll(self, timeout: float | None) -> list[WorkerMessage]:
         """Wait until something happens, and tell what.
 
         Args:
@@ -202,7 +202,7 @@ class WorkerPool(Protocol):
     def partial_output(self) -> list[tuple[str, str]]:
         """What workers wrote after their last line ends, as (stream, text); taken out."""
 
-    def close(self, grace: float) -> list[Report]:
+    def close(self, grace: float) -> list[WorkerMessage]:
         """End all workers: those that do not leave within `grace` seconds are killed.
 
         Returns:

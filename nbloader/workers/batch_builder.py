@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, MutableSequence
 from typing import Any
@@ -11,7 +10,9 @@ import numpy as np
 
 from nbloader.batch.chunk_arena import Writer
 from nbloader.batch.collate import NotPlannedError, Plan, builder, collate_object, convert
+from nbloader.batch.header import NO_SEGMENT, BatchHeader
 from nbloader.batch.layout_cache import Known
+from nbloader.batch.payload import LocalPayload
 from nbloader.batch.pickles import tensor_of
 from nbloader.batch.task import Task
 from nbloader.events.failures import Nothing, SpareSample
@@ -21,37 +22,6 @@ from nbloader.workers.iterable_fetcher import Streams
 from nbloader.workers.thread_rng import without_mode
 
 _clock = time.perf_counter_ns
-
-
-class LocalParcel:
-    """A batch made here, with what it cost, in the shape of `reports.Parcel`."""
-
-    __slots__ = ("_batch", "extras", "header", "pid", "placed", "received", "transport", "worker")
-
-    def __init__(
-        self, batch: Any, header: tuple[int, ...], worker: int, *, placed: bool = False, extras: list[Any] | None = None
-    ) -> None:
-        self._batch = batch
-        self.placed = placed
-        """Whether it is a piece that lies beside others of its batch: then whoever knows the place reads it."""
-        self.extras = extras or []
-        """Then: its parts that are no arrays."""
-        self.header = header
-        self.pid = os.getpid()
-        self.received = header[9]
-        """When the loader heard of it, perf_counter ns."""
-        self.transport = "local"
-        self.worker = worker
-
-    mapping = None
-    """It lies in this process's own memory."""
-
-    def open(self) -> Any:
-        """The batch."""
-        return self._batch
-
-    def discard(self) -> None:
-        """Nothing to give back."""
 
 
 class Maker:
@@ -93,7 +63,7 @@ class Maker:
         self.spared: list[SpareSample] = []
         """Samples that were left out of the batch it was at last, or replaced; also where that batch raised."""
 
-    def make(self, task: Task) -> LocalParcel | Nothing:
+    def make(self, task: Task) -> LocalPayload | Nothing:
         """Make a batch.
 
         Returns:
@@ -124,11 +94,11 @@ class Maker:
             extras, nbytes = written
         cpu_2, end = time.thread_time_ns(), _clock()
         size = len(got.samples) if self.batched else 1
-        header = (
-            task.run, task.number, 0, -1, nbytes, 0, size, got.begin, got.end, end, cpu_1 - cpu_0, cpu_2 - cpu_1,
-            got.slowest, got.slowest_ns,
+        header = BatchHeader(
+            task.run, task.number, 0, NO_SEGMENT, nbytes, 0, size, got.begin, got.end, end, cpu_1 - cpu_0,
+            cpu_2 - cpu_1, got.slowest, got.slowest_ns,
         )  # fmt: skip
-        return LocalParcel(batch, header, self._worker, placed=written is not None, extras=extras)
+        return LocalPayload(batch, header, self._worker, in_arena=written is not None, extras=extras)
 
     def _write(self, samples: Any, task: Task) -> tuple[list[Any], int] | None:
         """Write a piece of a batch beside the others; None where it is none, or does not fit there."""

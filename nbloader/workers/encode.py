@@ -14,17 +14,13 @@ import cloudpickle
 import numpy as np
 
 from nbloader.batch.collate import NotPlannedError, Plan, collate_object, convert
+from nbloader.batch.header import NO_SEGMENT, PICKLED
 from nbloader.batch.layout_cache import Known
 from nbloader.batch.serialize import ArrayToBeTensor, dump_object
 from nbloader.shm.segment import INLINE_LIMIT, SegmentPool
 from nbloader.transport.channel import Kind
 from nbloader.transport.start import Start
 
-NO_SEGMENT = -1
-PLACED = -2
-"""In place of a segment: the piece lies where it was to be written."""
-PICKLED = -1
-"""In place of a layout: the extras hold the message of an object (objects.py)."""
 MAX_LAYOUTS = 256
 Encoded: TypeAlias = "tuple[int, bytes, int, Any, int]"
 """A batch ready to be sent: (layout, extras, bytes, memory, segment)."""

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import cloudpickle
 
 from nbloader.batch.chunk_writer import Placed
+from nbloader.batch.payload import Layout
 from nbloader.batch.task import Task
 from nbloader.errors import NbloaderError
 from nbloader.events.failures import SpareSample
 from nbloader.sampling.shard_plan import Ticket
 from nbloader.shm.segment import SegmentMaps, anonymous_file, mapped
 from nbloader.transport.channel import Channel
-from nbloader.transport.messages import Layout
 from nbloader.transport.stack_probe import StackPipe
 from nbloader.workers import fetcher as f
 from nbloader.workers.api import Handle

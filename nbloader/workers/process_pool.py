@@ -19,30 +19,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbloader.batch.chunk_writer import Board, Placed
-from nbloader.batch.task import Task, Whole
+from nbloader.batch.payload import Layout, SegmentPayload
+from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.events.failures import Failure, Nothing
 from nbloader.transport import forkserver
 from nbloader.transport.cargo import Cargo
 from nbloader.transport.channel import MAX_FDS, Bytes, Kind
 from nbloader.transport.inherit import heritage
 from nbloader.transport.messages import (
-    Advanced,
-    Ended,
-    Gone,
-    InitFailed,
-    Layout,
-    Output,
-    Parcel,
-    Ready,
-    Report,
-    Result,
-    Started,
+    BatchDone,
+    OutputText,
+    ShardAdvanced,
+    ShardExhausted,
+    WorkerGone,
+    WorkerInitFailed,
+    WorkerInitialized,
+    WorkerLaunched,
+    WorkerMessage,
 )
 from nbloader.transport.start import Start, Surroundings
 from nbloader.workers.process import ProcessHandle, connect, dump_task
 
 _clock = time.perf_counter_ns
-_OF_SHARDS: dict[int, Callable[..., Report]] = {Kind.END: Ended, Kind.STATE: Advanced}
+_OF_SHARDS: dict[int, Callable[..., WorkerMessage]] = {Kind.END: ShardExhausted, Kind.STATE: ShardAdvanced}
 
 STATUS_WAIT = 1.0
 """Seconds to wait for the wait status of a worker whose connection has closed."""
@@ -89,7 +88,7 @@ class Pool:
         self._start_method = start_method
         self._output = output
         self._selector = selectors.DefaultSelector()
-        self._early: list[Report] = []
+        self._early: list[WorkerMessage] = []
         self._board = Board(output, self._share, self._drop)
         self.handles: dict[int, ProcessHandle] = {}
         """Processes that have not ended, by their unique number."""
@@ -160,7 +159,7 @@ class Pool:
         handle.exists(handle.popen.pid)
         if hasattr(os, "pidfd_open"):
             handle.lifeline = os.pidfd_open(handle.pid)
-        self._early.append(Started(handle))
+        self._early.append(WorkerLaunched(handle.uid))
 
     def give(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
         """Have a worker make batches. All go with one system call: it costs more than all the rest.
@@ -186,10 +185,10 @@ class Pool:
 
     def learn(self, parcel: Any) -> None:
         """A piece of a batch has come."""
-        if not parcel.placed:
+        if not parcel.in_arena:
             self._board.learn(parcel)
 
-    def _place(self, handle: ProcessHandle, task: Task, whole: Whole[Any]) -> Placed | None:
+    def _place(self, handle: ProcessHandle, task: Task, whole: ChunkedBatch[Any]) -> Placed | None:
         """Where a worker shall write a piece; None where it shall send it by itself."""
         if not whole.begun:
             whole.begun = True
@@ -238,7 +237,7 @@ class Pool:
 
     # ---- reports ----------------------------------------------------------------------------------------------
 
-    def poll(self, timeout: float | None) -> list[Report]:
+    def poll(self, timeout: float | None) -> list[WorkerMessage]:
         """Wait until something happens, and tell what.
 
         Args:
@@ -261,7 +260,7 @@ class Pool:
             if not handle.channel.backlogged:
                 self._selector.modify(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
 
-    def _read_channel(self, handle: ProcessHandle, _fd: int, reports: list[Report]) -> None:
+    def _read_channel(self, handle: ProcessHandle, _fd: int, reports: list[WorkerMessage]) -> None:
         try:
             frames = handle.channel.receive()
         except (EOFError, OSError):
@@ -270,8 +269,9 @@ class Pool:
         received = _clock()
         for kind, body in frames:
             if kind == Kind.BATCH:
-                parcel = Parcel(handle, body, received)
-                reports.append(Result(handle, parcel.header[0], parcel.header[1], parcel, handle.take_spared()))
+                payload = SegmentPayload(handle, body, received)
+                header = payload.header
+                reports.append(BatchDone(handle.uid, header.run, header.number, payload, handle.take_spared()))
             elif kind in (Kind.SEGMENT, Kind.DROP):
                 self._read_segments(handle, kind, body)
             elif kind == Kind.LAYOUT:
@@ -279,12 +279,12 @@ class Pool:
             elif kind in (Kind.ERROR, Kind.SPARED):
                 reports.extend(self._read_fault(handle, kind, body))
             elif kind in _OF_SHARDS:
-                reports.append(_OF_SHARDS[kind](handle, *pickle.loads(body)))
+                reports.append(_OF_SHARDS[kind](handle.uid, *pickle.loads(body)))
             elif kind == Kind.READY:
                 handle.ready = True
-                reports.append(Ready(handle))
+                reports.append(WorkerInitialized(handle.uid))
             elif kind == Kind.INIT_ERROR:
-                reports.append(InitFailed(handle, pickle.loads(body)))
+                reports.append(WorkerInitFailed(handle.uid, pickle.loads(body)))
 
     @staticmethod
     def _read_segments(handle: ProcessHandle, kind: int, body: Bytes) -> None:
@@ -294,17 +294,17 @@ class Pool:
             for number in pickle.loads(body):
                 handle.maps.forget(number)
 
-    def _read_fault(self, handle: ProcessHandle, kind: int, body: Bytes) -> Iterator[Result]:
+    def _read_fault(self, handle: ProcessHandle, kind: int, body: Bytes) -> Iterator[BatchDone]:
         if kind == Kind.ERROR:
             run, number, stage, position, error = pickle.loads(body)
             failure = Failure(handle.worker, handle.pid, stage, position, error)
-            yield Result(handle, run, number, failure, handle.take_spared())
+            yield BatchDone(handle.uid, run, number, failure, handle.take_spared())
         else:
             run, number, left, handle.spared = pickle.loads(body)
             if not left:
-                yield Result(handle, run, number, Nothing(), handle.take_spared())
+                yield BatchDone(handle.uid, run, number, Nothing(), handle.take_spared())
 
-    def _read_lifeline(self, handle: ProcessHandle, fd: int, reports: list[Report]) -> None:
+    def _read_lifeline(self, handle: ProcessHandle, fd: int, reports: list[WorkerMessage]) -> None:
         if handle.popen is not None:
             self._end(handle, handle.popen.wait(), reports)
             return
@@ -312,14 +312,14 @@ class Pool:
         value = forkserver.LIFELINE.unpack(data)[0] if data else None
         if value is not None and value >= 0:
             handle.exists(value)
-            reports.append(Started(handle))
+            reports.append(WorkerLaunched(handle.uid))
             if handle.killed:
                 handle.kill()
             return
         self._read_channel_to_the_end(handle, reports)
         self._end(handle, None if value is None else os.waitstatus_to_exitcode(~value), reports)
 
-    def _read_channel_to_the_end(self, handle: ProcessHandle, reports: list[Report]) -> None:
+    def _read_channel_to_the_end(self, handle: ProcessHandle, reports: list[WorkerMessage]) -> None:
         """What a worker sent before it died still counts."""
         while not handle.gone and not handle.killed:
             before = len(reports)
@@ -351,7 +351,7 @@ class Pool:
                 return os.waitstatus_to_exitcode(~value)
             handle.exists(value)
 
-    def _read_output(self, handle: ProcessHandle, fd: int, reports: list[Report]) -> bool:
+    def _read_output(self, handle: ProcessHandle, fd: int, reports: list[WorkerMessage]) -> bool:
         """Read once what a worker has written, and report the whole lines. Whether there may be more to read."""
         _stream, partial = handle.outputs[fd]
         try:
@@ -366,7 +366,7 @@ class Pool:
         _report_output(handle, fd, len(partial), reports)
         return False
 
-    def _end(self, handle: ProcessHandle, exitcode: int | None, reports: list[Report]) -> None:
+    def _end(self, handle: ProcessHandle, exitcode: int | None, reports: list[WorkerMessage]) -> None:
         """Forget a process that has ended; what it wrote last is read first, also where no line end follows it."""
         if handle.gone:
             return
@@ -377,7 +377,7 @@ class Pool:
             _report_output(handle, fd, len(partial), reports)
         self._release(handle)
         self.handles.pop(handle.uid, None)
-        reports.append(Gone(handle, exitcode))
+        reports.append(WorkerGone(handle.uid, exitcode))
 
     def _release(self, handle: ProcessHandle) -> None:
         registered = self._selector.get_map()
@@ -400,13 +400,13 @@ class Pool:
 
     # ---- the end ----------------------------------------------------------------------------------------------
 
-    def close(self, grace: float) -> list[Report]:
+    def close(self, grace: float) -> list[WorkerMessage]:
         """End all workers: those that do not leave within `grace` seconds of the end of their connection are killed.
 
         Returns:
             What there was to report meanwhile (last output, ends).
         """
-        reports: list[Report] = []
+        reports: list[WorkerMessage] = []
         for handle in self.handles.values():
             handle.channel.shut_down()
         deadline = time.monotonic() + grace
@@ -438,8 +438,8 @@ class Pool:
         self._selector.close()
 
 
-def _report_output(handle: ProcessHandle, fd: int, end: int, reports: list[Report]) -> None:
-    """Report the first `end` bytes of what was read and not told."""
+def _report_output(handle: ProcessHandle, fd: int, end: int, reports: list[WorkerMessage]) -> None:
+    """WorkerMessage the first `end` bytes of what was read and not told."""
     if not end:
         return
     stream, partial = handle.outputs[fd]
@@ -447,4 +447,4 @@ def _report_output(handle: ProcessHandle, fd: int, end: int, reports: list[Repor
     del partial[:end]
     if stream == "stderr":
         handle.keep(text)
-    reports.append(Output(handle, stream, text))
+    reports.append(OutputText(handle.uid, stream, text))

@@ -15,7 +15,6 @@ import pickle
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from typing import Any, TextIO, TypeAlias
 from nbloader._util import rng
 from nbloader._util.import_hooks import when_imported
 from nbloader.batch.chunk_writer import Beside, Placed
+from nbloader.batch.header import IN_ARENA, NO_SEGMENT, PICKLED, BatchHeader
 from nbloader.events.failures import describe
 from nbloader.transport import stack_probe
 from nbloader.transport.channel import Bytes, Channel, Kind
@@ -35,7 +35,7 @@ from nbloader.transport.inherit import leave, take_over
 from nbloader.transport.start import Start
 from nbloader.workers import fetcher as f
 from nbloader.workers import tolerant
-from nbloader.workers.encode import NO_SEGMENT, PICKLED, PLACED, Encoded, Encoder, dump_extras
+from nbloader.workers.encode import Encoded, Encoder, dump_extras
 from nbloader.workers.iterable_fetcher import Build, ExhaustedError, Samples, Streams
 from nbloader.workers.thread_rng import WorkerInfo
 from nbloader.workers.worker_info import Process, introduce_to_torch, stack_in_own_memory
@@ -47,10 +47,6 @@ refused; to listen before each of some tiny batches that came together took a tw
 than `driver.WORTH_MOVING`: what is moved to another worker is not made here as well."""
 Fetch: TypeAlias = "Callable[[int, Any], Samples]"
 """Gets the samples of one batch: of (run, what was drawn for it)."""
-
-RESULT = struct.Struct("<qqiiqIIqqqqqiq")
-"""run, number, layout, segment, bytes, length of the extras, samples, fetch begin, fetch end, collate end, CPU of
-fetch, CPU of collate, position and time of the slowest sample."""
 
 
 def main(fd: int, *, watched: bool = True) -> None:
@@ -301,10 +297,10 @@ class Worker:
         cpu_2, end = time.process_time_ns(), _clock()
         status[f.STATE], status[f.SINCE] = f.SENDING, end
         sys.stdout.flush()
-        header = RESULT.pack(
+        header = BatchHeader(
             run, number, layout, segment, nbytes, len(extras), size,
             got.begin, got.end, end, cpu_1 - cpu_0, cpu_2 - cpu_1, got.slowest, got.slowest_ns,
-        )  # fmt: skip
+        ).pack()  # fmt: skip
         if segment == NO_SEGMENT:
             self._send(Kind.BATCH, header, extras, memory)
         else:
@@ -316,7 +312,7 @@ class Worker:
         if written is None:
             return None
         extras, nbytes = written
-        return PICKLED, dump_extras(extras), nbytes, None, PLACED
+        return PICKLED, dump_extras(extras), nbytes, None, IN_ARENA
 
     def _send(self, kind: Kind, *parts: Bytes, fds: tuple[int, ...] = ()) -> None:
         try:

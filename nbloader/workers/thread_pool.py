@@ -22,14 +22,25 @@ from typing import Any, NamedTuple
 
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch.chunk_arena import Together
+from nbloader.batch.payload import LocalPayload
 from nbloader.batch.task import Task
 from nbloader.errors import DatasetTransferError
 from nbloader.events.failures import Failure, Nothing, describe, users_part
 from nbloader.transport import stack_probe
-from nbloader.transport.messages import Advanced, Ended, Gone, InitFailed, Output, Ready, Report, Result, Started
+from nbloader.transport.messages import (
+    BatchDone,
+    OutputText,
+    ShardAdvanced,
+    ShardExhausted,
+    WorkerGone,
+    WorkerInitFailed,
+    WorkerInitialized,
+    WorkerLaunched,
+    WorkerMessage,
+)
 from nbloader.workers import fetcher as f
 from nbloader.workers.api import Handle
-from nbloader.workers.batch_builder import LocalParcel, Maker
+from nbloader.workers.batch_builder import Maker
 from nbloader.workers.iterable_fetcher import ExhaustedError, Streaming, Streams
 from nbloader.workers.thread_rng import Private, WorkerInfo
 
@@ -129,21 +140,21 @@ class ThreadHandle(Handle):
         self.leave()
         self.status = tuple(self.page)
         self.page.clear()  # where it tells of each sample: the next one ends its batch with an IndexError
-        self._outbox.put(Gone(self, None))
+        self._outbox.put(WorkerGone(self.uid, None))
 
 
 class Outbox:
     """What threads have to report, and a descriptor that is readable while there is something."""
 
     def __init__(self) -> None:
-        self._reports: list[Report] = []
+        self._reports: list[WorkerMessage] = []
         self._waker = Wakeup()
         self._woken = False
         self._lock = threading.Lock()
         """Held while `_woken` and whether the descriptor is readable may differ."""
         self.fileno = self._waker.fileno
 
-    def put(self, report: Report) -> None:
+    def put(self, report: WorkerMessage) -> None:
         """Add a report, from any thread."""
         with self._lock:
             self._reports.append(report)
@@ -151,7 +162,7 @@ class Outbox:
                 self._woken = True
                 self._waker.set()
 
-    def take(self, timeout: float | None) -> list[Report]:
+    def take(self, timeout: float | None) -> list[WorkerMessage]:
         """Take all reports; waits for one."""
         if timeout != 0 and not self._woken:
             self._waker.wait(None, timeout)
@@ -201,7 +212,7 @@ class ThreadPool:
             target=_live, args=(handle, options, payload, self._outbox), name=f"nbloader-worker-{worker}", daemon=True
         )
         self.handles[handle.uid] = handle
-        self._outbox.put(Started(handle))
+        self._outbox.put(WorkerLaunched(handle.uid))
         try:
             handle.thread.start()
         except RuntimeError as error:
@@ -236,10 +247,10 @@ class ThreadPool:
                 numbers = tuple(number for of_run, number in list(handle.unbegun) if of_run == run)
                 handle.tasks.put(run)
                 for number in numbers:  # one of them counts as begun and is waited for
-                    self._outbox.put(Ended(handle, run, number))
+                    self._outbox.put(ShardExhausted(handle.uid, run, number))
             handle.unbegun.difference_update((run, number) for number in numbers)
 
-    def poll(self, timeout: float | None) -> list[Report]:
+    def poll(self, timeout: float | None) -> list[WorkerMessage]:
         """Wait until something happens, and tell what.
 
         Args:
@@ -249,14 +260,14 @@ class ThreadPool:
         waiting = self._outbox.take(timeout)
         received = _clock()
         for report in waiting:
-            handle = report.handle
-            if handle.gone or (self.handles[handle.uid].killed and not isinstance(report, Gone)):
+            handle = self.handles.get(report.uid)
+            if handle is None or (handle.killed and not isinstance(report, WorkerGone)):
                 continue  # it was given up
-            if isinstance(report, Ready):
+            if isinstance(report, WorkerInitialized):
                 handle.ready = True
-            elif isinstance(report, Result) and isinstance(report.result, LocalParcel):
-                report.result.received = received
-            elif isinstance(report, Gone):
+            elif isinstance(report, BatchDone) and isinstance(report.outcome, LocalPayload):
+                report.outcome.received = received
+            elif isinstance(report, WorkerGone):
                 handle.end(report.exitcode)
                 del self.handles[handle.uid]
             reports.append(report)
@@ -266,13 +277,13 @@ class ThreadPool:
         """None: what threads write is in the notebook at once."""
         return []
 
-    def close(self, grace: float) -> list[Report]:
+    def close(self, grace: float) -> list[WorkerMessage]:
         """End all workers: those that do not within `grace` seconds are given up.
 
         Returns:
             What there was to report meanwhile.
         """
-        reports: list[Report] = []
+        reports: list[WorkerMessage] = []
         leaving = list(self.handles.values())
         for handle in leaving:
             handle.leave()
@@ -323,8 +334,8 @@ def _live(handle: ThreadHandle, options: dict[str, Any], shared: Shared, outbox:
     except BaseException as error:  # noqa: BLE001 - the end of this worker, as it would be of a process
         code = 1
         handle.tail = describe(error, by_value=False)[3]
-        outbox.put(Output(handle, "stderr", handle.tail))
-    outbox.put(Gone(handle, code))
+        outbox.put(OutputText(handle.uid, "stderr", handle.tail))
+    outbox.put(WorkerGone(handle.uid, code))
 
 
 def _settle(handle: ThreadHandle, own: Shared, private: Private, outbox: Outbox) -> bool:
@@ -334,9 +345,10 @@ def _settle(handle: ThreadHandle, own: Shared, private: Private, outbox: Outbox)
             with private.torch_mode():
                 own.worker_init_fn(handle.worker)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the consumer
-            outbox.put(InitFailed(handle, describe(error, by_value=False), error.with_traceback(users_part(error))))
+            raised = error.with_traceback(users_part(error))
+            outbox.put(WorkerInitFailed(handle.uid, describe(error, by_value=False), raised))
             return False
-    outbox.put(Ready(handle))
+    outbox.put(WorkerInitialized(handle.uid))
     return True
 
 
@@ -350,7 +362,7 @@ def _make_ready(
         streams = Streams(
             lambda: (copy.copy(dataset), own.worker_init_fn), own.dataset,
             (0, 0) if streaming.alone else (handle.worker, options["num_workers"]), streaming, handle.page,
-            own.on_error, host=private, tell=lambda *state: outbox.put(Advanced(handle, *state)),
+            own.on_error, host=private, tell=lambda *state: outbox.put(ShardAdvanced(handle.uid, *state)),
             seeded=private.torch_was_seeded(),
         )  # fmt: skip
     return Maker(
@@ -367,7 +379,7 @@ def _work(handle: ThreadHandle, maker: Maker, private: Private, outbox: Outbox) 
         task = _next_task(handle, maker.streams)
         if task is None:
             return
-        result: LocalParcel | Nothing | Failure
+        result: LocalPayload | Nothing | Failure
         try:
             page[f.RUN], page[f.NUMBER] = task.run, task.job
             if not seeded:
@@ -376,13 +388,13 @@ def _work(handle: ThreadHandle, maker: Maker, private: Private, outbox: Outbox) 
                 result = maker.make(task)
             page[f.STATE], page[f.SINCE] = f.SENDING, _clock()
         except ExhaustedError:
-            outbox.put(Ended(handle, task.run, task.job))
+            outbox.put(ShardExhausted(handle.uid, task.run, task.job))
             continue
         except Exception as error:  # noqa: BLE001 - whatever the user's dataset or collate raises goes to the consumer
             if handle.killed:
                 return
             result = _failure(handle, error, batched=maker.batched)
-        outbox.put(Result(handle, task.run, task.job, result, maker.spared))
+        outbox.put(BatchDone(handle.uid, task.run, task.job, result, maker.spared))
 
 
 def _next_task(handle: ThreadHandle, streams: Streams | None) -> Task | None:

@@ -1,0 +1,64 @@
+"""The header of a produced batch: its identity, where it lies, its size, and what it cost to produce.
+
+A worker process packs it in front of the batch in a `BATCH` frame; worker threads and the inline pool create it
+directly. All times are `perf_counter_ns` or durations in ns.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+_STRUCT = struct.Struct("<qqiiqIIqqqqqiq")
+
+HEADER_SIZE = _STRUCT.size
+"""Bytes of a packed header."""
+NO_SEGMENT = -1
+"""Value of `segment`: the batch lies in the frame itself, or in this process's memory."""
+IN_ARENA = -2
+"""Value of `segment`: a chunk that was written into the arena of its batch (chunk_arena.py)."""
+PICKLED = -1
+"""Value of `layout`: there is none; the extras hold the message of a pickled object (serialize.py)."""
+
+
+class BatchHeader(NamedTuple):
+    """Identity, location, size and cost of a produced batch (or chunk of one)."""
+
+    run: int
+    """The iteration that it belongs to."""
+    number: int
+    """Batch number within the iteration; job number of a chunk."""
+    layout: int
+    """Id of the layout among the worker's layouts, or `PICKLED`."""
+    segment: int
+    """Number of the worker's segment, or `NO_SEGMENT`, or `IN_ARENA`."""
+    nbytes: int
+    """Size of the arrays, bytes."""
+    extras_nbytes: int
+    """Size of the pickled extras (parts that are not arrays), bytes."""
+    samples: int
+    fetch_begin: int
+    fetch_end: int
+    collate_end: int
+    fetch_cpu: int
+    """CPU time of the fetch, ns."""
+    collate_cpu: int
+    """CPU time of the collation, ns."""
+    slowest: int
+    """Position of the slowest sample in the batch; -1 where samples were not fetched one by one."""
+    slowest_ns: int
+    """Time to fetch that sample."""
+
+    @property
+    def produce_ns(self) -> int:
+        """Time to fetch and collate the batch."""
+        return self.collate_end - self.fetch_begin
+
+    def pack(self) -> bytes:
+        """The header as bytes, for a frame."""
+        return _STRUCT.pack(*self)
+
+    @classmethod
+    def unpack(cls, body: Any) -> BatchHeader:
+        """Read the header at the beginning of a frame's body."""
+        return cls._make(_STRUCT.unpack_from(body))

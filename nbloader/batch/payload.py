@@ -1,0 +1,392 @@
+"""Produced batches on their way to the consumer: in a worker's segment, in this process, or joined from chunks.
+
+All of them are a `BatchPayload`: they tell what the batch cost and build it in `open()`. Together with the failures of
+`events.failures` they are a `BatchOutcome`: what can take the place of a dispatched batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nbloader.batch.collate import Build, builder
+from nbloader.batch.header import HEADER_SIZE, IN_ARENA, NO_SEGMENT, PICKLED, BatchHeader
+from nbloader.batch.serialize import load_object
+
+if TYPE_CHECKING:
+    from nbloader.shm.segment import SegmentMaps
+
+
+class BatchOutcome(Protocol):
+    """The outcome of a dispatched batch: a payload, a failure, or nothing where all samples were skipped."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is an error to be raised in place of the batch."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether no sample is left, so that the consumer does not see the batch."""
+
+    @property
+    def samples(self) -> int:
+        """Samples in the batch; 0 for a failure."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the batch, bytes; 0 for a failure."""
+
+    @property
+    def produce_ns(self) -> int:
+        """Time that a worker spent to fetch and collate it, ns; 0 for a failure."""
+
+    def discard(self) -> None:
+        """Nobody will open it: give its memory back."""
+
+
+class BatchPayload(BatchOutcome, Protocol):
+    """A produced batch. It holds the batch's memory from `open()` until it is garbage collected."""
+
+    @property
+    def header(self) -> BatchHeader:
+        """Identity, size and cost."""
+
+    @property
+    def worker(self) -> int:
+        """Id of the worker that produced it; -1 for none."""
+
+    @property
+    def pid(self) -> int:
+        """Process id of that worker."""
+
+    @property
+    def received(self) -> int:
+        """When the loader received it, perf_counter ns."""
+
+    @property
+    def transport(self) -> str:
+        """How it travelled: "segment", "inline", "pickle" or "local"."""
+
+    @property
+    def in_arena(self) -> bool:
+        """Whether it is a chunk in the arena of its batch: only the arena can build it."""
+
+    @property
+    def extras(self) -> list[Any]:
+        """The parts that are not arrays."""
+
+    @property
+    def mapping(self) -> Any:
+        """Once it is open: the whole segment in which it lies; None where it lies elsewhere."""
+
+    def open(self) -> Any:
+        """Build the batch on the memory in which it arrived."""
+
+
+class PayloadSource(Protocol):
+    """The worker process that sends payloads, as `SegmentPayload` needs it."""
+
+    worker: int
+    pid: int
+    maps: SegmentMaps
+    layouts: dict[int, Layout]
+
+
+class Arena(Protocol):
+    """The memory into which the chunks of one batch were written side by side (chunk_arena.py)."""
+
+    @property
+    def mapping(self) -> Any:
+        """The whole segment, once the batch is open on it; None where it is not a segment."""
+
+    def open(self, chunks: Sequence[BatchPayload]) -> Any:
+        """Build the whole batch from all of its chunks."""
+
+    def read(self, chunk: BatchPayload, start: int) -> Any:
+        """Build one chunk.
+
+        Args:
+            chunk: The chunk.
+            start: Position of its first sample in the batch.
+        """
+
+    def give_back(self) -> None:
+        """All chunks have arrived and nobody reads the arena any more."""
+
+
+class Layout:
+    """The layout of batches from one worker; unpickled when the first of them is opened.
+
+    Args:
+        tree: The pickled layout.
+        output: "torch" or "numpy": what the arrays of a batch become.
+    """
+
+    __slots__ = ("_build", "_output", "tree")
+
+    def __init__(self, tree: Any, output: str) -> None:
+        self.tree = tree
+        """The pickled layout."""
+        self._output = output
+        self._build: Build | None = None
+
+    @property
+    def build(self) -> Build:
+        """The function that builds a batch from its memory and its extras."""
+        if self._build is None:
+            self._build = builder(pickle.loads(self.tree), self._output)
+        return self._build
+
+
+class SegmentPayload:
+    """A batch from a worker process, in one of its segments, in the frame, or in the arena of its batch.
+
+    Args:
+        source: The worker that sent it.
+        body: The frame: header, extras, and the arrays of a small batch.
+        received: When it was received, perf_counter ns.
+    """
+
+    __slots__ = (
+        "_extras",
+        "_maps",
+        "_memory",
+        "header",
+        "in_arena",
+        "layout",
+        "pid",
+        "received",
+        "transport",
+        "worker",
+    )
+    failed = False
+    empty = False
+
+    def __init__(self, source: PayloadSource, body: Any, received: int) -> None:
+        self.header = header = BatchHeader.unpack(body)
+        self.received = received
+        self.worker = source.worker
+        self.pid = source.pid
+        end = HEADER_SIZE + header.extras_nbytes
+        self._extras = body[HEADER_SIZE:end]
+        self._maps = source.maps
+        self.in_arena = header.segment == IN_ARENA
+        self._memory = bytearray(memoryview(body)[end:]) if header.segment == NO_SEGMENT else None
+        self.layout = None if header.layout == PICKLED else source.layouts[header.layout]
+        if self._memory is None:
+            self.transport = "segment"
+        else:
+            self.transport = "inline" if header.nbytes or not header.extras_nbytes else "pickle"
+
+    @property
+    def samples(self) -> int:
+        """Samples in the batch."""
+        return self.header.samples
+
+    @property
+    def nbytes(self) -> int:
+        """Size of arrays and extras, bytes."""
+        return self.header.nbytes + self.header.extras_nbytes
+
+    @property
+    def produce_ns(self) -> int:
+        """Time to fetch and collate it, ns."""
+        return self.header.collate_end - self.header.fetch_begin
+
+    def open(self) -> Any:
+        """Build the batch on the memory in which it arrived. It holds that memory until it is collected itself."""
+        if self._memory is None:
+            self._memory = self._maps.lend(self.header.segment, self.header.nbytes)
+        if self.layout is None:
+            return load_object(self._extras, self._memory)
+        return self.layout.build(self._memory, self.extras)
+
+    @property
+    def extras(self) -> list[Any]:
+        """The parts that are not arrays."""
+        return pickle.loads(self._extras) if self._extras else []
+
+    @property
+    def mapping(self) -> Any:
+        """Once it is open: the whole segment in which it lies; None where it does not lie in one."""
+        lent = self.header.segment != NO_SEGMENT and not isinstance(self._memory, bytearray)
+        return self._maps.mapping(self.header.segment) if lent else None
+
+    def discard(self) -> None:
+        """Give the segment back: now, or (after `open`) when nobody views the batch any more."""
+        if self._memory is None and not self.in_arena:
+            self._maps.discard(self.header.segment)
+
+
+class LocalPayload:
+    """A batch that was produced in this process, by a worker thread or inline.
+
+    Args:
+        batch: The batch; None for a chunk in an arena.
+        header: Its size and cost.
+        worker: Id of the worker; -1 for none.
+        in_arena: Whether it is a chunk that was written into the arena of its batch.
+        extras: The parts of such a chunk that are not arrays.
+    """
+
+    __slots__ = ("_batch", "extras", "header", "in_arena", "pid", "received", "transport", "worker")
+    failed = False
+    empty = False
+    mapping = None
+
+    def __init__(
+        self,
+        batch: Any,
+        header: BatchHeader,
+        worker: int,
+        *,
+        in_arena: bool = False,
+        extras: list[Any] | None = None,
+    ) -> None:
+        self._batch = batch
+        self.in_arena = in_arena
+        self.extras = extras or []
+        self.header = header
+        self.pid = os.getpid()
+        self.received = header.collate_end
+        self.transport = "local"
+        self.worker = worker
+
+    @property
+    def samples(self) -> int:
+        """Samples in the batch."""
+        return self.header.samples
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the arrays, bytes."""
+        return self.header.nbytes
+
+    @property
+    def produce_ns(self) -> int:
+        """Time to fetch and collate it, ns."""
+        return self.header.collate_end - self.header.fetch_begin
+
+    def open(self) -> Any:
+        """The batch."""
+        return self._batch
+
+    def discard(self) -> None:
+        """Nothing to give back."""
+
+
+class JoinedPayload:
+    """A batch made of chunks that several workers produced.
+
+    Args:
+        parts: Position of the first sample and payload, of each chunk that has samples.
+        join: Makes the batch of its chunks, where they do not all lie in the arena.
+        arena: Where workers wrote the chunks side by side; None where each has memory of its own.
+        complete: Whether every chunk of the batch is there.
+    """
+
+    __slots__ = (
+        "_arena",
+        "_batch",
+        "_chunks",
+        "_complete",
+        "_join",
+        "_starts",
+        "header",
+        "pid",
+        "received",
+        "transport",
+        "worker",
+    )
+    failed = False
+    empty = False
+    in_arena = False
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[int, BatchPayload]],
+        join: Callable[[list[Any]], Any],
+        arena: Arena | None,
+        *,
+        complete: bool,
+    ) -> None:
+        self._starts = [start for start, _chunk in parts]
+        self._chunks = [chunk for _start, chunk in parts]
+        self._join = join
+        self._arena = arena
+        self._complete = complete
+        self._batch: Any = None
+        headers = [chunk.header for chunk in self._chunks]
+        start, slowest = max(((start, chunk.header) for start, chunk in parts), key=lambda part: part[1].slowest_ns)
+        self.header = headers[0]._replace(
+            nbytes=sum(header.nbytes for header in headers),
+            extras_nbytes=sum(header.extras_nbytes for header in headers),
+            samples=sum(header.samples for header in headers),
+            fetch_begin=min(header.fetch_begin for header in headers),
+            fetch_end=max(header.fetch_end for header in headers),
+            collate_end=max(header.collate_end for header in headers),
+            fetch_cpu=sum(header.fetch_cpu for header in headers),
+            collate_cpu=sum(header.collate_cpu for header in headers),
+            slowest=start + slowest.slowest if slowest.slowest >= 0 else -1,
+            slowest_ns=slowest.slowest_ns,
+        )
+        last = max(self._chunks, key=lambda chunk: chunk.header.collate_end)
+        self.worker = last.worker
+        """Worker of the chunk that was finished last; so with `pid` and `transport`."""
+        self.pid = last.pid
+        self.received = max(chunk.received for chunk in self._chunks)
+        self.transport = last.transport
+
+    @property
+    def samples(self) -> int:
+        """Samples in the batch."""
+        return self.header.samples
+
+    @property
+    def nbytes(self) -> int:
+        """Size of arrays and extras, bytes."""
+        return self.header.nbytes + self.header.extras_nbytes
+
+    @property
+    def produce_ns(self) -> int:
+        """Time from the first fetch to the last collation, ns."""
+        return self.header.collate_end - self.header.fetch_begin
+
+    @property
+    def extras(self) -> list[Any]:
+        """The parts of all chunks that are not arrays."""
+        return list(itertools.chain.from_iterable(chunk.extras for chunk in self._chunks))
+
+    @property
+    def mapping(self) -> Any:
+        """Once it is open: the whole segment in which it lies; None where the chunks were joined by a copy."""
+        return None if self._arena is None else self._arena.mapping
+
+    def open(self) -> Any:
+        """The batch."""
+        if self._chunks:
+            self._batch = self._build()
+            self._chunks = []
+        return self._batch
+
+    def _build(self) -> Any:
+        if self._arena is not None and self._complete and all(chunk.in_arena for chunk in self._chunks):
+            return self._arena.open(self._chunks)
+        parts = [
+            self._arena.read(chunk, start) if self._arena is not None and chunk.in_arena else chunk.open()
+            for start, chunk in zip(self._starts, self._chunks, strict=True)
+        ]
+        batch = self._join(parts)
+        if self._arena is not None:
+            self._arena.give_back()
+        return batch
+
+    def discard(self) -> None:
+        """Give the memory of the chunks back."""
+        for chunk in self._chunks:
+            chunk.discard()
+        if self._arena is not None and self._chunks:
+            self._arena.give_back()
