@@ -21,7 +21,7 @@ from resumption import SAMPLERS, STREAMS, N, Shuffling, Tuples, epochs, generato
 from torch.utils.data import DistributedSampler
 
 from nbloader import DataLoader
-from nbloader.sampling import batching as samplers
+from nbloader.sampling import samplers
 
 
 def interrupted(name, leave_at, workers=0, **changes):
@@ -252,7 +252,7 @@ def test_a_large_order_is_computed_and_its_state_small(monkeypatch):
         epoch = iter(loader)
         got = flat([next(epoch)])
         assert loader.state_dict()["epoch"]["position"] == 9_000_001
-    monkeypatch.setattr(samplers.LargeRandomSampler, "later", lambda self, at: iter(range(at, at + 10)))
+    monkeypatch.setattr(samplers.LargeRandomSampler, "iterate_from", lambda self, at: iter(range(at, at + 10)))
     with DataLoader(Numbers(100_000_000), 10, True) as loader:
         loader.load_state_dict(state)
         assert flat([next(iter(loader))]) == list(range(90_000_000, 90_000_010)), "asked for at its place, at once"

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbloader.sampling import batching
+from nbloader.sampling import samplers
 from nbloader.sampling.permutation import Permutation
 
 pytestmark = pytest.mark.unit
@@ -54,7 +54,7 @@ class Claims:
 
 
 def test_a_small_dataset_is_shuffled_as_torch_shuffles_it():
-    ours, _batches = batching.make_samplers(
+    ours, _batches = samplers.make_samplers(
         Claims(100),
         batch_size=10,
         shuffle=True,
@@ -69,7 +69,7 @@ def test_a_small_dataset_is_shuffled_as_torch_shuffles_it():
 
 
 def test_a_hundred_million_samples_are_shuffled_at_once():
-    made, batches = batching.make_samplers(
+    made, batches = samplers.make_samplers(
         Claims(100_000_000),
         batch_size=32,
         shuffle=True,

@@ -24,7 +24,7 @@ from nbloader.engine.engine import Engine
 from nbloader.engine.inline_engine import LocalEngine
 from nbloader.errors import LoaderClosedError
 from nbloader.events.failures import Failure, Given, rebuild
-from nbloader.sampling import batching
+from nbloader.sampling import samplers
 from nbloader.sampling.epoch_plan import Draw
 from nbloader.sampling.source import Reader, numbers
 from nbloader.workers.worker_view import WorkerView
@@ -209,7 +209,7 @@ class Epoch(Iterator[T_co]):
         if loader is not None:
             loader._epoch_over()
             if nothing:
-                batching.warn_if_used_up(
+                samplers.warn_if_exhausted(
                     dataset=loader.dataset, sampler=loader.sampler, batch_sampler=loader.batch_sampler, stacklevel=6
                 )
         raise StopIteration

@@ -10,7 +10,7 @@ import torch
 from nbloader._util import rng
 from nbloader._util.rng import PreservedRandomState, mix
 from nbloader._util.state_dict import is_stateful
-from nbloader.sampling import batching
+from nbloader.sampling import samplers
 from nbloader.sampling.epoch_plan import Draw, begin
 from nbloader.sampling.resumable_sampler import draw_seed, generators, parts
 from nbloader.sampling.source import Source
@@ -120,7 +120,7 @@ class Resuming:
         """
         _check(state_dict, self._fitting())
         sources = generators(self._index_sampler, self.generator)
-        total = None if self._iterable else batching.length(self._index_sampler)
+        total = None if self._iterable else samplers.length(self._index_sampler)
         _check_epoch(state_dict, len(sources), total)
         state = copy.deepcopy(state_dict)
         if state["epoch"] is None:
@@ -166,7 +166,7 @@ class Resuming:
         return {
             "nbloader": VERSION,
             "kind": "iterable" if self._iterable else "map",
-            "length": None if self._iterable else batching.length(self.dataset),
+            "length": None if self._iterable else samplers.length(self.dataset),
             "batch_size": self.batch_size,
             "chunk_size": self._chunk,
             "last_batch": self.last_batch or ("discard" if self.drop_last else "keep"),

@@ -9,8 +9,8 @@ from typing import Any
 
 from nbloader._util.validate import natural, one_of
 from nbloader.loader import torch_compat
-from nbloader.sampling import batching as samplers
-from nbloader.sampling.samplers import LAST_BATCH
+from nbloader.sampling import samplers
+from nbloader.sampling.samplers import LAST_BATCH, Samplers
 
 LONGEST = 2_147_483
 """Seconds that a wait can be limited to: the system counts milliseconds in a C int."""
@@ -34,7 +34,7 @@ class Chosen:
     iterable: bool
     """Whether the dataset can only be iterated."""
 
-    def samplers(self, generator: Any, group: int) -> tuple[Any, Any]:
+    def samplers(self, generator: Any, group: int) -> Samplers:
         """The sampler and the batch sampler (None where batching is off).
 
         Args:

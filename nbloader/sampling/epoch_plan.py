@@ -12,8 +12,8 @@ from nbloader._util import rng
 from nbloader._util.rng import mix
 from nbloader.batch.task import Task
 from nbloader.batch.torch_collate import collate_for_workers
-from nbloader.sampling import batching, datapipes
-from nbloader.sampling.resumable_sampler import Course, draw_seed, generators
+from nbloader.sampling import datapipes, samplers
+from nbloader.sampling.resumable_sampler import ResumableSampler, draw_seed, generators
 from nbloader.sampling.shard_plan import Progress, Shards
 from nbloader.sampling.source import Reader
 
@@ -79,8 +79,8 @@ class MapDraw(Draw):
         batched: Whether it gives batches of indices.
         generator: What the base seed is drawn from; torch's default one when None.
         in_order: Whether batches are delivered in order.
-        own: See `Course`.
-        seed: See `Course`.
+        own: See `ResumableSampler`.
+        seed: See `ResumableSampler`.
         begun: What `state()` gave, to go on from there; empty to begin.
     """
 
@@ -98,8 +98,10 @@ class MapDraw(Draw):
         self._position: int = begun.get("position", 0)
         self._beyond = set(begun.get("beyond", ()))  # delivered out of order: numbers above the position
         self._passed_over = frozenset(self._beyond)
-        self._course = Course(index_sampler, generator, own=own, seed=seed, begun=begun, position=self._position)
-        self.reader = self._course.reader
+        self._sampler = ResumableSampler(
+            index_sampler, generator, own=own, seed=seed, begun=begun, position=self._position
+        )
+        self.reader = self._sampler.reader
         self._batched = batched
         self._dry = False
         self._drawn = self._position
@@ -107,9 +109,9 @@ class MapDraw(Draw):
         self._renumbered: dict[int, int] = {}
         self.first = self._next = self._position + len(self._beyond)
         self._by_number = in_order and not self._beyond
-        self.seed = self._course.seed
-        self.total = batching.length(index_sampler)
-        if self._course.keeps_states and self._position == self.total:
+        self.seed = self._sampler.seed
+        self.total = samplers.length(index_sampler)
+        if self._sampler.keeps_states and self._position == self.total:
             self._dry = True  # a sampler that was asked for its last batch may be at the beginning of the next epoch
 
     def take(self, room: int) -> list[tuple[Any, int]]:
@@ -119,7 +121,7 @@ class MapDraw(Draw):
             return batches
         try:
             while len(batches) < room:
-                indices = next(self._course)
+                indices = next(self._sampler)
                 number = self._drawn
                 self._drawn += 1
                 if number in self._passed_over:
@@ -146,12 +148,12 @@ class MapDraw(Draw):
             while self._position in self._beyond:
                 self._beyond.remove(self._position)
                 self._position += 1
-        if self._course.keeps_states:
-            self._course.passed(self._position)
+        if self._sampler.keeps_states:
+            self._sampler.forget_before(self._position)
 
     def state(self) -> State:
         """See `Draw`."""
-        return {**self._course.state(), "position": self._position, "beyond": sorted(self._beyond)}
+        return {**self._sampler.state(), "position": self._position, "beyond": sorted(self._beyond)}
 
 
 def _listed(indices: Any) -> list[Any]:
@@ -293,7 +295,7 @@ def begin(loader: DataLoader[Any], *, own: int | None, seed: int | None, begun: 
         if loader._chunk is not None:
             draw.cut = ChunkSpec(loader._chunk, collate_for_workers(loader.collate_fn, batched=True))
         return draw
-    samples = batching.length(loader.dataset)
+    samples = samplers.length(loader.dataset)
     total = batches_of(samples, loader.batch_size, drop_last=loader.drop_last) if samples is not None else None
     promised = (loader._promised, loader.dataset) if loader._promised is not None else None
     return ShardDraw(

@@ -1,8 +1,8 @@
-"""A random order of n indices that is computed, not stored.
+"""A random permutation of n indices that is computed, not stored.
 
-A shuffled list of a hundred million indices takes gigabytes before the first batch (pytorch #50689). A permutation
-computed by index takes nothing: index i is encrypted by a small block cipher (a Feistel network, whose every key is a
-permutation of the integers of 2k bits), again and again until the result is below n (cycle walking).
+A shuffled list of a hundred million indices takes gigabytes before the first batch (pytorch #50689). A permutation that
+is computed by index takes no memory: index i is encrypted by a small block cipher (a Feistel network over 2k bits,
+which is a permutation for every key), repeatedly until the result is below n (cycle walking).
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ import numpy as np
 from nbloader._util.rng import mix
 
 ROUNDS = 6
+"""Rounds of the Feistel network."""
 BLOCK = 4096
-"""Indices computed at a time."""
+"""Indices computed at a time while iterating."""
 
 
 class Permutation:
     """A pseudo-random permutation of 0 ... n - 1.
 
     Args:
-        n: How many integers; at least 1.
-        seed: Which permutation.
+        n: Number of integers, at least 1.
+        seed: Selects the permutation.
+
+    Raises:
+        ValueError: `n` is less than 1.
     """
 
     def __init__(self, n: int, seed: int) -> None:
@@ -36,7 +40,7 @@ class Permutation:
         self._keys = [np.uint64(mix(seed, number)) for number in range(ROUNDS)]
 
     def __len__(self) -> int:
-        """How many integers are permuted."""
+        """Number of integers."""
         return self._n
 
     def __getitem__(self, positions: Any) -> Any:
@@ -56,11 +60,11 @@ class Permutation:
             values[outside] = self._encrypt(values[outside])
 
     def __iter__(self) -> Iterator[int]:
-        """All of them, as Python integers."""
-        return self.later(0)
+        """All integers, as Python ints."""
+        return self.iterate_from(0)
 
-    def later(self, position: int) -> Iterator[int]:
-        """All but the first `position`, as Python integers."""
+    def iterate_from(self, position: int) -> Iterator[int]:
+        """The integers after the first `position`, as Python ints."""
         for start in range(position, self._n, BLOCK):
             yield from self[np.arange(start, min(start + BLOCK, self._n))].tolist()
 

@@ -1,12 +1,12 @@
-"""The order of one epoch: what the sampler gives, in such a way that it can be drawn again from where it was.
+"""A sampler whose order can be reproduced, so that an interrupted epoch can be resumed in another process.
 
-What an order depends on is kept when it is drawn: the states of the generators that the sampler draws from, or of the
-global ones where it has none of its own. To go on in another process the states are put back, the sampler is asked
-anew, and what was delivered is passed over: at once where the order can be computed, by a sampler's own
-`load_state_dict()` where it has one, else by asking for it.
+What an order depends on is saved before it is drawn: the states of the generators that the sampler draws from, or of
+the global generators where it has none of its own. To resume, these states are restored, the sampler is iterated anew,
+and the batches that were delivered are skipped: at once where the order can be computed, with the sampler's own
+`load_state_dict()` where it has one, else by iterating over them.
 
-torch draws a shuffled order from its global generator, and so does an epoch here, as long as nobody has asked for the
-state: another process cannot have the same global generator for later epochs. So from the first `state_dict()` or
+torch draws a shuffled order from its global generator, and so does an epoch here until somebody asks for the state:
+another process cannot have the same global generator in later epochs. So from the first `state_dict()` or
 `load_state_dict()` on, what would be drawn from global generators is drawn from a seed that belongs to the loader.
 """
 
@@ -18,29 +18,39 @@ import copy
 import itertools
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbloader._util import rng
 from nbloader._util.rng import PreservedRandomState
 from nbloader._util.state_dict import as_json, is_stateful
-from nbloader.sampling.batching import LargeRandomSampler
-from nbloader.sampling.samplers import FilterSampler, FullBatches, IntervalSampler
+from nbloader.sampling.samplers import FilterSampler, FullBatches, IntervalSampler, LargeRandomSampler
 from nbloader.sampling.source import Reader
 
+BEFORE_EPOCH = -1
+"""Position of a `SavedState` that was taken before the epoch began."""
 
-class Course:
-    """Gives what the sampler gives, and knows how to get there again.
+
+class SavedState(NamedTuple):
+    """The state of a stateful sampler at a position of the epoch."""
+
+    position: int
+    """Batches drawn before, or `BEFORE_EPOCH`."""
+    state: Any
+
+
+class ResumableSampler:
+    """Iterates over a sampler, and can return to any position of that iteration.
 
     Args:
-        index_sampler: The batch sampler, or the sampler where batching is off.
-        generator: What the epoch's base seed is drawn from; torch's default one when None.
-        own: Seed for what would be drawn from global generators; None to draw it from them, as torch does.
+        index_sampler: The batch sampler, or the sampler where automatic batching is off.
+        generator: The generator from which the epoch's base seed is drawn; None for torch's default one.
+        own: Seed that replaces the global generators; None to draw from them, as torch does.
         seed: The epoch's base seed; None to draw it.
-        begun: What `state()` gave, to go on from there; empty to begin.
-        position: How many batches to pass over.
+        begun: A result of `state()`, to resume from; empty to start the epoch.
+        position: Number of batches to skip.
 
     Raises:
-        Exception: Whatever the sampler raises when it is asked to begin.
+        Exception: Whatever the sampler's `__iter__` raises.
     """
 
     def __init__(
@@ -55,16 +65,16 @@ class Course:
     ) -> None:
         self._parts = parts(index_sampler)
         self._stateful = next((part for part in self._parts if is_stateful(part)), None)
-        self._states: collections.deque[tuple[int, Any]] = collections.deque()  # (batches drawn, the sampler's state)
+        self._states: collections.deque[SavedState] = collections.deque()
         self.keeps_states = self._stateful is not None and not isinstance(self._stateful, FullBatches)
-        """Whether the sampler's own state is kept for each batch until that is delivered."""
+        """Whether the sampler's own state is saved for each batch until the batch is delivered."""
         self._drawn = position
         self._restore(begun)
         sources = generators(index_sampler, generator)
         for source, kept in zip(sources, begun.get("generators", ()), strict=False):
             rng.load_generator(source, kept)
         self._generators = [source.get_state() for source in sources]
-        self._order = begun["order"] if begun else self._order_now() if own is None else own
+        self._order = begun["order"] if begun else self._global_state() if own is None else own
         again = self._order is not None and (bool(begun) or own is not None)
         with PreservedRandomState() if again else contextlib.nullcontext():
             if again:
@@ -83,8 +93,8 @@ class Course:
             (part.epoch for part in self._parts if type(getattr(part, "epoch", None)) is int), None
         )
 
-    def _order_now(self) -> Any:
-        """What the global generators are before they are drawn from; None where the sampler draws nothing from them."""
+    def _global_state(self) -> Any:
+        """State of the global generators before they are drawn from; None where the sampler does not draw from them."""
         strange = not {*map(type, self._parts)} <= _known()
         if self.keeps_states:
             return None
@@ -92,37 +102,43 @@ class Course:
         return rng.dump_globals(torch_only=not strange) if strange or draws else None
 
     def _begin(self, sampler: Any, generator: Any, position: int, seed: int | None, *, at_once: bool) -> None:
-        """Ask the sampler to begin, and draw the base seed: in this order, as torch's loader does.
+        """Start to iterate over the sampler, then draw the base seed: in this order, as torch's loader does.
 
-        With the first batch a sampler draws its order: now, if the generators are what they must be only now.
+        Args:
+            sampler: The index sampler.
+            generator: The generator of the base seed.
+            position: Number of batches to skip.
+            seed: The base seed; None to draw it.
+            at_once: Whether to draw the first batch now: the global generators have the right state only during this
+                call, and a sampler draws its order with its first batch.
         """
-        later = None
+        remaining = None
         if isinstance(self._stateful, FullBatches):
-            self._states.append((-1, self._stateful.state_dict()))  # what it opened with: the rest is asked for again
+            self._states.append(SavedState(BEFORE_EPOCH, self._stateful.state_dict()))  # the rest is drawn again
         elif self.keeps_states:
             position = 0
         elif position:
-            later = _from(sampler, position)
-        indices = iter(sampler if later is None else later)
+            remaining = _remaining(sampler, position)
+        indices = iter(sampler if remaining is None else remaining)
         self.seed = draw_seed(generator) if seed is None else seed
-        if later is None:
+        if remaining is None:
             collections.deque(itertools.islice(indices, position), maxlen=0)  # in C: 30 ns an index
         self.reader = indices if isinstance(indices, Reader) else None
-        """Of a source, which is read when it has something."""
+        """The reader of a source, which must not be asked before it has something."""
         drawn = at_once and not self.keeps_states and self.reader is None
         self._indices = itertools.chain(_first(indices), indices) if drawn else indices
-        self._remember()
+        self._save()
 
-    def _remember(self) -> None:
+    def _save(self) -> None:
         if self.keeps_states and self._stateful is not None:
-            self._states.append((self._drawn, copy.deepcopy(self._stateful.state_dict())))
+            self._states.append(SavedState(self._drawn, copy.deepcopy(self._stateful.state_dict())))
 
     def __iter__(self) -> Iterator[Any]:
-        """Give itself."""
+        """The iterator itself."""
         return self
 
     def __next__(self) -> Any:
-        """What the next batch is made of.
+        """The indices of the next batch.
 
         Raises:
             StopIteration: The epoch is over.
@@ -131,19 +147,19 @@ class Course:
         indices = next(self._indices)
         if self.keeps_states:
             self._drawn += 1
-            self._remember()
+            self._save()
         return indices
 
-    def passed(self, position: int) -> None:
-        """So many batches were delivered: nobody will go back behind them."""
-        while len(self._states) > 1 and self._states[1][0] <= position:
+    def forget_before(self, position: int) -> None:
+        """Drop saved states that are no longer needed: that many batches were delivered."""
+        while len(self._states) > 1 and self._states[1].position <= position:
             self._states.popleft()
 
     def state(self) -> dict[str, Any]:
-        """How to come here again; JSON-able.
+        """What is needed to resume here; JSON-serializable.
 
         Raises:
-            TypeError: The sampler's own state is not.
+            TypeError: The sampler's own state is not JSON-serializable.
         """
         state: dict[str, Any] = {
             "seed": self.seed,
@@ -151,7 +167,7 @@ class Course:
             "generators": [rng.pack(kept.numpy()) for kept in self._generators],
         }
         if self._states:
-            text, problem = as_json(self._states[0][1], f"{type(self._stateful).__name__}.state_dict()")
+            text, problem = as_json(self._states[0].state, f"{type(self._stateful).__name__}.state_dict()")
             if text is None:
                 raise TypeError(problem)
             state["sampler"] = json.loads(text)
@@ -161,13 +177,13 @@ class Course:
 
 
 def parts(index_sampler: Any) -> list[Any]:
-    """A sampler, and the one inside it if it is one of batches."""
+    """The sampler, and for a batch sampler also the sampler that it wraps."""
     inner = getattr(index_sampler, "sampler", None)
     return [index_sampler] if inner is None else [index_sampler, inner]
 
 
 def generators(index_sampler: Any, generator: Any) -> list[Any]:
-    """The generators that an epoch draws from, other than the global ones."""
+    """The generators that an epoch draws from, except the global ones."""
     import torch
 
     found = [generator, *(getattr(part, "generator", None) for part in parts(index_sampler))]
@@ -175,19 +191,19 @@ def generators(index_sampler: Any, generator: Any) -> list[Any]:
 
 
 def draw_seed(generator: Any) -> int:
-    """A base seed, drawn as torch draws it, so that `torch.manual_seed` makes epochs repeatable."""
+    """Draw a base seed as torch does, so that `torch.manual_seed` makes epochs reproducible."""
     import torch
 
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def _first(indices: Iterator[Any]) -> Iterator[Any]:
-    """The first item, drawn now: a random order is drawn with it. An error is raised when it is asked for."""
+    """The first item, drawn now, and with it a random order. An error is raised when the item is asked for."""
     try:
         item = next(indices)
     except StopIteration:
         return iter(())
-    except Exception as error:  # noqa: BLE001 - the user's sampler
+    except Exception as error:  # noqa: BLE001 - code of the user's sampler
         return map(_raise, (error,))
     return iter((item,))
 
@@ -196,30 +212,31 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
-def _from(sampler: Any, position: int) -> Iterable[Any] | None:
-    """The rest of an order that can be computed, without asking for what comes before; None for another sampler."""
+def _remaining(sampler: Any, position: int) -> Iterable[Any] | None:
+    """The order after `position` where it can be computed without what comes before; None for other samplers."""
     from torch.utils.data import BatchSampler, SequentialSampler
 
     if type(sampler) is BatchSampler:
-        rest = _from(sampler.sampler, position * sampler.batch_size)
+        rest = _remaining(sampler.sampler, position * sampler.batch_size)
         return None if rest is None else BatchSampler(rest, sampler.batch_size, sampler.drop_last)
     if type(sampler) is SequentialSampler:
         return range(position, len(sampler))
-    return _Later(sampler, position) if type(sampler) is LargeRandomSampler else None
+    return _RemainingPermutation(sampler, position) if type(sampler) is LargeRandomSampler else None
 
 
-class _Later:
-    """The rest of a computed order, which is drawn when it is iterated."""
+class _RemainingPermutation:
+    """The rest of a computed permutation, which is drawn when it is iterated."""
 
     def __init__(self, sampler: LargeRandomSampler, position: int) -> None:
         self._sampler = sampler
         self._position = position
 
     def __iter__(self) -> Iterator[int]:
-        return self._sampler.later(self._position)
+        return self._sampler.iterate_from(self._position)
 
 
 def _drawing() -> set[type]:
+    """Samplers that draw from `generator`, or from the global generator where that is None."""
     from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
     return {RandomSampler, SubsetRandomSampler, WeightedRandomSampler, LargeRandomSampler}

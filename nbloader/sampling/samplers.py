@@ -1,20 +1,41 @@
-"""Orders beside torch's samplers: Gluon's samplers, batches that roll over to the next epoch, groups for devices."""
+"""Samplers: which dataset indices make which batch.
+
+torch's samplers are used where they exist, and any sampler that torch accepts is accepted. Defined here are those of
+Gluon (`IntervalSampler`, `FilterSampler`, batches that roll over), a shuffle that needs no memory, and the placeholder
+for iterable datasets.
+
+The names of these classes are part of `DataLoader.state_dict()`, which compares the samplers of both loaders: a class
+that is renamed makes older states unreadable.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, NamedTuple
 
 LAST_BATCH = ("keep", "discard", "rollover")
+"""Values of the argument `last_batch`."""
+LARGE = 1 << 20
+"""Dataset size from which a shuffled order is computed by index. Smaller ones use the order that torch draws."""
+
+
+class Samplers(NamedTuple):
+    """The samplers of a loader, as torch's DataLoader has them."""
+
+    sampler: Any
+    batch_sampler: Any
+    """None where automatic batching is off."""
 
 
 class IntervalSampler:
     """Indices at fixed intervals, as Gluon's: 0, 3, 6, ..., 1, 4, 7, ...
 
     Args:
-        length: Samples there are.
+        length: Number of samples.
         interval: Step from one index to the next.
-        rollover: Whether to begin again at 1, 2, ... until every index has come; False stops after the first pass.
+        rollover: Whether to start again at 1, 2, ... until every index was drawn; False stops after the first pass.
 
     Raises:
         ValueError: `interval` is not from 1 to `length`.
@@ -28,20 +49,20 @@ class IntervalSampler:
         self._rollover = rollover
 
     def __iter__(self) -> Iterator[int]:
-        """One epoch's order."""
+        """The indices of one epoch."""
         for first in range(self._interval if self._rollover else 1):
             yield from range(first, self._length, self._interval)
 
     def __len__(self) -> int:
-        """Samples an epoch."""
+        """Number of indices per epoch."""
         return self._length if self._rollover else -(-self._length // self._interval)
 
 
 class FilterSampler:
-    """Indices of the samples that a function chooses, in order, as Gluon's. Every sample is looked at once, now.
+    """Indices of the samples that a predicate selects, in order, as Gluon's. The constructor reads every sample once.
 
     Args:
-        fn: Called with each sample; those for which it gives something true are taken.
+        fn: Called with each sample; samples for which it returns a true value are selected.
         dataset: Anything with `__len__` and `__getitem__`.
     """
 
@@ -49,24 +70,24 @@ class FilterSampler:
         self._indices = [i for i in range(len(dataset)) if fn(dataset[i])]
 
     def __iter__(self) -> Iterator[int]:
-        """One epoch's order."""
+        """The indices of one epoch."""
         return iter(self._indices)
 
     def __len__(self) -> int:
-        """Samples an epoch."""
+        """Number of indices per epoch."""
         return len(self._indices)
 
 
 class FullBatches:
-    """Batches of one size only: what is left over at the end is dropped, or opens the next epoch.
+    """A batch sampler without incomplete batches: the remaining samples are dropped or start the next epoch.
 
-    An epoch that is not run to its end changes nothing about what the next one opens with.
+    An epoch that is abandoned does not change what the next epoch starts with.
 
     Args:
-        sampler: Gives the indices.
-        batch_size: Samples a batch.
-        group: Batches that belong together, one for each device: only whole groups come.
-        rollover: Whether what is left over opens the next epoch (Gluon's `last_batch="rollover"`).
+        sampler: Yields the indices.
+        batch_size: Samples per batch.
+        group: Batches that are delivered together, one per device: only whole groups are yielded.
+        rollover: Whether the remaining samples start the next epoch (Gluon's `last_batch="rollover"`).
     """
 
     def __init__(self, sampler: Iterable[Any], batch_size: int, *, group: int, rollover: bool) -> None:
@@ -78,7 +99,7 @@ class FullBatches:
         self._left: list[Any] = []
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """One epoch's batches."""
+        """The batches of one epoch."""
         waiting = list(self._carried)
         whole = self.batch_size * self._group
         for index in self.sampler:
@@ -91,18 +112,132 @@ class FullBatches:
             self._left = waiting
 
     def __len__(self) -> int:
-        """Batches of the epoch that is under way, or of the next one."""
+        """Number of batches of the current epoch, or of the next one."""
         samples = len(self.sampler) + len(self._carried)  # type: ignore[arg-type]
         return samples // (self.batch_size * self._group) * self._group
 
     def epoch_over(self) -> None:
-        """The consumer has come to the end of the epoch: what was left over opens the next one."""
+        """The consumer has reached the end of the epoch: its remaining samples start the next one."""
         self._carried, self._left = self._left, []
 
     def state_dict(self) -> dict[str, Any]:
-        """What the epoch under way opened with."""
+        """The samples that the current epoch started with."""
         return {"carried": list(self._carried)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Open the next epoch as the one that `state_dict` was taken in."""
+        """Start the next epoch as the one in which `state_dict` was called."""
         self._carried = list(state["carried"])
+
+
+class LargeRandomSampler:
+    """A random permutation that is computed while it is iterated: for `shuffle=True` on a large dataset.
+
+    Args:
+        data_source: The dataset.
+        generator: The `torch.Generator` from which each epoch's permutation is drawn; None for torch's default one.
+    """
+
+    def __init__(self, data_source: Sized, generator: Any = None) -> None:
+        self.data_source = data_source
+        self.generator = generator
+
+    def __len__(self) -> int:
+        """Number of indices per epoch."""
+        return len(self.data_source)
+
+    def __iter__(self) -> Iterator[int]:
+        """The indices of one epoch."""
+        return self.iterate_from(0)
+
+    def iterate_from(self, position: int) -> Iterator[int]:
+        """The indices of one epoch after the first `position`, which are not computed."""
+        import torch
+
+        from nbloader.sampling.permutation import Permutation
+
+        seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+        return Permutation(len(self.data_source), seed).iterate_from(position)
+
+
+class Endless:
+    """Placeholder for the sampler of an iterable dataset: yields None without end, as torch's does."""
+
+    def __iter__(self) -> Iterator[None]:
+        """An infinite iterator."""
+        return itertools.repeat(None)
+
+
+def make_samplers(
+    dataset: Any,
+    *,
+    batch_size: int | None,
+    shuffle: bool,
+    sampler: Iterable[Any] | None,
+    batch_sampler: Iterable[Any] | None,
+    last_batch: str,
+    group: int,
+    generator: Any,
+) -> Samplers:
+    """Choose sampler and batch sampler as torch's DataLoader does.
+
+    Args:
+        dataset: The dataset.
+        batch_size: Samples per batch; None where automatic batching is off, or `batch_sampler` is given.
+        shuffle: Whether the order is random.
+        sampler: The user's, or None.
+        batch_sampler: The user's, or None.
+        last_batch: One of `LAST_BATCH`.
+        group: Batches that are delivered together.
+        generator: The `torch.Generator` of random orders; None for torch's default one.
+    """
+    from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+    chosen: Any = sampler
+    if sampler is None:
+        if not shuffle:
+            chosen = SequentialSampler(dataset)
+        elif len(dataset) >= LARGE:
+            chosen = LargeRandomSampler(dataset, generator)
+        else:
+            chosen = RandomSampler(dataset, generator=generator)
+    if batch_size is not None and batch_sampler is None:
+        if last_batch == "rollover" or (last_batch == "discard" and group > 1):
+            batch_sampler = FullBatches(chosen, batch_size, group=group, rollover=last_batch == "rollover")
+        else:
+            batch_sampler = BatchSampler(chosen, batch_size, last_batch == "discard")
+    return Samplers(chosen, batch_sampler)
+
+
+def make_endless(*, batch_size: int | None, drop_last: bool) -> Samplers:
+    """The samplers of a loader over an iterable dataset, as torch's DataLoader has them."""
+    from torch.utils.data import BatchSampler
+
+    endless: Any = Endless()
+    return Samplers(endless, BatchSampler(endless, batch_size, drop_last) if batch_size is not None else None)
+
+
+def warn_if_exhausted(*, stacklevel: int, **sources: Any) -> None:
+    """After an epoch without batches: warn if a source that can be iterated only once is the likely cause.
+
+    Args:
+        stacklevel: As for `warnings.warn`, counted from this function.
+        sources: Dataset and samplers, by the name of the loader's argument.
+    """
+    for name, source in sources.items():
+        builtin = type(source).__module__ in {"builtins", "itertools", "_io"}
+        if builtin and hasattr(source, "__next__"):
+            warnings.warn(
+                f"this epoch had no batches: {name} is a {type(source).__name__}, which can be iterated once and is "
+                f"exhausted. Pass a list, or an object whose __iter__ starts anew, as {name}",
+                stacklevel=stacklevel,
+            )
+
+
+def length(sampler: Any) -> int | None:
+    """`len()` of a sampler, or None where it has none."""
+    if not isinstance(sampler, Sized):
+        return None
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        return None

@@ -584,10 +584,10 @@ def numbers(n):
     ],
     ids=str,
 )
-def test_an_order_that_is_used_up_gives_an_empty_epoch_as_in_torch_and_says_so(name, make, of, how):
+def test_an_exhausted_sampler_gives_an_empty_epoch_as_in_torch_and_says_so(name, make, of, how):
     with DataLoader(Numbers(4), **{name: make()}, **how) as loader:
         assert flat(loader) == flat(theirs.DataLoader(Numbers(4), **{name: make()}))
-        with pytest.warns(UserWarning, match=f"had no batch: {name} is a {of}, which gives its items once") as caught:
+        with pytest.warns(UserWarning, match=f"had no batches: {name} is a {of}, which can be iterated once") as caught:
             assert list(loader) == []
         assert [w.filename for w in caught] == [__file__]
 
@@ -596,7 +596,7 @@ def test_a_dataset_that_is_a_generator_is_read_once_in_this_process_and_refused_
     for ahead in ({}, {"prefetch": 2}):
         with DataLoader(numbers(5), 2, **ahead) as loader:
             assert [b.tolist() for b in loader] == [[0, 1], [2, 3], [4]]
-            with pytest.warns(UserWarning, match="had no batch: dataset is a generator"):
+            with pytest.warns(UserWarning, match="had no batches: dataset is a generator"):
                 assert list(loader) == []
     with (
         DataLoader(numbers(5), 2, **with_workers) as loader,
