@@ -156,7 +156,7 @@ def test_anything_with_iter_alone_is_an_iterable_dataset():
         assert plain(loader) == [[1, 2], [3]]
     with DataLoader((i * i for i in range(5)), 3) as loader:
         assert plain(loader) == [[0, 1, 4], [9, 16]]
-        with pytest.warns(UserWarning, match="dataset is a generator, which gives its items once"):
+        with pytest.warns(UserWarning, match="dataset is a generator, which can be iterated once"):
             assert plain(loader) == []
     with (
         DataLoader((i for i in range(5)), 3, num_workers=1) as loader,

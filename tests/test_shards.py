@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from test_dispatch import GIVEN_UP
 
-from nbloader.sampling.shard_plan import Progress, Shards, Ticket
+from nbloader.sampling.shard_plan import ShardPlan, ShardProgress, Ticket
 from nbloader.scheduler.dispatcher import Dispatcher
 
 pytestmark = pytest.mark.unit
 
 
 class ShardChaos(RuleBasedStateMachine):
-    """Shards of any lengths; workers that work, tell states or not, die at any moment, and become fewer or more.
+    """ShardPlan of any lengths; workers that work, tell states or not, die at any moment, and become fewer or more.
 
     A worker is modelled as what it must do to make a batch: come to its position from where its iterator is, or from a
     state it was given, or from the start. The order of delivery is that of (position, shard), whatever happened.
@@ -44,7 +44,7 @@ class ShardChaos(RuleBasedStateMachine):
         self.in_order = in_order
         self.dispatcher: Dispatcher[str] = Dispatcher(depth)
         self.dispatcher.slots = slots
-        self.shards = Shards(len(lengths), size=2, seed=5)
+        self.shards = ShardPlan(len(lengths), size=2, seed=5)
         self.dispatcher.open_run(0, window=window, in_order=in_order, shards=self.shards)
         for slot in range(slots):
             self.worker_starts(slot)
@@ -79,14 +79,14 @@ class ShardChaos(RuleBasedStateMachine):
     def make(self, worker, told):
         number, ticket = self.living[worker][1].pop(0)
         at = self.iterators.get((worker, ticket.shard))
-        if not ticket.over and (at is None or at > ticket.position):
+        if not ticket.exhausted and (at is None or at > ticket.position):
             at = 0
             if ticket.resume is not None:
                 at, text = ticket.resume
                 assert json.loads(text) == at
                 assert at <= ticket.position, "a state from which it cannot be reached"
         exists = ticket.position < self.lengths[ticket.shard]
-        assert not (ticket.over and exists), "a batch is left out"
+        assert not (ticket.exhausted and exists), "a batch is left out"
         if not exists:
             self.dispatcher.end(worker, 0, number)
             return
@@ -184,7 +184,7 @@ def tickets(shards, lengths):
     out = []
     while (ticket := shards.take()) is not None:
         if ticket.position >= lengths[ticket.shard]:
-            shards.end(ticket)
+            shards.mark_exhausted(ticket)
         else:
             out.append((ticket.position, ticket.shard))
     return out
@@ -192,20 +192,20 @@ def tickets(shards, lengths):
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5))
 def test_shards_take_turns_and_those_that_run_dry_drop_out(lengths):
-    assert tickets(Shards(len(lengths), size=1, seed=0), lengths) == calm_order(lengths)
+    assert tickets(ShardPlan(len(lengths), size=1, seed=0), lengths) == calm_order(lengths)
 
 
 def test_out_of_order_the_shard_is_asked_of_which_least_is_out():
-    shards = Shards(2, size=1, seed=0, in_order=False)
+    shards = ShardPlan(2, size=1, seed=0, in_order=False)
     first = [shards.take() for _ in range(4)]
     assert [(ticket.shard, ticket.position) for ticket in first] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     for ticket in (first[0], first[2]):
-        shards.take_back(ticket)
+        shards.received(ticket)
         another = shards.take()
         assert another.shard == 0
         first.append(another)
-    shards.end(first[-1])
-    shards.take_back(first[1])
+    shards.mark_exhausted(first[-1])
+    shards.received(first[1])
     assert [shards.take().shard for _ in range(3)] == [1, 1, 1]
 
 
@@ -215,11 +215,13 @@ def test_what_was_delivered_is_not_asked_for_again(lengths, data):
     came = data.draw(st.sets(st.sampled_from(order)) if order else st.just(set()))
     progress = []
     for shard, n in enumerate(lengths):
-        of_shard = Progress()
+        of_shard = ShardProgress()
         for position in data.draw(st.permutations([p for p, s in came if s == shard])):
             of_shard.deliver(position)
-        progress.append(Progress(of_shard.position, frozenset(of_shard.beyond), over=of_shard.position == n and n > 0))
-    resumed = Shards(len(lengths), size=1, seed=0, progress=progress)
+        progress.append(
+            ShardProgress(of_shard.position, frozenset(of_shard.beyond), over=of_shard.position == n and n > 0)
+        )
+    resumed = ShardPlan(len(lengths), size=1, seed=0, progress=progress)
     assert tickets(resumed, lengths) == [key for key in order if key not in came]
 
 
@@ -230,7 +232,7 @@ def test_seeds_are_those_of_the_batch_in_its_shard_and_one_shard_is_as_none():
 
 
 def test_only_states_that_can_still_be_needed_are_kept():
-    shards = Shards(1, size=1, seed=0)
+    shards = ShardPlan(1, size=1, seed=0)
     for position in range(1, 6):
         shards.advance(0, position, json.dumps(position), "")
     assert shards.progress[0].state(3) == (3, "3")

@@ -27,7 +27,7 @@ from nbloader.engine.timeouts import Wait
 from nbloader.engine.wait_hooks import WaitCallbacks
 from nbloader.errors import LoaderClosedError, LoaderTimeoutError, NbloaderError
 from nbloader.events.gauges import Gauges
-from nbloader.sampling.epoch_plan import Draw
+from nbloader.sampling.epoch_plan import EpochPlan
 from nbloader.transport import stack_probe
 from nbloader.workers.worker_view import WorkerView
 
@@ -86,7 +86,7 @@ class Engine(Commands):
 
     # ---- the consumer's side ------------------------------------------------------------------------------------
 
-    def open_run(self, run: int, draw: Draw) -> None:
+    def open_run(self, run: int, draw: EpochPlan) -> None:
         """Begin an iterator. The others lose their window until they are asked again.
 
         Args:
@@ -95,14 +95,14 @@ class Engine(Commands):
         """
         self._exclusively(self._open_run, run, draw)
 
-    def _open_run(self, run: int, draw: Draw) -> None:
+    def _open_run(self, run: int, draw: EpochPlan) -> None:
         self._crew.options["seed"] = draw.seed
         self._outlet.belongs_here()
         self._asked = time.monotonic()
         self._superseded = self._rested = False  # it is wanted after all
         self._carry_out()  # a restart that was asked for before holds for this epoch
         self._get_going()
-        cut = draw.cut
+        cut = draw.chunk_spec
         cancels = self._dispatcher.open_run(
             run, window=self._window, in_order=self._in_order, first=draw.first, shards=draw.shards,
             chunk=0 if cut is None else cut.size, join=None if cut is None else functools.partial(self._join, cut),

@@ -25,7 +25,7 @@ from nbloader.engine.wait_hooks import WaitCallbacks
 from nbloader.errors import LoaderClosedError
 from nbloader.events.failures import Nothing, add_note, samples_failed
 from nbloader.events.gauges import Gauges
-from nbloader.sampling.epoch_plan import ChunkSpec, Draw
+from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan
 from nbloader.transport import stack_probe
 from nbloader.workers import fetcher as f
 from nbloader.workers import tolerant
@@ -61,7 +61,7 @@ class LocalEngine:
         self._dataset: Any = None
         self._runs: dict[int, deque[Task]] = {}
         self._made: dict[int, int] = {}
-        self._draws: dict[int, Draw] = {}
+        self._draws: dict[int, EpochPlan] = {}
         self._streaming = streaming
         self._streams: Streams | None = None
         self._status = [f.IDLE, 0, -1, 0, 0]
@@ -92,7 +92,7 @@ class LocalEngine:
         if shards is not None:
             shards.advance(shard, position, state, problem)
 
-    def open_run(self, run: int, draw: Draw) -> None:
+    def open_run(self, run: int, draw: EpochPlan) -> None:
         """Begin an iterator."""
         self._runs[run] = deque()
         self._made[run] = draw.first
@@ -167,7 +167,7 @@ class LocalEngine:
         self._status[f.RUN], self._status[f.NUMBER] = task.run, task.number
         try:
             with rng.PreservedRandomState():
-                cut = self._draws[task.run].cut
+                cut = self._draws[task.run].chunk_spec
                 return self._make(task) if cut is None else self._make_pieces(task, cut)
         except Exception as error:
             self._draws[task.run].delivered(task, 0)
@@ -214,14 +214,14 @@ class LocalEngine:
     def _make(self, task: Task) -> LocalPayload | None:
         shards = self._draws[task.run].shards
         if shards is not None:
-            shards.place(task.indices, 0)
+            shards.assign(task.indices, 0)
         self._at = task
         rng.seed_everything(task.seed)
         try:
             made = self._maker.make(task)
         except ExhaustedError:
             if shards is not None:
-                shards.end(task.indices)
+                shards.mark_exhausted(task.indices)
             return None
         finally:
             if shards is not None and shards.count:

@@ -25,7 +25,7 @@ from nbloader.engine.inline_engine import LocalEngine
 from nbloader.errors import LoaderClosedError
 from nbloader.events.failures import Failure, Given, rebuild
 from nbloader.sampling import samplers
-from nbloader.sampling.epoch_plan import Draw
+from nbloader.sampling.epoch_plan import EpochPlan
 from nbloader.sampling.source import Reader, numbers
 from nbloader.workers.worker_view import WorkerView
 
@@ -44,7 +44,7 @@ KEPT_INDICES = 8
 class Epoch(Iterator[T_co]):
     """One pass over the sampler."""
 
-    def __init__(self, loader: DataLoader[T_co], run: int, draw: Draw) -> None:
+    def __init__(self, loader: DataLoader[T_co], run: int, draw: EpochPlan) -> None:
         self._loader: DataLoader[T_co] | None = None
         self._engine = engine = loader._engine
         self._run = run

@@ -11,7 +11,7 @@ from nbloader._util import rng
 from nbloader._util.rng import PreservedRandomState, mix
 from nbloader._util.state_dict import is_stateful
 from nbloader.sampling import samplers
-from nbloader.sampling.epoch_plan import Draw, begin
+from nbloader.sampling.epoch_plan import EpochContext, EpochPlan, plan_epoch
 from nbloader.sampling.resumable_sampler import draw_seed, generators, parts
 from nbloader.sampling.source import Source
 
@@ -55,7 +55,7 @@ class Resuming:
     _chunk: int | None
     _ahead: Epoch[Any] | None
     _index_sampler: Any
-    _draw: Draw | None = None
+    _draw: EpochPlan | None = None
     """Of the epoch that a consumer began last."""
     _own_seed: int | None = None
     """What is drawn from instead of global generators, once somebody asked for the state."""
@@ -141,7 +141,7 @@ class Resuming:
         """Whether only the first epoch draws its seed: with persistent workers torch's iterator stays, too."""
         return self.persistent_workers if self._drew_once is None else self._drew_once
 
-    def _begin_draw(self) -> Draw:
+    def _begin_draw(self) -> EpochPlan:
         """Begin an epoch, or go on with the one that was loaded."""
         state, self._loaded = self._loaded, None
         begun = (state or {}).get("epoch") or {}
@@ -151,7 +151,7 @@ class Resuming:
         if state is not None and begun:  # it drew its seed if it was the first one
             seed = begun["seed"] if state["first_seed"] not in (None, begun["seed"]) else None
         try:
-            draw = begin(self, own=own, seed=seed, begun=begun)  # type: ignore[arg-type]
+            draw = plan_epoch(self._epoch_context(), loader_seed=own, base_seed=seed, resume_from=begun)
         except BaseException:
             self._loaded = state
             raise
@@ -175,6 +175,10 @@ class Resuming:
 
     def clean(self) -> None:
         """See `Turns`."""
+        raise NotImplementedError
+
+    def _epoch_context(self) -> EpochContext:
+        """See `DataLoader`."""
         raise NotImplementedError
 
 

@@ -30,6 +30,7 @@ from torch.utils.data._utils import collate as theirs
 
 from nbloader import events as ev
 from nbloader.batch.chunking import check_chunk
+from nbloader.batch.torch_collate import collate_for_workers
 from nbloader.device import placement as dev
 from nbloader.diagnose.bottleneck import judge
 from nbloader.engine.config import EngineConfig
@@ -44,7 +45,7 @@ from nbloader.loader.watching import Watching
 from nbloader.metrics.aggregator import StatsFold
 from nbloader.metrics.probe import ProcessProbe
 from nbloader.sampling import datapipes
-from nbloader.sampling.epoch_plan import batches_of
+from nbloader.sampling.epoch_plan import ChunkSpec, EpochContext, batches_of
 from nbloader.sampling.source import Made, Source
 from nbloader.transport import forkserver, preload
 from nbloader.workers.api import PoolKind
@@ -354,6 +355,25 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
     def _make_epoch(self) -> Epoch[T_co]:
         run, self._iterations = self._iterations, self._iterations + 1
         return Epoch(self, run, self._begin_draw())
+
+    def _epoch_context(self) -> EpochContext:
+        """What an epoch that begins now depends on."""
+        chunk_spec = None
+        if self._chunk is not None:
+            chunk_spec = ChunkSpec(self._chunk, collate_for_workers(self.collate_fn, batched=True))
+        return EpochContext(
+            dataset=self.dataset,
+            iterable=self._iterable,
+            index_sampler=self._index_sampler,
+            batched=self.batch_sampler is not None,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            generator=self.generator,
+            in_order=self.in_order,
+            num_shards=self.num_workers,
+            chunk_spec=chunk_spec,
+            promised_length=self._promised,
+        )
 
     def __len__(self) -> int:
         """Batches an epoch (lists of them where there are several devices), as torch counts them.

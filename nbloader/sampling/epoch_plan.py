@@ -1,4 +1,9 @@
-"""What an epoch is drawn from: which batches there are, in which order, with which seeds, and how far it has come."""
+"""The plan of one epoch: its batches in order, with their seeds, and how far the consumer has come.
+
+    sampler or shards -> EpochPlan.take() -> dispatched, produced -> EpochPlan.delivered() -> EpochPlan.state()
+
+A plan is drawn lazily: the sampler is asked for a batch when there is room to dispatch it.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,15 @@ import json
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from nbloader._util import rng
 from nbloader._util.rng import mix
-from nbloader.batch.task import Task
-from nbloader.batch.torch_collate import collate_for_workers
 from nbloader.sampling import datapipes, samplers
 from nbloader.sampling.resumable_sampler import ResumableSampler, draw_seed, generators
-from nbloader.sampling.shard_plan import Progress, Shards
+from nbloader.sampling.shard_plan import IteratorState, ShardPlan, ShardProgress
 from nbloader.sampling.source import Reader
-
-if TYPE_CHECKING:
-    from nbloader.loader.dataloader import DataLoader
 
 State = dict[str, Any]
 
@@ -27,124 +28,165 @@ class ChunkSpec(NamedTuple):
     """How batches are divided into chunks that several workers produce."""
 
     size: int
-    """Samples of a chunk."""
+    """Samples per chunk."""
     collate_fn: Callable[[list[Any]], Any] | None
     """Makes a batch of all its samples, where chunks are lists of samples; None where they are collated already."""
 
 
-class Draw(ABC):
-    """The batches of one epoch, as they are asked for."""
+class PlannedBatch(NamedTuple):
+    """A batch that the plan yields."""
+
+    indices: Any
+    """A list of dataset indices, a single index where automatic batching is off, or a `Ticket` of a shard."""
+    seed: int
+
+
+class NumberedBatch(Protocol):
+    """What the plan needs to know of a batch that was dispatched."""
+
+    @property
+    def number(self) -> int:
+        """Batch number within the epoch, from 0."""
+        ...
+
+    @property
+    def indices(self) -> Any:
+        """See `PlannedBatch.indices`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EpochContext:
+    """What an epoch depends on: the loader's configuration at the moment when the epoch begins."""
+
+    dataset: Any
+    iterable: bool
+    """Whether the dataset can only be iterated, and so has shards instead of indices."""
+    index_sampler: Any
+    """The batch sampler, or the sampler where automatic batching is off."""
+    batched: bool
+    """Whether the sampler yields batches of indices."""
+    batch_size: int | None
+    """Samples per batch; None where automatic batching is off or a batch sampler was given."""
+    drop_last: bool
+    """Whether an incomplete last batch is dropped."""
+    generator: Any
+    """The `torch.Generator` from which the base seed is drawn; None for torch's default one."""
+    in_order: bool
+    """Whether batches are delivered in order."""
+    num_shards: int
+    """Shards of an iterable dataset: its workers; 0 for a single shard in the notebook's process."""
+    chunk_spec: ChunkSpec | None = None
+    """None where batches are produced whole."""
+    promised_length: int | None = None
+    """`len(dataset)` of an iterable dataset, if the user has asked for `len(loader)`."""
+
+
+class EpochPlan(ABC):
+    """The batches of one epoch, drawn as they are asked for."""
 
     seed: int
     """The epoch's base seed."""
     first = 0
-    """Number of the first batch that it gives."""
+    """Number of the first batch that `take` yields: more than 0 in a resumed epoch."""
     total: int | None = None
-    """Batches of the whole epoch; None where that is not known."""
-    shards: Shards | None = None
-    """Of an iterable dataset."""
+    """Batches of the whole epoch; None where unknown."""
+    shards: ShardPlan | None = None
+    """The shards of an iterable dataset."""
     reader: Reader | None = None
-    """Of a source."""
-    cut: ChunkSpec | None = None
-    """How batches are cut in pieces; None where they are not."""
+    """The reader of a source (`DataLoader.from_source`)."""
+    chunk_spec: ChunkSpec | None = None
+    """How batches are divided into chunks; None where they are produced whole."""
     error: Exception | None = None
-    """What the sampler raised; nothing is drawn any more."""
+    """What the sampler raised; nothing is drawn after it."""
     number = 0
-    """Of the epoch."""
+    """Number of the epoch, from 0."""
     over = False
-    """Whether the consumer has come to its end."""
+    """Whether the consumer has reached the end."""
 
     @abstractmethod
-    def take(self, room: int) -> list[tuple[Any, int]]:
-        """The next batches to make, as (indices, seed).
+    def take(self, room: int) -> list[PlannedBatch]:
+        """The next batches to dispatch.
 
         Args:
-            room: How many at most.
+            room: Maximum number of batches.
         """
 
     @abstractmethod
-    def delivered(self, task: Task, samples: int) -> None:
-        """A batch goes to the consumer, or its error (with no samples)."""
+    def delivered(self, batch: NumberedBatch, samples: int) -> None:
+        """Record that a batch, or its error (with 0 samples), was delivered to the consumer."""
 
     @abstractmethod
     def state(self) -> State:
-        """How another process can go on behind the last batch that was delivered; JSON-able."""
+        """What another process needs to resume after the last delivered batch; JSON-serializable."""
 
 
-class MapDraw(Draw):
-    """Batches of indices, from a sampler.
+class MapEpochPlan(EpochPlan):
+    """The plan of an epoch over a map-style dataset: batches of indices, from a sampler.
 
     Args:
-        index_sampler: The batch sampler, or the sampler where batching is off.
-        batched: Whether it gives batches of indices.
-        generator: What the base seed is drawn from; torch's default one when None.
-        in_order: Whether batches are delivered in order.
-        own: See `ResumableSampler`.
-        seed: See `ResumableSampler`.
-        begun: What `state()` gave, to go on from there; empty to begin.
+        context: The loader's configuration.
+        loader_seed: See `plan_epoch`.
+        base_seed: See `plan_epoch`.
+        resume_from: See `plan_epoch`.
     """
 
     def __init__(
-        self,
-        index_sampler: Any,
-        *,
-        batched: bool,
-        generator: Any,
-        in_order: bool,
-        own: int | None,
-        seed: int | None,
-        begun: State,
+        self, context: EpochContext, *, loader_seed: int | None, base_seed: int | None, resume_from: State
     ) -> None:
-        self._position: int = begun.get("position", 0)
-        self._beyond = set(begun.get("beyond", ()))  # delivered out of order: numbers above the position
-        self._passed_over = frozenset(self._beyond)
+        self._position: int = resume_from.get("position", 0)
+        self._beyond = set(resume_from.get("beyond", ()))  # delivered out of order: numbers above the position
+        self._skipped = frozenset(self._beyond)
         self._sampler = ResumableSampler(
-            index_sampler, generator, own=own, seed=seed, begun=begun, position=self._position
-        )
+            context.index_sampler, context.generator, loader_seed=loader_seed, base_seed=base_seed,
+            resume_from=resume_from, position=self._position,
+        )  # fmt: skip
         self.reader = self._sampler.reader
-        self._batched = batched
-        self._dry = False
+        self.chunk_spec = context.chunk_spec
+        self._batched = context.batched
+        self._exhausted = False
         self._drawn = self._position
-        # Batches that were delivered out of order are passed over, and those before them are renumbered to have no gap.
+        # Batches that were delivered out of order are skipped, and the others are renumbered without gaps.
         self._renumbered: dict[int, int] = {}
         self.first = self._next = self._position + len(self._beyond)
-        self._by_number = in_order and not self._beyond
+        self._by_number = context.in_order and not self._beyond
         self.seed = self._sampler.seed
-        self.total = samplers.length(index_sampler)
+        self.total = samplers.length(context.index_sampler)
         if self._sampler.keeps_states and self._position == self.total:
-            self._dry = True  # a sampler that was asked for its last batch may be at the beginning of the next epoch
+            # A sampler that has yielded its last batch may already be at the start of the next epoch.
+            self._exhausted = True
 
-    def take(self, room: int) -> list[tuple[Any, int]]:
-        """See `Draw`."""
-        batches: list[tuple[Any, int]] = []
-        if self._dry:
+    def take(self, room: int) -> list[PlannedBatch]:
+        """See `EpochPlan`."""
+        batches: list[PlannedBatch] = []
+        if self._exhausted:
             return batches
         try:
             while len(batches) < room:
                 indices = next(self._sampler)
                 number = self._drawn
                 self._drawn += 1
-                if number in self._passed_over:
+                if number in self._skipped:
                     continue
                 if number != self._next:
                     self._renumbered[self._next] = number
                 self._next += 1
                 if self._batched and not isinstance(indices, (list, tuple)):
-                    indices = _listed(indices)
-                batches.append((indices, mix(self.seed, number)))
+                    indices = _as_list(indices)
+                batches.append(PlannedBatch(indices, mix(self.seed, number)))
         except StopIteration:
-            self._dry = True
-        except Exception as error:  # noqa: BLE001 - the user's sampler: raised once what it gave before is delivered
-            self._dry = True
+            self._exhausted = True
+        except Exception as error:  # noqa: BLE001 - code of the user's sampler; raised after the batches before it
+            self._exhausted = True
             self.error = error
         return batches
 
-    def delivered(self, task: Task, samples: int) -> None:  # noqa: ARG002
-        """See `Draw`."""
+    def delivered(self, batch: NumberedBatch, samples: int) -> None:  # noqa: ARG002
+        """See `EpochPlan`."""
         if self._by_number:
-            self._position = task.number + 1
+            self._position = batch.number + 1
         else:
-            self._beyond.add(self._renumbered.pop(task.number, task.number))
+            self._beyond.add(self._renumbered.pop(batch.number, batch.number))
             while self._position in self._beyond:
                 self._beyond.remove(self._position)
                 self._position += 1
@@ -152,87 +194,80 @@ class MapDraw(Draw):
             self._sampler.forget_before(self._position)
 
     def state(self) -> State:
-        """See `Draw`."""
+        """See `EpochPlan`."""
         return {**self._sampler.state(), "position": self._position, "beyond": sorted(self._beyond)}
 
 
-def _listed(indices: Any) -> list[Any]:
+def _as_list(indices: Any) -> list[Any]:
     if not hasattr(indices, "__iter__") and not hasattr(indices, "__getitem__"):
         kind = type(indices).__name__
-        raise TypeError(f"batch_sampler must give lists of indices, but gave {indices!r} ({kind}): is it a sampler=?")
+        raise TypeError(
+            f"batch_sampler must yield lists of indices, but yielded {indices!r} ({kind}): pass it as sampler=?"
+        )
     return list(indices)
 
 
-class ShardDraw(Draw):
-    """Batches of the shards of an iterable dataset.
+class IterableEpochPlan(EpochPlan):
+    """The plan of an epoch over the shards of an iterable dataset.
+
+    A resumed epoch has as many shards as when it began, whatever the number of workers is now.
 
     Args:
-        shards: How many there are; 0 for a single one, in the notebook's process.
-        size: Samples a batch; None where batching is off.
-        generator: What the base seed is drawn from; torch's default one when None.
-        total: Batches of the epoch, as far as the dataset says so.
-        promised: What `len(dataset)` was when somebody asked for `len(loader)`, and the dataset.
-        own: The base seed, where it shall not be drawn from torch's default generator.
-        seed: The base seed, where it shall not be drawn at all.
-        piped: Whether the dataset is a DataPipe of torch's.
-        in_order: Whether batches come in order.
-        begun: What `state()` gave, to go on from there with as many shards as then; empty to begin.
+        context: The loader's configuration.
+        loader_seed: See `plan_epoch`.
+        base_seed: See `plan_epoch`.
+        resume_from: See `plan_epoch`.
     """
 
     def __init__(
-        self,
-        shards: int,
-        *,
-        size: int | None,
-        generator: Any,
-        total: int | None,
-        promised: tuple[int, Any] | None,
-        own: int | None,
-        seed: int | None,
-        piped: bool,
-        in_order: bool,
-        begun: State,
+        self, context: EpochContext, *, loader_seed: int | None, base_seed: int | None, resume_from: State
     ) -> None:
-        for source, kept in zip(generators(None, generator), begun.get("generators", ()), strict=False):
+        generator = context.generator
+        own_generators = generators(None, generator)
+        for source, kept in zip(own_generators, resume_from.get("generators", ()), strict=False):
             rng.load_generator(source, kept)
-        self._generators = [source.get_state() for source in generators(None, generator)]
-        drawn = seed
-        if drawn is None or piped:
-            drawn = draw_seed(generator) if own is None or generator is not None else own
-        if piped and not begun:
+        self._generators = [source.get_state() for source in own_generators]
+        drawn = base_seed
+        datapipe = datapipes.preparation(context.dataset) is not None
+        if drawn is None or datapipe:
+            drawn = draw_seed(generator) if loader_seed is None or generator is not None else loader_seed
+        if datapipe and not resume_from:
             drawn = datapipes.common_seed(drawn)
-            if seed is None:
-                for _ in range(2 if shards else 1):  # torch draws more: what comes after is the same
+            if base_seed is None:
+                for _ in range(2 if context.num_shards else 1):  # torch draws as often: what comes after is the same
                     draw_seed(generator)
-        self.seed = int(begun.get("seed", drawn))
-        self.total = total
-        self._samples: int = begun.get("samples", 0)
-        self._promised = promised
-        progress = [_progress(shard) for shard in begun["shards"]] if begun else None
-        self.shards: Shards = Shards(
-            begun.get("count", shards), size=size, seed=self.seed, progress=progress, in_order=in_order
-        )
+        self.seed = int(resume_from.get("seed", drawn))
+        samples = samplers.length(context.dataset)
+        if samples is not None:
+            self.total = batches_of(samples, context.batch_size, drop_last=context.drop_last)
+        self._samples: int = resume_from.get("samples", 0)
+        self._dataset = context.dataset
+        self._promised_length = context.promised_length
+        progress = [_progress(shard) for shard in resume_from["shards"]] if resume_from else None
+        self.shards: ShardPlan = ShardPlan(
+            resume_from.get("count", context.num_shards), size=context.batch_size, seed=self.seed, progress=progress,
+            in_order=context.in_order,
+        )  # fmt: skip
         self.first = sum(p.position + len(p.beyond) for p in self.shards.progress)
 
-    def take(self, room: int) -> list[tuple[Any, int]]:
-        """See `Draw`."""
-        batches: list[tuple[Any, int]] = []
+    def take(self, room: int) -> list[PlannedBatch]:
+        """See `EpochPlan`."""
+        batches: list[PlannedBatch] = []
         for _ in range(room):
             ticket = self.shards.take()
             if ticket is None:
                 break
-            batches.append((ticket, ticket.seed_of(ticket.position)))
+            batches.append(PlannedBatch(ticket, ticket.seed_of(ticket.position)))
         return batches
 
-    def delivered(self, task: Task, samples: int) -> None:
-        """See `Draw`."""
-        self.shards.deliver(task.indices)
+    def delivered(self, batch: NumberedBatch, samples: int) -> None:
+        """See `EpochPlan`."""
+        self.shards.deliver(batch.indices)
         self._samples += samples
-        if self._promised is not None and self._samples > self._promised[0]:
-            length, dataset = self._promised
+        if self._promised_length is not None and self._samples > self._promised_length:
             text = (
-                f"Length of IterableDataset {dataset} was reported to be {length}(when accessing len(dataloader)), but "
-                f"{self._samples} samples have been fetched. "
+                f"Length of IterableDataset {self._dataset} was reported to be {self._promised_length}"
+                f"(when accessing len(dataloader)), but {self._samples} samples have been fetched. "
             )
             if self.shards.count:
                 text += (
@@ -243,7 +278,7 @@ class ShardDraw(Draw):
             warnings.warn(text, stacklevel=5)
 
     def state(self) -> State:
-        """See `Draw`."""
+        """See `EpochPlan`."""
         for progress in self.shards.progress:
             if progress.problem:
                 warnings.warn(f"{progress.problem}; the epoch will be resumed by skipping", stacklevel=4)
@@ -257,56 +292,41 @@ class ShardDraw(Draw):
         }
 
 
-def _progress_state(progress: Progress) -> State:
+def _progress_state(progress: ShardProgress) -> State:
     known = progress.state(progress.position)
-    state = None if known is None else [known[0], json.loads(known[1])]
     return {
         "position": progress.position,
         "beyond": sorted(progress.beyond),
         "over": progress.over,
-        "state": state,
+        "state": None if known is None else [known.position, json.loads(known.json)],
     }
 
 
-def _progress(state: State) -> Progress:
+def _progress(state: State) -> ShardProgress:
     known = state["state"]
-    return Progress(
-        state["position"],
-        frozenset(state["beyond"]),
-        over=state["over"],
-        state=None if known is None else (known[0], json.dumps(known[1])),
-    )
+    if known is not None:
+        position, value = known
+        known = IteratorState(position, json.dumps(value))
+    return ShardProgress(state["position"], frozenset(state["beyond"]), over=state["over"], state=known)
 
 
-def begin(loader: DataLoader[Any], *, own: int | None, seed: int | None, begun: State) -> Draw:
-    """Begin an epoch, or go on with one.
+def plan_epoch(
+    context: EpochContext, *, loader_seed: int | None, base_seed: int | None, resume_from: State
+) -> EpochPlan:
+    """Plan a new epoch, or the rest of one.
 
     Args:
-        loader: Whose.
-        own: Seed for what would be drawn from global generators; None to draw it from them, as torch does.
-        seed: The epoch's base seed; None to draw it.
-        begun: What `state()` of a draw gave; empty to begin.
+        context: The loader's configuration.
+        loader_seed: Seed that replaces torch's global generators; None to draw from them, as torch does.
+        base_seed: The epoch's base seed; None to draw it.
+        resume_from: A result of `EpochPlan.state()`; empty for a new epoch.
     """
-    if not loader._iterable:
-        draw = MapDraw(
-            loader._index_sampler, batched=loader.batch_sampler is not None, generator=loader.generator,
-            in_order=loader.in_order, own=own, seed=seed, begun=begun,
-        )  # fmt: skip
-        if loader._chunk is not None:
-            draw.cut = ChunkSpec(loader._chunk, collate_for_workers(loader.collate_fn, batched=True))
-        return draw
-    samples = samplers.length(loader.dataset)
-    total = batches_of(samples, loader.batch_size, drop_last=loader.drop_last) if samples is not None else None
-    promised = (loader._promised, loader.dataset) if loader._promised is not None else None
-    return ShardDraw(
-        loader.num_workers, size=loader.batch_size, generator=loader.generator, total=total, promised=promised,
-        own=own, seed=seed, piped=datapipes.preparation(loader.dataset) is not None, in_order=loader.in_order,
-        begun=begun,
-    )  # fmt: skip
+    plan = IterableEpochPlan if context.iterable else MapEpochPlan
+    return plan(context, loader_seed=loader_seed, base_seed=base_seed, resume_from=resume_from)
 
 
 def batches_of(samples: int, size: int | None, *, drop_last: bool) -> int:
-    """How many batches so many samples make, as torch counts those of an iterable dataset."""
+    """Number of batches that so many samples make, as torch counts those of an iterable dataset."""
     if size is None:
         return samples
     return samples // size if drop_last else -(-samples // size)

@@ -44,9 +44,9 @@ class ResumableSampler:
     Args:
         index_sampler: The batch sampler, or the sampler where automatic batching is off.
         generator: The generator from which the epoch's base seed is drawn; None for torch's default one.
-        own: Seed that replaces the global generators; None to draw from them, as torch does.
-        seed: The epoch's base seed; None to draw it.
-        begun: A result of `state()`, to resume from; empty to start the epoch.
+        loader_seed: Seed that replaces the global generators; None to draw from them, as torch does.
+        base_seed: The epoch's base seed; None to draw it.
+        resume_from: A result of `state()`, to resume from; empty to start the epoch.
         position: Number of batches to skip.
 
     Raises:
@@ -58,9 +58,9 @@ class ResumableSampler:
         index_sampler: Any,
         generator: Any,
         *,
-        own: int | None,
-        seed: int | None,
-        begun: dict[str, Any],
+        loader_seed: int | None,
+        base_seed: int | None,
+        resume_from: dict[str, Any],
         position: int,
     ) -> None:
         self._parts = parts(index_sampler)
@@ -69,26 +69,28 @@ class ResumableSampler:
         self.keeps_states = self._stateful is not None and not isinstance(self._stateful, FullBatches)
         """Whether the sampler's own state is saved for each batch until the batch is delivered."""
         self._drawn = position
-        self._restore(begun)
+        self._restore(resume_from)
         sources = generators(index_sampler, generator)
-        for source, kept in zip(sources, begun.get("generators", ()), strict=False):
+        for source, kept in zip(sources, resume_from.get("generators", ()), strict=False):
             rng.load_generator(source, kept)
         self._generators = [source.get_state() for source in sources]
-        self._order = begun["order"] if begun else self._global_state() if own is None else own
-        again = self._order is not None and (bool(begun) or own is not None)
+        self._order = (
+            resume_from["order"] if resume_from else self._global_state() if loader_seed is None else loader_seed
+        )
+        again = self._order is not None and (bool(resume_from) or loader_seed is not None)
         with PreservedRandomState() if again else contextlib.nullcontext():
             if again:
                 rng.load_globals(self._order)
-            self._begin(index_sampler, generator, position, seed, at_once=again)
-        if begun:
-            self.seed = begun["seed"]
+            self._begin(index_sampler, generator, position, base_seed, at_once=again)
+        if resume_from:
+            self.seed = resume_from["seed"]
 
-    def _restore(self, begun: dict[str, Any]) -> None:
-        if self._stateful is not None and "sampler" in begun:
-            self._stateful.load_state_dict(begun["sampler"])
+    def _restore(self, resume_from: dict[str, Any]) -> None:
+        if self._stateful is not None and "sampler" in resume_from:
+            self._stateful.load_state_dict(resume_from["sampler"])
         for part in self._parts:
-            if "sampler_epoch" in begun and hasattr(part, "set_epoch"):
-                part.set_epoch(begun["sampler_epoch"])
+            if "sampler_epoch" in resume_from and hasattr(part, "set_epoch"):
+                part.set_epoch(resume_from["sampler_epoch"])
         self._sampler_epoch = next(
             (part.epoch for part in self._parts if type(getattr(part, "epoch", None)) is int), None
         )
@@ -101,14 +103,14 @@ class ResumableSampler:
         draws = any(type(part) in _drawing() and part.generator is None for part in self._parts)
         return rng.dump_globals(torch_only=not strange) if strange or draws else None
 
-    def _begin(self, sampler: Any, generator: Any, position: int, seed: int | None, *, at_once: bool) -> None:
+    def _begin(self, sampler: Any, generator: Any, position: int, base_seed: int | None, *, at_once: bool) -> None:
         """Start to iterate over the sampler, then draw the base seed: in this order, as torch's loader does.
 
         Args:
             sampler: The index sampler.
             generator: The generator of the base seed.
             position: Number of batches to skip.
-            seed: The base seed; None to draw it.
+            base_seed: The base seed; None to draw it.
             at_once: Whether to draw the first batch now: the global generators have the right state only during this
                 call, and a sampler draws its order with its first batch.
         """
@@ -120,7 +122,7 @@ class ResumableSampler:
         elif position:
             remaining = _remaining(sampler, position)
         indices = iter(sampler if remaining is None else remaining)
-        self.seed = draw_seed(generator) if seed is None else seed
+        self.seed = draw_seed(generator) if base_seed is None else base_seed
         if remaining is None:
             collections.deque(itertools.islice(indices, position), maxlen=0)  # in C: 30 ns an index
         self.reader = indices if isinstance(indices, Reader) else None

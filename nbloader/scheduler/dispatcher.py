@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from nbloader.batch.task import ChunkedBatch, Task
-from nbloader.sampling.shard_plan import Shards
+from nbloader.sampling.shard_plan import ShardPlan
 from nbloader.scheduler.reorder_buffer import ReorderBuffer
 from nbloader.scheduler.run_state import IterationState
 
@@ -129,7 +129,7 @@ class Dispatcher(Generic[R]):
         window: int,
         in_order: bool = True,
         first: int = 0,
-        shards: Shards | None = None,
+        shards: ShardPlan | None = None,
         chunk: int = 0,
         join: Callable[[ChunkedBatch[R]], R] | None = None,
     ) -> list[Cancel]:
@@ -173,7 +173,7 @@ class Dispatcher(Generic[R]):
         if not self.runs:
             self.steps = self._owed = 0  # steps beyond the last batch of an epoch are none of the next one
         if state.shards is not None:
-            cancels = [(worker, run, None) for worker in set(state.shards.homes.values()) if worker in self._held]
+            cancels = [(worker, run, None) for worker in set(state.shards.worker_of.values()) if worker in self._held]
         return state.drain(), cancels
 
     def park(self, run: int) -> list[Cancel]:
@@ -271,7 +271,7 @@ class Dispatcher(Generic[R]):
             state.assigned -= 1
         if task is None or state.reorder.has(number):
             return []
-        state.shards.end(task.indices)
+        state.shards.mark_exhausted(task.indices)
         state.taken += 1
         return state.reorder.skip(number)
 
@@ -287,7 +287,7 @@ class Dispatcher(Generic[R]):
             return None
         item = state.take()
         if item is not None and state.shards is not None:
-            state.shards.take_back(item[0].indices)
+            state.shards.received(item[0].indices)
         if item is not None and self.paused:
             self.steps -= 1
             self._owed += 1
@@ -356,7 +356,7 @@ class Dispatcher(Generic[R]):
                 continue
             self._owed -= not free
             if run.shards is not None:
-                run.shards.place(task.indices, worker)
+                run.shards.assign(task.indices, worker)
             task.attempt += 1
             run.assigned += 1
             self._held[worker][task.run, job] = task

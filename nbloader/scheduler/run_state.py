@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from nbloader.batch.task import ChunkedBatch, Task
-from nbloader.sampling.shard_plan import Shards
+from nbloader.sampling.shard_plan import ShardPlan
 from nbloader.scheduler.reorder_buffer import ReorderBuffer
 
 R = TypeVar("R")
@@ -24,7 +24,7 @@ class IterationState(Generic[R]):
     reorder: ReorderBuffer[tuple[Task, R]]
     added: int = 0
     taken: int = 0
-    shards: Shards | None = None
+    shards: ShardPlan | None = None
     """Of an iterable dataset."""
     chunk: int = 0
     """Samples of a piece, where several workers make a batch at once; 0 where batches are not cut."""

@@ -148,7 +148,7 @@ class Streams:
         Raises:
             ExhaustedError: The shard has no such batch.
         """
-        if ticket.over:
+        if ticket.exhausted:
             raise ExhaustedError
         stream = self._streams.get((run, ticket.shard))
         if stream is None or stream.position > ticket.position:
