@@ -22,11 +22,11 @@ from torch.utils.data import default_collate, default_convert
 from nbloader.batch.collate import (
     NotPlannedError,
     Plan,
-    builder,
     collate_object,
     convert,
 )
 from nbloader.batch.pickles import tensor_of
+from nbloader.batch.rebuild import builder
 from nbloader.batch.serialize import ArrayToBeTensor, dump_object, load_object
 
 try:
@@ -400,6 +400,6 @@ assert "torch" not in sys.modules
 
 def test_numbers_of_several_types_are_planned_without_torch():
     """Else each worker of a dataset without tensors would import it."""
-    assert [Plan(samples).tree[3] for samples in ([1, 2.5], [2.5, 1], [True, 2])] == ["<f4", "<f8", "<i8"]
+    assert [Plan(samples).tree.dtype for samples in ([1, 2.5], [2.5, 1], [True, 2])] == ["<f4", "<f8", "<i8"]
     with pytest.raises(NotPlannedError):
         Plan([1, np.float64(2)])

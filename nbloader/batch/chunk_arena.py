@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from nbloader.batch.chunk_writer import PLACED_FROM, Rows, joined_extras, relaid
-from nbloader.batch.collate import NotPlannedError, Plan, Tree, builder
+from nbloader.batch.collate import NotPlannedError, Plan
+from nbloader.batch.pytree import LayoutNode
+from nbloader.batch.rebuild import builder
 from nbloader.batch.task import Task
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class Together:
         self._first = first
         self._output = output
         self._lock = threading.Lock()
-        self._tree: Tree = ()
+        self._tree: LayoutNode | None = None
         self._memory = bytearray()
         self._claimed: set[int] = set()
 
@@ -46,7 +48,7 @@ class Together:
         """Position of the first sample of a piece in the batch."""
         return (task.job - self._first) * self._piece
 
-    def claim(self, task: Task, tree: Tree) -> bytearray | None:
+    def claim(self, task: Task, tree: LayoutNode) -> bytearray | None:
         """The memory for a piece to be written to; None where it shall be written elsewhere.
 
         Args:
@@ -57,22 +59,25 @@ class Together:
         if nbytes < PLACED_FROM:
             return None
         with self._lock:
-            if not self._tree:
+            if self._tree is None:
                 self._tree, self._memory = tree, bytearray(nbytes)
             if self._tree != tree or task.job in self._claimed:
                 return None
             self._claimed.add(task.job)
         return self._memory
 
+    def _layout(self, rows: int, start: int) -> LayoutNode:
+        if self._tree is None:
+            raise RuntimeError("no chunk was written here")
+        return relaid(self._tree, rows, self.size, start)[0]
+
     def open(self, parcels: Iterable[BatchPayload]) -> Any:
         """The batch, of pieces that all lie here."""
-        tree, _nbytes = relaid(self._tree, self.size, self.size, 0)
-        return builder(tree, self._output)(self._memory, joined_extras(parcels))
+        return builder(self._layout(self.size, 0), self._output)(self._memory, joined_extras(parcels))
 
     def read(self, parcel: BatchPayload, start: int) -> Any:
         """One piece that lies here."""
-        tree, _nbytes = relaid(self._tree, parcel.samples, self.size, start)
-        return builder(tree, self._output)(self._memory, parcel.extras)
+        return builder(self._layout(parcel.samples, start), self._output)(self._memory, parcel.extras)
 
     def give_back(self) -> None:
         """Nobody reads here: it goes with the last array on it."""

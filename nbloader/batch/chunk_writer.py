@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from nbloader.batch.collate import NotPlannedError, Plan, Tree, builder
-from nbloader.batch.layout_cache import Refill, refill
+from nbloader.batch.collate import NotPlannedError, Plan
+from nbloader.batch.layout_cache import Fill, compile_fill
+from nbloader.batch.pytree import ArrayNode, LayoutNode, map_arrays
+from nbloader.batch.rebuild import builder
 from nbloader.shm.segment import FreeSegments, SegmentMaps, aligned, anonymous_file, mapped, segment_size
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class Placed(NamedTuple):
     """Samples of the batch."""
 
 
-def relaid(tree: Tree, rows: int, size: int, start: int) -> tuple[Tree, int]:
+def relaid(tree: LayoutNode, rows: int, size: int, start: int) -> tuple[LayoutNode, int]:
     """Where some samples of a batch lie, among all of them.
 
     Args:
@@ -64,16 +66,13 @@ def relaid(tree: Tree, rows: int, size: int, start: int) -> tuple[Tree, int]:
     """
     end = 0
 
-    def walk(node: Tree) -> Tree:
+    def place(node: ArrayNode) -> ArrayNode:
         nonlocal end
-        if node[0] == "array":
-            _array, _offset, shape, dtype, tensor = node
-            row = np.dtype(dtype).itemsize * math.prod(shape[1:])
-            offset, end = end + start * row, end + aligned(row * size)
-            return "array", offset, (rows, *shape[1:]), dtype, tensor
-        return node if node[0] == "extra" else (*node[:-1], tuple([walk(child) for child in node[-1]]))
+        row = np.dtype(node.dtype).itemsize * math.prod(node.shape[1:])
+        offset, end = end + start * row, end + aligned(row * size)
+        return ArrayNode(offset, (rows, *node.shape[1:]), node.dtype, node.torch_dtype)
 
-    return walk(tree), end
+    return map_arrays(tree, place), end
 
 
 # ---- the worker's side --------------------------------------------------------------------------------------------
@@ -86,10 +85,10 @@ class Rows:
         tree: The layout of any number of samples.
     """
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: LayoutNode) -> None:
         self.tree = relaid(tree, 1, 1, 0)[0]
         """The layout of one sample."""
-        self._fills: dict[tuple[int, ...], Refill] = {}
+        self._fills: dict[tuple[int, ...], Fill] = {}
 
     def write(self, samples: list[Any], memory: Any, start: int, size: int) -> tuple[list[Any], int] | None:
         """Write a piece where it belongs.
@@ -126,7 +125,7 @@ class Rows:
         target, _nbytes = relaid(self.tree, rows, size, start)
         plan.move(target)
         plan.fill(memory)
-        fill = refill(target, samples)
+        fill = compile_fill(target, samples)
         if fill is not None:
             if len(self._fills) >= MAX_FILLS:
                 self._fills.clear()
@@ -230,7 +229,7 @@ class Known(NamedTuple):
     """How batches are laid out."""
 
     number: int
-    tree: Tree
+    tree: LayoutNode
     """Of one sample."""
     pickled: bytes
     """A layout of any number of samples, for workers."""

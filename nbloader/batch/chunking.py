@@ -8,17 +8,14 @@ else the loop joins them with a copy when it takes the batch.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import torch
-
 from nbloader.batch.payload import BatchOutcome, JoinedPayload
+from nbloader.batch.pytree import merge
 from nbloader.batch.task import ChunkedBatch
 from nbloader.events.failures import Failure, Nothing
 
@@ -70,35 +67,3 @@ def join(whole: ChunkedBatch[Any], collate_fn: Callable[[list[Any]], Any] | None
 
 def _collate_all(collate_fn: Callable[[list[Any]], Any], parts: list[list[Any]]) -> Any:
     return collate_fn(list(itertools.chain.from_iterable(parts)))
-
-
-def merge(parts: list[Any]) -> Any:  # noqa: PLR0911 - one for each kind of container
-    """One batch of collated pieces of it."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if isinstance(first, torch.Tensor):
-        return torch.cat(parts)
-    if isinstance(first, np.ndarray):
-        return np.concatenate(parts)
-    if isinstance(first, Mapping):
-        merged = {key: merge([part[key] for part in parts]) for key in first}
-        if not isinstance(first, MutableMapping):
-            return type(first)(merged)  # type: ignore[call-arg]
-        clone = copy.copy(first)  # it may have more about it than its items
-        clone.update(merged)
-        return clone
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*map(merge, _columns(parts)))
-    if isinstance(first, (list, tuple)):
-        if not first or isinstance(first[0], (str, bytes)):
-            return type(first)(itertools.chain.from_iterable(parts))
-        return type(first)(map(merge, _columns(parts)))
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        names = [field.name for field in dataclasses.fields(first) if field.init]
-        return type(first)(**{name: merge([getattr(part, name) for part in parts]) for name in names})
-    raise TypeError(f"pieces of batches that hold {type(first).__name__} cannot be joined: leave chunk_size out")
-
-
-def _columns(parts: list[Iterable[Any]]) -> list[list[Any]]:
-    return [list(column) for column in zip(*parts, strict=True)]

@@ -12,8 +12,8 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nbloader.batch.collate import Build, builder
 from nbloader.batch.header import HEADER_SIZE, IN_ARENA, NO_SEGMENT, PICKLED, BatchHeader
+from nbloader.batch.rebuild import Build, builder
 from nbloader.batch.serialize import load_object
 
 if TYPE_CHECKING:

@@ -1,64 +1,301 @@
-"""What of a batch can be moved: its tensors, and whatever brings a method for it."""
+"""Trees of containers and leaves: how batches are taken apart and put together. All other modules use this one.
+
+- `Container` takes one level of a batch apart and puts it together again: the base of `map_leaves` (upload, pin) and of
+  `merge` (chunks).
+- The layout nodes describe a collated batch without its data: where each array lies in the batch's memory, and what the
+  containers are. collate.py makes a layout, layout_cache.py writes more batches by it, rebuild.py makes batches of it.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import Any
+import itertools
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+# ---- layouts: what a collated batch is made of ----------------------------------------------------------------------
+# Not frozen: constructing a frozen dataclass takes four times as long, and batches that all differ make 40 at a time.
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class ArrayNode:
+    """An array (or tensor) in the batch's memory."""
+
+    offset: int
+    """Where it begins, bytes."""
+    shape: tuple[int, ...]
+    dtype: str
+    """NumPy's name of the dtype, such as "<f4"."""
+    torch_dtype: str | None
+    """Name of the torch dtype, such as "bfloat16", where the samples are tensors; else None."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size, bytes."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class ExtraNode:
+    """A leaf that is not an array, such as a list of strings; it travels beside the memory."""
+
+    position: int
+    """Position among the extras."""
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class ListNode:
+    """A list."""
+
+    children: tuple[LayoutNode, ...]
+
+    def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+        """The values of each child."""
+        return zip(*values, strict=True)
+
+    def make(self, parts: Iterable[Any]) -> Any:
+        """The container, of its children."""
+        return list(parts)
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class DictNode:
+    """A dict."""
+
+    keys: tuple[Any, ...]
+    children: tuple[LayoutNode, ...]
+
+    def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+        """The values of each child."""
+        return [[value[key] for value in values] for key in self.keys]
+
+    def make(self, parts: Iterable[Any]) -> Any:
+        """The container, of its children."""
+        return dict(zip(self.keys, parts, strict=True))
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class NamedTupleNode:
+    """A named tuple."""
+
+    cls: type
+    children: tuple[LayoutNode, ...]
+
+    def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+        """The values of each child."""
+        return zip(*values, strict=True)
+
+    def make(self, parts: Iterable[Any]) -> Any:
+        """The container, of its children."""
+        return self.cls(*parts)
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class DataclassNode:
+    """A dataclass, constructed with the fields that its `__init__` takes."""
+
+    cls: type
+    names: tuple[str, ...]
+    children: tuple[LayoutNode, ...]
+
+    def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+        """The values of each child."""
+        return [[getattr(value, name) for value in values] for name in self.names]
+
+    def make(self, parts: Iterable[Any]) -> Any:
+        """The container, of its children."""
+        return self.cls(**dict(zip(self.names, parts, strict=True)))
+
+
+ContainerNode: TypeAlias = "ListNode | DictNode | NamedTupleNode | DataclassNode"
+LayoutNode: TypeAlias = "ArrayNode | ExtraNode | ContainerNode"
+
+
+def arrays_of(layout: LayoutNode) -> Iterator[ArrayNode]:
+    """The arrays of a layout, in the order in which they were planned."""
+    if isinstance(layout, ArrayNode):
+        yield layout
+    elif not isinstance(layout, ExtraNode):
+        for child in layout.children:
+            yield from arrays_of(child)
+
+
+def map_arrays(layout: LayoutNode, change: Callable[[ArrayNode], ArrayNode]) -> LayoutNode:
+    """The layout with each of its arrays changed, in the order of `arrays_of`."""
+    if isinstance(layout, ArrayNode):
+        return change(layout)
+    if isinstance(layout, ExtraNode):
+        return layout
+    children = tuple([map_arrays(child, change) for child in layout.children])
+    return dataclasses.replace(layout, children=children)
+
+
+# ---- batches --------------------------------------------------------------------------------------------------------
+
+
+class Container(ABC):
+    """One level of a batch.
+
+    Args:
+        template: The container itself. What is made is of its type, and keeps what it carries beside its items.
+    """
+
+    __slots__ = ("template",)
+
+    def __init__(self, template: Any) -> None:
+        self.template = template
+
+    @abstractmethod
+    def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+        """The children of several such containers: one sequence for each child."""
+
+    @abstractmethod
+    def make(self, parts: list[Any]) -> Any:
+        """A container like the template, of other children."""
+
+
+class _MappingContainer(Container):
+    __slots__ = ()
+
+    def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+        return [[value[key] for value in values] for key in self.template]
+
+    def make(self, parts: list[Any]) -> Any:
+        template = self.template
+        items = dict(zip(template, parts, strict=True))
+        if type(template) is dict:
+            return items
+        try:
+            if isinstance(template, MutableMapping):  # it may carry more than its items
+                clone = copy.copy(template)
+                clone.update(items)
+                return clone
+            return type(template)(items)
+        except TypeError:
+            return items
+
+
+class _SequenceContainer(Container):
+    __slots__ = ()
+
+    def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+        return zip(*values, strict=True)
+
+    def make(self, parts: list[Any]) -> Any:
+        template = self.template
+        kind = type(template)
+        if kind is list:
+            return parts
+        if isinstance(template, tuple):
+            return kind(*parts) if hasattr(template, "_fields") else kind(parts)
+        try:
+            if isinstance(template, MutableSequence):
+                clone = copy.copy(template)
+                for position, part in enumerate(parts):
+                    clone[position] = part
+                return clone
+            return kind(parts)
+        except TypeError:  # such as a range
+            return parts
+
+
+class _DataclassContainer(Container):
+    __slots__ = ("_names",)
+
+    def __init__(self, template: Any) -> None:
+        super().__init__(template)
+        self._names = [field.name for field in dataclasses.fields(template) if hasattr(template, field.name)]
+
+    def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+        return [[getattr(value, name) for value in values] for name in self._names]
+
+    def make(self, parts: list[Any]) -> Any:
+        clone: Any = copy.copy(self.template)
+        for name, part in zip(self._names, parts, strict=True):
+            object.__setattr__(clone, name, part)  # frozen ones too
+        return clone
+
+
+def container_of(value: Any) -> Container | None:
+    """How to take this value apart; None for a leaf.
+
+    The rules are those by which torch pins a batch: mappings, named tuples, tuples and sequences keep their type where
+    an object of it can be made. Dataclasses keep theirs too.
+    """
+    if isinstance(value, Mapping):
+        return _MappingContainer(value)
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview)):
+        return _SequenceContainer(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _DataclassContainer(value)
+    return None
+
+
+def map_tree(batch: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """A batch of the same structure, with `change` applied to each leaf.
+
+    Args:
+        batch: Any structure.
+        is_leaf: Whether to change this part, container or not.
+        change: Gives the new leaf.
+    """
+
+    def walk(part: Any) -> Any:
+        if is_leaf(part):
+            return change(part)
+        container = container_of(part)
+        if container is None:
+            return part
+        return container.make([walk(child) for (child,) in container.columns((part,))])
+
+    return walk(batch)
 
 
 def map_leaves(batch: Any, change: Callable[[Any], Any], *, method: str = "to") -> Any:
     """A batch of the same structure, with `change` applied to each leaf that has `method`.
 
-    Containers are walked as torch walks them to pin a batch: mappings, named tuples, tuples and sequences keep their
-    type where that can be made; dataclasses keep theirs too. What has no such method (numbers, strings, arrays) stays.
+    What has no such method (numbers, strings, arrays) stays.
 
     Args:
         batch: Any structure.
         change: Gives the new leaf.
         method: What a leaf has: "to" or "pin_memory". All tensors have both.
     """
-
-    def walk(part: Any) -> Any:
-        if hasattr(part, method) and not isinstance(part, type):
-            return change(part)
-        if isinstance(part, Mapping):
-            return _mapping(part, {key: walk(value) for key, value in part.items()})
-        if isinstance(part, tuple):
-            values = [walk(value) for value in part]
-            return type(part)(*values) if hasattr(part, "_fields") else type(part)(values)
-        if isinstance(part, Sequence) and not isinstance(part, (str, bytes, bytearray, memoryview)):
-            return _sequence(part, [walk(value) for value in part])
-        if dataclasses.is_dataclass(part) and not isinstance(part, type):
-            clone: Any = copy.copy(part)
-            for field in dataclasses.fields(part):
-                if hasattr(part, field.name):
-                    object.__setattr__(clone, field.name, walk(getattr(part, field.name)))  # frozen ones too
-            return clone
-        return part
-
-    return walk(batch)
+    return map_tree(batch, lambda part: hasattr(part, method) and not isinstance(part, type), change)
 
 
-def _mapping(part: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
-    try:
-        if isinstance(part, MutableMapping):  # it may carry more than its items
-            clone = copy.copy(part)
-            clone.update(values)
-            return clone
-        return type(part)(values)  # type: ignore[call-arg]
-    except TypeError:
-        return values
+def merge(parts: Sequence[Any]) -> Any:
+    """Join the collated chunks of a batch: arrays are concatenated along the first dimension, lists of strings chained.
+
+    Raises:
+        TypeError: They hold something that cannot be joined.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, np.ndarray):
+        return np.concatenate(parts)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(first, torch.Tensor):
+        return torch.cat(tuple(parts))
+    if isinstance(first, (list, tuple)) and not hasattr(first, "_fields") and _of_text(first):
+        return type(first)(itertools.chain.from_iterable(parts))
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):  # as it was collated: by its `__init__`
+        names = tuple(field.name for field in dataclasses.fields(first) if field.init)
+        node = DataclassNode(type(first), names, ())
+        return node.make([merge(column) for column in node.columns(parts)])
+    container = container_of(first)
+    if container is None:
+        raise TypeError(f"chunks that hold {type(first).__name__} cannot be joined to one batch: leave chunk_size out")
+    return container.make([merge(column) for column in container.columns(parts)])
 
 
-def _sequence(part: Sequence[Any], values: list[Any]) -> Any:
-    try:
-        if isinstance(part, MutableSequence):
-            clone = copy.copy(part)
-            for position, value in enumerate(values):
-                clone[position] = value
-            return clone
-        return type(part)(values)  # type: ignore[call-arg]
-    except TypeError:  # such as a range
-        return values
+def _of_text(sequence: Sequence[Any]) -> bool:
+    return not sequence or isinstance(sequence[0], (str, bytes))

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbloader.batch.collate import ADDED_TO_NUMPY, Memory
+from nbloader.batch.collate import ADDED_TO_NUMPY
 from nbloader.batch.pickles import dump, is_plain, tensor_of
+from nbloader.batch.rebuild import Memory
 from nbloader.shm.segment import aligned
 
 HOLE = pickle.PickleBuffer(bytearray(1))

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from nbloader.batch.chunk_arena import Writer
-from nbloader.batch.collate import NotPlannedError, Plan, builder, collate_object, convert
+from nbloader.batch.collate import NotPlannedError, Plan, collate_object, convert
 from nbloader.batch.header import NO_SEGMENT, BatchHeader
-from nbloader.batch.layout_cache import Known
+from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.payload import LocalPayload
 from nbloader.batch.pickles import tensor_of
+from nbloader.batch.rebuild import builder
 from nbloader.batch.task import Task
 from nbloader.events.failures import Nothing, SpareSample
 from nbloader.workers import fetcher as f
@@ -57,7 +58,7 @@ class Maker:
         self._output = output
         self._on_error = on_error
         self._worker = worker
-        self._known = Known()
+        self._known = LayoutCache()
         self._writer = Writer()
         self.streams = streams
         self.spared: list[SpareSample] = []
@@ -137,7 +138,7 @@ class Maker:
         memory = bytearray(plan.nbytes)
         plan.fill(memory)
         build = builder(plan.tree, self._output)
-        self._known.planned(plan, samples, build)
+        self._known.learn(plan, samples, build)
         return build(memory, plan.extras), plan.nbytes
 
 

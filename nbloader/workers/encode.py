@@ -15,7 +15,7 @@ import numpy as np
 
 from nbloader.batch.collate import NotPlannedError, Plan, collate_object, convert
 from nbloader.batch.header import NO_SEGMENT, PICKLED
-from nbloader.batch.layout_cache import Known
+from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.serialize import ArrayToBeTensor, dump_object
 from nbloader.shm.segment import INLINE_LIMIT, SegmentPool
 from nbloader.transport.channel import Kind
@@ -44,7 +44,7 @@ class Encoder:
         self._send = send
         self._segments = SegmentPool()
         self._layouts: dict[Any, int] = {}
-        self._known = Known()
+        self._known = LayoutCache()
 
     def encode(self, samples: Any) -> Encoded:
         """Collate and write.
@@ -91,7 +91,7 @@ class Encoder:
             return self._object(collate_object(samples, self._output))
         layout = self._layout(plan.tree)
         memory, segment = self._written(plan.nbytes, plan.fill)
-        self._known.planned(plan, samples, layout)
+        self._known.learn(plan, samples, layout)
         return layout, dump_extras(plan.extras), plan.nbytes, memory, segment
 
     def _object(self, batch: Any) -> Encoded:
@@ -104,7 +104,7 @@ class Encoder:
         if layout is None:
             if len(self._layouts) >= MAX_LAYOUTS:
                 self._layouts.clear()
-                self._known = Known()
+                self._known = LayoutCache()
             layout = self._layouts[tree] = len(self._layouts)
             self._send(Kind.LAYOUT, layout.to_bytes(8, "little"), cloudpickle.dumps(tree))
         return layout

@@ -23,9 +23,10 @@ from nbloader import events as ev
 from nbloader.batch import chunk_writer
 from nbloader.batch.chunk_arena import Together, Writer
 from nbloader.batch.chunk_writer import PLACED_FROM, Beside, Board, Placed, relaid
-from nbloader.batch.collate import Plan, builder
+from nbloader.batch.collate import Plan
 from nbloader.batch.header import BatchHeader
 from nbloader.batch.payload import LocalPayload
+from nbloader.batch.rebuild import builder
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.shm import segment
 from nbloader.shm.segment import anonymous_file, mapped

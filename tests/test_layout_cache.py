@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from same import assert_same
 
-from nbloader.batch.collate import Plan, builder
-from nbloader.batch.layout_cache import MAX_SIZES, Known
+from nbloader.batch.collate import Plan
+from nbloader.batch.layout_cache import MAX_SIZES, LayoutCache
+from nbloader.batch.rebuild import builder
 
 pytestmark = pytest.mark.unit
 
@@ -101,7 +102,7 @@ def filled(known, samples):
         plan.fill(memory)
     except Exception as error:
         return (type(error), str(error)), False
-    known.planned(plan, samples, plan.tree)
+    known.learn(plan, samples, plan.tree)
     return builder(plan.tree, "torch")(memory, plan.extras), False
 
 
@@ -111,7 +112,7 @@ def filled(known, samples):
 )
 def test_whatever_comes_after_whatever_the_batch_is_the_planned_one(kinds, batches):
     """Batches of two or three structures in any order; in some of them one sample is of another structure."""
-    known = Known()
+    known = LayoutCache()
     for number, (kind, size, odd) in enumerate(batches):
         samples = [made(kinds[kind % len(kinds)], 10 * number + i) for i in range(size)]
         if odd is not None:
@@ -132,7 +133,7 @@ def test_whatever_comes_after_whatever_the_batch_is_the_planned_one(kinds, batch
     ids=["dict", "tuple", "tensors", "small", "small and strided"],
 )
 def test_the_third_batch_alike_is_not_planned(structure):
-    known = Known()
+    known = LayoutCache()
     for number in range(4):
         samples = [made(structure, 10 * number + i) for i in range(3)]
         got, was_known = filled(known, samples)
@@ -141,7 +142,7 @@ def test_the_third_batch_alike_is_not_planned(structure):
 
 
 def test_batches_that_all_differ_are_never_known():
-    known = Known()
+    known = LayoutCache()
     for number in range(10):
         _, was_known = filled(known, [np.zeros(number + 1, np.float32)] * 2)
         assert not was_known
@@ -163,7 +164,7 @@ def test_batches_that_all_differ_are_never_known():
 )
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_one_array_that_differs_is_seen(odd, place):
-    known = Known()
+    known = LayoutCache()
     for _ in range(2):
         filled(known, [np.ones(3, np.float32)] * 3)
     samples = [np.ones(3, np.float32)] * 3
@@ -196,7 +197,7 @@ SMALL = {"a": np.full(16, 1, np.float32), "b": np.full((4, 4), 2, np.int32), "c"
 )
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_one_dict_of_small_arrays_that_differs_is_seen(odd, place):
-    known = Known()
+    known = LayoutCache()
     for _ in range(2):
         filled(known, [SMALL] * 3)
     samples = [SMALL] * 3
@@ -206,7 +207,7 @@ def test_one_dict_of_small_arrays_that_differs_is_seen(odd, place):
 
 
 def test_lengths_that_only_add_up_are_seen():
-    known = Known()
+    known = LayoutCache()
     for _ in range(2):
         filled(known, [np.ones((3, 2), np.float32)] * 3)
     uneven = [np.ones((n, 2), np.float32) for n in (2, 4, 3)]
@@ -217,7 +218,7 @@ def test_lengths_that_only_add_up_are_seen():
 
 
 def test_what_is_remembered_is_bounded():
-    known = Known()
+    known = LayoutCache()
     for size in range(1, 5 * MAX_SIZES):
         for _ in range(2):
             filled(known, [1.0] * size)

@@ -1,0 +1,77 @@
+"""From a layout to a function that makes batches of it: arrays or tensors that are views of the batch's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+
+from nbloader.batch.pytree import ArrayNode, DictNode, ExtraNode, LayoutNode, ListNode
+
+Memory: TypeAlias = Any
+"""Anything with a writable buffer that NumPy can keep as an array's base: mmap, bytearray, ctypes array."""
+Build: TypeAlias = "Callable[[Memory, list[Any]], Any]"
+"""Makes a batch of its memory and its extras."""
+
+
+def builder(layout: LayoutNode, output: str) -> Build:
+    """A function that makes the batch of this layout from its memory and extras.
+
+    Args:
+        layout: As the batch was collated.
+        output: "torch" or "numpy".
+    """
+    if isinstance(layout, ArrayNode):
+        return _array_builder(layout, output)
+    if isinstance(layout, ExtraNode):
+        position = layout.position
+        return lambda _memory, extras: extras[position]
+    if isinstance(layout, DictNode) and (arrays := _evenly_spaced(layout.children, output)) is not None:
+        keys = layout.keys
+        return lambda memory, _extras: dict(zip(keys, arrays(memory), strict=True))
+    children = [builder(child, output) for child in layout.children]
+    if isinstance(layout, ListNode):
+        return lambda memory, extras: [child(memory, extras) for child in children]
+    if isinstance(layout, DictNode):
+        items = list(zip(layout.keys, children, strict=True))
+        return lambda memory, extras: {key: child(memory, extras) for key, child in items}
+    make = layout.make
+    return lambda memory, extras: make([child(memory, extras) for child in children])
+
+
+def _evenly_spaced(nodes: Sequence[LayoutNode], output: str) -> Callable[[Memory], Iterator[Any]] | None:
+    """Makes arrays or tensors of one shape and dtype as slices of one array; None where the nodes are not such arrays.
+
+    The memory is asked only once for its address: 40 tensors in 39 us instead of 52 us.
+    """
+    if not nodes[1:] or not all(isinstance(node, ArrayNode) and node.torch_dtype is None for node in nodes):
+        return None
+    arrays = cast("Sequence[ArrayNode]", nodes)
+    first = arrays[0]
+    start, shape, spacing = first.offset, first.shape, arrays[1].offset - first.offset
+    for i, node in enumerate(arrays):
+        if (node.offset, node.shape, node.dtype) != (start + i * spacing, shape, first.dtype):
+            return None
+    ndarray, dtype = np.ndarray, np.dtype(first.dtype)
+    shapes, strides = (len(arrays), *shape), (spacing, *np.empty(shape, dtype).strides)
+    if output == "numpy":
+        return lambda memory: iter(ndarray(shapes, dtype, memory, start, strides))
+    import torch
+
+    from_numpy = torch.from_numpy
+    return lambda memory: map(from_numpy, ndarray(shapes, dtype, memory, start, strides))
+
+
+def _array_builder(node: ArrayNode, output: str) -> Build:
+    offset, shape, dtype = node.offset, node.shape, np.dtype(node.dtype)
+    ndarray = np.ndarray
+    if output == "numpy":
+        return lambda memory, _extras: ndarray(shape, dtype, memory, offset)
+    import torch
+
+    from_numpy = torch.from_numpy
+    if node.torch_dtype is not None and str(dtype) != node.torch_dtype:
+        torch_dtype = getattr(torch, node.torch_dtype)
+        return lambda memory, _extras: from_numpy(ndarray(shape, dtype, memory, offset)).view(torch_dtype)
+    return lambda memory, _extras: from_numpy(ndarray(shape, dtype, memory, offset))
