@@ -1,4 +1,4 @@
-"""What all tests share: none leaves a process, a thread, a file descriptor or a shared-memory file behind."""
+"""Fixtures for all tests: no test leaves a process, thread, file descriptor or shared-memory file behind."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from nbloader.transport import preload
 
 pytest.register_assert_rewrite("same")
 
-# A busy machine makes an example slow, not wrong; and what failed once in CI must fail again here.
+# No deadline: examples are slow on a busy machine. Deterministic in CI, so that a failure can be reproduced.
 hypothesis.settings.register_profile("nbloader", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("nbloader")
 
 GRACE = 10.0
-"""Seconds in which what a test has just closed may finish ending."""
+"""Seconds that resources closed by a test have to disappear."""
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves something behind.
 
-    Fixtures of wider scope are set up before and live on, with whatever they start meanwhile: a browser, a Jupyter
-    server. A test that must leave something says so with the marker `leaves_behind("reason")`.
+    Resources of fixtures with a wider scope, such as a browser or a Jupyter server, exist before the test and are
+    allowed. A test that has to leave something is marked `leaves_behind("reason")`.
     """
     if request.node.get_closest_marker("leaves_behind"):
         yield
@@ -41,8 +41,8 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def fork_servers_import_what_test_modules_import() -> Iterator[None]:
-    """Else each worker does: a dataset, or a function, of a test module brings the whole module along."""
+def fork_server_preloads_test_dependencies() -> Iterator[None]:
+    """Preload pytest and hypothesis: otherwise each worker imports them with the test module of its dataset."""
     needed = preload.needed
 
     def needed_here(payload: bytes, *parts: Any, **how: Any) -> list[str]:
@@ -55,8 +55,8 @@ def fork_servers_import_what_test_modules_import() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forkserver_ends_with_the_session() -> Iterator[None]:
-    """The one process that tests may leave, since all of them share it, ends when they have ended."""
+def shut_down_fork_server() -> Iterator[None]:
+    """Shut down the fork server, which all tests share, at the end of the session."""
     yield
     if "nbloader.transport.forkserver" in sys.modules:
         sys.modules["nbloader.transport.forkserver"].shutdown()

@@ -24,7 +24,7 @@ from nbloader.transport.dataset_payload import SharedPickle
 
 
 @pytest.fixture
-def fork_servers_import_what_test_modules_import():
+def fork_server_preloads_test_dependencies():
     """Not here: what they import is the point."""
 
 

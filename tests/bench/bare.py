@@ -1,16 +1,16 @@
-"""What processes reach without a loader, for the same batches: a yardstick (`Bare`) and a bound (`Alone`).
+"""The rates of processes without a loader, for the same batches: a reference (`Bare`) and a bound (`Alone`).
 
-`Bare` is hand-written code that hands batches from two processes to a third:
+`Bare` is hand-written code that transfers batches from two processes to a third:
 
     worker w:  batches w, w + n, ... -> fetch, collate into the next slot of its shared memory -> one message
-    notebook:  batch i from worker i modulo n -> build it on the slot -> when the loop comes back, the slot is free
+    notebook:  batch i from worker i modulo n -> build it on the slot -> the slot is free when the loop asks again
 
-Made for one dataset: it knows how its batches are laid out, and looks at nothing. There is no order to restore, no
-credit but the slots, no record of anything, no shuffling, no epoch that is left early, nothing that notices when a
-worker dies or a sample raises, and who keeps a batch sees it change. It is no upper bound: it is plain Python, and on a
-busy machine a loader that asks further ahead has been as quick.
+It is written for one dataset: the layout of its batches is fixed. There is no reordering, no prefetch window except the
+slots, no event record, no shuffling, no support for abandoned epochs, dead workers or exceptions, and a batch that is
+kept gets overwritten. It is no upper bound: it is plain Python, and on a busy machine a loader that prefetches more has
+been as fast.
 
-In `Alone` nothing is handed over: each process makes its share of the batches and keeps them.
+`Alone` transfers nothing: each process produces its share of the batches and keeps them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ import numpy as np
 from nbloader.shm.segment import aligned
 
 SLOTS = 8
-"""Batches that a worker may be ahead of the loop."""
+"""Batches that a worker may prefetch."""
 SLOT = 1 << 20
 """Bytes."""
 MESSAGE = 1 << 17
 
 
 class Bare:
-    """Batches of `work.Fields`, or of what a collate function gives, handed over by hand-written code."""
+    """Batches of `work.Fields`, or of a collate function's results, transferred by hand-written code."""
 
     def __init__(self, work, dataset):
-        self._write, self._read = _ways(work, dataset)
+        self._write, self._read = _codec(work, dataset)
         self._work, self._dataset = work, dataset
         self._batches = len(dataset) // work.batch_size
         self._workers = [self._start(worker) for worker in range(work.workers)]
@@ -76,14 +76,16 @@ class Bare:
 
 
 class Alone:
-    """As many processes as a loader has workers, each of which makes its share of the batches, for itself.
+    """As many processes as a loader has workers, each of which produces its share of the batches.
 
-    There is no loader: nothing is asked for, sent or received but the word to begin. What they reach together is what
-    the cores have time for where handing over takes none, so no loader that makes batches in this way can be faster.
+    There is no loader: the only message is the start signal. Their total rate is what the cores can do if the transfer
+    costs nothing, so no loader that produces batches in this way can be faster.
 
     Args:
-        begin: Gives, in such a process, the function that makes a batch of what it is given: the range of indices, and
-            which of two pieces of memory to use (as for a worker whose last batch the consumer still looks at).
+        work: The workload.
+        dataset: Its dataset.
+        begin: Called in each process. Returns the function that produces a batch from a range of indices and the number
+            of one of two buffers (like a worker whose previous batch is still in use by the consumer).
     """
 
     def __init__(self, work, dataset, begin):
@@ -100,10 +102,10 @@ class Alone:
         from nbloader.transport.forkserver import die_with_parent
 
         die_with_parent()
-        make = begin()
+        produce = begin()
         while pipe.recv():
-            for batch, piece in zip(share, itertools.cycle(range(2)), strict=False):
-                make(range(batch * size, batch * size + size), piece)
+            for batch, buffer in zip(share, itertools.cycle(range(2)), strict=False):
+                produce(range(batch * size, batch * size + size), buffer)
             pipe.send(True)
 
     def __iter__(self):
@@ -115,39 +117,39 @@ class Alone:
 
 
 def copying(work, dataset):
-    """Processes that only copy samples, which are arrays of one shape."""
+    """Processes that only copy samples, which must be arrays of one shape."""
     first = dataset[0]
 
     def begin():
         memory = [mmap.mmap(-1, work.batch_size * first.nbytes) for _ in range(2)]
-        targets = [np.frombuffer(piece, first.dtype).reshape(work.batch_size, *first.shape) for piece in memory]
+        targets = [np.frombuffer(part, first.dtype).reshape(work.batch_size, *first.shape) for part in memory]
 
-        def make(indices, piece):
+        def produce(indices, buffer):
             for position, index in enumerate(indices):
-                np.copyto(targets[piece][position], dataset[index])
+                np.copyto(targets[buffer][position], dataset[index])
 
-        return make
+        return produce
 
     return Alone(work, dataset, begin)
 
 
-def making(work, dataset):
-    """Processes that fetch and write batches as the workers of `Bare` do, and build them as its notebook does."""
-    write, read = _ways(work, dataset)
+def producing(work, dataset):
+    """Processes that fetch and write batches like the workers of `Bare`, and build them like its consumer."""
+    write, read = _codec(work, dataset)
 
     def begin():
         slots = [memoryview(mmap.mmap(-1, SLOT)) for _ in range(2)]
 
-        def make(indices, piece):
-            return read(write([dataset[i] for i in indices], slots[piece]), slots[piece])
+        def produce(indices, buffer):
+            return read(write([dataset[i] for i in indices], slots[buffer]), slots[buffer])
 
-        return make
+        return produce
 
     return Alone(work, dataset, begin)
 
 
-def _ways(work, dataset):
-    """How batches are written into memory, and built on it."""
+def _codec(work, dataset):
+    """The functions that write a batch into memory and build it there."""
     if work.collate is not None:
         return _Pickled(work.collate).write, _unpickle
     first = dataset[0]
@@ -156,12 +158,12 @@ def _ways(work, dataset):
 
 
 def _slots(memory):
-    """The slots of a worker, one after the other, again and again."""
+    """The slots of a worker, in an endless cycle."""
     return itertools.cycle([memoryview(memory)[i * SLOT : (i + 1) * SLOT] for i in range(SLOTS)])
 
 
 def _concatenate(samples, slot):
-    """Write dicts of arrays of one shape and dtype behind each other, key by key."""
+    """Concatenate dicts of arrays of one shape and dtype, key by key."""
     arrays = list(itertools.chain.from_iterable(zip(*[sample.values() for sample in samples], strict=True)))
     np.concatenate(arrays, out=np.ndarray(sum(map(len, arrays)), np.float32, slot))
     return b"1"
@@ -176,7 +178,7 @@ class _Slices:
         self._tensor = torch.from_numpy
 
     def read(self, _message, slot):
-        """Tensors on the slot."""
+        """The batch as tensors on the slot."""
         return dict(zip(self._keys, map(self._tensor, np.ndarray(self._shape, np.float32, slot)), strict=True))
 
 
@@ -185,7 +187,7 @@ class _Pickled:
         self._collate = collate
 
     def write(self, samples, slot):
-        """Write the arrays of a batch into the slot; the message is the rest, pickled."""
+        """Write the arrays of a batch into the slot and return the pickled rest as the message."""
         buffers, end = [], 0
         data = pickle.dumps(self._collate(samples), protocol=5, buffer_callback=buffers.append)
         sizes = []
@@ -198,7 +200,7 @@ class _Pickled:
 
 
 def _unpickle(message, slot):
-    """The batch, its arrays on the slot."""
+    """The batch, with its arrays on the slot."""
     (count,) = struct.unpack_from("<I", message)
     end, buffers = 0, []
     for size in struct.unpack_from(f"<{count}I", message, 4):

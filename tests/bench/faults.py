@@ -1,6 +1,6 @@
-"""What each fault costs: provoked with real processes and timed. `make faults` prints the README's table.
+"""How long recovery from each fault takes, with real processes. `make faults` prints the README's table.
 
-Each is done `ROUNDS` times; the median is given, and the longest.
+Each fault is provoked `ROUNDS` times; the table has the median and the maximum.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def when(loader, kind, condition=lambda _event: True):
-    """An event that is set, and the time in a list, when such an event of the loader comes."""
-    came, at = threading.Event(), []
+    """A `threading.Event` that is set by the first matching event of the loader, and a list with its time."""
+    seen, at = threading.Event(), []
 
-    def look(event):
-        if isinstance(event, kind) and condition(event) and not came.is_set():
+    def watch(event):
+        if isinstance(event, kind) and condition(event) and not seen.is_set():
             at.append(time.monotonic())
-            came.set()
+            seen.set()
 
-    loader.events.subscribe(look)
-    return came, at
+    loader.events.subscribe(watch)
+    return seen, at
 
 
 def killed():
-    """From the kill until another process has its dataset and takes the place."""
+    """From the kill until the replacement process has its dataset."""
     with DataLoader(Slow(400, wait=0.002), 2, num_workers=2) as loader:
         epoch = iter(loader)
         next(epoch)
         wait_for(lambda: sum(w.state == "idle" for w in loader.stats().workers) == 2)
         victim = loader.stats().workers[0].pid
-        came, at = when(loader, ev.WorkerReady, lambda e: e.pid != victim)
+        seen, at = when(loader, ev.WorkerReady, lambda e: e.pid != victim)
         begun = time.monotonic()
         os.kill(victim, signal.SIGKILL)
-        came.wait(30)
+        seen.wait(30)
         assert flat(epoch) == list(range(2, 400))
         return at[0] - begun
 
 
 def deadly_batch():
-    """From `iter` to the error of a batch that kills three workers; they are warm."""
+    """From `iter` to the error of a batch that kills three workers, with warm workers."""
     with DataLoader(batch_size=3, num_workers=2, **at_stage("fetch", 9, d.sigkill)) as loader:
         begun = time.monotonic()
         try:
@@ -92,7 +92,7 @@ def hanging(how, **options):
 
 
 def restarted():
-    """From `restart_workers()` until the batch that hung is there."""
+    """From `restart_workers()` until the batch that hung is delivered."""
     loader, flag, hung = hanging(d.hang_in_c)
     with loader:
         epoch = iter(loader)
@@ -119,7 +119,7 @@ def stack():
 
 
 def late(on_timeout):
-    """What passes beyond `timeout` until the batch, or the error, is there."""
+    """From `timeout` until the batch is delivered or the error is raised."""
     loader, flag, hung = hanging(d.hang_in_c, timeout=1, on_timeout=on_timeout)
     with loader:
         epoch = iter(loader)
@@ -139,10 +139,10 @@ def resized():
         epoch = iter(loader)
         next(epoch)
         wait_for(lambda: sum(w.state != "starting" for w in loader.stats().workers) == 2)
-        came, at = when(loader, ev.WorkerReady, lambda e: e.worker == 3)
+        seen, at = when(loader, ev.WorkerReady, lambda e: e.worker == 3)
         begun = time.monotonic()
         loader.num_workers = 4
-        came.wait(30)
+        seen.wait(30)
         assert flat(epoch) == list(range(2, 400))
         return at[0] - begun
 
@@ -152,7 +152,7 @@ def script(code):
 
 
 def interrupted():
-    """From the signal until the cell's next line runs."""
+    """From the signal until the next line of the cell runs."""
     with script(
         """
 loader = DataLoader(Slow(10, wait=3600), 2, num_workers=2)
@@ -171,7 +171,7 @@ except KeyboardInterrupt:
         return float(process.communicate()[0])
 
 
-AT_WORK = """
+BUSY = """
 loader = DataLoader(Slow(10, wait=3600), 2, num_workers=2)
 it = iter(loader)
 wait_for(lambda: sum(w.batch is not None for w in loader.stats().workers) == 2)
@@ -180,8 +180,8 @@ print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
 
 
 def kernel_killed():
-    """From the kill of the notebook's process until none of its workers is left."""
-    with script(AT_WORK + "time.sleep(3600)\n") as process:
+    """From the kill of the notebook's process until no worker remains."""
+    with script(BUSY + "time.sleep(3600)\n") as process:
         pids = [int(pid) for pid in process.stdout.readline().split()]
         begun = time.monotonic()
         process.kill()
@@ -189,9 +189,9 @@ def kernel_killed():
         return time.monotonic() - begun
 
 
-def left():
-    """From the end of the program, without `close()`, until all its processes are gone."""
-    with script(AT_WORK + "print(time.monotonic(), flush=True)\n") as process:
+def abandoned():
+    """From the end of the program, without `close()`, until no process remains."""
+    with script(BUSY + "print(time.monotonic(), flush=True)\n") as process:
         pids = [int(pid) for pid in process.stdout.readline().split()]
         at = float(process.stdout.readline())
         process.wait()
@@ -200,17 +200,17 @@ def left():
 
 
 ROWS = [
-    ("a worker is killed, crashes or exits", "nothing: its batches are made again, in order", killed),
-    ("a batch kills three workers in a row", "`WorkerDiedError`: samples, signal, last words", deadly_batch),
-    ("workers die at their start", "`WorkerStartError` after three tries, with their last words", deadly_start),
-    ("a worker hangs, in C code too: `restart_workers()`, or its button", "the stall ends", restarted),
+    ("a worker is killed, crashes or exits", "nothing: its batches are produced again, in order", killed),
+    ("a batch kills three workers in a row", "`WorkerDiedError`: samples, signal, last output", deadly_batch),
+    ("workers die during startup", "`WorkerStartError` after three attempts, with their last output", deadly_start),
+    ("a worker hangs, also in C code: `restart_workers()` or its button", "the stall ends", restarted),
     ("the same: `loader.stack(0)`", "file and line", stack),
-    ("the same: `timeout=`", "`LoaderTimeoutError` with the stack; time beyond `timeout`", lambda: late("raise")),
-    ("the same: `on_timeout='restart'`", "one line in the cell; time beyond `timeout`", lambda: late("restart")),
+    ("the same: `timeout=`", "`LoaderTimeoutError` with the stack; time after `timeout`", lambda: late("raise")),
+    ("the same: `on_timeout='restart'`", "one line in the cell; time after `timeout`", lambda: late("restart")),
     ("`num_workers = 4` instead of 2, in mid-epoch", "nothing; until both are ready", resized),
     ("Ctrl-C", "the cell ends; the next epoch works", interrupted),
-    ("the kernel is killed", "no process is left", kernel_killed),
-    ("the program ends without `close()`", "nothing; no process is left", left),
+    ("the kernel is killed", "no process remains", kernel_killed),
+    ("the program ends without `close()`", "nothing; no process remains", abandoned),
 ]
 
 
@@ -221,10 +221,10 @@ def shown(seconds):
 
 
 def main():
-    with DataLoader(Numbers(8), 2, num_workers=2) as loader:  # the fork server, which all share, is there
+    with DataLoader(Numbers(8), 2, num_workers=2) as loader:  # starts the shared fork server
         list(loader)
-    print(f"{psutil.cpu_count()} cores; median of {ROUNDS}, and the longest\n")
-    print("| what happens | what the loop sees | time | longest |\n|---|---|---|---|")
+    print(f"{psutil.cpu_count()} cores; median and maximum of {ROUNDS}\n")
+    print("| fault | what the loop sees | time | maximum |\n|---|---|---|---|")
     for what, sees, measure in ROWS:
         times = [measure() for _ in range(ROUNDS)]
         print(f"| {what} | {sees} | {shown(statistics.median(times))} | {shown(max(times))} |", flush=True)

@@ -1,9 +1,9 @@
-"""Uploads beside torch's: `make bench-gpu`, or `python tests/bench/gpu.py`. Needs a GPU of CUDA.
+"""Uploads compared with torch's: `make bench-gpu`, or `python tests/bench/gpu.py`. Needs a CUDA device.
 
-    for each size of batch, for each step:   torch, nbloader, torch, nbloader ...   turns one after the other
-    beside them: a plain copy from pinned memory (the bandwidth there is), the step alone (the rate there is)
+    for each batch size and step:   torch, nbloader, torch, nbloader ...   in turns
+    as limits: a plain copy from pinned memory (bandwidth), the step alone (rate)
 
-Writes a table (Markdown) and everything that was measured (JSON).
+Writes a table (Markdown) and all measurements (JSON).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ TURNS = 5
 STEPS = (0.0, 5.0, 20.0)
 """Milliseconds of matrix products."""
 SIZES = (("38.5 MB", 64, (3, 224, 224), 60), ("4 KB", 32, (32,), 2000))
-"""Name, samples a batch, shape of a float32 sample, batches a turn."""
+"""Name, samples per batch, shape of a float32 sample, batches per turn."""
 WORKERS = 2
 
 
 def plain_copy(torch, nbytes):
-    """Seconds of one copy from pinned memory, by the device's clock."""
+    """Seconds of one copy from pinned memory, measured by the device."""
     source, target = torch.empty(nbytes, dtype=torch.uint8).pin_memory(), torch.empty(nbytes, dtype=torch.uint8).cuda()
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for timed in (False, True):
@@ -38,7 +38,7 @@ def plain_copy(torch, nbytes):
 
 
 def step_alone(torch, work, times):
-    """Seconds of one step on a batch that is there."""
+    """Seconds of one step without loading."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(times):
@@ -48,7 +48,7 @@ def step_alone(torch, work, times):
 
 
 def turn(torch, loader, work, upload):
-    """Batches a second of one epoch, until the device is done."""
+    """Batches per second of one epoch, including the device's work."""
     torch.cuda.synchronize()
     begin, count = time.perf_counter(), 0
     for batch in loader:
@@ -58,10 +58,10 @@ def turn(torch, loader, work, upload):
     return count / (time.perf_counter() - begin)
 
 
-def right(torch, loader, expected):
-    """Raise if an epoch on the device is not what torch's own loader gives on the host.
+def verify(torch, loader, expected):
+    """Raise if an epoch on the device differs from what torch's loader gives on the host.
 
-    The work between keeps the host ahead of the device, so that memory that goes back too early is seen.
+    The summation keeps the host ahead of the device, so that memory that is reused too early is detected.
     """
     sums = [batch.double().sum() for batch in loader]
     torch.cuda.synchronize()
@@ -82,12 +82,12 @@ def measure(torch, size, ms):
     )
     expected = torch.stack([batch.double().sum() for batch in torch.utils.data.DataLoader(data, batch_size)])
     with DataLoader(data, batch_size, num_workers=WORKERS, device="cuda", persistent_workers=True) as ours:
-        right(torch, ours, expected)
+        verify(torch, ours, expected)
         turns = {"torch": [], "nbloader": []}
         for _ in range(TURNS):
             turns["torch"].append(turn(torch, theirs, work, lambda batch: batch.to("cuda", non_blocking=True)))
             turns["nbloader"].append(turn(torch, ours, work, lambda batch: batch))
-        right(torch, ours, expected)
+        verify(torch, ours, expected)
         uploads = ours.stats().uploads
     nbytes = batch_size * data[0].nbytes
     return {
@@ -98,18 +98,19 @@ def measure(torch, size, ms):
 
 
 def line(row):
-    """One line of the table: rates, the ratio to torch, and the share of what there is."""
+    """One line of the table: rates, the ratio to torch, and the share of the limit."""
     ours, theirs = (statistics.median(row["turns"][system]) for system in ("nbloader", "torch"))
     ratios = [a / b for a, b in zip(row["turns"]["nbloader"], row["turns"]["torch"], strict=True)]
     limit = max(row["copy"], row["step"])
     what = "a plain copy's bandwidth" if row["copy"] >= row["step"] else "the step's own rate"
-    aim = "90 %" if row["copy"] >= row["step"] else "99 %"
-    aim = f"{aim}; 3 x torch" if row["nbytes"] > 1 << 20 else aim
+    target = "90 %" if row["copy"] >= row["step"] else "99 %"
+    target = f"{target}; 3 x torch" if row["nbytes"] > 1 << 20 else target
     ways = ", ".join(f"{way} {count}" for way, count in row["ways"])
     hidden = "" if row["hidden"] is None else f"{100 * row['hidden']:.0f} %"
     return (
         f"| {row['size']}, step {row['ms']:g} ms | {theirs:,.1f} | {ours:,.1f} | {statistics.median(ratios):.1f} x "
-        f"({min(ratios):.1f} - {max(ratios):.1f}) | {100 * ours * limit:.0f} % of {what} | {hidden} | {ways} | {aim} |"
+        f"({min(ratios):.1f} - {max(ratios):.1f}) | {100 * ours * limit:.0f} % of {what} | {hidden} | {ways} "
+        f"| {target} |"
     )
 
 
@@ -120,13 +121,15 @@ def main():
     import torch
 
     if not torch.cuda.is_available():
-        sys.exit(f"There is no GPU here (torch {torch.__version__} sees none), so there is nothing to measure.")
+        sys.exit(f"No GPU found by torch {torch.__version__}: nothing to measure.")
     rows = [measure(torch, size, ms) for size in SIZES for ms in STEPS]
     head = (
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {WORKERS} workers, medians of {TURNS} turns taken "
-        "one after the other; torch with pin_memory=True and .to(non_blocking=True)."
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {WORKERS} workers, medians of {TURNS} interleaved "
+        "turns; torch with pin_memory=True and .to(non_blocking=True)."
     )
-    columns = "| batches | torch, batch/s | nbloader, batch/s | ratio (range) | of the limit | hidden | memory | aim |"
+    columns = (
+        "| batches | torch, batch/s | nbloader, batch/s | ratio (range) | of the limit | hidden | memory | target |"
+    )
     text = "\n".join([head, "", columns, "|" + "---|" * 8, *map(line, rows), ""])
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "table.md").write_text(text)

@@ -1,4 +1,4 @@
-"""The rows of the benchmark: what is done, by whom, and what is wanted of it."""
+"""The rows of the benchmark: workload, systems and targets."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import systems
 import work
 
 OURS, TORCH = "nbloader", "torch"
-BARE, ALONE = "no loader", "nothing handed over"
+BARE, ALONE = "no loader", "no transfer"
 CONFIDENCE = 0.93
-"""Of the interval around each median; five turns give 0.9375."""
+"""Level of the confidence interval of each median; five turns give 0.9375."""
 
 Turns = "dict[str, list[dict[str, float]]]"
-"""What the turns of each system gave, in the order in which they were taken."""
+"""The results of each system's turns, in the order in which they were taken."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One thing wanted, and what was found."""
+    """One target and its result."""
 
     want: str
     found: str
     verdict: str
-    """ "met" or "missed"; "unclear" where the turns scatter to both sides of what is wanted."""
+    """ "met" or "missed"; "unclear" if the confidence interval contains the target."""
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,24 @@ class Row:
     """One row of the table."""
 
     name: str
-    """The key of its work, and the name to select it by."""
+    """The key of its workload, and the name that `--rows` accepts."""
     title: str
     unit: str
     kind: str
     """The method of `side.Side` that measures a turn."""
     judge: Callable[[Turns], list[Verdict]]
     extra: tuple[str, ...] = ()
-    """Systems beside torch and ours."""
+    """Systems in addition to torch and ours."""
     peers: bool = False
     fresh: bool = False
     """A new process for each turn."""
     turns: int = 5
     seconds: float = 0.5
-    """What a turn of a rate lasts at least; whole epochs."""
+    """Minimum duration of a turn that measures a rate; it consists of whole epochs."""
     torch: bool = True
-    """Whether torch does it too. Then its values are compared."""
+    """Whether torch runs it, too. Then the values are compared."""
     beside: bool = True
-    """Whether torch takes all turns; else one, to be compared with."""
+    """Whether torch takes all turns; otherwise one, to compare the values with."""
 
 
 def median(turns, system, key="value"):
@@ -60,14 +60,14 @@ def median(turns, system, key="value"):
 
 
 def ratios(turns, one, other, key="value"):
-    """How many times more `one` does than `other`, for each pair of turns taken one after the other."""
+    """The ratio of `one` to `other` for each pair of consecutive turns."""
     return [a[key] / b[key] for a, b in zip(turns[one], turns[other], strict=True)]
 
 
 def interval(values):
-    """Where the true median lies, at 93 % or better, whatever the distribution: order statistics (the sign test).
+    """A confidence interval of the median at 93 % or more, for any distribution: order statistics (the sign test).
 
-    Of five values all five are needed; of eleven the second to the tenth will do.
+    For five values it is their whole range; for eleven it reaches from the second to the tenth.
     """
     n = len(values)
     cut = 0
@@ -99,23 +99,23 @@ def each(turns, system, key="value"):
 
 
 def times(torch, peers=0.0):
-    """Judge a rate against torch's, and against the best peer's where one was measured."""
+    """Judge a rate against torch's, and against the fastest peer's if one was measured."""
 
     def judge(turns):
         verdicts = [at_least("torch", ratios(turns, OURS, TORCH), torch)]
         measured = [peer for peer in systems.PEERS if peer in turns]
         if peers and measured:
             best = max(measured, key=lambda peer: median(turns, peer))
-            verdicts.append(at_least(f"best peer ({best})", ratios(turns, OURS, best), peers))
+            verdicts.append(at_least(f"fastest peer ({best})", ratios(turns, OURS, best), peers))
         return verdicts
 
     return judge
 
 
 def _large(turns):
-    """One thread copies into one buffer, which stays in the cache; two cores share the way to the memory.
+    """Judge against memcpy: one thread copies into one buffer, which stays in the cache.
 
-    So what as many processes as workers reach without a loader is told beside it.
+    Two cores share the memory bandwidth, so the rate of as many copying processes is reported, too.
     """
     judged = at_least("one thread's memcpy", [100 * r for r in ratios(turns, OURS, "memcpy")], 60, "{:.0f} %")
     two = 100 * statistics.median(ratios(turns, "two memcpy", "memcpy"))
@@ -126,10 +126,10 @@ def _large(turns):
 
 
 def computed(torch, peers=0.0):
-    """Judge a rate where all cores compute; what a batch takes of them all is told beside it.
+    """Judge a rate when all cores compute; the CPU time per batch of all processes is reported, too.
 
-    And what processes reach without a loader (bare.py): by hand-written code for this dataset alone that does nothing
-    for order, faults or events, and where nothing is handed over.
+    So are the rates of processes without a loader (bare.py): hand-written code for this dataset, without support for
+    order, faults or events; and processes that transfer nothing.
     """
 
     def judge(turns):
@@ -140,23 +140,23 @@ def computed(torch, peers=0.0):
         for system in (ALONE, BARE):
             reach = [f"{statistics.median(ratios(turns, system, other)):.1f} x {other}" for other in others_there]
             share = 100 * statistics.median(ratios(turns, OURS, system))
-            limits.append(f"{system}: {', '.join(reach)}, we at {share:.0f} % of it")
-        found = f"{judged.found}; {'; '.join(limits)}; computing a batch, all processes: {took}"
+            limits.append(f"{system}: {', '.join(reach)}, nbloader at {share:.0f} % of it")
+        found = f"{judged.found}; {'; '.join(limits)}; CPU time per batch, all processes: {took}"
         return [replace(judged, found=found), *others]
 
     return judge
 
 
 def _of_ideal(turns, ideal, want):
-    """Judge against the ideal as it is written down; what share of what the clock leaves of it is told, not judged.
+    """Judge against the nominal ideal; the share of what the measured sleeps allow is reported, but not judged.
 
-    A sleep takes longer than it is asked for: how much longer was measured in the same turns, on a thread without a
-    loader, and no loader can be nearer the ideal than that.
+    A sleep takes longer than requested. The difference is measured in the same turns, on a thread without a loader; no
+    loader can come closer to the ideal.
     """
     judged = at_least(f"the ideal of {ideal:.1f}/s", [100 * v / ideal for v in each(turns, OURS)], want, "{:.1f} %")
     slept = each(turns, OURS, "slept")
     share = statistics.median(100 * v * s / ideal for v, s in zip(each(turns, OURS), slept, strict=True))
-    ceiling = f"sleeps took {statistics.median(slept):.3f} x what they were asked for: {share:.1f} % of what they leave"
+    ceiling = f"sleeps took {statistics.median(slept):.3f} x the requested time: {share:.1f} % of what they allow"
     return [replace(judged, found=f"{judged.found}; {ceiling}")]
 
 
@@ -181,11 +181,11 @@ def _jpeg(turns):
 
 def _later(turns):
     beyond = [turn["value"] - turn["own"] for turn in turns[OURS]]
-    return [at_most("beyond the batch's own work", beyond, 10, "{:.1f} ms")]
+    return [at_most("more than producing the batch", beyond, 10, "{:.1f} ms")]
 
 
 def _first(turns):
-    """A worker cannot be there before an interpreter that imports NumPy: what one took in the same turns is told."""
+    """A worker needs at least an interpreter that imports NumPy: the time of one, in the same turns, is reported."""
     judged = at_most("from iter()", each(turns, OURS), 250, "{:.0f} ms")
     return [
         replace(judged, found=f"{judged.found}; one spawn and import of NumPy {median(turns, OURS, 'once'):.0f} ms")
@@ -193,16 +193,16 @@ def _first(turns):
 
 
 def _first_torch(turns):
-    """Against one spawn and import of torch, timed in each turn, so that it has the same noise around it."""
+    """Judge against one spawn and import of torch, timed in each turn, so that both have the same noise."""
     part = [100 * turn["value"] / turn["once"] for turn in turns[OURS]]
     return [at_most("of one spawn and import of torch", part, 100, "{:.0f} %")]
 
 
 def _memory(turns):
-    """The array and a notebook that has imported torch take more than 1,200 MB by themselves: that is told as well."""
+    """The array and a process that has imported torch already take more than 1,200 MB: that is reported, too."""
     judged = at_most("PSS of all processes", each(turns, OURS), 1200, "{:,.0f} MB")
-    before = f"{median(turns, OURS, 'before'):,.0f} MB of it before there was a loader"
-    kept = f"{median(turns, OURS, 'segments'):,.0f} MB segments that are kept for the next epoch"
+    before = f"{median(turns, OURS, 'before'):,.0f} MB of it before the loader was created"
+    kept = f"{median(turns, OURS, 'segments'):,.0f} MB of segments kept for the next epoch"
     return [
         replace(judged, found=f"{judged.found}; {before}; {kept}"),
         at_most("first batch", each(turns, OURS, "first"), 1000, "{:.0f} ms"),
@@ -210,7 +210,7 @@ def _memory(turns):
 
 
 def _events(turns):
-    """Wall time is judged; the parent's CPU time a batch, which a busy machine disturbs less, is told beside it."""
+    """Wall time is judged; the parent's CPU time per batch, less sensitive to other load, is reported, too."""
     slower = [100 * (r - 1) for r in ratios(turns, "without events", OURS)]
     judged = at_most("slower than without", slower, 6, "{:.1f} %")
     cpu = 100 * (statistics.median(ratios(turns, OURS, "without events", "cpu_us")) - 1)
@@ -233,7 +233,7 @@ def _shuffled(turns):
 
 
 def _keep(turns):
-    return [at_most("memory over data", each(turns, OURS), 110, "{:.0f} %")]
+    return [at_most("memory relative to the data", each(turns, OURS), 110, "{:.0f} %")]
 
 
 ROWS = (
@@ -260,26 +260,33 @@ ROWS = (
     ),
     Row(
         "custom",
-        "strings, nested lists, variable arrays, own collate, 2 workers",
+        "strings, nested lists, variable arrays, custom collate, 2 workers",
         "batch/s",
         "rate",
         computed(3),
         (BARE, ALONE),
         turns=11,
     ),
-    Row("wait", "5 ms wait a sample, batch 16, 8 workers", "batch/s", "rate", _wait, peers=True),
+    Row("wait", "5 ms sleep per sample, batch 16, 8 workers", "batch/s", "rate", _wait, peers=True),
     Row("threads", 'the same with workers="thread", 16 threads', "batch/s", "rate", _threads),
     Row(
         "jpeg", "JPEG decode, resize, crop, batch 32, 2 workers", "batch/s", "rate", _jpeg, ("in process",), peers=True
     ),
     Row("later", "first batch of a later epoch, large, 2 workers", "ms", "later", _later, peers=True),
-    Row("first", "first batch ever, NumPy only, 4 workers", "ms", "first", _first, fresh=True),
-    Row("first_torch", "first batch ever, torch in the dataset, 4 workers", "ms", "first", _first_torch, fresh=True),
-    Row("stragglers", "1 ms a sample, every 50th 100 ms, batch 16, 4 workers", "batch/s", "rate", _stragglers),
+    Row("first", "first batch of a process, NumPy only, 4 workers", "ms", "first", _first, fresh=True),
+    Row(
+        "first_torch",
+        "first batch of a process, torch in the dataset, 4 workers",
+        "ms",
+        "first",
+        _first_torch,
+        fresh=True,
+    ),
+    Row("stragglers", "1 ms per sample, every 50th 100 ms, batch 16, 4 workers", "batch/s", "rate", _stragglers),
     Row("memory", "1 GB array in the dataset, 4 workers, all processes", "MB PSS", "memory", _memory, fresh=True),
     Row(
         "events",
-        "tiny, events and history on against off",
+        "tiny, with events and history or without",
         "batch/s",
         "rate",
         _events,
@@ -290,7 +297,7 @@ ROWS = (
     ),
     Row(
         "watched",
-        "tiny, dashboard at 4 Hz on against off",
+        "tiny, with a dashboard at 4 Hz or without",
         "batch/s",
         "rate",
         _watched,
@@ -302,5 +309,5 @@ ROWS = (
     Row(
         "shuffled", "first batch of 100 million samples, shuffled", "ms", "shuffled", _shuffled, fresh=True, torch=False
     ),
-    Row("keep", "list(loader): memory over data, 2 workers", "%", "keep", _keep, fresh=True),
+    Row("keep", "list(loader): memory relative to the data, 2 workers", "%", "keep", _keep, fresh=True),
 )

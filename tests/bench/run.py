@@ -1,10 +1,10 @@
 """The side-by-side benchmark: `make bench`, or `python tests/bench/run.py [--rows tiny,large]`.
 
-    for each row:   one process a system (side.py)  ->  check  ->  turn, turn, turn ...  ->  check  ->  judge
-                    the systems take turns one after the other, so that what disturbs the machine disturbs them all
+    for each row:   one process per system (side.py)  ->  check  ->  turn, turn, turn ...  ->  check  ->  judge
+                    the systems take turns, so that disturbances of the machine affect all of them
 
-The values of every system are compared with torch's, before and after it was timed; a difference fails the run.
-Writes a table (Markdown) and everything that was measured (JSON).
+The values of every system are compared with torch's before and after the timing; a difference fails the run.
+Writes a table (Markdown) and all measurements (JSON).
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from rows import OURS, ROWS, TORCH, median
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 PEER_PYTHONS = Path(".venv/peers/{}/bin/python")
-"""Where `make bench PEERS=...` puts a peer's environment, within the repository."""
+"""Where `make bench PEERS=...` creates the environment of a peer, relative to the repository."""
 
 
 READING = (
-    "Medians; ratios are medians over turns taken one after the other, in brackets where the true median lies at 93 %; "
-    "unclear: on both sides of what is wanted. One epoch before and one after the timing are compared with "
-    "torch's in full, and the last batch of each timed turn."
+    "Medians; ratios are medians over interleaved turns, with the 93 % confidence interval of the median in brackets; "
+    "unclear: the interval contains the target. One full epoch before and one after the timing are compared with "
+    "torch's, and so is the last batch of each timed turn."
 )
 
 
 class SideError(Exception):
-    """A measured process ended; what it said stands on the standard error."""
+    """A measured process exited; its output is on the standard error."""
 
 
 class Side:
-    """A measured process, and what it told."""
+    """A measured process and the connection to it."""
 
     def __init__(self, python, system, row):
         self.system = system
         environ = dict(os.environ, PYTHONPATH=str(ROOT))
-        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # packages are compiled where pip installs them
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pip caches bytecode, too
         self.process = subprocess.Popen(
             [python, str(HERE / "side.py"), system, row.name, row.kind, str(row.seconds)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ,
@@ -74,7 +74,7 @@ class Side:
         self.process.stdout.close()
 
 
-class Match:
+class Comparison:
     """Systems that take turns at one row."""
 
     def __init__(self, row, pythons):
@@ -87,11 +87,11 @@ class Match:
         self._pythons = pythons
         self._sides = {}
 
-    def play(self):
+    def run(self):
         """Measure.
 
         Returns:
-            What the turns of each system gave; what went wrong, as text for each system.
+            The results of each system's turns; the errors, as text per system.
         """
         try:
             if self.row.fresh:
@@ -109,7 +109,7 @@ class Match:
         return {name: taken for name, taken in self.turns.items() if len(taken) == self.row.turns}, self.errors
 
     def _all(self, steps):
-        """Each step by every system in turn. One that fails is out of this row, and the others go on."""
+        """Run each step on every system in turn. A system that fails is excluded from this row; the others continue."""
         for step in steps:
             for name in self.names:
                 if name in self.errors:
@@ -140,14 +140,14 @@ class Match:
 
 
 def compare(name, digests, turns):
-    """Compare what a system loaded with torch's first epoch. Returns what differs, or an empty string."""
+    """Compare the values that a system loaded with torch's first epoch. Returns the difference, or an empty string."""
     if not digests[TORCH] or not turns[TORCH]:
-        return "torch gave nothing to compare with"
+        return "torch gave no values to compare with"
     key = "loose" if name in systems.PEERS else "strict"
     expected = digests[TORCH][0][key]
     for number, digest in enumerate(digests[name]):
         if digest[key] != expected:
-            return f"WRONG VALUES: epoch {number} that was checked differs from torch's ({key})"
+            return f"WRONG VALUES: checked epoch {number} differs from torch's ({key})"
     last = f"last_{key}"
     for number, turn in enumerate(turns[name]):
         if last in turn and turn[last] != turns[TORCH][0][last]:
@@ -159,7 +159,7 @@ def compare(name, digests, turns):
 
 
 def machine():
-    """What it was measured on."""
+    """The machine and the versions."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -181,7 +181,7 @@ def machine():
 
 
 def source():
-    """A digest of the package's code: which state of it was measured."""
+    """A digest of the package's source files, to identify the measured version."""
     digest = hashlib.sha256()
     for file in sorted((ROOT / "nbloader").rglob("*.py")):
         digest.update(file.read_bytes())
@@ -189,7 +189,7 @@ def source():
 
 
 def line(row, turns, errors):
-    """A row of the table: what, unit, torch, ours, others, wanted and found."""
+    """A row of the table: workload, unit, torch, ours, others, targets and results."""
     form = "{:,.0f}" if row.unit not in ("batch/s", "ms") else "{:,.1f}"
 
     def cell(name):
@@ -208,13 +208,15 @@ def line(row, turns, errors):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", default="", help="names, with commas between: " + ",".join(row.name for row in ROWS))
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="folder for table.md, results.json")
+    parser.add_argument("--rows", default="", help="comma-separated names: " + ",".join(row.name for row in ROWS))
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "build" / "bench", help="folder for table.md and results.json"
+    )
     options = parser.parse_args()
     wanted = [name for name in options.rows.split(",") if name]
     unknown = set(wanted) - {row.name for row in ROWS}
     if unknown:
-        parser.error(f"no rows {sorted(unknown)}: there are {', '.join(row.name for row in ROWS)}")
+        parser.error(f"unknown rows {sorted(unknown)}: choose from {', '.join(row.name for row in ROWS)}")
     rows = [row for row in ROWS if not wanted or row.name in wanted]
 
     pythons = dict.fromkeys(systems.MAKERS, sys.executable)
@@ -228,16 +230,16 @@ def main():
     where = f"{facts['cores']} cores of {facts['cpu']}, {facts['system']}, Python {facts['python']}"
     versions = f"torch {facts['torch']}, NumPy {facts['numpy']}, code {facts['source']}"
     head = [
-        f"{where}, {versions}, {facts['date']}; load when it began: {facts['load']}.",
+        f"{where}, {versions}, {facts['date']}; load at the start: {facts['load']}.",
         READING,
         "",
-        "| work | unit | torch | nbloader | others | wanted and found |",
+        "| workload | unit | torch | nbloader | others | targets and results |",
         "|---|---|---|---|---|---|",
     ]
     say("\n".join(head))
     table, results, failed = head, [], False
     for row in rows:
-        turns, errors = Match(row, pythons).play()
+        turns, errors = Comparison(row, pythons).run()
         text, verdicts = line(row, turns, errors)
         failed = failed or TORCH in errors or OURS in errors or any("WRONG" in error for error in errors.values())
         say(text)
@@ -248,7 +250,9 @@ def main():
         })  # fmt: skip
     if source() != facts["source"]:
         failed = True
-        table.append("\nThe package's code was changed during the run: rows were measured on different states of it.")
+        table.append(
+            "\nThe package's source changed during the run: the rows were measured on different versions of it."
+        )
         say(table[-1])
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "table.md").write_text("\n".join(table) + "\n", encoding="utf-8")

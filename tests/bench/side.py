@@ -1,10 +1,11 @@
-"""One measured process: `python side.py SYSTEM ROW KIND SECONDS`, then a command a line on its input, an answer in
-JSON a line.
+"""One measured process: `python side.py SYSTEM ROW KIND SECONDS`.
 
-    check    load an epoch and tell what was in it     -> {"strict": digest, "loose": digest, "batches": n}
+It reads one command per line and answers each with one line of JSON:
+
+    check    load an epoch and digest its values       -> {"strict": digest, "loose": digest, "batches": n}
     turn     measure once                              -> {"value": figure, ...}
 
-Each system runs in processes of its own, so that none changes what another finds.
+Each system runs in its own process, so that none affects another.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ import systems
 import work
 
 LATER = 15
-"""Later epochs of which the first batch is timed, a turn."""
+"""Later epochs whose first batch is timed, per turn."""
 
 _clock = time.perf_counter
 
 
 class Digest:
-    """Order, structure and bytes of batches, as two numbers.
+    """Order, structure and bytes of batches, as two checksums.
 
     Attributes:
-        strict: Tells apart types of containers, tensors from arrays, and dtypes.
-        loose: Only the values of the leaves, as floats, and their shapes: equal for systems with types of their own.
+        strict: Distinguishes container types, tensors from arrays, and dtypes.
+        loose: Only the shapes and the values of the leaves, as floats: equal for systems with other types.
     """
 
     def __init__(self):
@@ -78,7 +79,7 @@ def _numpy(value):
 
 
 class Side:
-    """A system at a row's work."""
+    """One system and the workload of one row."""
 
     def __init__(self, system, row, seconds=0.5):
         self.system = system
@@ -86,7 +87,7 @@ class Side:
         self.row = row
         self.work = work.WORK[row]
         if system not in systems.PEERS:
-            import torch  # noqa: F401 - what a notebook has imported long before its first loop
+            import torch  # noqa: F401 - a notebook has imported it before its first loop
 
             import nbloader.loader.dataloader  # noqa: F401
         self.dataset = self.work.dataset()
@@ -103,14 +104,14 @@ class Side:
         return self._digest(self.open())
 
     def rate(self):
-        """Batches a second, over whole epochs. The last batch is looked at when the clock has stopped."""
+        """Batches per second over whole epochs. The last batch is digested after the clock has stopped."""
         loader = self.open()
         slept = overshoot(self.dataset)
         watching = getattr(loader, "cpu", 0.0)
         everyone = cpu_seconds()
         batches, begin, cpu = 0, _clock(), time.process_time()
         while True:
-            for last_batch in loader:  # noqa: B007 - looked at below, when the clock has stopped
+            for last_batch in loader:  # noqa: B007 - digested below, after the clock has stopped
                 batches += 1
             seconds = _clock() - begin
             if seconds >= self.seconds:
@@ -126,7 +127,7 @@ class Side:
         }  # fmt: skip
 
     def later(self):
-        """Milliseconds from `iter()` to the first batch, of epochs that are not the first; and of the batch's work."""
+        """Milliseconds from `iter()` to the first batch of later epochs, and to produce that batch in process."""
         loader = self.open()
         took = []
         for _ in range(LATER):
@@ -145,7 +146,7 @@ class Side:
         return {"value": 1e3 * statistics.median(took), "own": 1e3 * statistics.median(own)}
 
     def first(self):
-        """Milliseconds to the first batch of a process's life, from `iter()` and from making the loader."""
+        """Milliseconds to the first batch of a process, from `iter()` and from creating the loader."""
         made = _clock()
         loader = self.open()
         begin = _clock()
@@ -166,7 +167,7 @@ class Side:
         }  # fmt: skip
 
     def shuffled(self):
-        """Milliseconds to the first of 100 million shuffled samples, and the MB that this process took for it."""
+        """Milliseconds to the first of 100 million shuffled samples, and the MB that this process needed for it."""
         from nbloader import DataLoader
 
         before = peak_mb()
@@ -184,10 +185,10 @@ class Side:
         return {"value": 1e3 * took, "mb": grown}
 
     def memory(self):
-        """PSS in MB of all processes when every worker has read its part of the array; and the first batch's ms.
+        """PSS in MB of all processes after every worker has read its part of the array; time to the first batch.
 
-        Told beside it: what this process took before it made a loader (the array, Python, torch): less cannot be. And
-        how much of it are segments that our workers keep to use them again.
+        Also reported: the memory of this process before it created a loader (the array, Python, torch), which is the
+        minimum, and the size of the segments that our workers keep for reuse.
         """
         before = pss_mb()
         begin = _clock()
@@ -199,7 +200,7 @@ class Side:
         for batch in iterator:
             digest.add(batch)
         del batch
-        for batch in self.loader:  # once more, so that each worker has seen more of it than its first share
+        for batch in self.loader:  # once more, so that each worker has read more than its first share
             digest.add(batch)
         del batch
         return {
@@ -208,7 +209,7 @@ class Side:
         }  # fmt: skip
 
     def keep(self):
-        """Memory that `list(loader)` takes beyond what was taken when the workers had just started, over the data's."""
+        """Memory of `list(loader)`, compared with just after the start of the workers, relative to the data."""
         chosen = [[-1]] * 8
         loader = systems.make(self.system, self.work, self.dataset, batch_sampler=chosen)
         for _batch in loader:
@@ -218,7 +219,7 @@ class Side:
         chosen[:] = [list(range(b * size, (b + 1) * size)) for b in range(work.BATCHES["keep"])]
         kept = list(loader)
         digest = Digest()
-        digest.add(kept)  # before the memory is read: pages that nobody has touched here are in no one's PSS
+        digest.add(kept)  # before the memory is read: pages that this process has not touched are in no PSS
         after = pss_mb()
         data = sum(batch.numel() * batch.element_size() for batch in kept) / 1e6
         return {
@@ -238,7 +239,7 @@ class Side:
 
 
 def overshoot(dataset):
-    """How much longer this machine sleeps now than it is asked to, as a factor: nothing can be nearer the ideal."""
+    """The ratio of actual to requested sleep time on this machine now. No loader can come closer to the ideal."""
     seconds = getattr(dataset, "seconds", None)
     if seconds is None:
         return 1.0
@@ -250,7 +251,7 @@ def overshoot(dataset):
 
 
 def cpu_seconds():
-    """What this process and those below it have computed, seconds."""
+    """CPU time of this process and its descendants, seconds."""
     import psutil
 
     me = psutil.Process(os.getpid())
@@ -259,19 +260,19 @@ def cpu_seconds():
 
 
 def segments_mb(loader):
-    """Memory of the segments that the workers of our loader keep, MB; 0 for others."""
+    """Memory of the segments that the workers of our loader keep, MB; 0 for other systems."""
     engine = getattr(loader, "_engine", None)
     handles = [] if engine is None else engine._crew.pool.handles.values()
     return sum(len(memory) for handle in handles for memory, _type in handle.maps._maps.values()) / 1e6
 
 
 def peak_mb():
-    """The most memory that this process has had, MB."""
+    """Peak resident memory of this process, MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def pss_mb():
-    """Proportional set size of this process and all below it, MB: what they take together, shared pages once."""
+    """Proportional set size of this process and its descendants, MB: their total memory, shared pages counted once."""
     gc.collect()
     import psutil
 
@@ -286,7 +287,7 @@ def pss_mb():
 
 def main():
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a loader prints shall not look like an answer
+    os.dup2(2, 1)  # keep the output of loaders out of the answers
     system, row, kind, seconds = sys.argv[1:]
     side = Side(system, row, float(seconds))
     answers.write(json.dumps({"ready": True}) + "\n")

@@ -1,11 +1,11 @@
-"""Does the dashboard grow? A loader runs for minutes with its dashboard in a browser, and memory is looked at.
+"""Check the dashboard for memory leaks: a loader runs for minutes with its dashboard in a browser.
 
     make soak-dashboard            ten minutes (SECONDS=1800 for half an hour)
 
-Every half minute: resident memory of the kernel, the page's JavaScript heap after a collection, DOM nodes (all that the
-page keeps alive, and those of the dashboard's parts), listeners, and CPU time of the kernel, which is that of the loop,
-too. Epochs are short, so that everything that is kept to a limit, as the 300 lines of the log, is full by the time from
-which on growth counts. Fails when the last third stands above the first by more than `ALLOWED`.
+Sampled every half minute: resident memory of the kernel, the page's JavaScript heap after a garbage collection, DOM
+nodes (all in the page, and those of the dashboard), listeners, and CPU time of the kernel, which includes the loop.
+Epochs are short, so that bounded buffers such as the 300 lines of the log are full when the measurement begins. Fails
+if the last third of the samples exceeds the first by more than `ALLOWED`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from conftest import BROWSER_ARGS, BROWSERS, Notebook, Server  # noqa: E402
 SECONDS = float(os.environ.get("SECONDS", "600"))
 EVERY = 30.0
 SETTLED = min(180.0, SECONDS / 3)
-"""Seconds until which histories have filled."""
+"""Seconds after which all histories are full."""
 
 MAKE = """
 import time, os
@@ -50,21 +50,21 @@ while time.time() < end and not os.path.exists("stop"):
 """
 
 
-class Look(NamedTuple):
-    """What one look at the kernel and the page saw."""
+class Sample(NamedTuple):
+    """One sample of the kernel and the page."""
 
     kernel_mb: float
     heap_mb: float
     nodes: int
     ours: int
-    """Nodes in the dashboard."""
+    """Nodes of the dashboard."""
     listeners: int
     cpu: float
     """Seconds."""
 
 
 ALLOWED = {"kernel_mb": (0.1, 15), "heap_mb": (0.1, 15), "nodes": (0.05, 200), "listeners": (0.05, 20)}
-"""Share of the first third, and amount, by both of which the last third must stand above it to count as growth."""
+"""Relative and absolute increase from the first to the last third that together count as growth."""
 COUNT = """() => {
     let nodes = 0;
     for (const root of document.querySelectorAll(".nbl")) {
@@ -75,11 +75,11 @@ COUNT = """() => {
 }"""
 
 
-def look(page: Any, cdp: Any, kernel: psutil.Process) -> Look:
+def sample(page: Any, cdp: Any, kernel: psutil.Process) -> Sample:
     cdp.send("HeapProfiler.collectGarbage")
     metrics = {m["name"]: m["value"] for m in cdp.send("Performance.getMetrics")["metrics"]}
     times = kernel.cpu_times()
-    return Look(
+    return Sample(
         kernel.memory_info().rss / 1e6,
         metrics["JSHeapUsedSize"] / 1e6,
         int(metrics["Nodes"]),
@@ -120,7 +120,7 @@ def main() -> int:
             began, before = time.monotonic(), None
             print("seconds  kernel MB  page heap MB  nodes (ours)  listeners  kernel CPU %", flush=True)
             while (now := time.monotonic() - began) < SECONDS:
-                row = look(page, cdp, kernel)
+                row = sample(page, cdp, kernel)
                 share = 0.0 if before is None else 100 * (row.cpu - before) / EVERY
                 before = row.cpu
                 sizes = f"{now:7.0f}  {row.kernel_mb:9.1f}  {row.heap_mb:12.1f}"
@@ -138,7 +138,7 @@ def main() -> int:
     return report(rows)
 
 
-def report(rows: list[Look]) -> int:
+def report(rows: list[Sample]) -> int:
     third = max(1, len(rows) // 3)
     failed = 0
     for name, (share, amount) in ALLOWED.items():

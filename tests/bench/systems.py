@@ -1,4 +1,4 @@
-"""The loaders that are compared, made alike: no shuffling, workers kept alive between epochs."""
+"""The compared loaders, configured alike: no shuffling, workers persist between epochs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 
 import numpy as np
-from bare import Bare, copying, making
+from bare import Bare, copying, producing
 
 
 def make(system, work, dataset, batch_sampler=None):
@@ -15,9 +15,9 @@ def make(system, work, dataset, batch_sampler=None):
 
     Args:
         system: Its name.
-        work: What of, `work.Work`.
-        dataset: The dataset of that work.
-        batch_sampler: Gives the batches in place of `work.batch_size`; torch and ours only.
+        work: The workload, a `work.Work`.
+        dataset: The dataset of that workload.
+        batch_sampler: Yields the batches instead of `work.batch_size`; torch and ours only.
     """
     if batch_sampler is not None:
         return MAKERS[system](work, dataset, batch_sampler=batch_sampler)
@@ -46,21 +46,21 @@ def _ours(work, dataset, **options):
 
 
 class Watched:
-    """Our loader with what an open dashboard asks of it, four times a second; the browser is elsewhere.
+    """Our loader with the load of an open dashboard at 4 Hz, without the browser.
 
-    As the widget does, it makes the message only when a batch has come since.
+    Like the widget, it builds a message only if a batch has been delivered since the last one.
     """
 
     def __init__(self, work, dataset):
         self.loader = _ours(work, dataset)
         self.cpu = 0.0
-        """Seconds that the watching took of a core."""
+        """CPU time of the watching thread, seconds."""
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
     def __iter__(self):
         if not self._watcher.is_alive():
-            raise RuntimeError("nobody watches any more")
+            raise RuntimeError("the watching thread has ended")
         return iter(self.loader)
 
     def _watch(self):
@@ -78,7 +78,7 @@ class Watched:
 
 
 def _ours_silent(work, dataset):
-    """The same loop without records, history and statistics: what they cost is the difference."""
+    """The same loop without records, history and statistics: the difference is their cost."""
     from nbloader import events
     from nbloader.engine import iterator
 
@@ -88,7 +88,7 @@ def _ours_silent(work, dataset):
         (iterator._Pass, "publish"),
     ):
         if not hasattr(owner, name):
-            raise AttributeError(f"{owner.__name__}.{name} is gone: the build without events must be patched elsewhere")
+            raise AttributeError(f"{owner.__name__}.{name} does not exist: update the patches that disable events")
         setattr(owner, name, _nothing)
     return _ours(work, dataset)
 
@@ -98,10 +98,10 @@ def _nothing(*_args):
 
 
 class Memcpy:
-    """One thread that copies the same samples with `np.copyto` into one batch buffer, again and again.
+    """One thread that copies the same samples with `np.copyto` into one batch buffer.
 
-    It is what a loader could reach without a second process and new memory. The samples are read from where the
-    workers read them, so that both find their source in the cache.
+    This is the rate without a second process and new memory. The samples are those that the workers read, so that the
+    source is in the cache for both.
     """
 
     def __init__(self, work, dataset):
@@ -147,10 +147,10 @@ def _grain(work, dataset):
     size, workers = work.batch_size, work.workers
 
     class Source:
-        """What Grain calls a random-access data source, of a dataset.
+        """A dataset as a random-access data source of Grain.
 
-        Grain deals samples out to its workers one by one, and each batches what it was dealt. So that its batches are
-        those of the others, sample i here is the one that stands where worker `i % workers` puts its next one.
+        Grain distributes samples round-robin to its workers, and each worker batches its own samples. This mapping of
+        indices makes its batches equal to those of the other systems.
         """
 
         def __len__(self):
@@ -169,7 +169,7 @@ def _grain(work, dataset):
 
 
 def stack(samples):
-    """Collate to NumPy arrays, for a system that brings no collate of its own."""
+    """Collate to NumPy arrays, for a system without a collate function."""
     first = samples[0]
     if isinstance(first, dict):
         return {key: stack([sample[key] for sample in samples]) for key in first}
@@ -187,13 +187,13 @@ MAKERS = {
     "memcpy": Memcpy,
     "two memcpy": copying,
     "no loader": Bare,
-    "nothing handed over": making,
+    "no transfer": producing,
     "paddle": _paddle,
     "mxnet": _mxnet,
     "spdl": _spdl,
     "grain": _grain,
 }
 
-NO_LOADERS = ("memcpy", "two memcpy", "nothing handed over")
-"""They give no batches that could be compared."""
+NO_LOADERS = ("memcpy", "two memcpy", "no transfer")
+"""Systems whose batches cannot be compared."""
 PEERS = ("paddle", "spdl", "grain", "mxnet")

@@ -1,7 +1,7 @@
-"""What the benchmark loads: datasets and collate functions. NumPy only, so that every system can import it.
+"""The workloads of the benchmark: datasets and collate functions. NumPy only, so that every system can import it.
 
-Nothing here is random at run time: sample `i` has the same value whoever loads it, and values differ between samples,
-so that a batch which is wrong, late or twice delivered is seen.
+Everything is deterministic: sample `i` has the same value in every system, and values differ between samples, so that
+wrong, late or duplicate batches are detected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PIXELS = 3 * 224 * 224
 
 
 class Large:
-    """Images of 3x224x224 float32, without work: sample i is a view that begins at the i-th float of one array."""
+    """Images of 3x224x224 float32, no computation: sample i is a view that begins at the i-th float of one array."""
 
     def __init__(self, length):
         self.length = length
@@ -83,12 +83,12 @@ class Captions:
 
 
 def columns(samples):
-    """The collate function that people write for such samples: a list for each field, nothing stacked."""
+    """A typical custom collate function for such samples: one list per field, nothing stacked."""
     return {key: [sample[key] for sample in samples] for key in samples[0]}
 
 
 class Waiting:
-    """Samples that take their time: a wait each, as a disk or a network makes one wait."""
+    """Samples that sleep, as if they were read from a disk or a network."""
 
     def __init__(self, seconds):
         self.seconds = seconds
@@ -102,7 +102,7 @@ class Waiting:
 
 
 def straggling(length):
-    """1 ms a sample; every 50th, at random places, 100 ms."""
+    """1 ms per sample; every 50th, at random positions, 100 ms."""
     late = set(random.Random(0).sample(range(length), length // 50))
     return [0.1 if i in late else 0.001 for i in range(length)]
 
@@ -132,7 +132,7 @@ class Photographs:
 
 
 class Table:
-    """One big array and its rows."""
+    """The rows of one large array."""
 
     def __init__(self, rows, row_bytes):
         self.x = np.empty((rows, row_bytes // 8), np.float64)
@@ -146,7 +146,7 @@ class Table:
 
 
 class Growing(Large):
-    """`Large`, but index -1 is next to nothing: to start the workers without making a large batch."""
+    """`Large`, but index -1 is one float: to start the workers without producing a large batch."""
 
     def __getitem__(self, i):
         return np.zeros(1, np.float32) if i < 0 else super().__getitem__(i)
@@ -162,7 +162,7 @@ class WithTorch(Tiny):
 
 
 def photographs(length):
-    """The files that the notebooks use too, read once, in order of their names."""
+    """The photographs of the notebooks, read once, ordered by name."""
     from nbloader import demo
 
     files = sorted(demo.photographs().glob("*/*.jpg"))
@@ -171,14 +171,14 @@ def photographs(length):
 
 @dataclass(frozen=True)
 class Work:
-    """What one row loads."""
+    """The workload of one row."""
 
     dataset: Callable[[], Any]
     batch_size: int
     workers: int
     collate: Callable[[Any], Any] | None = None
     threads: bool = False
-    """Whether our workers are threads; torch has only processes."""
+    """Whether our workers are threads; torch has processes only."""
 
 
 BATCHES = {
@@ -192,7 +192,7 @@ BATCHES = {
     "stragglers": 160,
     "keep": 12,
 }
-"""Batches an epoch, where that matters."""
+"""Batches per epoch, for workloads that depend on it."""
 
 WORK = {
     "large": Work(lambda: Large(64 * BATCHES["large"]), 64, 2),
