@@ -21,7 +21,7 @@ from nbloader.events import (
     WorkerRestarted,
     WorkersResized,
 )
-from nbloader.metrics.aggregator import STAGES, Point, SlowSample, Snapshot, StageStats, WorkerStats
+from nbloader.metrics.snapshot import STAGES, Point, SlowSample, Snapshot, StageStats, WorkerStats
 
 
 class FakeLoader:

@@ -19,7 +19,7 @@ from fake_loader import FakeLoader
 
 from nbloader.dashboard import picture, plots, show, widget
 from nbloader.dashboard.payload import COLUMNS, TIPS, columns_of, view_of
-from nbloader.metrics.aggregator import STAGES, Point
+from nbloader.metrics.snapshot import STAGES, Point
 
 TIMEOUT = 10
 

@@ -15,7 +15,7 @@ from nbloader.dashboard import lanes_svg
 from nbloader.dashboard.path import path_of
 from nbloader.dashboard.spans import SINGLE, Spans
 from nbloader.events import BatchRecord, LoaderPaused, LoaderResumed
-from nbloader.events.gauges import Made
+from nbloader.events.gauges import ProducedBatch
 from nbloader.metrics.snapshot import Snapshot, UploadStats
 
 pytestmark = pytest.mark.unit
@@ -30,8 +30,8 @@ def snapshot(workers: int = 3, **changes: Any) -> Snapshot:
     return dataclasses.replace(base, **changes)
 
 
-def made(number: int, *, in_order: bool) -> Made:
-    return Made(0, number, 1, MS, 2 * MS, 3 * MS, 4 * MS, 5 * MS if in_order else 0)
+def made(number: int, *, in_order: bool) -> ProducedBatch:
+    return ProducedBatch(0, number, 1, MS, 2 * MS, 3 * MS, 4 * MS, 5 * MS if in_order else 0)
 
 
 def boxes(s: Snapshot) -> dict[str, dict[str, Any]]:

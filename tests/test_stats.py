@@ -36,12 +36,12 @@ from nbloader.events import (
 )
 from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.metrics import aggregator
-from nbloader.metrics.aggregator import Snapshot
+from nbloader.metrics.snapshot import STAGES, Snapshot
 from nbloader.metrics.stage_times import upload_stats
 
 pytestmark = pytest.mark.unit
 
-StatsFold = functools.partial(aggregator.StatsFold, judge)
+Aggregator = functools.partial(aggregator.Aggregator, judge)
 MS = 1_000_000
 S = 1000 * MS
 START = 100 * S
@@ -115,7 +115,7 @@ def record(requested: int, *, wait: int = 0, step: int = 10 * MS, make: int = 20
 
 
 def loop(
-    fold: aggregator.StatsFold,
+    fold: aggregator.Aggregator,
     batches: int,
     *,
     begin: int = START,
@@ -143,7 +143,7 @@ def pair(**changes: Any) -> tuple[WorkerGauge, WorkerGauge]:
 
 
 def test_rates_and_shares_come_from_the_records():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 50, wait=30 * MS, step=10 * MS)
     s = fold.snapshot(gauges(now, *pair(), waiting_since=now, waiting_for=50))
     assert (s.epoch, s.batches_done, s.batches_total, s.samples_done) == (0, 50, 100, 800)
@@ -155,7 +155,7 @@ def test_rates_and_shares_come_from_the_records():
     assert s.eta == pytest.approx(50 / 25)
     assert s.cpu_share == pytest.approx(1)
     by_name = {stage.name: stage for stage in s.stages}
-    assert tuple(by_name) == tuple(name for name in aggregator.STAGES if name not in ("pin", "upload"))
+    assert tuple(by_name) == tuple(name for name in STAGES if name not in ("pin", "upload"))
     assert by_name["queue"].mean == pytest.approx(5)
     assert by_name["fetch"].p50 == pytest.approx(18)
     assert by_name["collate"].max == pytest.approx(2)
@@ -165,14 +165,14 @@ def test_rates_and_shares_come_from_the_records():
 
 
 def test_percentiles_are_by_nearest_rank():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 100, cycle=lambda index: {"step": (index + 1) * MS})
     step = fold.snapshot(gauges(now)).stages[-1]
     assert (step.p50, step.p95, step.max, step.mean) == (50, 95, 100, 50.5)
 
 
 def test_the_rate_falls_while_nothing_comes():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 50, wait=10 * MS, step=10 * MS)
     rates, shares = [], []
     for later in (0, 1, 3, 10, 100):
@@ -187,13 +187,13 @@ def test_the_rate_falls_while_nothing_comes():
 
 
 def test_old_batches_leave_the_rate_after_five_seconds():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 200, cycle=lambda index: {"step": (40 if index < 100 else 100) * MS})
     assert fold.snapshot(gauges(now)).batches_per_second == pytest.approx(10, rel=0.05)
 
 
 def test_slow_batches_still_have_a_rate():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 6, wait=5 * S, step=5 * S)
     s = fold.snapshot(gauges(now + S, waiting_since=now))
     assert s.batches_per_second == pytest.approx(0.1)
@@ -201,7 +201,7 @@ def test_slow_batches_still_have_a_rate():
 
 
 def test_the_wait_for_the_first_batch_counts_in_the_epoch_only():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 20, cycle=lambda index: {"wait": 3 * S if index == 0 else 0, "step": 50 * MS})
     s = fold.snapshot(gauges(now))
     assert s.wait_share == 0
@@ -209,7 +209,7 @@ def test_the_wait_for_the_first_batch_counts_in_the_epoch_only():
 
 
 def test_time_paused_is_neither_waiting_nor_working():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 20, wait=10 * MS, step=30 * MS)
     before = fold.snapshot(gauges(now))
     fold.update(LoaderPaused(now))
@@ -226,7 +226,7 @@ def test_time_paused_is_neither_waiting_nor_working():
 
 
 def test_a_second_epoch_counts_anew_and_keeps_the_slowest_samples():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 10, cycle=lambda index: {"slowest_index": index, "slowest_ns": (index + 1) * MS})
     fold.update(EpochEnded(now, 0, 0, 10, "exhausted"))
     now = loop(fold, 3, begin=now + S, run=1, slowest_index="b", slowest_ns=5 * MS)
@@ -242,7 +242,7 @@ def test_a_second_epoch_counts_anew_and_keeps_the_slowest_samples():
 
 
 def test_the_ten_slowest_of_many_samples_are_found():
-    fold = StatsFold()
+    fold = Aggregator()
     order = [1008, *range(1008)]  # the slowest first, then ever slower ones
     now = loop(fold, 1009, cycle=lambda index: {"slowest_index": order[index], "slowest_ns": (order[index] + 1) * MS})
     slowest = fold.snapshot(gauges(now)).slowest
@@ -251,13 +251,13 @@ def test_the_ten_slowest_of_many_samples_are_found():
 
 
 def test_samples_with_unhashable_indices_are_kept():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 3, slowest_index={"key": [1]})
     assert len(fold.snapshot(gauges(now)).slowest) == 3
 
 
 def test_several_runs_at_once_the_newest_is_the_epoch():
-    fold = StatsFold()
+    fold = Aggregator()
     fold.update(EpochStarted(START, 0, 0, 10, 2))
     fold.update(EpochStarted(START, 1, 1, 20, 2))
     now = START
@@ -274,7 +274,7 @@ def test_several_runs_at_once_the_newest_is_the_epoch():
 
 
 def test_an_epoch_start_that_comes_late_keeps_the_batches():
-    fold = StatsFold()
+    fold = Aggregator()
     fold.update(record(START + 10 * MS, run=3, epoch=3))
     assert fold.snapshot(gauges(START + 30 * MS)).batches_total is None
     fold.update(EpochStarted(START, 3, 3, 5, 1))
@@ -285,7 +285,7 @@ def test_an_epoch_start_that_comes_late_keeps_the_batches():
 
 
 def test_an_unknown_number_of_batches_has_no_eta():
-    fold = StatsFold()
+    fold = Aggregator()
     fold.update(EpochStarted(START, 0, 0, None, 2))
     fold.update(record(START))
     fold.update(record(START + 10 * MS))
@@ -295,7 +295,7 @@ def test_an_unknown_number_of_batches_has_no_eta():
 
 
 def test_a_batch_nobody_came_back_from_has_no_step():
-    fold = StatsFold()
+    fold = Aggregator()
     loop(fold, 5, step=10 * MS)
     fold.update(record(START + 50 * MS, returned=0))
     s = fold.snapshot(gauges(START + 60 * MS))
@@ -304,7 +304,7 @@ def test_a_batch_nobody_came_back_from_has_no_step():
 
 
 def test_an_abandoned_epoch_stands_still():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 20)
     fold.update(EpochEnded(now, 0, 0, 21, "abandoned"))
     first, later = (fold.snapshot(gauges(now + t * S, state="idle")) for t in (1, 1000))
@@ -315,7 +315,7 @@ def test_an_abandoned_epoch_stands_still():
 
 
 def test_faults_are_counted_by_worker():
-    fold = StatsFold()
+    fold = Aggregator()
     fold.update(WorkerStarted(START, 1, 11))
     fold.update(WorkerReady(START, 1, 11, MS))
     fold.update(WorkerDied(START, 1, 11, -9, "killed by SIGKILL", expected=False, batches=(3,), stderr_tail=""))
@@ -327,10 +327,23 @@ def test_faults_are_counted_by_worker():
     assert (s.errors, s.deaths, s.restarts) == (1, 1, 2)
     assert [(w.restarts, w.errors) for w in s.workers] == [(1, 0), (1, 1)]
     assert "1 failed batch, 1 worker death, 2 restarts" in str(s)
+    assert s.supervisor_failures == 0
+    assert "supervisor" not in str(s) + s._repr_html_()
+
+
+def test_failures_of_the_supervisor_are_counted_and_shown():
+    fold = Aggregator()
+    for _ in range(2):
+        fold.update(SupervisorFailed(START, "KeyError: 3"))
+    fold.update(EpochStarted(START, 0, 0, 10, 2))
+    s = fold.snapshot(gauges(START + S, *pair()))
+    assert s.supervisor_failures == 2
+    assert "2 supervisor failures" in str(s)
+    assert "2 supervisor failures" in s._repr_html_()
 
 
 def test_a_reloaded_dataset_starts_with_a_clean_slate():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 20, make=S)
     fold.update(DatasetReloaded(now))
     s = fold.snapshot(gauges(now))
@@ -339,7 +352,7 @@ def test_a_reloaded_dataset_starts_with_a_clean_slate():
 
 
 def test_updates_from_several_threads_are_all_counted():
-    fold = StatsFold()
+    fold = Aggregator()
     fold.update(EpochStarted(START, 0, 0, None, 2))
     records = [record(START + i * MS) for i in range(2000)]
 
@@ -361,7 +374,7 @@ def test_updates_from_several_threads_are_all_counted():
 
 
 def test_points_are_made_by_snapshots_and_bounded():
-    fold = StatsFold()
+    fold = Aggregator()
     fold.update(EpochStarted(START, 0, 0, None, 2))
     now = START
     for _ in range(3000):
@@ -380,7 +393,7 @@ def test_points_are_made_by_snapshots_and_bounded():
 
 
 def test_a_wait_is_seen_in_the_points_while_it_lasts_and_counted_once():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 10, step=25 * MS)
     fold.snapshot(gauges(now))
     seen = []
@@ -399,7 +412,7 @@ def test_a_wait_is_seen_in_the_points_while_it_lasts_and_counted_once():
 
 
 def test_idle_loaders_make_no_points_and_a_gap_is_a_flat_line():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 50)
     fold.snapshot(gauges(now))
     fold.update(EpochEnded(now, 0, 0, 50, "exhausted"))
@@ -414,7 +427,7 @@ def test_idle_loaders_make_no_points_and_a_gap_is_a_flat_line():
 
 
 def test_no_events_no_points():
-    fold = StatsFold()
+    fold = Aggregator()
     fold.snapshot(gauges(START, state="new"))
     assert fold.points() == []
 
@@ -422,20 +435,20 @@ def test_no_events_no_points():
 # --- the verdict
 
 
-def verdict(fold: aggregator.StatsFold, g: Gauges) -> tuple[str, str]:
+def verdict(fold: aggregator.Aggregator, g: Gauges) -> tuple[str, str]:
     s = fold.snapshot(g)
     return s.cause, s.verdict
 
 
 def test_verdict_before_anything():
-    assert verdict(StatsFold(), gauges(START, *pair(), state="new")) == (
+    assert verdict(Aggregator(), gauges(START, *pair(), state="new")) == (
         "new",
         "No batches yet: iterate over the loader to start it.",
     )
 
 
 def test_verdict_while_starting_up():
-    fold = StatsFold()
+    fold = Aggregator()
     fold.update(EpochStarted(START, 0, 0, 10, 2))
     workers = gauge(0), gauge(1, state="starting")
     cause, text = verdict(fold, gauges(START + 1200 * MS, *workers, state="starting", waiting_since=START))
@@ -449,7 +462,7 @@ def test_verdict_while_starting_up():
 
 
 def test_verdict_the_consumer_limits():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 50, wait=MS // 2, step=20 * MS, ready=4)
     assert verdict(fold, gauges(now, *pair())) == (
         "consumer",
@@ -471,7 +484,7 @@ def test_verdict_the_consumer_limits():
     ],
 )
 def test_verdict_the_workers_limit(cpu: float, cores: int, use: float, cause: str, advice: str):
-    fold = StatsFold(cores=cores)
+    fold = Aggregator(cores=cores)
     now = loop(fold, 50, wait=34 * MS, step=20 * MS, fetch_cpu=int(cpu * 18 * MS))
     found, text = verdict(fold, gauges(now, *pair(cpu_percent=use)))
     assert found == cause
@@ -481,7 +494,7 @@ def test_verdict_the_workers_limit(cpu: float, cores: int, use: float, cause: st
 
 
 def test_verdict_something_else_uses_the_cores():
-    fold = StatsFold(cores=2)
+    fold = Aggregator(cores=2)
     now = loop(fold, 50, wait=34 * MS, step=20 * MS, fetch_cpu=3 * MS)
     found, text = verdict(fold, gauges(now, *pair(cpu_percent=8.0, core_wait=0.75)))
     assert found == "workers"
@@ -490,14 +503,14 @@ def test_verdict_something_else_uses_the_cores():
 
 
 def test_verdict_a_single_worker_limits():
-    fold = StatsFold(cores=4)
+    fold = Aggregator(cores=4)
     now = loop(fold, 50, workers=1, wait=30 * MS)
     assert "The worker limits the loop" in fold.snapshot(gauges(now, gauge())).verdict
     assert "1 worker makes 25.0 batches/s" in fold.snapshot(gauges(now, gauge())).verdict
 
 
 def test_verdict_a_worker_is_stuck():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 50, make=50 * MS)
     hung = gauge(1, state="fetching", batch=50, sample=938, since=now)
     s = fold.snapshot(gauges(now + 34 * S, gauge(0), hung, waiting_since=now, waiting_for=50, reordering=3))
@@ -519,14 +532,14 @@ def test_verdict_a_worker_is_stuck():
     ("make", "lasts", "stuck"), [(50 * MS, 1.9, False), (50 * MS, 2.1, True), (S, 9.0, False), (S, 11.0, True)]
 )
 def test_stuck_means_two_seconds_and_ten_median_batches(make: int, lasts: float, stuck: bool):
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 50, make=make, workers=1)
     busy = gauge(0, state="fetching", batch=50, since=now)
     assert fold.snapshot(gauges(now + int(lasts * S), busy)).workers[0].stuck is stuck
 
 
 def test_verdict_a_worker_holds_the_loop_up():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 50, make=50 * MS)
     busy = gauge(1, state="fetching", batch=50, sample=938, since=now)
     cause, text = verdict(
@@ -538,7 +551,7 @@ def test_verdict_a_worker_holds_the_loop_up():
 
 
 def test_verdict_a_worker_is_slow():
-    fold = StatsFold()
+    fold = Aggregator()
     now = START
     fold.update(EpochStarted(START, 0, 0, 100, 2))
     for index in range(40):
@@ -555,10 +568,10 @@ def test_verdict_a_worker_is_slow():
 
 
 def test_verdict_transport_limits():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 50, wait=60 * MS, make=10 * MS, nbytes=38_000_000)
     assert fold.snapshot(gauges(now, *pair())).cause != "transport"
-    fold = StatsFold()
+    fold = Aggregator()
     now = START
     fold.update(EpochStarted(START, 0, 0, 100, 2))
     for _ in range(50):
@@ -576,12 +589,12 @@ def test_verdict_transport_limits():
 
 
 def test_verdict_without_workers():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 50, workers=0, wait=20 * MS, step=10 * MS)
     cause, text = verdict(fold, gauges(now))
     assert cause == "in_process"
     assert "Making one takes 20.0 ms (100 % of fetching is computing), a step 10.0 ms." in text
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 50, workers=0, wait=MS // 10)
     assert fold.snapshot(gauges(now)).verdict == (
         "Your loop is the limit: it waits 1 % of the time, and spends 10.0 ms per batch."
@@ -589,7 +602,7 @@ def test_verdict_without_workers():
 
 
 def test_verdict_after_the_epoch_and_after_close():
-    fold = StatsFold(cores=8)
+    fold = Aggregator(cores=8)
     now = loop(fold, 100, wait=30 * MS)
     fold.update(EpochEnded(now, 0, 0, 100, "exhausted"))
     cause, text = verdict(fold, gauges(now + S, *pair(), state="idle"))
@@ -600,11 +613,11 @@ def test_verdict_after_the_epoch_and_after_close():
         "closed",
         "The loader is closed; its last epoch, 0, delivered 100 of 100 batches.",
     )
-    assert verdict(StatsFold(), gauges(now, state="closed"))[1] == "The loader is closed."
+    assert verdict(Aggregator(), gauges(now, state="closed"))[1] == "The loader is closed."
 
 
 def test_verdict_after_a_tiny_epoch_claims_no_cause():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 2)
     fold.update(EpochEnded(now, 0, 0, 2, "error"))
     assert verdict(fold, gauges(now, state="idle")) == (
@@ -617,7 +630,7 @@ def test_verdict_after_a_tiny_epoch_claims_no_cause():
 
 
 def full_snapshot(nasty: Any = 3, text: str = "") -> Snapshot:
-    fold = StatsFold(cores=2)
+    fold = Aggregator(cores=2)
     fold.update(WorkerRestarted(START, 1, "request"))
     now = loop(fold, 50, wait=34 * MS, step=20 * MS, slowest_index=nasty)
     busy = gauge(
@@ -640,8 +653,8 @@ def test_text_has_everything_aligned_within_a_terminal():
     assert max(map(len, lines)) <= 90
     assert "Epoch   0, running  [############............]  50 of 100 batches (50 %)" in lines
     assert "Queues  in flight 2 of 4   reorder 0   ready 0" in lines
-    stage_rows = [line for line in lines if line.split(" ")[0] in aggregator.STAGES]
-    assert [row.split()[0] for row in stage_rows] == [s for s in aggregator.STAGES if s not in ("pin", "upload")]
+    stage_rows = [line for line in lines if line.split(" ")[0] in STAGES]
+    assert [row.split()[0] for row in stage_rows] == [s for s in STAGES if s not in ("pin", "upload")]
     assert len({len(row) for row in stage_rows}) == 1, "columns line up"
     assert "worker 1, the one before: killed by SIGKILL" in lines
     assert "97 %" in text
@@ -649,7 +662,7 @@ def test_text_has_everything_aligned_within_a_terminal():
 
 
 def test_an_empty_snapshot_reads_well():
-    s = StatsFold().snapshot(gauges(START, state="new"))
+    s = Aggregator().snapshot(gauges(START, state="new"))
     assert str(s).splitlines()[0] == "No batches yet: iterate over the loader to start it."
     assert "State   new" in str(s)
     assert "No batches yet" in s._repr_html_()
@@ -799,7 +812,7 @@ def numbers(value: object, path: str = "") -> list[tuple[str, float]]:
 
 @given(st.lists(events | any_gauges, max_size=30), any_gauges)
 def test_whatever_comes_the_snapshot_is_finite_and_readable(script: list[Event | Gauges], last: Gauges):
-    fold = StatsFold()
+    fold = Aggregator()
     for item in [*script, last]:
         if not isinstance(item, Gauges):
             fold.update(item)
@@ -821,7 +834,7 @@ def test_whatever_comes_the_snapshot_is_finite_and_readable(script: list[Event |
 
 
 def test_the_batch_that_the_loop_is_at_counts_as_delivered():
-    fold = StatsFold()
+    fold = Aggregator()
     fold.update(EpochStarted(START, 0, 0, 100, 2))
     s = fold.snapshot(gauges(START + 3 * S, *pair(), run=0, delivered=1, at=0, at_since=START + S))
     assert s.batches_done == 1
@@ -830,7 +843,7 @@ def test_the_batch_that_the_loop_is_at_counts_as_delivered():
 
 
 def test_many_pauses_are_none_of_the_waiting():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 10, wait=10 * MS, step=30 * MS)
     for index in range(10, 310):
         fold.update(LoaderPaused(now))
@@ -841,7 +854,7 @@ def test_many_pauses_are_none_of_the_waiting():
 
 
 def test_batches_that_are_stepped_through_are_no_rate():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 1)
     fold.update(LoaderPaused(now))
     for index in range(1, 8):
@@ -858,14 +871,14 @@ def test_batches_that_are_stepped_through_are_no_rate():
 
 
 def test_a_worker_has_made_what_waits_for_the_loop_too():
-    fold = StatsFold()
+    fold = Aggregator()
     now = loop(fold, 10)
     s = fold.snapshot(gauges(now, gauge(0, made=7), gauge(1)))
     assert [w.batches for w in s.workers] == [7, 5]
 
 
 def test_a_worker_without_a_process_is_not_called_dead():
-    fold = StatsFold()
+    fold = Aggregator()
     idle = [gauge(i, pid=0, state="dead") for i in range(4)]
     new = fold.snapshot(gauges(START, *idle, state="new"))
     assert "4 workers: not started" in str(new)
@@ -875,13 +888,13 @@ def test_a_worker_without_a_process_is_not_called_dead():
 
 
 def test_a_batch_that_nobody_wants_any_more_is_told_from_others():
-    s = StatsFold().snapshot(gauges(START, gauge(0, state="fetching", batch=7, left=True)))
+    s = Aggregator().snapshot(gauges(START, gauge(0, state="fetching", batch=7, left=True)))
     assert "fetching, unwanted" in str(s)
     assert "an iterator that has ended" in str(s)
 
 
 def test_several_iterators_are_said_to_share_the_figures():
-    fold = StatsFold()
+    fold = Aggregator()
     loop(fold, 3)
     s = fold.snapshot(gauges(START + S, iterators=2))
     assert "2 iterators" in str(s)

@@ -35,7 +35,8 @@ from nbloader.events import (
     WorkersResized,
     WorkerStarted,
 )
-from nbloader.metrics.stage_times import histogram, points_of
+from nbloader.metrics.stage_times import histogram
+from nbloader.metrics.time_series import points_of
 from nbloader.report.eventlog import line_of
 from nbloader.report.slices import consumer_lanes, lane_order, slices, stalls
 from nbloader.report.trace import Trace

@@ -11,7 +11,8 @@ from nbloader._util.format import plural
 from nbloader.dashboard import figures, plots
 from nbloader.dashboard.payload import columns_of
 from nbloader.events import BatchRecord
-from nbloader.metrics.stage_times import histogram, points_of
+from nbloader.metrics.stage_times import histogram
+from nbloader.metrics.time_series import points_of
 from nbloader.report import render
 from nbloader.report.eventlog import line_of
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from nbloader._util.format import clean, duration, megabytes, number, percent, plural, tail
 from nbloader.dashboard.path import path_of
-from nbloader.metrics.aggregator import STAGES
+from nbloader.metrics.snapshot import STAGES
 from nbloader.report.render import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nbloader.metrics.aggregator import Point, Snapshot, WorkerStats
+    from nbloader.metrics.snapshot import Point, Snapshot, WorkerStats
 
 Columns = dict[str, list[Any]]
 """Name of a column -> its values; all of one length."""

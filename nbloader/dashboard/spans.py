@@ -20,7 +20,7 @@ from nbloader.report.slices import STALL_NS, STALL_TIMES, usual_wait, waited
 from nbloader.report.trace import first_indices
 
 if TYPE_CHECKING:
-    from nbloader.events.gauges import Made
+    from nbloader.events.gauges import ProducedBatch
 
 SECONDS = 30
 """What the timeline shows."""
@@ -68,7 +68,7 @@ class Spans:
         """When the loader was paused in the time that can be shown: begin and end of each pause, ms."""
         return [[self.ms(a), self.ms(b)] for a, b in self.pauses.between(now - PAUSES_NS, now)][-PAUSES:]
 
-    def take(self, records: Sequence[BatchRecord], made: Iterable[Made] = ()) -> list[Row]:
+    def take(self, records: Sequence[BatchRecord], made: Iterable[ProducedBatch] = ()) -> list[Row]:
         """Make the rows of what is new.
 
         Args:

@@ -50,8 +50,8 @@ from nbloader.report.trace import Trace
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from nbloader.metrics.aggregator import Point
     from nbloader.metrics.control import LoaderControl
+    from nbloader.metrics.snapshot import Point
 
 log = logging.getLogger(__name__)
 

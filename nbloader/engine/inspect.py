@@ -8,7 +8,7 @@ from typing import Any
 
 from nbloader.batch.header import BatchHeader
 from nbloader.batch.task import Task
-from nbloader.events.gauges import Made
+from nbloader.events.gauges import ProducedBatch
 from nbloader.scheduler.dispatcher import Dispatcher
 from nbloader.scheduler.run_state import IterationState
 
@@ -23,14 +23,14 @@ def asked_of(run: IterationState[Any]) -> tuple[int, ...]:
     return tuple(sorted({task.number for _job, task in run.waiting[:SHOWN]}))
 
 
-def made_of(run: IterationState[Any]) -> tuple[Made, ...]:
+def made_of(run: IterationState[Any]) -> tuple[ProducedBatch, ...]:
     """The batches that have come and not gone to the consumer: first those that are in order, then the others."""
     ready = ((True, item) for item in itertools.islice(run.reorder._ready, SHOWN))
     early = ((False, item) for item in itertools.islice(run.reorder._early.values(), SHOWN))
     return tuple(_made(in_order, task, payload) for in_order, (task, payload) in itertools.chain(ready, early))
 
 
-def _made(in_order: bool, task: Task, payload: Any) -> Made:
+def _made(in_order: bool, task: Task, payload: Any) -> ProducedBatch:
     header: BatchHeader | None = getattr(payload, "header", None)
     begin, fetched, collated = 0, 0, 0  # a failure was not made
     if header is not None:
@@ -38,7 +38,7 @@ def _made(in_order: bool, task: Task, payload: Any) -> Made:
     received = getattr(payload, "received", 0)
     ordered = task.in_order if in_order else 0
     worker = getattr(payload, "worker", -1)
-    return Made(task.run, task.number, worker, begin, fetched, collated, received, ordered)
+    return ProducedBatch(task.run, task.number, worker, begin, fetched, collated, received, ordered)
 
 
 def numbers_of(held: list[Task], open_runs: Collection[int]) -> tuple[int, ...]:

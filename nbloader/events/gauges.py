@@ -46,7 +46,7 @@ class WorkerGauge:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ProducedBatch:
     """A batch that has come from its worker and has not gone to the consumer. Times are perf_counter ns."""
 
     run: int
@@ -94,7 +94,7 @@ class Gauges:
     """When the consumer got it, perf_counter ns; 0 where unknown."""
     asked: tuple[int, ...] = ()
     """Numbers of the batches that no worker has been given yet, the first 64."""
-    made: tuple[Made, ...] = ()
+    made: tuple[ProducedBatch, ...] = ()
     """Batches that have come and wait: first those that are in order; of each kind the first 64."""
     pinned: bool = False
     """Batches go through pinned memory."""

@@ -255,9 +255,8 @@ class LoaderClosed:
     time: int
 
 
-Event: TypeAlias = (
-    BatchRecord
-    | WorkerStarted
+LifecycleEvent: TypeAlias = (
+    WorkerStarted
     | WorkerReady
     | WorkerDied
     | WorkerRestarted
@@ -272,3 +271,6 @@ Event: TypeAlias = (
     | SupervisorFailed
     | LoaderClosed
 )
+"""Every event but `BatchRecord`. All have `time`, perf_counter ns."""
+
+Event: TypeAlias = BatchRecord | LifecycleEvent

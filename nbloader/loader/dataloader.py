@@ -42,7 +42,7 @@ from nbloader.loader import config, reruns, torch_compat
 from nbloader.loader.checkpoint import Resuming
 from nbloader.loader.control import Steering
 from nbloader.loader.watching import Watching
-from nbloader.metrics.aggregator import StatsFold
+from nbloader.metrics.aggregator import Aggregator
 from nbloader.metrics.probe import ProcessProbe
 from nbloader.sampling import datapipes
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochContext, batches_of
@@ -228,7 +228,7 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
         self._placer = dev.placer(self._devices or [self._device], pin=dev.check_pin(pin_memory), ahead=upload_ahead)
         self.events = ev.EventBus()
         """The event bus: `loader.events.subscribe(...)`, `loader.events.batches()`."""
-        self._fold = StatsFold(judge)
+        self._fold = Aggregator(judge)
         self.events.subscribe(self._fold.update)
         self._probe = ProcessProbe()
         self._iterations = 0

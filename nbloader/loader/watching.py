@@ -10,8 +10,9 @@ from nbloader.device.transfer import Placer
 from nbloader.engine.engine import Engine
 from nbloader.engine.inline_engine import LocalEngine
 from nbloader.events import EventBus
-from nbloader.metrics.aggregator import Point, Snapshot, StatsFold
+from nbloader.metrics.aggregator import Aggregator
 from nbloader.metrics.probe import ProcessProbe
+from nbloader.metrics.snapshot import Point, Snapshot
 from nbloader.report.trace import Trace
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Watching(Generic[T_co]):
 
     events: EventBus
     _engine: Engine | LocalEngine
-    _fold: StatsFold
+    _fold: Aggregator
     _probe: ProcessProbe
     _iterations: int
     _placer: Placer | None

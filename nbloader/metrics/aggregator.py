@@ -1,4 +1,4 @@
-"""Events and gauges in, a frozen picture of the loader out. Pure: no clock, no process, no I/O of its own."""
+"""Aggregates events and gauges into frozen snapshots. Pure: no clock, no process and no I/O of its own."""
 
 from __future__ import annotations
 
@@ -18,25 +18,18 @@ from nbloader.events import (
     LoaderPaused,
     LoaderResumed,
     SampleFailed,
+    SupervisorFailed,
     WorkerDied,
     WorkerRestarted,
 )
 from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.events.pauses import Pauses
+from nbloader.events.records import LifecycleEvent
 from nbloader.metrics.evidence import Evidence, Judge, MakeTime, Verdict
 from nbloader.metrics.rates import Rates, rates_of, waiting
-from nbloader.metrics.snapshot import (
-    STAGES,
-    Histogram,
-    Point,
-    SlowSample,
-    Snapshot,
-    StageStats,
-    WorkerStats,
-)
+from nbloader.metrics.snapshot import Point, SlowSample, Snapshot, WorkerStats
 from nbloader.metrics.stage_times import (
     SLOWEST,
-    Plot,
     back,
     between,
     handing_share,
@@ -47,60 +40,47 @@ from nbloader.metrics.stage_times import (
     stage_stats,
     upload_stats,
 )
-
-__all__ = [
-    "STAGES",
-    "Gauges",
-    "Histogram",
-    "Point",
-    "SlowSample",
-    "Snapshot",
-    "StageStats",
-    "StatsFold",
-    "WorkerGauge",
-    "WorkerStats",
-]
-
+from nbloader.metrics.time_series import TimeSeries
 
 RECENT = 2000
-"""Batch records kept, for rates."""
+"""Batch records kept for rates."""
 STAGE_BATCHES = 200
-"""Batches that stage times rest on."""
+"""Batches over which stage times are computed."""
 FAILED_SAMPLES = 100
-"""Samples that could not be fetched whose errors are kept."""
+"""Failed samples whose errors are kept."""
 POINT_BATCHES = 64
-"""Batches that a point of the plots rests on at most."""
+"""Maximum number of batches over which a point of the time series is computed."""
 HISTOGRAM_BATCHES = 500
-"""Batches in the histogram of the time to make one."""
+"""Batches in the histogram of the time to produce one."""
 SLOW_RUNS = 3
-"""Runs whose slowest samples are kept."""
+"""Iterators whose slowest samples are kept."""
 STUCK_S, STUCK_TIMES = 2.0, 10
-"""A worker is stuck when its batch lasts longer than this, and than this many median batches."""
+"""A worker is stuck if it has been processing a batch for longer than this, and than this many median batches."""
 
 
-class StatsFold:
-    """Folds the events of one loader into totals, and makes snapshots of them.
+class Aggregator:
+    """Aggregates the events of one loader into totals, and makes snapshots of them. Thread-safe.
 
-    `update` runs once per batch and only counts; all arithmetic waits for `snapshot`. Safe to use from several threads.
+    `update` runs once per batch and only counts; the arithmetic is done by `snapshot`.
 
     Args:
         judge: Finds the verdict of a snapshot, such as `nbloader.diagnose.bottleneck.judge`; None for no verdict.
-        cores: CPU cores that workers may use, for the verdict; None for those this process may run on.
+        cores: CPU cores that workers may use, for the verdict; None for those of this process.
     """
 
     def __init__(self, judge: Judge | None = None, cores: int | None = None) -> None:
         self._judge = judge or _no_verdict
         self._cores = cores or system.cores()
-        # Reentrant: the garbage collector may end an abandoned iterator, and so publish, in the middle of an update.
+        # Reentrant: the garbage collector may end an abandoned iterator, which publishes, in the middle of an update.
         self._lock = threading.RLock()
         self._recent: collections.deque[BatchRecord] = collections.deque(maxlen=RECENT)
         self._total = self._waited = 0
-        self._made: dict[int, int] = {}
-        self._failed: collections.Counter[int] = collections.Counter()
-        self._replaced: collections.Counter[int] = collections.Counter()
-        self._deaths = 0
+        self._produced: dict[int, int] = {}
+        self._errors: collections.Counter[int] = collections.Counter()
+        self._restarts: collections.Counter[int] = collections.Counter()
+        self._deaths = self._supervisor_failures = 0
         self._failed_samples: collections.deque[SampleFailed] = collections.deque(maxlen=FAILED_SAMPLES)
-        self._spared: collections.Counter[str] = collections.Counter()
+        self._failed_by_outcome: collections.Counter[str] = collections.Counter()
         self._slow: dict[int, list[BatchRecord]] = {}
         self._slow_floor: dict[int, int] = {}
         self._pauses = Pauses()
@@ -110,7 +90,7 @@ class StatsFold:
         self._began = self._done = self._samples = self._epoch_waited = 0
         self._first: BatchRecord | None = None
         self._ended: EpochEnded | None = None
-        self._plot = Plot()
+        self._series = TimeSeries()
 
     def update(self, event: Event) -> None:
         """Count one event. About a microsecond for a `BatchRecord`."""
@@ -119,7 +99,7 @@ class StatsFold:
                 self._lifecycle(event)
                 return
             run = event.run
-            if run > self._run:  # its EpochStarted was not seen, or comes late
+            if run > self._run:  # its EpochStarted was missed, or comes late
                 self._begin(run, event.epoch, None, event.requested)
             self._recent.append(event)
             self._total += 1
@@ -136,68 +116,68 @@ class StatsFold:
                 if self._first is None:
                     self._first = event
             worker = event.worker
-            self._made[worker] = self._made.get(worker, 0) + 1
+            self._produced[worker] = self._produced.get(worker, 0) + 1
             if event.slowest_ns > self._slow_floor.get(run, 0):
                 self._note_slow(event)
 
     def snapshot(self, gauges: Gauges) -> Snapshot:
-        """Make a picture of the loader from the events so far and from what it says of itself now."""
+        """Make a snapshot of the events so far and the present gauges."""
         with self._lock:
-            picture, records = self._picture(gauges)
-            fresh = min(self._total - self._plot.total, len(records), POINT_BATCHES)
+            snapshot, records = self._snapshot_and_records(gauges)
+            fresh = min(self._total - self._series.total, len(records), POINT_BATCHES)
             newest = records[len(records) - fresh :]
             if self._origin is not None:
                 waited = self._waited + waiting(gauges, self._pauses, gauges.now)
                 age = gauges.now - self._origin
-                self._plot.add(picture, gauges.now, age, total=self._total, waited=waited, fresh=newest)
-            return picture
+                self._series.add(snapshot, gauges.now, age, total=self._total, waited=waited, fresh=newest)
+            return snapshot
 
     def points(self) -> list[Point]:
-        """The plot points of the last 120 s, oldest first: one per `snapshot` that came 0.2 s or more after the last.
+        """The time series of the last 120 s, oldest first: one point per `snapshot` at least 0.2 s after the last.
 
-        Idle loaders make none, so that the plots of an epoch stay after its end.
+        An idle loader adds no points, so that the plots of an epoch stay after its end.
         """
         with self._lock:
-            return list(self._plot.points)
+            return list(self._series.points)
 
     # --- counting
 
-    def _lifecycle(self, event: Event) -> None:  # noqa: C901, PLR0912 - one branch per kind of event
-        if isinstance(event, BatchRecord):
-            return
+    def _lifecycle(self, event: LifecycleEvent) -> None:  # noqa: C901, PLR0912 - one branch per kind of event
         if self._origin is None:
             self._origin = event.time
-        if isinstance(event, EpochStarted):
-            if event.run >= self._run:
-                self._begin(event.run, event.epoch, event.batches, event.time)
-        elif isinstance(event, EpochEnded):
-            if event.run == self._run:
-                self._ended = event
-        elif isinstance(event, WorkerDied):
-            self._deaths += not event.expected
-        elif isinstance(event, WorkerRestarted):
-            self._replaced[event.worker] += 1
-        elif isinstance(event, BatchFailed):
-            self._failed[event.worker] += 1
-        elif isinstance(event, SampleFailed):
-            self._spared[event.done] += 1
-            self._failed_samples.append(event)
-        elif isinstance(event, LoaderPaused):
-            self._pauses.begin(event.time)
-        elif isinstance(event, LoaderResumed):
-            self._pauses.end(event.time)
-        elif isinstance(event, DatasetReloaded):
-            # How the old dataset fared says nothing of the new one.
-            self._recent.clear()
-            self._slow.clear()
-            self._slow_floor.clear()
+        match event:
+            case EpochStarted():
+                if event.run >= self._run:
+                    self._begin(event.run, event.epoch, event.batches, event.time)
+            case EpochEnded():
+                if event.run == self._run:
+                    self._ended = event
+            case WorkerDied():
+                self._deaths += not event.expected
+            case WorkerRestarted():
+                self._restarts[event.worker] += 1
+            case BatchFailed():
+                self._errors[event.worker] += 1
+            case SampleFailed():
+                self._failed_by_outcome[event.done] += 1
+                self._failed_samples.append(event)
+            case SupervisorFailed():
+                self._supervisor_failures += 1
+            case LoaderPaused():
+                self._pauses.begin(event.time)
+            case LoaderResumed():
+                self._pauses.end(event.time)
+            case DatasetReloaded():  # how fast the old dataset was says nothing about the new one
+                self._recent.clear()
+                self._slow.clear()
+                self._slow_floor.clear()
 
     def _begin(self, run: int, epoch: int, batches: int | None, time: int) -> None:
         if self._origin is None:
             self._origin = time
         known = run == self._run
         self._run, self._epoch, self._batches, self._began = run, epoch, batches, time
-        if known:  # its batches came before its EpochStarted
+        if known:  # its batches were published before its EpochStarted
             return
         self._done = self._samples = self._epoch_waited = 0
         self._first = self._ended = None
@@ -215,9 +195,9 @@ class StatsFold:
             if len(kept) == SLOWEST:
                 self._slow_floor[record.run] = kept[-1].slowest_ns
 
-    # --- the picture
+    # --- the snapshot
 
-    def _picture(self, g: Gauges) -> tuple[Snapshot, list[BatchRecord]]:
+    def _snapshot_and_records(self, g: Gauges) -> tuple[Snapshot, list[BatchRecord]]:
         records = list(self._recent)
         last = records[-STAGE_BATCHES:]
         live = self._ended is None and self._run >= 0 and g.state in ("starting", "running", "paused")
@@ -231,8 +211,8 @@ class StatsFold:
         active = self._pauses.active(self._began, end) if self._run >= 0 else 0
         left = max(0, self._batches - done) if live and g.state != "paused" and self._batches is not None else None
         fetch_ns = sum(between(r.fetch_begin, r.fetched) for r in last)
-        usual_ns = middle([between(r.fetch_begin, r.collated) for r in last])
-        picture = Snapshot(
+        typical_ns = middle([between(r.fetch_begin, r.collated) for r in last])
+        snapshot = Snapshot(
             state=g.state,
             epoch=self._epoch,
             batches_done=done,
@@ -253,18 +233,18 @@ class StatsFold:
             ready=g.ready,
             stages=stage_stats(last),
             cpu_share=min(1.0, max(0.0, sum(r.fetch_cpu for r in last) / fetch_ns)) if fetch_ns else None,
-            workers=tuple(self._worker(w, g.now, usual_ns, rates) for w in g.workers),
+            workers=tuple(self._worker(w, g.now, typical_ns, rates) for w in g.workers),
             slowest=tuple(
                 SlowSample(r.slowest_index, r.slowest_ns / 1e9, r.index, r.epoch, r.worker)
                 for r in slowest([r for kept in self._slow.values() for r in kept])
             ),
-            errors=sum(self._failed.values()),
+            errors=sum(self._errors.values()),
             deaths=self._deaths,
-            restarts=sum(self._replaced.values()),
+            restarts=sum(self._restarts.values()),
             verdict="",
             make_times=histogram(records[-HISTOGRAM_BATCHES:]),
-            skipped=self._spared["skipped"],
-            replaced=self._spared["replaced"],
+            skipped=self._failed_by_outcome["skipped"],
+            replaced=self._failed_by_outcome["replaced"],
             failed_samples=tuple(self._failed_samples),
             epoch_rate=done * 1e9 / active if active else 0.0,
             iterators=g.iterators,
@@ -277,9 +257,10 @@ class StatsFold:
             begun=g.begun,
             uploads=upload_stats(last),
             now=g.now,
+            supervisor_failures=self._supervisor_failures,
         )
-        cause, sentence = self._judge(picture, self._evidence(g, last, usual_ns, rates))
-        return replace(picture, cause=cause, verdict=sentence), records
+        cause, sentence = self._judge(snapshot, self._evidence(g, last, typical_ns, rates))
+        return replace(snapshot, cause=cause, verdict=sentence), records
 
     def _epoch_share(self, g: Gauges, records: list[BatchRecord], *, live: bool) -> float:
         waited = self._epoch_waited
@@ -292,9 +273,9 @@ class StatsFold:
             end = next((back(r) for r in reversed(records) if r.run == self._run), self._began)
         return share_of(waited, self._pauses.active(self._began, end))
 
-    def _worker(self, w: WorkerGauge, now: int, usual_ns: int | None, rates: Rates) -> WorkerStats:
+    def _worker(self, w: WorkerGauge, now: int, typical_ns: int | None, rates: Rates) -> WorkerStats:
         age = None if w.batch is None else max(0, now - w.since) / 1e9
-        limit = math.inf if usual_ns is None else max(STUCK_S, STUCK_TIMES * usual_ns / 1e9)
+        limit = math.inf if typical_ns is None else max(STUCK_S, STUCK_TIMES * typical_ns / 1e9)
         return WorkerStats(
             worker=w.worker,
             pid=w.pid,
@@ -303,10 +284,10 @@ class StatsFold:
             batch_age=age,
             sample=w.sample,
             queued=w.queued,
-            batches=max(w.made, self._made.get(w.worker, 0)),
+            batches=max(w.made, self._produced.get(w.worker, 0)),
             batches_per_second=rates.workers.get(w.worker, 0.0),
-            restarts=self._replaced[w.worker],
-            errors=self._failed[w.worker],
+            restarts=self._restarts[w.worker],
+            errors=self._errors[w.worker],
             cpu_percent=w.cpu_percent if w.cpu_percent is not None and math.isfinite(w.cpu_percent) else None,
             rss=w.rss,
             exit_reason=w.exit_reason,
@@ -320,18 +301,18 @@ class StatsFold:
         )
 
     def _first_batch(self, g: Gauges) -> float | None:
-        """Seconds until the epoch's first batch was delivered; its record comes only when the loop is done with it."""
+        """Seconds until the epoch's first batch was delivered; its record is published when the loop is done."""
         if self._first is not None:
             return max(0, self._first.delivered - self._began) / 1e9
         if g.run == self._run and g.delivered and g.at_since:
             return max(0, g.at_since - self._began) / 1e9
         return None
 
-    def _evidence(self, g: Gauges, last: list[BatchRecord], usual_ns: int | None, rates: Rates) -> Evidence:
+    def _evidence(self, g: Gauges, last: list[BatchRecord], typical_ns: int | None, rates: Rates) -> Evidence:
         pids = {w.worker: w.pid for w in g.workers}
         by_worker: dict[int, list[int]] = collections.defaultdict(list)
         for r in last:
-            if pids.get(r.worker) == r.pid:  # what a replaced process did says nothing of the new one
+            if pids.get(r.worker) == r.pid:  # the time of a replaced process says nothing about the new one
                 by_worker[r.worker].append(between(r.fetch_begin, r.collated))
         count = max(1, len(last))
         return Evidence(
@@ -341,7 +322,7 @@ class StatsFold:
             ended="" if self._ended is None else self._ended.reason or "abandoned",
             paused_for=None if self._pauses.since is None else max(0, g.now - self._pauses.since) / 1e9,
             in_process=not g.workers and bool(last) and last[-1].worker < 0,
-            make_ms=(usual_ns or 0) / 1e6,
+            make_ms=(typical_ns or 0) / 1e6,
             make_ms_by_worker={w: MakeTime(len(ns), (middle(ns) or 0) / 1e6) for w, ns in by_worker.items()},
             ready_mean=sum(r.ready for r in last) / count,
             nbytes_mean=sum(r.nbytes for r in last) / count,

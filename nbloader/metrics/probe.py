@@ -1,4 +1,4 @@
-"""CPU and memory of workers, looked at when a picture of the loader is asked for."""
+"""CPU and memory use of worker processes, measured when a snapshot is taken."""
 
 from __future__ import annotations
 
@@ -12,54 +12,85 @@ from typing import Any, NamedTuple
 from nbloader.events.gauges import Gauges, WorkerGauge
 
 AT_ONCE = 4
-"""Workers that are looked at for one picture, those first that were not for the longest time: each takes 0.1 ms."""
+"""Workers measured per snapshot, least recently measured first: each takes 0.1 ms."""
 MEMORY_SHARE = 0.003
-"""Share of a core for looking up shared and private memory: the kernel walks all pages of a process for it, 8 ms with
-torch in it."""
-
+"""Share of a core spent on measuring shared and private memory: the kernel walks all pages of the process, which takes
+8 ms for a process that has imported torch."""
 IDLE = 0.05
-"""Share of its time below which a process that runs, or could, has nothing to do."""
+"""A process that runs, or could run, for less than this share of the time is idle."""
 
 
-class _Seen(NamedTuple):
-    at: float
+class CpuTimes(NamedTuple):
+    """Scheduler statistics of a process's main thread, ns."""
+
+    running: int
+    """Time on a core."""
+    waiting: int
+    """Time in which it could run and had no core."""
+
+
+class MemoryUse(NamedTuple):
+    """Resident memory of a process, bytes."""
+
+    private: int
+    """Memory that no other process shares."""
+    shared: int
+    """Memory that several processes map (segments, the dataset, libraries)."""
+
+
+class _Usage(NamedTuple):
+    """One measurement of a process."""
+
+    time: float
+    """Seconds, monotonic."""
     cpu_percent: float
     rss: int
-    ran: tuple[int, int] | None
-    """Time that it has had a core, and that it could run and had none, ns; None where the system does not tell."""
+    cpu: CpuTimes | None
+    """None where the system does not tell."""
     core_wait: float | None
-    """The second as a share of both, between two looks, the last ones between which it had something to do."""
+    """`CpuTimes.waiting` as a share of both, over the last interval in which the process was not idle."""
+
+
+class _Memory(NamedTuple):
+    """One measurement of a process's memory."""
+
+    time: float
+    """Seconds, monotonic."""
+    use: MemoryUse
 
 
 class ProcessProbe:
-    """Remembers the processes between two looks, so that CPU use is measured over the time between them."""
+    """Measures worker processes. Keeps the previous measurements, to compute CPU use over the time between."""
 
     def __init__(self) -> None:
-        self._processes: dict[int, Any] = {}
-        self._seen: dict[int, _Seen] = {}
-        self._memory: dict[int, tuple[float, int, int]] = {}  # pid -> when, private, shared
+        self._processes: dict[int, Any] = {}  # by pid, as all that follow
+        self._usage: dict[int, _Usage] = {}
+        self._memory: dict[int, _Memory] = {}
         self._memory_due = 0.0
 
     def fill(self, gauges: Gauges) -> Gauges:
-        """The gauges with CPU and memory of each worker filled in. Workers that are threads have neither."""
+        """The gauges with CPU and memory use of each worker. Worker threads have neither."""
         pids = {w.pid for w in gauges.workers if w.pid} - {os.getpid()}
         if not pids:
             return gauges
-        for table in (self._processes, self._seen, self._memory):
+        for table in (self._processes, self._usage, self._memory):
             for pid in table.keys() - pids:
                 del table[pid]
-        for pid in sorted(pids, key=lambda pid: self._seen[pid].at if pid in self._seen else 0.0)[:AT_ONCE]:
-            self._look(pid)
-        self._look_up_memory(w.pid for w in gauges.workers if w.pid in pids and w.state != "starting")
+        for pid in sorted(pids, key=self._measured)[:AT_ONCE]:
+            self._measure(pid)
+        self._measure_memory(w.pid for w in gauges.workers if w.pid in pids and w.state != "starting")
         workers = []
         for worker in gauges.workers:
-            seen, memory = self._seen.get(worker.pid), self._memory.get(worker.pid, (0.0, None, None))
-            if seen is not None:
-                worker = _with_usage(worker, seen, memory)  # noqa: PLW2901
-            workers.append(worker)
+            usage, memory = self._usage.get(worker.pid), self._memory.get(worker.pid)
+            workers.append(worker if usage is None else _with_usage(worker, usage, memory))
         return dataclasses.replace(gauges, workers=tuple(workers))
 
-    def _look(self, pid: int) -> None:
+    def _measured(self, pid: int) -> float:
+        """When a process was measured last, seconds, monotonic."""
+        usage = self._usage.get(pid)
+        return 0.0 if usage is None else usage.time
+
+    def _measure(self, pid: int) -> None:
         import psutil
 
         try:
@@ -68,57 +99,56 @@ class ProcessProbe:
                 process = self._processes[pid] = psutil.Process(pid)
             with process.oneshot():
                 used, rss = process.cpu_percent(None), process.memory_info().rss
-            before, now, ran = self._seen.get(pid), time.monotonic(), ran_of(pid)
-            share = None if before is None else before.core_wait
-            if before is not None and before.ran is not None and ran is not None:
-                had, lacked = (b - a for a, b in zip(before.ran, ran, strict=True))
-                if had + lacked > IDLE * 1e9 * (now - before.at):
-                    share = lacked / (had + lacked)
-            self._seen[pid] = _Seen(now, used, rss, ran, share)
-        except psutil.Error:  # it ended meanwhile
-            self._seen.pop(pid, None)
+        except psutil.Error:  # it has ended
+            self._usage.pop(pid, None)
+            return
+        before, now, cpu = self._usage.get(pid), time.monotonic(), cpu_times(pid)
+        share = None if before is None else before.core_wait
+        if before is not None and before.cpu is not None and cpu is not None:
+            running, waiting = cpu.running - before.cpu.running, cpu.waiting - before.cpu.waiting
+            if running + waiting > IDLE * 1e9 * (now - before.time):
+                share = waiting / (running + waiting)
+        self._usage[pid] = _Usage(now, used, rss, cpu, share)
 
-    def _look_up_memory(self, pids: Iterable[int]) -> None:
-        """Of the one that was looked up longest ago, if the last time is long enough ago for its cost."""
+    def _measure_memory(self, pids: Iterable[int]) -> None:
+        """Measure the least recently measured process, unless the last measurement was too recent for its cost."""
         began = time.monotonic()
         if began < self._memory_due:
             return
-        pid = min(pids, key=lambda pid: self._memory.get(pid, (0.0,))[0], default=None)
+        pid = min(pids, key=lambda pid: self._memory[pid].time if pid in self._memory else 0.0, default=None)
         if pid is None:
             return
-        found = memory_of(pid)
+        use = memory_of(pid)
         now = time.monotonic()
-        if found is not None:
-            self._memory[pid] = (now, *found)
+        if use is not None:
+            self._memory[pid] = _Memory(now, use)
         self._memory_due = now + (now - began) / MEMORY_SHARE
 
 
-def _with_usage(w: WorkerGauge, seen: _Seen, memory: tuple[float, int | None, int | None]) -> WorkerGauge:
-    """A copy; `dataclasses.replace` takes three times as long, for each worker of each picture."""
+def _with_usage(w: WorkerGauge, usage: _Usage, memory: _Memory | None) -> WorkerGauge:
+    """A copy; `dataclasses.replace` takes three times as long, for each worker of each snapshot."""
+    private, shared = (None, None) if memory is None else memory.use
     return WorkerGauge(
         w.worker, w.pid, w.state, w.batch, w.since, w.sample, w.queued, w.exit_reason, w.stderr_tail,
-        seen.cpu_percent, seen.rss, w.held, w.left, memory[1], memory[2], w.made, seen.core_wait,
+        usage.cpu_percent, usage.rss, w.held, w.left, private, shared, w.made, usage.core_wait,
     )  # fmt: skip
 
 
-def ran_of(pid: int) -> tuple[int, int] | None:
-    """How long the main thread of a process has had a core, and could run and had none, ns; None if not told."""
+def cpu_times(pid: int) -> CpuTimes | None:
+    """Scheduler statistics of the main thread of a process; None where the system does not tell."""
     try:
-        had, lacked, _ = Path(f"/proc/{pid}/schedstat").read_text("ascii").split()
-        return int(had), int(lacked)
+        running, waiting, _ = Path(f"/proc/{pid}/schedstat").read_text("ascii").split()
+        return CpuTimes(int(running), int(waiting))
     except (OSError, ValueError):
         return None
 
 
-def memory_of(pid: int) -> tuple[int, int] | None:
-    """Private and shared resident memory of a process, bytes; None where the system does not tell.
-
-    Linux sums both up in one file; the shared part is what several processes map (a segment, the dataset, libraries).
-    """
+def memory_of(pid: int) -> MemoryUse | None:
+    """Private and shared memory of a process; None where the system does not tell."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines()[1:]
         kilobytes = {name: int(value.split()[0]) for name, value in (line.split(":") for line in lines)}
         private = kilobytes["Private_Clean"] + kilobytes["Private_Dirty"]
-        return private * 1024, (kilobytes["Rss"] - private) * 1024
+        return MemoryUse(private * 1024, (kilobytes["Rss"] - private) * 1024)
     except (OSError, ValueError, KeyError, IndexError):
         return None

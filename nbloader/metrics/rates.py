@@ -1,4 +1,4 @@
-"""What happened a second, lately: from batch records and the present wait. Pure."""
+"""Rates over the last seconds, from batch records and the present wait. Pure."""
 
 from __future__ import annotations
 
@@ -13,33 +13,42 @@ from nbloader.events.pauses import Pauses
 from nbloader.metrics.stage_times import back, share_of
 
 RATE_NS = 5_000_000_000
-"""Time that rates rest on, ns."""
+"""Time over which rates are computed, ns."""
 RATE_BATCHES = 4
-"""Batches that rates rest on at least, however long they took."""
+"""Minimum number of batches over which rates are computed, however long they took."""
 
 _RUN, _WORKER, _SAMPLES, _NBYTES, _REQUESTED, _DELIVERED = map(
     operator.attrgetter, ("run", "worker", "samples", "nbytes", "requested", "delivered")
-)  # of thousands of records: in half the time of a loop
+)  # for thousands of records: half the time of a loop
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What happened a second, lately."""
+    """Rates over the last seconds, each per second."""
 
     count: int = 0
-    """Batches that the rates rest on."""
+    """Batches over which the rates were computed."""
     batches: float = 0.0
     samples: float = 0.0
     nbytes: float = 0.0
+    """Bytes of arrays."""
     own: float = 0.0
-    """Batches a second of the newest epoch alone: several may run at once."""
+    """Batches of the newest iterator alone: several may be active."""
     wait_share: float = 0.0
+    """Share of the time in which the consumer waited."""
     workers: dict[int, float] = field(default_factory=dict)
-    """Batches a second by worker."""
+    """Batches by worker id."""
 
 
 def waiting(g: Gauges, pauses: Pauses, end: int, begin: int | None = None) -> int:
-    """How long the consumer has waited in its present wait, ns."""
+    """Duration of the present wait of the consumer, without pauses, ns.
+
+    Args:
+        g: The gauges.
+        pauses: Pauses of the loader.
+        end: End of the interval, perf_counter ns.
+        begin: Start of the interval; None for the start of the wait.
+    """
     if g.waiting_since is None:
         return 0
     return pauses.active(g.waiting_since if begin is None else max(begin, g.waiting_since), end)
@@ -55,16 +64,16 @@ def rates_of(
     run: int,
     live: bool,
 ) -> Rates:
-    """Measure the last five seconds of an epoch, from its first batch on: before that it started up.
+    """Rates over the last five seconds of an epoch. The time before its first batch is start-up and is left out.
 
     Args:
-        g: What the loader says of itself now.
+        g: The present gauges.
         records: The last batches, oldest first.
-        pauses: Time that does not count, nor do batches that were delivered in it, step by step.
-        first: The epoch's first batch, if it has one.
-        began: When the epoch began, ns.
-        run: Its number.
-        live: Whether it goes on.
+        pauses: Pauses of the loader: this time is left out, and so are batches delivered by `step()` within it.
+        first: The epoch's first batch; None if it has none.
+        began: When the epoch began, perf_counter ns.
+        run: Number of the epoch's iterator.
+        live: Whether it has not ended.
     """
     if first is None:
         end = g.now if live else began
@@ -73,7 +82,7 @@ def rates_of(
     newest = back(records[-1]) if records else lower
     end = g.now if live else newest
     cut = end - RATE_NS - pauses.within(end - RATE_NS, end)
-    # Records come when the loop is back from their batches, and so stand in that order.
+    # A record is published when the consumer asks for the next batch, so records are in that order.
     recent = min(bisect.bisect_left(records, cut, key=back), len(records) - RATE_BATCHES)
     picked = records[max(bisect.bisect_right(records, lower, key=back), recent) :]
     begin = max(lower, picked[0].requested) if picked else lower
@@ -84,9 +93,9 @@ def rates_of(
         picked = [r for r in picked if pauses.active(r.requested, back(r))]
     count = len(picked)
     rate = count * 1e9 / max(1, pauses.active(begin, newest))
-    if live:  # the batch that is not here yet bounds the rate, so that it falls while nothing comes
+    if live:  # the outstanding batch bounds the rate, so that it falls while no batch comes
         rate = min(rate, (count + 1) * 1e9 / max(1, pauses.active(begin, g.now)))
-    # While the consumer works, its last wait is not known yet: look only as far as the last record.
+    # While the consumer processes a batch, the wait for it is not recorded yet: stop at the last record.
     waits = live and g.waiting_since is not None
     if paused:
         waited = sum([pauses.active(max(begin, r.requested), r.delivered) for r in picked])

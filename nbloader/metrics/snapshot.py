@@ -1,43 +1,68 @@
-"""What a picture of a loader is made of: the gauges that go in, the frozen snapshot that comes out. Pure.
+"""The frozen snapshot of a loader, and the records that it consists of.
 
-Users find these in `nbloader.stats`.
+`DataLoader.stats()` returns a `Snapshot`; the dashboard, reports and the bottleneck rules read one. Its text and HTML
+are written by a `SnapshotRenderer`, which `nbloader.report` registers.
+
+Times are in seconds, and durations of stages in milliseconds. Rates are per second. Shares are from 0 to 1.
 """
 
 from __future__ import annotations
 
 import html
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from nbloader.events import SampleFailed
-from nbloader.events.gauges import Made
+from nbloader.events.gauges import ProducedBatch
+
+STAGES = ("queue", "fetch", "collate", "transport", "reorder", "ready", "pin", "upload", "step")
+"""The stages of a batch's path. Each begins where the one before ends, except "pin" and "upload": these overlap "ready"
+and the preceding "step", since a batch may be uploaded while the loop still works on another one."""
+BESIDE = ("pin", "upload")
+"""Stages that overlap others, and that only some batches go through."""
+
+
+class Percentiles(NamedTuple):
+    """Percentiles of a duration, milliseconds, by nearest rank."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+class PinnedBatches(NamedTuple):
+    """How many batches the device read from one kind of memory."""
+
+    memory: str
+    """"registered" (the shared memory into which a worker wrote the batch, pinned in place), "copied" (a pool of pinned
+    memory) or "pageable"."""
+    batches: int
 
 
 @dataclass(frozen=True, slots=True)
 class UploadStats:
-    """How batches came into pinned memory and onto a device, over those of the last 200 that did."""
+    """How batches were pinned and uploaded, over those of the last 200 batches that were."""
 
-    ways: tuple[tuple[str, int], ...]
-    """Batches by where the device read them, most first: "registered" (the shared memory in which they were made,
-    pinned where it lies), "copied" (to pinned memory) or "pageable"."""
+    ways: tuple[PinnedBatches, ...]
+    """Batches by the kind of memory that the device read, most frequent first."""
     pin: float
-    """Mean time to pin, milliseconds."""
+    """Mean time to pin a batch, milliseconds."""
     copy: float | None
-    """Mean time of the copy to the device, by the device's clock, milliseconds; None where that is not known."""
+    """Mean time of the copy to the device, by the device's clock, milliseconds; None where unknown."""
     gb_per_second: float | None
-    """Of those copies, 1e9 bytes a second."""
+    """Throughput of these copies, 1e9 bytes per second; None where unknown."""
     hidden: float | None
-    """Share of the time of those copies in which the device still worked on earlier batches, 0 to 1."""
+    """Share of the time of these copies that overlapped the device's work on earlier batches; None where unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageStats:
-    """How long one stage of the path took, over the batches in the window. All in milliseconds."""
+    """Duration of one stage over the last 200 batches, milliseconds."""
 
     name: str
-    """"queue" (sent -> fetch begun), "fetch", "collate", "transport" (collated -> received), "reorder" (received -> in
-    order), "ready" (in order -> delivered), "pin" (taken up -> in pinned memory), "upload" (the copy to the device, by
-    the device's clock), "step" (delivered -> the consumer came back)."""
+    """"queue" (dispatched -> fetch began), "fetch", "collate", "transport" (collated -> received), "reorder" (received
+    -> all earlier batches received), "ready" (in order -> delivered), "pin" (began -> in pinned memory), "upload" (the
+    copy to the device, by the device's clock) or "step" (delivered -> the consumer asked for the next batch)."""
     mean: float
     p50: float
     p95: float
@@ -47,197 +72,211 @@ class StageStats:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """One row of the table of workers."""
+    """State and history of one worker."""
 
     worker: int
+    """Worker id, from 0. A replacement keeps the id."""
     pid: int
+    """Process id; 0 while there is no process."""
     state: str
-    """As `WorkerGauge.state`."""
+    """See `WorkerGauge.state`."""
     batch: int | None
-    """Batch it is at now."""
+    """Number of the batch that it is processing; None when idle."""
     batch_age: float | None
-    """For how long, seconds."""
+    """How long it has been processing that batch, seconds; None when idle."""
     sample: Any
-    """Dataset index of the sample it is at."""
+    """Dataset index of the sample that it is fetching; None when idle or unknown."""
     queued: int
+    """Batches in its queue behind the current one."""
     batches: int
-    """Batches made by this worker id since the loader was made, those included that wait for the consumer."""
+    """Batches that this worker id has produced since the loader was created, delivered or not."""
     batches_per_second: float
-    """Over the last five seconds."""
+    """Rate over the last five seconds."""
     restarts: int
     """How often the process behind this id was replaced."""
     errors: int
     """Batches that failed in it."""
     cpu_percent: float | None
+    """CPU use since the previous snapshot; 100 is one core. None where unknown."""
     rss: int | None
-    """Bytes."""
+    """Resident memory, bytes; None where unknown."""
     exit_reason: str
-    """Why the process before this one ended."""
+    """Why the previous process with this id ended; "" if none has."""
     stderr_tail: str
+    """Last lines that it wrote to standard error, at most 4 kB."""
     stuck: bool
-    """True when its current batch has lasted longer than 2 s and longer than ten times the median batch."""
+    """Whether it has been processing its batch for longer than 2 s and longer than ten times the median."""
     held: tuple[int, ...] = ()
-    """As `WorkerGauge.held`."""
+    """See `WorkerGauge.held`."""
     left: bool = False
-    """As `WorkerGauge.left`."""
+    """See `WorkerGauge.left`."""
     private: int | None = None
-    """Memory that is its own, bytes."""
+    """Memory that no other process shares, bytes; None where unknown."""
     shared: int | None = None
-    """Resident memory that it shares with other processes, bytes."""
+    """Resident memory shared with other processes, bytes; None where unknown."""
     core_wait: float | None = None
-    """As `WorkerGauge.core_wait`."""
+    """See `WorkerGauge.core_wait`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowSample:
-    """One of the slowest samples seen."""
+    """One of the slowest samples."""
 
     index: Any
     """Dataset index."""
     seconds: float
+    """How long `dataset[index]` took."""
     batch: int
+    """Batch number within its epoch."""
     epoch: int
     worker: int
+    """Worker id; -1 for the notebook's own process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One point of the plots over time."""
+    """One point of the time series that the dashboard plots: means over an interval."""
 
     time: float
-    """Seconds since the loader's first event."""
+    """End of the interval, seconds since the loader's first event."""
     in_flight: float
+    """Batches dispatched to workers and not received."""
     reordering: float
+    """Batches received that wait for an earlier one."""
     ready: float
+    """Batches in order that wait for the consumer."""
     batches_per_second: float
     wait_share: float
-    """Share of the interval in which the consumer waited, 0 to 1."""
+    """Share of the interval in which the consumer waited."""
     stages: tuple[float, ...]
-    """Mean milliseconds by stage, in the order of `STAGES`."""
+    """Mean duration of each stage, milliseconds, in the order of `STAGES`."""
     samples_per_second: float = 0.0
     mb_per_second: float = 0.0
-    spread: tuple[tuple[float, float, float], ...] = ()
-    """p50, p95 and p99 by stage, milliseconds, of the same batches as `stages`; empty before the first."""
+    """Megabytes (1e6 bytes) per second."""
+    spread: tuple[Percentiles, ...] = ()
+    """Percentiles of each stage, of the same batches as `stages`; empty before the first batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How long the last 500 batches took to make (fetch and collate), in bins of a sixth of a decade."""
+    """Time to produce a batch (fetch and collate) over the last 500 batches, in six bins per power of ten."""
 
     edges: tuple[float, ...] = ()
-    """Milliseconds, one more than there are bins; empty before the first batch."""
+    """Edges of the bins, milliseconds: one more than there are bins. Empty before the first batch."""
     counts: tuple[int, ...] = ()
     """Batches in each bin."""
 
 
-STAGES = ("queue", "fetch", "collate", "transport", "reorder", "ready", "pin", "upload", "step")
-"""Each begins where the one before ends, but for "pin" and "upload", which lie beside "ready" and the "step" before: a
-batch may be brought to its device while the loop still works on another."""
-BESIDE = ("pin", "upload")
-"""Stages that overlap others, and that only some batches go through."""
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A frozen picture of a loader: what `loader.stats()` gives and what the dashboard draws."""
+    """The state of a loader at one moment."""
 
     state: str
-    """As `Gauges.state`."""
+    """See `Gauges.state`."""
     epoch: int
     """Epoch of the newest iterator, from 0; -1 before the first."""
     batches_done: int
-    """Delivered in that epoch, the one that the loop is at included."""
+    """Batches delivered in that epoch, including the one that the consumer is processing."""
     batches_total: int | None
-    """In that epoch; None where not known."""
+    """Batches of that epoch; None where unknown."""
     samples_done: int
     """Samples delivered in that epoch."""
     elapsed: float
-    """Seconds since that epoch began; until its end once it has ended."""
+    """Duration of that epoch until now, or until its end, seconds."""
     eta: float | None
-    """Seconds left at the present rate; None where not known."""
+    """Time left at the current rate, seconds; None where unknown."""
     batches_per_second: float
-    """Over the last five seconds of activity (2,000 batches at most, four at least), after the epoch's first batch."""
+    """Rate over the last five seconds of activity (at least four batches, at most 2,000), after the first batch."""
     samples_per_second: float
+    """Rate over the same time."""
     mb_per_second: float
-    """Megabytes (1e6 bytes) a second."""
+    """Megabytes (1e6 bytes) per second over the same time."""
     wait_share: float
-    """Share of the same time in which the consumer waited for the loader, 0 to 1. Time paused counts as neither."""
+    """Share of the same time in which the consumer waited for a batch. Paused time is left out."""
     wait_share_epoch: float
-    """The same over the epoch, the wait for its first batch included; time paused counts as neither here too."""
+    """The same over the epoch, including the wait for its first batch. Paused time is left out."""
     waiting: float | None
-    """For how long the consumer has been waiting now, seconds; None while it works."""
+    """How long the consumer has been waiting for a batch, seconds; None while it is processing one."""
     waiting_for: int | None
-    """The batch that it waits for."""
+    """Number of the batch that it waits for; None while it is processing one."""
     window: int
+    """Prefetch window: batches that may be requested ahead."""
     in_flight: int
+    """Batches dispatched to workers and not received."""
     reordering: int
+    """Batches received that wait for an earlier one."""
     ready: int
+    """Batches in order that wait for the consumer."""
     stages: tuple[StageStats, ...]
-    """Over the last 200 batches, in the order of `STAGES`; empty before the first batch. "pin" and "upload" are there
-    only where batches went through them."""
+    """Durations over the last 200 batches, in the order of `STAGES`; empty before the first batch. "pin" and "upload"
+    are included only if batches went through them."""
     cpu_share: float | None
-    """CPU time over wall time of fetch, last 200 batches: near 1 computes, near 0 waits. None before the first."""
+    """CPU time divided by wall time of fetching, over the last 200 batches: near 1 it computes, near 0 it waits for
+    disk, network or sleep. None before the first batch."""
     workers: tuple[WorkerStats, ...]
+    """By worker id; empty with `num_workers=0`."""
     slowest: tuple[SlowSample, ...]
     """The ten slowest samples, slowest first."""
     errors: int
-    """Batches that failed, since the loader was made."""
+    """Batches that failed since the loader was created."""
     deaths: int
-    """Workers that died unasked, since the loader was made."""
+    """Workers that ended unexpectedly since the loader was created."""
     restarts: int
-    """Workers replaced, since the loader was made."""
+    """Workers that were replaced since the loader was created."""
     verdict: str
-    """What limits the loop now, with the numbers it rests on."""
+    """What limits the loop, as a sentence with the numbers that it rests on."""
     cause: str = ""
-    """The verdict as a word: "closed", "new", "paused", "starting", "idle", "consumer" (the loop is the limit),
+    """The verdict as a word: "closed", "new", "paused", "starting", "idle", "consumer" (the loop itself is the limit),
     "in_process" (no workers), "worker" (one of them is stuck or slow), "workers", "workers_compute", "workers_wait",
-    "transport" or "upload" (pinned memory or the device)."""
+    "transport" or "upload" (pinning or the device)."""
     make_times: Histogram = Histogram()
-    """How long the last batches took to make."""
+    """Time to produce a batch."""
     skipped: int = 0
-    """Samples that could not be fetched and were left out (`on_error="skip"`), since the loader was made."""
+    """Samples that failed and were left out (`on_error="skip"`), since the loader was created."""
     replaced: int = 0
-    """Samples that could not be fetched and were replaced (by the function `on_error`), since the loader was made."""
+    """Samples that failed and were replaced (`on_error` is a function), since the loader was created."""
     failed_samples: tuple[SampleFailed, ...] = ()
-    """The last hundred of both, oldest first."""
+    """The last 100 of both, oldest first."""
     epoch_rate: float = 0.0
-    """Batches a second over the whole epoch, start-up included, time paused left out."""
+    """Batches per second over the whole epoch, including start-up. Paused time is left out."""
     iterators: int = 0
-    """Iterators that have not ended. Queues and rates are over all of them, progress is the newest one's."""
+    """Iterators that have not ended. Queues and rates are over all of them; progress is that of the newest."""
     at: int | None = None
-    """Number of the batch that the loop works on; None before the first and while it waits."""
+    """Number of the batch that the consumer is processing; None before the first and while it waits."""
     at_for: float | None = None
-    """For how long, seconds."""
+    """How long it has been processing it, seconds."""
     asked: tuple[int, ...] = ()
-    """As `Gauges.asked`."""
-    made: tuple[Made, ...] = ()
-    """As `Gauges.made`."""
+    """See `Gauges.asked`."""
+    made: tuple[ProducedBatch, ...] = ()
+    """See `Gauges.made`."""
     pinned: bool = False
-    """As `Gauges.pinned`."""
+    """See `Gauges.pinned`."""
     device: str = ""
-    """As `Gauges.device`."""
+    """See `Gauges.device`."""
     begun: tuple[int, ...] = ()
-    """As `Gauges.begun`."""
+    """See `Gauges.begun`."""
     uploads: UploadStats | None = None
     """None where nothing is pinned or uploaded, and before the first batch."""
     now: int = 0
-    """When the picture was taken, perf_counter ns."""
+    """When the snapshot was taken, perf_counter ns."""
+    supervisor_failures: int = 0
+    """How often the supervisor thread failed and was restarted, since the loader was created: a defect of nbloader."""
 
     def __repr__(self) -> str:
-        """Give one line; `print` the snapshot for all of it."""
+        """One line; `print` the snapshot for all of it."""
         return object.__repr__(self) if _renderer is None else _renderer.one_line(self)
 
     def __str__(self) -> str:
-        """Give the whole picture as text of about 80 columns."""
+        """The whole snapshot as text of about 80 columns."""
         return repr(self) if _renderer is None else _renderer.to_text(self)
 
     def _repr_html_(self) -> str:
-        """Give the whole picture as HTML that needs nothing else, for a notebook."""
+        """The whole snapshot as self-contained HTML, for a notebook."""
         return html.escape(repr(self)) if _renderer is None else _renderer.to_html(self)
 
 
 class SnapshotRenderer(Protocol):
-    """Writes snapshots for people. `nbloader.report.render` is one, and registers itself when it is imported."""
+    """Formats snapshots. `nbloader.report.render` is one; importing `nbloader.report` registers it."""
 
     def one_line(self, s: Snapshot) -> str:
         """Text of one line."""
@@ -256,6 +295,6 @@ _renderer: SnapshotRenderer | None = None
 
 
 def set_renderer(renderer: SnapshotRenderer) -> None:
-    """Choose who writes snapshots for `repr()`, `str()` and notebooks."""
+    """Choose what formats snapshots in `repr()`, `str()` and notebooks."""
     global _renderer  # noqa: PLW0603 - one per process: a snapshot itself is plain data
     _renderer = renderer

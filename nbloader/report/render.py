@@ -102,7 +102,12 @@ def _loop(s: Snapshot) -> str:
 
 
 def _faults(s: Snapshot) -> str:
-    found = ((s.errors, "failed batch"), (s.deaths, "worker death"), (s.restarts, "restart"))
+    found = (
+        (s.errors, "failed batch"),
+        (s.deaths, "worker death"),
+        (s.restarts, "restart"),
+        (s.supervisor_failures, "supervisor failure"),
+    )
     return ", ".join(plural(count, noun) for count, noun in found if count)
 
 
