@@ -9,7 +9,7 @@ import time
 import torch
 
 from nbloader.batch.pytree import map_leaves
-from nbloader.device.transfer import Pinning
+from nbloader.device.transfer import CopyTimes, Pinning
 
 
 class DeviceFull(RuntimeError):
@@ -39,7 +39,7 @@ class StandIn:
         self.pinning = Pinning(way, self._register, self._unregister)
         self.registered = {}
         self.log = []
-        self.most_flying = 0
+        self.most_in_flight = 0
         self._fails_at = register_fails_at
         self._registrations = itertools.count()
         self._queue = []
@@ -47,7 +47,7 @@ class StandIn:
 
     # ---- what upload.Accelerator asks for
 
-    def goes_ahead(self, _batch):
+    def can_upload_ahead(self, _batch):
         return self.ahead
 
     def copy(self, batch, mapping):
@@ -73,7 +73,7 @@ class StandIn:
 
     def begun(self, copy):
         self._queue.append(copy)
-        self.most_flying = max(self.most_flying, len(self._queue))
+        self.most_in_flight = max(self.most_in_flight, len(self._queue))
 
     def tick(self):
         return next(self._clock)
@@ -155,11 +155,11 @@ class StandInCopy:
         batch, self._batch = self._batch, None
         return batch
 
-    def told(self):
+    def times_known(self):
         return not self._pending() and self._times[2] > 0
 
     def times(self):
-        return tuple(self._times)
+        return CopyTimes(*self._times)
 
     def _pending(self):
         return self in self.device._queue

@@ -15,7 +15,7 @@ from test_upload import assert_images, images, segment
 
 from nbloader import DataLoader, compare_uploads
 from nbloader.device import torch_backend
-from nbloader.device.transfer import Lane, Placer
+from nbloader.device.transfer import BatchKey, DeviceLane, DeviceTransfer
 
 gpu = pytest.mark.gpu
 no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU of CUDA")
@@ -106,7 +106,7 @@ def test_a_batch_ahead_is_copied_on_the_side_stream_and_the_consumers_stream_wai
         ("consumer", "uses", (2, 3)),
     ]
     assert copy.done()
-    assert copy.told()
+    assert copy.times_known()
     begin_ns, end_ns, needed_ns = copy.times()
     assert (end_ns - begin_ns, needed_ns - end_ns) == (1_000_000, 1_000_000)
     copy.wait()
@@ -120,7 +120,7 @@ def test_what_the_device_has_not_done_is_not_told(notes):
     notes.finished = False
     copy.deliver()
     assert not copy.done()
-    assert not copy.told()
+    assert not copy.times_known()
     assert copy.times() == (0, 0, 0)
 
 
@@ -132,7 +132,7 @@ class Own:
 @pytest.mark.parametrize("batch", [[Own(), torch.ones(2)], torch.ones(3).to_sparse()])
 def test_types_with_a_method_of_their_own_are_copied_on_the_consumers_stream(notes, batch):
     accelerator = torch_backend.TorchAccelerator(CPU, way="pageable")
-    assert not accelerator.goes_ahead(batch)
+    assert not accelerator.can_upload_ahead(batch)
     copy = accelerator.copy(batch, None)
     copy.start()
     copy.deliver()
@@ -149,9 +149,11 @@ def test_a_full_device_tells_its_sizes_and_what_was_begun_is_waited_for(notes, m
             return super().__torch_function__(func, types, args, kwargs or {})
 
     parcel = types.SimpleNamespace(mapping=None, open=lambda: [torch.ones(2), torch.ones(2).as_subclass(Full)])
-    lane = Lane(torch_backend.TorchAccelerator(CPU, way="pageable"), 1)
-    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"Tried to allocate 38.*2 of its 80,000 MB are free, 79,000"):
-        lane.deliver((0, 3), parcel)
+    lane = DeviceLane(torch_backend.TorchAccelerator(CPU, way="pageable"), 1)
+    with pytest.raises(
+        torch.cuda.OutOfMemoryError, match=r"Tried to allocate 38.*2 of its 80,000 MB are free, torch holds 79,000"
+    ):
+        lane.deliver(BatchKey(0, 3), parcel)
     assert len([note for note in notes.notes if note[1] == "records"]) == 3, "the clock's, the begin, and the end too"
     lane.close()
 
@@ -186,8 +188,8 @@ def test_registering_goes_through_the_runtime_and_a_failure_leaves_no_error_behi
 
 
 def test_devices_without_streams_are_uploaded_to_on_the_spot():
-    accelerator = torch_backend.SpotAccelerator(CPU)
-    assert not accelerator.goes_ahead(BATCH)
+    accelerator = torch_backend.SynchronousAccelerator(CPU)
+    assert not accelerator.can_upload_ahead(BATCH)
     with DataLoader(Images(40), 4, num_workers=2, device=accelerator) as loader:
         assert_images(list(loader))
         placed = [r.placed for r in loader.events.batches()]
@@ -195,7 +197,7 @@ def test_devices_without_streams_are_uploaded_to_on_the_spot():
     assert all(p.begin <= p.upload_begin < p.uploaded for p in placed)
 
 
-def test_pinning_alone_copies_what_can_be_pinned_and_does_not_go_ahead():
+def test_pinning_alone_copies_what_can_be_pinned_and_is_not_started_ahead():
     class Pinnable:
         def __init__(self, samples):
             self.samples, self.pinned = samples, False
@@ -205,7 +207,7 @@ def test_pinning_alone_copies_what_can_be_pinned_and_does_not_go_ahead():
             return self
 
     loader = DataLoader(Numbers(8), 4, collate_fn=Pinnable)
-    loader._placer = Placer([torch_backend.PoolPinner()], 1)
+    loader._placer = DeviceTransfer([torch_backend.PinnedPool()], 1)
     with loader:
         batches = list(loader)
         stats = loader.stats()

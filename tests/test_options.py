@@ -143,7 +143,7 @@ def test_positional_arguments_are_those_of_torch():
 def test_a_device_that_is_not_here_is_refused():
     if torch.accelerator.is_available():
         pytest.skip("there is an accelerator here")
-    with pytest.raises(RuntimeError, match=r"device='cuda' was asked for.*no such accelerator"):
+    with pytest.raises(RuntimeError, match=r"device='cuda' was requested.*no such accelerator"):
         DataLoader(DATA, device="cuda")
 
 

@@ -20,7 +20,16 @@ from same import assert_same
 from stand_in import DeviceFull, StandIn
 
 from nbloader import DataLoader, DatasetTransferError, compare_uploads
-from nbloader.device.transfer import RECORDS, Lane, Pinning, Placer, Records, Shipment
+from nbloader.device.transfer import (
+    MAX_PENDING_RECORDS,
+    BatchKey,
+    CopyTimes,
+    DeviceLane,
+    DeviceTransfer,
+    PendingPlacement,
+    Pinning,
+    RecordQueue,
+)
 from nbloader.events import BatchRecord
 from nbloader.shm import segment as shm
 
@@ -39,7 +48,7 @@ class Scripted:
         self.full = False
         self.ahead = True
 
-    def goes_ahead(self, _batch):
+    def can_upload_ahead(self, _batch):
         return self.ahead
 
     def copy(self, batch, mapping):
@@ -81,11 +90,11 @@ class ScriptedCopy:
         self.delivered = True
         return f"batch {self.batch} on the device"
 
-    def told(self):
+    def times_known(self):
         return self.finished and self.delivered
 
     def times(self):
-        return (1, 2, 3) if self.finished else (0, 0, 0)
+        return CopyTimes(1, 2, 3) if self.finished else CopyTimes()
 
 
 class Box:
@@ -116,7 +125,7 @@ def actions():
 @given(st.integers(0, 3), actions())
 def test_memory_goes_back_once_and_never_before_its_copy_is_done(ahead, script):  # noqa: C901 - a script
     device = Scripted()
-    lane = Lane(device, ahead)
+    lane = DeviceLane(device, ahead)
     returned, line, delivered, made = [], collections.deque(), [], 0
     run = 0
 
@@ -127,7 +136,7 @@ def test_memory_goes_back_once_and_never_before_its_copy_is_done(ahead, script):
         assert len(set(returned)) == len(returned)
         for number in returned:
             assert all(c.done() for c in by_number[number]), "went back while the device read it"
-        assert sum(not c.done() for c in device.copies) <= lane.flying <= ahead + 1 + device.full
+        assert sum(not c.done() for c in device.copies) <= lane.in_flight <= ahead + 1 + device.full
         assert delivered == sorted(delivered), "in order"
         begun = {c.number for c in device.copies if c.started and not c.delivered} - set(returned)
         assert len(begun - set(delivered)) <= ahead + 1
@@ -149,7 +158,7 @@ def test_memory_goes_back_once_and_never_before_its_copy_is_done(ahead, script):
             run += 1
         elif line:
             try:
-                batch, copy, _begin = lane.deliver((run, line[0].number), line[0])
+                batch, copy, _begin = lane.deliver(BatchKey(run, line[0].number), line[0])
             except DeviceFull:
                 assert device.full
                 check()
@@ -160,7 +169,7 @@ def test_memory_goes_back_once_and_never_before_its_copy_is_done(ahead, script):
             delivered.append(box.number)
             del box, copy
             for box in list(line)[:ahead]:
-                if not lane.ahead((run, box.number), box):
+                if not lane.start_ahead(BatchKey(run, box.number), box):
                     break
             box = None
         check()
@@ -172,13 +181,13 @@ def test_memory_goes_back_once_and_never_before_its_copy_is_done(ahead, script):
 
 def test_a_batch_that_is_ready_is_begun_while_the_consumer_has_the_one_before():
     device, returned = Scripted(), []
-    lane = Lane(device, 1)
+    lane = DeviceLane(device, 1)
     first, second, third = boxes = [Box(i, returned) for i in range(3)]
-    lane.deliver((0, 0), first)
-    assert lane.ahead((0, 1), second)
-    assert not lane.ahead((0, 2), third), "one ahead is enough"
+    lane.deliver(BatchKey(0, 0), first)
+    assert lane.start_ahead(BatchKey(0, 1), second)
+    assert not lane.start_ahead(BatchKey(0, 2), third), "one ahead is enough"
     assert [c.number for c in device.copies] == [0, 1]
-    batch, copy, _begin = lane.deliver((0, 1), second)
+    batch, copy, _begin = lane.deliver(BatchKey(0, 1), second)
     assert (batch, copy) == ("batch 1 on the device", device.copies[1])
     assert not copy.waited, "the device waits, not the host"
     del boxes, first, second, third
@@ -186,12 +195,12 @@ def test_a_batch_that_is_ready_is_begun_while_the_consumer_has_the_one_before():
 
 def test_the_host_waits_for_a_copy_only_when_more_than_allowed_are_under_way():
     device, returned = Scripted(), []
-    lane = Lane(device, 1)
+    lane = DeviceLane(device, 1)
     for number in range(2):
-        lane.deliver((0, number), Box(number, returned))
+        lane.deliver(BatchKey(0, number), Box(number, returned))
     assert not any(c.waited for c in device.copies)
     assert returned == [], "both are being read"
-    lane.deliver((0, 2), Box(2, returned))
+    lane.deliver(BatchKey(0, 2), Box(2, returned))
     assert [c.waited for c in device.copies] == [True, False, False]
     assert returned == [0]
     lane.close()
@@ -199,37 +208,37 @@ def test_the_host_waits_for_a_copy_only_when_more_than_allowed_are_under_way():
 
 def test_no_room_ahead_is_no_error_and_is_not_tried_again_in_that_run(caplog):
     device, returned = Scripted(), []
-    lane = Lane(device, 1)
+    lane = DeviceLane(device, 1)
     boxes = [Box(i, returned) for i in range(4)]
-    lane.deliver((0, 0), boxes[0])
+    lane.deliver(BatchKey(0, 0), boxes[0])
     device.full = True
     with caplog.at_level(logging.WARNING):
-        assert not lane.ahead((0, 1), boxes[1])
-    assert "no room for a batch ahead on scripted:0" in caplog.text
+        assert not lane.start_ahead(BatchKey(0, 1), boxes[1])
+    assert "no memory for a batch ahead on scripted:0" in caplog.text
     device.full = False
-    assert lane.deliver((0, 1), boxes[1])[0] == "batch 1 on the device"
+    assert lane.deliver(BatchKey(0, 1), boxes[1])[0] == "batch 1 on the device"
     device.finish(9)
-    assert not lane.ahead((0, 2), boxes[2])
-    assert lane.ahead((1, 0), boxes[3]), "the next run tries again"
+    assert not lane.start_ahead(BatchKey(0, 2), boxes[2])
+    assert lane.start_ahead(BatchKey(1, 0), boxes[3]), "the next run tries again"
     lane.close()
 
 
 def test_a_full_device_is_one_clear_error_and_the_batch_can_be_had_again():
     device = Scripted()
-    lane = Lane(device, 1)
+    lane = DeviceLane(device, 1)
     box = Box(7, [])
     device.full = True
     with pytest.raises(DeviceFull, match=r"batch 7 does not fit on scripted:0: tried to allocate 1 MB \(1 of its 2 MB"):
-        lane.deliver((0, 7), box)
+        lane.deliver(BatchKey(0, 7), box)
     device.full = False
-    assert lane.deliver((0, 7), box)[0] == "batch 7 on the device"
+    assert lane.deliver(BatchKey(0, 7), box)[0] == "batch 7 on the device"
     lane.close()
 
 
 def test_a_lane_that_is_dropped_waits_for_its_copies_before_their_memory_goes():
     device, returned = Scripted(), []
-    lane = Lane(device, 1)
-    lane.deliver((0, 0), Box(0, returned))
+    lane = DeviceLane(device, 1)
+    lane.deliver(BatchKey(0, 0), Box(0, returned))
     del lane
     gc.collect()
     assert device.copies[0].waited
@@ -238,29 +247,29 @@ def test_a_lane_that_is_dropped_waits_for_its_copies_before_their_memory_goes():
 
 def test_a_batch_that_was_made_again_is_not_the_one_that_was_begun():
     device, returned = Scripted(), []
-    lane = Lane(device, 1)
+    lane = DeviceLane(device, 1)
     old, new = Box(1, returned), Box(2, returned)
-    assert lane.ahead((0, 1), old)
-    assert lane.deliver((0, 1), new)[0] == "batch 2 on the device"
+    assert lane.start_ahead(BatchKey(0, 1), old)
+    assert lane.deliver(BatchKey(0, 1), new)[0] == "batch 2 on the device"
     lane.close()
 
 
 def test_batches_go_to_the_devices_in_turn_and_one_begun_for_the_wrong_device_is_begun_again():
     devices = Scripted(), Scripted()
-    placer = Placer([*devices, None], 1)
+    placer = DeviceTransfer([*devices, None], 1)
     assert placer.ahead == 3
     returned = []
     boxes = [Box(i, returned) for i in range(6)]
-    got = [placer.deliver((0, i), boxes[i], i) for i in range(3)]
+    got = [placer.deliver(BatchKey(0, i), boxes[i], i) for i in range(3)]
     assert [batch for batch, _shipment in got] == ["batch 0 on the device", "batch 1 on the device", 2]
     assert got[2][1] is None
-    placer.go_ahead([((0, i), boxes[i]) for i in (3, 4)], 3)
+    placer.start_ahead([(BatchKey(0, i), boxes[i]) for i in (3, 4)], 3)
     assert [[c.number for c in d.copies] for d in devices] == [[0, 3], [1, 4]]
-    placer.deliver((0, 4), boxes[4], 3)  # batch 3 was skipped
+    placer.deliver(BatchKey(0, 4), boxes[4], 3)  # batch 3 was skipped
     assert [[c.number for c in d.copies] for d in devices] == [[0, 3, 4], [1, 4]]
     placer.forget(0)
     placer.close()
-    assert all(lane.flying == 0 for lane in placer._lanes if lane)
+    assert all(lane.in_flight == 0 for lane in placer._lanes if lane)
 
 
 # ---- records
@@ -273,10 +282,10 @@ def record(number):
 def test_records_wait_for_the_devices_times_and_stay_in_order():
     device, published = Scripted(), []
     copies = [ScriptedCopy(device, i) for i in range(3)]
-    records = Records(published.append)
+    records = RecordQueue(published.append)
     for number, copy in enumerate(copies):
         copy.started = copy.delivered = True
-        records.add(record(number), Shipment("scripted:0", copy, 5))
+        records.add(record(number), PendingPlacement("scripted:0", copy, 5))
     records.add(record(3), None)
     assert published == []
     copies[1].finished = True
@@ -294,10 +303,10 @@ def test_records_wait_for_the_devices_times_and_stay_in_order():
 
 def test_records_do_not_wait_without_bound():
     published = []
-    records = Records(published.append)
+    records = RecordQueue(published.append)
     copy = ScriptedCopy(Scripted(), 0)
-    for number in range(RECORDS + 5):
-        records.add(record(number), Shipment("scripted:0", copy, 0))
+    for number in range(MAX_PENDING_RECORDS + 5):
+        records.add(record(number), PendingPlacement("scripted:0", copy, 0))
     assert [r.index for r in published] == [0, 1, 2, 3, 4]
 
 
@@ -371,7 +380,7 @@ def test_copies_that_come_late_read_what_the_worker_wrote(lag, ahead):
             batches = list(loader)
             device.synchronize()
             assert_images(batches)
-    assert device.most_flying <= ahead + 1
+    assert device.most_in_flight <= ahead + 1
     assert not device.registered, "all of it was unregistered"
     assert not [line for line in device.log if line[0] == "unregistered while it is read"]
 

@@ -1,1 +1,1 @@
-"""Pins batches and uploads them to an accelerator."""
+"""Pins batches and uploads them to accelerators."""

@@ -1,27 +1,36 @@
-"""What `device=` and `pin_memory=` mean on this machine. How batches get there is in upload.py and cuda.py."""
+"""Validates `device=` and `pin_memory=` on this machine, and creates the `DeviceTransfer` of a loader."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbloader._util.validate import natural
-from nbloader.device.transfer import Accelerator, Placer
+from nbloader.device.transfer import Accelerator, DeviceTransfer
+
+
+class Devices(NamedTuple):
+    """Where batches shall be."""
+
+    single: Any
+    """One device for all batches; None for the CPU, and for a list of devices."""
+    several: list[Any]
+    """A device for each batch of a step; empty for a single device."""
 
 
 def check_device(device: Any, output: str = "torch") -> Any:
-    """What `device=` means on this machine.
+    """The device that `device=` names.
 
     Args:
-        device: What the user gave; or an `upload.Accelerator`, which is taken as it is.
-        output: What arrays become.
+        device: The user's argument; or a `transfer.Accelerator`, which is returned as it is.
+        output: What arrays become, "torch" or "numpy".
 
     Returns:
-        None for the CPU, an accelerator, or a `torch.device` (with its index) that exists here.
+        None for the CPU, an accelerator, or a `torch.device` with its index.
 
     Raises:
         ValueError: It names no device, or `output` is "numpy".
-        RuntimeError: There is no such device here.
+        RuntimeError: This machine has no such device.
     """
     if device is None or isinstance(device, Accelerator):
         return device
@@ -34,41 +43,39 @@ def check_device(device: Any, output: str = "torch") -> Any:
     if chosen.type == "cpu":
         return None
     if output == "numpy":
-        raise ValueError(f"device={device!r} needs output='torch': NumPy arrays are in the host's memory")
+        raise ValueError(f"device={device!r} needs output='torch': NumPy arrays are in host memory")
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    there = accelerator.type if accelerator is not None else "none"
-    if there != chosen.type:
+    available = accelerator.type if accelerator is not None else "none"
+    if available != chosen.type:
         raise RuntimeError(
-            f"device={device!r} was asked for, but torch {torch.__version__} sees no such accelerator here (it sees: "
-            f"{there}). Use device=None, or install a torch build for this accelerator and its driver."
+            f"device={device!r} was requested, but torch {torch.__version__} sees no such accelerator here (it sees: "
+            f"{available}). Use device=None, or install a torch build for this accelerator and its driver."
         )
     index: Any = chosen.index
     if index is None:
         index = torch.accelerator.current_device_index()
     if index >= torch.accelerator.device_count():
-        raise RuntimeError(f"device={device!r}: this machine has {torch.accelerator.device_count()} of that kind")
+        count = torch.accelerator.device_count()
+        raise RuntimeError(f"device={device!r} does not exist: this machine has {count} devices of that kind")
     return torch.device(chosen.type, index)
 
 
-def check_devices(device: Any, output: str) -> tuple[Any, list[Any]]:
-    """What `device=` means on this machine, be it one device or a list of them.
-
-    Returns:
-        The device (None for the CPU, and for a list), and the devices of the list (empty for one device).
+def check_devices(device: Any, output: str) -> Devices:
+    """The device, or the list of devices, that `device=` names.
 
     Raises:
-        RuntimeError: There is no such device here.
-        ValueError: It names none, or `output` is "numpy".
+        RuntimeError: This machine has no such device.
+        ValueError: It names no device, or `output` is "numpy".
     """
     if not isinstance(device, (list, tuple)):
-        return check_device(device, output), []
+        return Devices(check_device(device, output), [])
     if not device:
         raise ValueError(f"device must name at least one device, not {device!r}")
-    return None, [check_device(one, output) for one in device]
+    return Devices(None, [check_device(one, output) for one in device])
 
 
 def check_pin(pin_memory: bool) -> bool:
-    """Whether batches are to be pinned: only where there is an accelerator; elsewhere a warning, as torch's."""
+    """Whether to pin batches. Without an accelerator it warns, as torch does, and returns False."""
     if not pin_memory:
         return False
     import torch
@@ -76,31 +83,31 @@ def check_pin(pin_memory: bool) -> bool:
     if torch.accelerator.is_available():
         return True
     warnings.warn(
-        "pin_memory=True has no effect: no accelerator is found, so batches stay in pageable memory.",
-        stacklevel=3,  # the line that made the loader
+        "pin_memory=True has no effect: no accelerator was found, so batches stay in pageable memory.",
+        stacklevel=3,  # the line that creates the loader
     )
     return False
 
 
-def placer(devices: list[Any], *, pin: bool, ahead: int) -> Placer | None:
-    """What brings batches to these devices.
+def device_transfer(devices: list[Any], *, pin: bool, ahead: int) -> DeviceTransfer | None:
+    """The transfer of batches to these devices.
 
     Args:
-        devices: What `check_device` gave, one for each batch of a step.
-        pin: Whether batches that stay on the host are to be pinned.
-        ahead: Batches uploaded before they are asked for, per device.
+        devices: Results of `check_device`, one for each batch of a step.
+        pin: Whether to pin batches that stay on the host.
+        ahead: Batches per device that are uploaded before they are asked for.
 
     Returns:
-        None where batches stay as they are.
+        None if batches stay as they are.
 
     Raises:
         ValueError: `ahead` is negative.
-        TypeError: It is no int.
+        TypeError: `ahead` is not an int.
     """
     ahead = natural("upload_ahead", ahead, "0 uploads a batch when it is asked for")
     if not pin and all(device is None for device in devices):
         return None
-    return Placer([_accelerator(device, pin=pin) for device in devices], ahead)
+    return DeviceTransfer([_accelerator(device, pin=pin) for device in devices], ahead)
 
 
 def _accelerator(device: Any, *, pin: bool) -> Accelerator | None:
@@ -113,7 +120,7 @@ def _accelerator(device: Any, *, pin: bool) -> Accelerator | None:
     from nbloader.device import torch_backend
 
     if device is None:
-        return torch_backend.PoolPinner()
+        return torch_backend.PinnedPool()
     if hasattr(torch.get_device_module(device), "Stream"):
         return torch_backend.TorchAccelerator(device)
-    return torch_backend.SpotAccelerator(device)
+    return torch_backend.SynchronousAccelerator(device)

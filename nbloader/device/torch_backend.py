@@ -1,35 +1,43 @@
-"""Accelerators through torch: streams, events and memory pinned where it lies. Untested on a GPU.
+"""Accelerators through torch: streams, events, and memory that is pinned in place. Not tested on a GPU.
 
-One code for CUDA, ROCm (torch calls it cuda) and XPU, whose modules in torch are alike; what has no streams there (MPS)
-is uploaded to on the spot. Who uploads what when is decided in upload.py.
+The same code serves CUDA, ROCm (which torch calls cuda) and XPU, whose modules in torch have the same interface.
+Devices without streams (MPS) are copied to synchronously. `device.transfer` decides which batch is copied when.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from nbloader.batch.pytree import map_leaves
-from nbloader.device.transfer import Copy, Pinning
+from nbloader.device.transfer import Copy, CopyTimes, Pinning
 
 _clock = time.perf_counter_ns
 
 PORTABLE = 1
-"""cudaHostRegisterPortable: pinned for the contexts of all devices."""
+"""The flag cudaHostRegisterPortable: pinned for the contexts of all devices."""
 ANCHOR_NS = 10_000_000_000
-"""How long the device's clock is told by one comparison with the host's, ns. Events tell differences in float32."""
+"""How long one comparison of the device's clock with the host's is used, ns: events give differences in float32."""
+
+
+class _Anchor(NamedTuple):
+    """An event of the device, and when it completed by the host's clock."""
+
+    event: Any
+    time: int
+    """perf_counter ns."""
 
 
 class TorchAccelerator:
-    """A device that torch knows, with streams of its own. Untested on a GPU.
+    """A device of torch with streams. Not tested on a GPU.
 
     Args:
-        device: Such as `torch.device("cuda", 0)`, with its index.
-        way: How memory is pinned, one of `upload.WAYS`; "registered" is for CUDA and becomes "copied" elsewhere.
-        side_stream: Whether batches are copied on a stream of their own. Otherwise they are copied on the consumer's
+        device: The device with its index, such as `torch.device("cuda", 0)`.
+        way: The kind of host memory, one of `transfer.WAYS`; "registered" needs CUDA and becomes "copied" elsewhere.
+        side_stream: Whether batches are copied on a separate stream. Otherwise they are copied on the consumer's
             stream when they are due, as `.to(device, non_blocking=True)` does.
     """
 
@@ -42,45 +50,48 @@ class TorchAccelerator:
         self.module: Any = torch.get_device_module(device)
         cuda = device.type == "cuda"
         self.pinning = Pinning("copied" if way == "registered" and not cuda else way, self._register, _unregister)
-        self._event_options = {"enable_timing": True, **({"blocking": True} if cuda else {})}  # blocking: no busy wait
+        self._event_options = {
+            "enable_timing": True,
+            **({"blocking": True} if cuda else {}),
+        }  # no busy loop
         self._side: Any = self.module.Stream(device=device) if side_stream else None
-        self._clock_stream: Any = self.module.Stream(device=device)  # always idle: an event on it happens at once
-        self._anchor: tuple[Any, int] | None = None
+        self._clock_stream: Any = self.module.Stream(device=device)  # always idle: an event on it completes at once
+        self._anchor: _Anchor | None = None
 
-    def goes_ahead(self, batch: Any) -> bool:
+    def can_upload_ahead(self, batch: Any) -> bool:
         """Whether the batch is copied on the side stream.
 
-        Types that bring their own `to` are copied on the consumer's: what memory they take on the device cannot be told
-        to the allocator, so it must not come from another stream.
+        Types with their own method `to` are copied on the consumer's stream: the allocator cannot be told which memory
+        they use on the device, so it must not come from another stream.
         """
         return self._side is not None and _only_tensors(batch)
 
     def copy(self, batch: Any, mapping: Any) -> Copy:
-        """See `upload.Accelerator`."""
-        return _StreamCopy(self, batch, self.pinning.of(mapping), self._side if self.goes_ahead(batch) else None)
+        """See `transfer.Accelerator`."""
+        return _StreamCopy(self, batch, self.pinning.of(mapping), self._side if self.can_upload_ahead(batch) else None)
 
     def memory(self) -> str:
-        """See `upload.Accelerator`."""
+        """See `transfer.Accelerator`."""
         free, total = self.module.mem_get_info(self.device)
         held = self.module.memory_reserved(self.device)
-        return f"{free / 1e6:,.0f} of its {total / 1e6:,.0f} MB are free, {held / 1e6:,.0f} MB are torch's"
+        return f"{free / 1e6:,.0f} of its {total / 1e6:,.0f} MB are free, torch holds {held / 1e6:,.0f} MB"
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that it was asked for."""
+        """Wait until the device has finished all enqueued work."""
         self.module.synchronize(self.device)
 
     def event(self) -> Any:
-        """A new event with a time."""
+        """A new event that records its time."""
         return self.module.Event(**self._event_options)
 
-    def anchor(self) -> tuple[Any, int]:
-        """An event of the last seconds, and the host's time at which it happened, ns."""
+    def anchor(self) -> _Anchor:
+        """A recent event whose time on the host is known."""
         now = _clock()
-        if self._anchor is None or now - self._anchor[1] > ANCHOR_NS:
+        if self._anchor is None or now - self._anchor.time > ANCHOR_NS:
             event = self.event()
             event.record(self._clock_stream)
             event.synchronize()
-            self._anchor = event, now
+            self._anchor = _Anchor(event, now)
         return self._anchor
 
     def _register(self, address: int, size: int) -> str:
@@ -89,7 +100,7 @@ class TorchAccelerator:
             code = runtime.cudaHostRegister(address, size, PORTABLE)
             if code == runtime.cudaError.success:
                 return ""
-            # The runtime keeps the error for whoever asks next, which would be torch after its next kernel.
+            # The runtime returns the error to the next caller, which would be torch after its next kernel.
             with contextlib.suppress(RuntimeError):
                 torch.ones(1, device=self.device).add_(1)
         return str(runtime.cudaGetErrorString(code))
@@ -104,7 +115,7 @@ def _runtime() -> Any:
 
 
 class _StreamCopy:
-    """A copy on a stream, with events before and after it and where the consumer's stream waits for it."""
+    """A copy on a stream, with events before it, after it, and where the consumer's stream waits for it."""
 
     def __init__(self, accelerator: TorchAccelerator, batch: Any, memory: str, side: Any) -> None:
         self._accelerator = accelerator
@@ -152,29 +163,28 @@ class _StreamCopy:
         if self._side is not None:
             consumer.wait_event(self._end)
             for tensor in self._tensors:
-                tensor.record_stream(consumer)  # freed by the consumer, it is used again only after its work
+                tensor.record_stream(consumer)  # its memory is reused only after the consumer's work
         self._delivered = True
         batch, self._batch, self._tensors = self._batch, None, []
         return batch
 
-    def told(self) -> bool:
+    def times_known(self) -> bool:
         return self.done() and self._delivered and bool(self._needed.query())
 
-    def times(self) -> tuple[int, int, int]:
+    def times(self) -> CopyTimes:
         if not self._started or not self._end.query():
-            return 0, 0, 0
+            return CopyTimes()
         needed = self._host_ns(self._needed) if self._delivered and self._needed.query() else 0
-        return self._host_ns(self._begin), self._host_ns(self._end), needed
+        return CopyTimes(self._host_ns(self._begin), self._host_ns(self._end), needed)
 
     def _host_ns(self, event: Any) -> int:
-        before, ns = self._anchor
-        return ns + int(before.elapsed_time(event) * 1e6)
+        return self._anchor.time + int(self._anchor.event.elapsed_time(event) * 1e6)
 
 
-class SpotAccelerator:
-    """A device without streams of its own (MPS): batches are copied when they are due, and that is waited for.
+class SynchronousAccelerator:
+    """A device without streams (MPS): batches are copied when they are due, and the copy blocks.
 
-    Untested on such a device.
+    Not tested on such a device.
     """
 
     out_of_memory: type[Exception] = torch.cuda.OutOfMemoryError
@@ -184,47 +194,47 @@ class SpotAccelerator:
         self.name = str(device)
         self.pins = False
 
-    def goes_ahead(self, _batch: Any) -> bool:
-        """Never."""
+    def can_upload_ahead(self, _batch: Any) -> bool:
+        """Always False."""
         return False
 
     def copy(self, batch: Any, _mapping: Any) -> Copy:
-        """See `upload.Accelerator`."""
-        return _SpotCopy(batch, lambda leaf: leaf.to(self.device), "to", "pageable")
+        """See `transfer.Accelerator`."""
+        return _SynchronousCopy(batch, lambda leaf: leaf.to(self.device), "to", "pageable")
 
     def memory(self) -> str:
-        """See `upload.Accelerator`."""
-        return "how much of its memory is free is not known"
+        """See `transfer.Accelerator`."""
+        return "it is unknown how much of its memory is free"
 
 
-class PoolPinner:
-    """Not a device: brings batches into torch's pinned memory, from where the user uploads. Untested on a GPU."""
+class PinnedPool:
+    """torch's pool of pinned memory, from which the user uploads; not a device. Not tested on a GPU."""
 
     name = ""
     pins = True
     out_of_memory: type[Exception] = torch.cuda.OutOfMemoryError
 
-    def goes_ahead(self, _batch: Any) -> bool:
-        """Never."""
+    def can_upload_ahead(self, _batch: Any) -> bool:
+        """Always False."""
         return False
 
     def copy(self, batch: Any, _mapping: Any) -> Copy:
-        """See `upload.Accelerator`; why this copies is told in upload.py."""
-        return _SpotCopy(batch, _pin, "pin_memory", "copied")
+        """See `transfer.Accelerator`; device/transfer.py says why this copies."""
+        return _SynchronousCopy(batch, _pin, "pin_memory", "copied")
 
     def memory(self) -> str:
-        """See `upload.Accelerator`."""
-        return "pinned memory is the host's"
+        """See `transfer.Accelerator`."""
+        return "pinned memory is host memory"
 
 
-class _SpotCopy:
-    """A copy that is done when it was started."""
+class _SynchronousCopy:
+    """A copy that is done when `start` returns."""
 
     def __init__(self, batch: Any, change: Any, method: str, memory: str) -> None:
         self._batch = batch
         self._change = change
         self._method = method
-        self._times = 0, 0, 0
+        self._times = CopyTimes()
         self.memory = memory
         self.nbytes = 0
         self.pinned = 0
@@ -235,7 +245,8 @@ class _SpotCopy:
         if self.memory == "copied":
             self.pinned = _clock()
         else:
-            self._times = begin, _clock(), _clock()
+            end = _clock()
+            self._times = CopyTimes(begin, end, end)
 
     def done(self) -> bool:
         return True
@@ -247,15 +258,15 @@ class _SpotCopy:
         batch, self._batch = self._batch, None
         return batch
 
-    def told(self) -> bool:
+    def times_known(self) -> bool:
         return True
 
-    def times(self) -> tuple[int, int, int]:
+    def times(self) -> CopyTimes:
         return self._times
 
 
 def _pin(leaf: Any) -> Any:
-    """As `torch.Tensor.pin_memory`, which leaves alone what is pinned already."""
+    """As `torch.Tensor.pin_memory`, which returns pinned memory as it is; tensors of a device stay there."""
     return leaf.pin_memory() if not isinstance(leaf, torch.Tensor) or leaf.device.type == "cpu" else leaf
 
 
@@ -264,7 +275,7 @@ def _is_plain(leaf: Any) -> bool:
 
 
 def _only_tensors(batch: Any) -> bool:
-    """Whether everything in a batch that can be uploaded is a plain tensor."""
+    """Whether all parts of a batch that can be uploaded are plain tensors."""
     plain = True
 
     def look(leaf: Any) -> Any:

@@ -1,18 +1,18 @@
-"""What goes to a device when, and when the memory that it came from may be used again. Decides; touches no device.
+"""Which batch is transferred to a device when, and when its host memory may be reused. Decides; touches no device.
 
-    ready line (reorder.py) -> Lane.ahead() ----.
-                            -> Lane.deliver() -> Copy: pin, start ... done -> its segment goes back
-                                                   `-> the consumer's work on the device waits for it
+    reorder buffer -> DeviceLane.start_ahead() --.
+                   -> DeviceLane.deliver() -------`-> Copy: pin, start ... done -> its segment is returned
+                                                       `-> the consumer's work on the device waits for it
 
-A worker writes its next batch over the memory of one that came back, so a batch's memory is held until the device says
-that its copy is done: a segment that went back too early would be silent corruption. Nothing here waits for that but
-`Lane.deliver`, and only where more copies are under way than were allowed. No thread uploads: the consumer's next batch
-is begun when it takes the one before, if it is ready by then, and is copied while the consumer works.
+A worker writes its next batch into a segment that was returned, so a batch's memory is held until the device says that
+its copy is done: a segment that is returned too early would silently corrupt data. Only `DeviceLane.deliver` waits for
+that, and only if more copies are in flight than allowed. There is no upload thread: when the consumer takes a batch,
+the copy of the next one is started if that is ready, and runs while the consumer works.
 
-Why `pin_memory=True` without a device copies: there the user uploads, on any stream, and may drop the batch at once.
-torch delays the reuse of pinned memory that it allocated itself by an event on each stream that read it; of memory
-that was registered it knows nothing, and no event that could be recorded here covers a stream that we do not know. So
-such batches are copied to torch's own pool. With `device=` the streams are ours and the shared memory is used as it is.
+Why `pin_memory=True` without a device copies batches to torch's pool of pinned memory: there the user uploads, on any
+stream, and may drop the batch at once. torch delays the reuse of pinned memory that it has allocated itself with an
+event on each stream that read it. It knows nothing of memory that was registered, and no event that could be recorded
+here covers an unknown stream. With `device=` the streams are ours, and the shared memory is used in place.
 """
 
 from __future__ import annotations
@@ -24,67 +24,83 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from nbloader.batch.payload import BatchPayload
 from nbloader.events import BatchRecord, Placed
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
 
 WAYS = ("registered", "copied", "pageable")
-"""How the memory is prepared from which the device copies; see `events.Placed.memory`."""
-RECORDS = 64
-"""Records that wait for the device's times at most; then they are published without."""
+"""Kinds of host memory from which the device copies; see `events.Placed.memory`."""
+MAX_PENDING_RECORDS = 64
+"""Maximum number of records that wait for the device's times; older ones are published without."""
+
+
+class BatchKey(NamedTuple):
+    """Identifies a batch of the loader."""
+
+    run: int
+    """Number of its iterator."""
+    number: int
+
+
+class CopyTimes(NamedTuple):
+    """Times of a copy by the device, in the host's perf_counter ns; 0 where not known (yet)."""
+
+    begin: int = 0
+    end: int = 0
+    needed: int = 0
+    """When the consumer's work on the device reached the batch."""
 
 
 class Copy(Protocol):
-    """One batch on its way to a device."""
+    """The copy of one batch to a device."""
 
     memory: str
     """One of `WAYS`."""
     nbytes: int
-    """What the device copies."""
+    """Bytes that the device copies."""
     pinned: int
-    """When it lay in pinned memory, ns; 0 when it does not."""
+    """When the batch lay in pinned memory, perf_counter ns; 0 if it does not."""
 
     def start(self) -> None:
-        """Pin, and have the device copy. After an error `done` tells of what was begun before it."""
+        """Pin the batch, and enqueue the copy. After an error `done` tells of the parts that were enqueued before."""
         ...
 
     def done(self) -> bool:
-        """Whether the device has read the host's memory for the last time. Never waits."""
+        """Whether the device no longer reads the host's memory. Does not block."""
         ...
 
     def wait(self) -> None:
-        """Block until it has."""
+        """Block until it is done."""
         ...
 
     def deliver(self) -> Any:
-        """The batch on the device, once; what the consumer has the device do from now on waits for the copy."""
+        """The batch on the device, once. Work that the consumer enqueues from now on waits for the copy."""
         ...
 
-    def told(self) -> bool:
-        """Whether `times` is complete. Never waits."""
+    def times_known(self) -> bool:
+        """Whether `times` is complete. Does not block."""
         ...
 
-    def times(self) -> tuple[int, int, int]:
-        """When the device began to copy, was done, and came to need it, ns; 0 for what is not known (yet)."""
+    def times(self) -> CopyTimes:
+        """When the device copied and needed the batch."""
         ...
 
 
 @runtime_checkable
 class Accelerator(Protocol):
-    """A device, as far as uploading to it goes. `nbloader.cuda` has the real one."""
+    """A device that batches are uploaded to. `device.torch_backend` implements it with torch."""
 
     name: str
     """Such as "cuda:0"."""
     pins: bool
     """Whether batches go through pinned memory."""
     out_of_memory: type[Exception]
-    """What `Copy.start` raises when the device's memory does not suffice; made of a message."""
+    """What `Copy.start` raises when the device's memory is full; can be constructed from a message."""
 
-    def goes_ahead(self, batch: Any) -> bool:
+    def can_upload_ahead(self, batch: Any) -> bool:
         """Whether this batch can be copied before the consumer asks for it."""
         ...
 
@@ -92,22 +108,53 @@ class Accelerator(Protocol):
         """A copy of this batch, not started.
 
         Args:
-            batch: As the workers made it.
-            mapping: The whole segment in which it lies; None where it lies elsewhere.
+            batch: The batch, as the workers produced it.
+            mapping: The whole segment in which it lies; None if it lies elsewhere.
         """
         ...
 
     def memory(self) -> str:
-        """A phrase that tells how much of the device's memory is free and who holds the rest."""
+        """A phrase that says how much of the device's memory is free and who holds the rest."""
         ...
 
 
+class TransferPayload(Protocol):
+    """What a transfer needs of a `BatchPayload`. It holds the batch's memory from `open()` until it is collected."""
+
+    @property
+    def mapping(self) -> Any:
+        """Once it is open: the whole segment in which it lies; None if it lies elsewhere."""
+        ...
+
+    def open(self) -> Any:
+        """Build the batch on the memory in which it arrived."""
+        ...
+
+
+class Transfer(NamedTuple):
+    """A copy that was started, with the payload that holds its memory."""
+
+    payload: TransferPayload
+    copy: Copy
+    begin: int
+    """When it was started, perf_counter ns."""
+
+
+class DeviceBatch(NamedTuple):
+    """A batch on its device."""
+
+    batch: Any
+    copy: Copy
+    begin: int
+    """When its transfer was started, perf_counter ns."""
+
+
 class Pinning:
-    """In which way batches are pinned: where they lie, as long as the system lets us, else by a copy.
+    """Pins batches: in place as long as the system allows it, else by a copy.
 
     Args:
-        way: The way to begin with, one of `WAYS`.
-        register: Pins memory where it lies, given address and size in bytes; gives "" or why it could not.
+        way: The kind of memory to start with, one of `WAYS`.
+        register: Pins memory in place, given address and size in bytes; returns "" or why it failed.
         unregister: Undoes that, given the address.
     """
 
@@ -118,10 +165,10 @@ class Pinning:
         self._registered: set[int] = set()
 
     def of(self, mapping: Any) -> str:
-        """How to pin a batch that lies in `mapping` (None for elsewhere), a ctypes array; registers it if it is new.
+        """The kind of memory for a batch in `mapping`, a ctypes array or None; registers a new mapping.
 
-        It is unregistered just before it is unmapped: of the callbacks of weak references the newest runs first, and
-        that which unmaps is older.
+        The mapping is unregistered just before it is unmapped: the callbacks of weak references run newest first, and
+        the one that unmaps is older.
         """
         if self.way != "registered":
             return self.way
@@ -132,7 +179,7 @@ class Pinning:
             return "registered"
         size = ctypes.sizeof(mapping)
         why = self._register(address, size)
-        if why:  # a limit of the system: the next segments would fare alike, and each failure is slow
+        if why:  # a limit of the system: the next segments would fail too, and each attempt is slow
             self.way = "copied"
             log.warning("%.1f MB of shared memory cannot be pinned (%s): batches are copied instead", size / 1e6, why)
             return self.way
@@ -145,187 +192,186 @@ class Pinning:
         self._unregister(address)
 
 
-class Lane:
-    """The way to one device.
+class DeviceLane:
+    """Transfers to one device.
 
     Args:
         accelerator: The device.
-        ahead: Batches that may be begun before they are asked for.
+        ahead: Maximum number of batches whose transfer is started before they are asked for.
     """
 
     def __init__(self, accelerator: Accelerator, ahead: int) -> None:
         self.accelerator = accelerator
         self._ahead = ahead
-        self._tight = -1  # the run in which the device had no room for a batch ahead
-        self._begun: dict[tuple[int, int], tuple[BatchPayload, Copy, int]] = {}
-        # Copies that may be under way, oldest first, each with what holds its memory.
-        self._flying: collections.deque[tuple[Copy, BatchPayload]] = collections.deque()
-        weakref.finalize(self, _wait_for_all, self._flying).atexit = False
+        self._full_run = -1  # the iterator in which the device had no memory for a batch ahead
+        self._started: dict[BatchKey, Transfer] = {}  # ahead of the consumer
+        self._in_flight: collections.deque[Transfer] = collections.deque()  # copies that may not be done, oldest first
+        weakref.finalize(self, _wait_for_all, self._in_flight).atexit = False
 
     @property
-    def flying(self) -> int:
-        """Copies that may be under way."""
-        return len(self._flying)
+    def in_flight(self) -> int:
+        """Number of copies that may not be done."""
+        return len(self._in_flight)
 
     @property
-    def begun(self) -> tuple[tuple[int, int], ...]:
-        """Run and number of the batches that were begun and not delivered; from any thread."""
-        return tuple(self._begun)
+    def started(self) -> tuple[BatchKey, ...]:
+        """Batches whose transfer was started and that were not delivered. Thread-safe."""
+        return tuple(self._started)
 
-    def ahead(self, key: tuple[int, int], parcel: BatchPayload) -> bool:
-        """Begin a batch that is ready before it is asked for, if there is room. Never waits.
-
-        Args:
-            key: Its run and number.
-            parcel: The batch.
+    def start_ahead(self, key: BatchKey, payload: TransferPayload) -> bool:
+        """Start the transfer of a ready batch before it is asked for, if there is room. Does not block.
 
         Returns:
-            Whether it is begun, now or before.
+            Whether it is started, now or before.
         """
-        if key in self._begun and self._begun[key][0] is parcel:
+        started = self._started.get(key)
+        if started is not None and started.payload is payload:
             return True
-        self._land()
-        run = key[0]
-        begun = sum(other == run for other, _number in list(self._begun))
-        if run == self._tight or begun >= self._ahead or len(self._flying) > self._ahead:
+        self._release_done()
+        of_run = sum(other.run == key.run for other in list(self._started))
+        if key.run == self._full_run or of_run >= self._ahead or len(self._in_flight) > self._ahead:
             return False
-        batch = parcel.open()
-        if not self.accelerator.goes_ahead(batch):
+        batch = payload.open()
+        if not self.accelerator.can_upload_ahead(batch):
             return False
         try:
-            self._begun[key] = parcel, *self._begin(batch, parcel)
+            self._started[key] = self._start(batch, payload)
         except self.accelerator.out_of_memory:
-            # The consumer may free some until it is due. Each try costs: torch gives up what it keeps for later.
-            self._tight = run
-            log.warning("no room for a batch ahead on %s: uploads wait until they are due", self.accelerator.name)
+            # The consumer may free some until the batch is due. Each attempt is costly: torch empties its cache first.
+            self._full_run = key.run
+            log.warning("no memory for a batch ahead on %s: uploads wait until they are due", self.accelerator.name)
             return False
         return True
 
-    def deliver(self, key: tuple[int, int], parcel: BatchPayload) -> tuple[Any, Copy, int]:
-        """The batch on the device, with its copy and when that was taken up (ns).
+    def deliver(self, key: BatchKey, payload: TransferPayload) -> DeviceBatch:
+        """The batch on the device.
 
         Raises:
             Exception: `accelerator.out_of_memory`. The batch can be delivered again.
         """
-        begun = self._begun.pop(key, None)
-        if begun is not None and begun[0] is parcel:  # else it was made again, of another dataset
-            _parcel, copy, begin = begun
-        else:
-            self._land()
-            while len(self._flying) > self._ahead:  # the link is the limit
-                self._flying[0][0].wait()
-                self._land()
+        transfer = self._started.pop(key, None)
+        if transfer is None or transfer.payload is not payload:  # the batch was produced again, of another dataset
+            self._release_done()
+            while len(self._in_flight) > self._ahead:  # the link to the device is the limit
+                self._in_flight[0].copy.wait()
+                self._release_done()
             try:
-                copy, begin = self._begin(parcel.open(), parcel)
+                transfer = self._start(payload.open(), payload)
             except self.accelerator.out_of_memory as error:
                 raise self.accelerator.out_of_memory(self._full(key, error)) from error
-        return copy.deliver(), copy, begin
+        return DeviceBatch(transfer.copy.deliver(), transfer.copy, transfer.begin)
 
     def forget(self, run: int, number: int | None = None) -> None:
-        """The batches of this run (or one) that were begun and not delivered are not wanted; from any thread."""
-        for key in list(self._begun):
-            if key[0] == run and number in (None, key[1]):
-                self._begun.pop(key, None)
+        """Drop started transfers of an iterator, or of one of its batches. Thread-safe."""
+        for key in list(self._started):
+            if key.run == run and number in (None, key.number):
+                self._started.pop(key, None)
 
     def close(self) -> None:
-        """Wait for all copies, milliseconds, and give everything back."""
-        self._begun.clear()
-        _wait_for_all(self._flying)
+        """Wait for all copies, milliseconds, and release their memory."""
+        self._started.clear()
+        _wait_for_all(self._in_flight)
 
-    def _begin(self, batch: Any, parcel: BatchPayload) -> tuple[Copy, int]:
+    def _start(self, batch: Any, payload: TransferPayload) -> Transfer:
         begin = _clock()
-        copy = self.accelerator.copy(batch, parcel.mapping)
-        self._flying.append((copy, parcel))  # first: what is begun before an error reads the memory too
-        copy.start()
-        self._land()
-        return copy, begin
+        transfer = Transfer(payload, self.accelerator.copy(batch, payload.mapping), begin)
+        self._in_flight.append(transfer)  # first: what is enqueued before an error reads the memory too
+        transfer.copy.start()
+        self._release_done()
+        return transfer
 
-    def _land(self) -> None:
-        """Let go of the memory of copies that are done. Other threads may do the same."""
+    def _release_done(self) -> None:
+        """Release the memory of copies that are done. Thread-safe."""
         with contextlib.suppress(IndexError):
             while True:
-                item = self._flying.popleft()
-                if not item[0].done():
-                    self._flying.appendleft(item)
+                transfer = self._in_flight.popleft()
+                if not transfer.copy.done():
+                    self._in_flight.appendleft(transfer)
                     return
 
-    def _full(self, key: tuple[int, int], error: Exception) -> str:
+    def _full(self, key: BatchKey, error: Exception) -> str:
         return (
-            f"batch {key[1]} does not fit on {self.accelerator.name}: {error} ({self.accelerator.memory()}; "
-            f"{len(self._begun)} batches were uploaded ahead). Use a smaller batch_size or upload_ahead=0, or drop "
-            "tensors that are no longer used; the batch is kept, so next() on the iterator gives it once there is room."
+            f"batch {key.number} does not fit on {self.accelerator.name}: {error} ({self.accelerator.memory()}; "
+            f"{len(self._started)} batches were uploaded ahead). Use a smaller batch_size or upload_ahead=0, or drop "
+            "tensors that are no longer used; the batch is kept, so next() on the iterator returns it once there is "
+            "enough memory."
         )
 
 
-class Placer:
-    """Brings the batches of one loader to where they shall be.
+class DeviceTransfer:
+    """Transfers the batches of one loader to its devices.
 
     Args:
-        accelerators: One for each batch of a step, which go to them in turn; None where it stays as it is.
-        ahead: Batches begun before they are asked for, per device.
+        accelerators: The devices, one for each batch of a step; batches go to them in turn. None leaves a batch as is.
+        ahead: Maximum number of batches per device whose transfer is started before they are asked for.
     """
 
     def __init__(self, accelerators: Sequence[Accelerator | None], ahead: int) -> None:
-        self._lanes = [None if accelerator is None else Lane(accelerator, ahead) for accelerator in accelerators]
+        self._lanes = [None if accelerator is None else DeviceLane(accelerator, ahead) for accelerator in accelerators]
         self.ahead = ahead * len(self._lanes)
-        """How many of the ready batches `go_ahead` wants to see."""
+        """Number of ready batches that `start_ahead` needs."""
         used = [accelerator for accelerator in accelerators if accelerator is not None]
         self.out_of_memory = tuple({accelerator.out_of_memory for accelerator in used})
         """Errors of `deliver` after which the batch can be delivered again."""
         self.pins = any(accelerator.pins for accelerator in used)
         """Whether batches go through pinned memory."""
         self.name = ", ".join(dict.fromkeys(accelerator.name for accelerator in used))
-        """The devices."""
+        """Names of the devices."""
 
-    def deliver(self, key: tuple[int, int], parcel: BatchPayload, position: int = 0) -> tuple[Any, Shipment | None]:
-        """The batch, where it shall be.
+    def deliver(
+        self, key: BatchKey, payload: TransferPayload, position: int = 0
+    ) -> tuple[Any, PendingPlacement | None]:
+        """Transfer a batch to its device.
 
         Args:
-            key: Its run and number.
-            parcel: What came.
-            position: How many of its run were delivered before.
+            key: The batch.
+            payload: Its payload.
+            position: Number of batches of the iterator that were delivered before.
+
+        Returns:
+            The batch on its device, and what its record waits for (None if it was left as is).
         """
         lane = self._lanes[position % len(self._lanes)]
-        for other in self._lanes:  # a batch between was skipped, and this one was begun for the wrong device
+        for other in self._lanes:  # a batch in between was skipped, and this one was started for another device
             if other is not None and other is not lane:
-                other.forget(*key)
+                other.forget(key.run, key.number)
         if lane is None:
-            return parcel.open(), None
-        batch, copy, begin = lane.deliver(key, parcel)
-        return batch, Shipment(lane.accelerator.name, copy, begin)
+            return payload.open(), None
+        on_device = lane.deliver(key, payload)
+        return on_device.batch, PendingPlacement(lane.accelerator.name, on_device.copy, on_device.begin)
 
-    def go_ahead(self, ready: Iterable[tuple[tuple[int, int], BatchPayload]], position: int = 0) -> None:
-        """Begin what is ready, as far as there is room.
+    def start_ahead(self, ready: Iterable[tuple[BatchKey, TransferPayload]], position: int = 0) -> None:
+        """Start the transfer of ready batches, as far as there is room.
 
         Args:
-            ready: The next batches (key, parcel), in order.
-            position: How many of the run were delivered before the first of them.
+            ready: The next batches, in order.
+            position: Number of batches of the iterator that are delivered before the first of them.
         """
-        for offset, (key, parcel) in enumerate(ready):
+        for offset, (key, payload) in enumerate(ready):
             lane = self._lanes[(position + offset) % len(self._lanes)]
-            if lane is not None and not lane.ahead(key, parcel):
+            if lane is not None and not lane.start_ahead(key, payload):
                 return
 
-    def begun(self, run: int) -> tuple[int, ...]:
-        """The batches of a run that were begun before they were asked for; from any thread."""
-        begun = [key for lane in self._lanes if lane is not None for key in lane.begun]
-        return tuple(sorted(number for other, number in begun if other == run))
+    def started(self, run: int) -> tuple[int, ...]:
+        """Numbers of an iterator's batches whose transfer was started before they were asked for. Thread-safe."""
+        keys = [key for lane in self._lanes if lane is not None for key in lane.started]
+        return tuple(sorted(key.number for key in keys if key.run == run))
 
     def forget(self, run: int) -> None:
-        """A run has ended; from any thread."""
+        """Drop started transfers of an iterator that has ended. Thread-safe."""
         for lane in self._lanes:
             if lane is not None:
                 lane.forget(run)
 
     def close(self) -> None:
-        """The loader is closed: wait for all copies."""
+        """Wait for all copies: the loader is closed."""
         for lane in self._lanes:
             if lane is not None:
                 lane.close()
 
 
-class Shipment:
-    """What a record will say of a batch's way to its device, once the device has told."""
+class PendingPlacement:
+    """The `Placed` entry of a batch's record, which is complete once the device has told its times."""
 
     __slots__ = ("_begin", "_copy", "_device")
 
@@ -334,36 +380,36 @@ class Shipment:
         self._copy = copy
         self._begin = begin
 
-    def placed(self, *, at_once: bool) -> Placed | None:
-        """The entry of the record; None when times are missing, unless it is wanted `at_once`."""
+    def get(self, *, at_once: bool) -> Placed | None:
+        """The entry; None while times are missing, unless it is wanted `at_once`."""
         copy = self._copy
-        if not (at_once or copy.told()):
+        if not (at_once or copy.times_known()):
             return None
         return Placed(self._device, copy.memory, self._begin, copy.pinned, *copy.times(), copy.nbytes)
 
 
-class Records:
-    """Batch records on their way to the bus, in order: each waits until the device has told its times.
+class RecordQueue:
+    """Publishes batch records in order, each once the device has told its times.
 
     Args:
-        publish: Takes a finished record.
+        publish: Called with each complete record.
     """
 
     def __init__(self, publish: Callable[[BatchRecord], object]) -> None:
         self._publish = publish
-        self._waiting: collections.deque[tuple[BatchRecord, Shipment | None]] = collections.deque()
+        self._waiting: collections.deque[tuple[BatchRecord, PendingPlacement | None]] = collections.deque()
 
-    def add(self, record: BatchRecord, shipment: Shipment | None) -> None:
-        """Publish this record, but for its `placed` complete, and those before it, as far as their times are known."""
-        self._waiting.append((record, shipment))
+    def add(self, record: BatchRecord, placement: PendingPlacement | None) -> None:
+        """Queue a record that is complete but for `placed`, and publish those whose times are known."""
+        self._waiting.append((record, placement))
         self.flush()
 
     def flush(self, *, at_once: bool = False) -> None:
-        """Publish what is complete; everything when `at_once`, with zeros for times that are not known."""
+        """Publish complete records; all of them if `at_once`, with 0 for unknown times."""
         while self._waiting:
-            record, shipment = self._waiting[0]
-            if shipment is not None:
-                placed = shipment.placed(at_once=at_once or len(self._waiting) > RECORDS)
+            record, placement = self._waiting[0]
+            if placement is not None:
+                placed = placement.get(at_once=at_once or len(self._waiting) > MAX_PENDING_RECORDS)
                 if placed is None:
                     return
                 record = record._replace(placed=placed)
@@ -371,12 +417,12 @@ class Records:
             self._publish(record)
 
 
-def _wait_for_all(flying: collections.deque[tuple[Copy, BatchPayload]]) -> None:
+def _wait_for_all(in_flight: collections.deque[Transfer]) -> None:
     with contextlib.suppress(IndexError):
         while True:
-            copy, parcel = flying.popleft()
+            transfer = in_flight.popleft()
             try:
-                copy.wait()
+                transfer.copy.wait()
             except Exception:  # the device is lost, and reads no more
                 log.exception("waiting for an upload failed")
-            del copy, parcel
+            del transfer

@@ -18,7 +18,7 @@ from nbloader import events as ev
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
-from nbloader.device.transfer import Placer, Records, Shipment
+from nbloader.device.transfer import BatchKey, DeviceTransfer, PendingPlacement, RecordQueue
 from nbloader.engine.delivery import named
 from nbloader.engine.engine import Engine
 from nbloader.engine.inline_engine import LocalEngine
@@ -168,18 +168,18 @@ class Epoch(Iterator[T_co]):
             self._engine.wait_for_source(self._run, self._pass.waker)
         return min(room, reader.ready())
 
-    def _place(self, placer: Placer, got: Any) -> Any:
+    def _place(self, placer: DeviceTransfer, got: Any) -> Any:
         """Bring a batch to where it shall be, and begin with those after it that are ready."""
         task, parcel, _depths = got
         run, position = self._run, self._pass.delivered
         self._kept = None
         try:
-            batch, self._pass.shipment = placer.deliver((run, task.number), parcel, position)
+            batch, self._pass.shipment = placer.deliver(BatchKey(run, task.number), parcel, position)
         except placer.out_of_memory:
             self._kept = got
             raise
         ready = self._engine.upcoming(run, placer.ahead)
-        placer.go_ahead([((run, task.number), parcel) for task, parcel in ready], position + 1)
+        placer.start_ahead([(BatchKey(run, task.number), parcel) for task, parcel in ready], position + 1)
         return batch
 
     def _remember(self, task: Task, parcel: BatchPayload, requested: int, depths: tuple[int, int, int]) -> None:
@@ -223,7 +223,7 @@ class Epoch(Iterator[T_co]):
 class _Pass:
     """What must be cleared away when an iterator ends, be it by its end or because it was dropped."""
 
-    def __init__(self, run: int, bus: ev.EventBus, placer: Placer | None) -> None:
+    def __init__(self, run: int, bus: ev.EventBus, placer: DeviceTransfer | None) -> None:
         self.run = run
         self.waker = Wakeup()
         self.delivered = 0
@@ -232,11 +232,11 @@ class _Pass:
         """Whether a consumer has come for it."""
         self.record: tuple[Any, ...] | None = None
         """Of the batch that the consumer is at: what comes before and after `returned` in a `BatchRecord`."""
-        self.shipment: Shipment | None = None
+        self.shipment: PendingPlacement | None = None
         """How that batch is brought to its device."""
         self._bus = bus
         self._placer = placer
-        self._records = None if placer is None else Records(bus.publish)
+        self._records = None if placer is None else RecordQueue(bus.publish)
 
     def publish(self, returned: int) -> None:
         """The consumer has come back: its last batch's record is complete."""

@@ -225,7 +225,9 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
         self.collate_fn: Callable[[Any], Any] = default if collate_fn is None else collate_fn
         self._on_error = on_error
         self._output = output
-        self._placer = dev.placer(self._devices or [self._device], pin=dev.check_pin(pin_memory), ahead=upload_ahead)
+        self._placer = dev.device_transfer(
+            self._devices or [self._device], pin=dev.check_pin(pin_memory), ahead=upload_ahead
+        )
         self.events = ev.EventBus()
         """The event bus: `loader.events.subscribe(...)`, `loader.events.batches()`."""
         self._fold = Aggregator(judge)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from nbloader.device.transfer import Placer
+from nbloader.device.transfer import DeviceTransfer
 from nbloader.engine.engine import Engine
 from nbloader.engine.inline_engine import LocalEngine
 from nbloader.events import EventBus
@@ -33,13 +33,13 @@ class Watching(Generic[T_co]):
     _fold: Aggregator
     _probe: ProcessProbe
     _iterations: int
-    _placer: Placer | None
+    _placer: DeviceTransfer | None
 
     def stats(self) -> Snapshot:
         """A frozen picture of the loader now; `print` it, or leave it as the last line of a cell."""
         gauges = self._engine.gauges("new" if self._iterations == 0 else "idle")
         if self._placer is not None:
-            begun = self._placer.begun(gauges.run)
+            begun = self._placer.started(gauges.run)
             gauges = dataclasses.replace(gauges, pinned=self._placer.pins, device=self._placer.name, begun=begun)
         return self._fold.snapshot(self._probe.fill(gauges))
 
