@@ -13,6 +13,7 @@ from datasets import Numbers, flat, wait_for
 
 from nbloader import DataLoader, DatasetTransferError
 from nbloader import events as ev
+from nbloader.report.eventlog import line_of
 
 WORKERS = pytest.mark.parametrize(
     "workers",
@@ -67,6 +68,25 @@ def test_skip_makes_the_batch_of_the_other_samples(workers, dataset):
         assert [r.samples for r in loader.events.batches()] == [3, 4, 2, 4, 3]
         assert flat(loader) == [i for i in range(20) if i not in {3, 8, 9, 17}]
         assert loader.stats().skipped == 8
+
+
+@WORKERS
+def test_an_error_of_getitems_that_does_not_come_again_is_reported_with_its_batch(workers, tmp_path):
+    class FailsOnce(AtOnce):
+        def __getitems__(self, indices):
+            if 5 in indices and not (tmp_path / "failed").exists():
+                (tmp_path / "failed").touch()
+                raise TimeoutError("try again")
+            return super().__getitems__(indices)
+
+    with DataLoader(FailsOnce(12), 4, **workers, on_error="skip") as loader:
+        assert flat(loader) == list(range(12))
+        (event,) = failed(loader)
+        assert (event.index, event.sample, event.error, event.done) == (1, None, "TimeoutError: try again", "retried")
+        stats = loader.stats()
+        assert stats.failed_samples == (event,)
+        assert (stats.skipped, stats.replaced) == (0, 0)
+        assert "batch 1 was retried: TimeoutError: try again" in line_of(event).text
 
 
 @WORKERS

@@ -33,6 +33,7 @@ from test_loader import events, squares
 from nbloader import DataLoader, LoaderTimeoutError, WorkerDiedError, get_worker_info
 from nbloader import events as ev
 from nbloader.workers.thread_pool import Outbox
+from nbloader.workers.thread_rng import RoutedFunction
 
 
 def threaded(dataset, *args, num_workers=2, **kwargs):
@@ -244,13 +245,77 @@ def test_the_notebook_draws_its_own_numbers_meanwhile_and_afterwards():
     assert type(random.choice.__self__) is random.Random
 
 
-def test_functions_that_stand_in_for_others_travel_as_those():
+def test_routed_functions_are_pickled_by_reference():
     with threaded(Slow(20), 2) as loader:
         epoch = iter(loader)
         next(epoch)
-        for stand_in, original in ((np.random.rand, "numpy.random"), (random.random, "random")):
-            assert type(stand_in).__name__ == "Routed"
-            assert cloudpickle.loads(cloudpickle.dumps(stand_in)) is stand_in, original
+        for function, module in ((np.random.rand, "numpy.random"), (random.random, "random"), (torch.seed, "torch")):
+            assert isinstance(function, RoutedFunction)
+            assert cloudpickle.loads(cloudpickle.dumps(function)) is function, module
+
+
+def everything_patched():
+    """The present value of everything that worker threads replace, and of much that they do not."""
+    worker = torch.utils.data._utils.worker
+    modules = (random, np.random, torch.random, torch, torch.utils.data, worker)
+    values = {(module.__name__, name): value for module in modules for name, value in vars(module).items()}
+    values["instance"] = {**vars(random._inst), "gauss_next": None}
+    values["class"] = type(random._inst)
+    values["code"] = worker.get_worker_info.__code__
+    values["collate"] = dict(torch.utils.data._utils.collate.default_collate_fn_map)
+    return values
+
+
+def test_patches_are_applied_while_worker_threads_exist_and_then_undone():
+    before = everything_patched()
+    with threaded(Slow(20), 2) as first, threaded(Slow(20), 2) as second:
+        next(iter(first))
+        during = everything_patched()
+        assert {str(key) for key in before if during[key] is not before[key] and during[key] != before[key]} >= {
+            "('random', 'random')", "('numpy.random', 'rand')", "('torch', 'manual_seed')", "instance", "code",
+            "collate",
+        }  # fmt: skip
+        assert during["class"] is before["class"]
+        assert during["torch.random", "default_generator"] is before["torch.random", "default_generator"]
+        next(iter(second))
+        first.close()
+        assert random.random is during["random", "random"]
+        second.close()
+        wait_for(lambda: not worker_threads())
+    assert everything_patched() == before
+
+
+def test_what_other_code_replaces_meanwhile_is_left_alone(monkeypatch):
+    original = random.gauss
+    with threaded(Slow(20), 2) as loader:
+        next(iter(loader))
+        random.gauss = replacement = lambda *_: 0.0
+    wait_for(lambda: not worker_threads())
+    monkeypatch.setattr(random, "gauss", original)
+    assert replacement is not original
+    assert everything_patched()["random", "random"] is random.random
+
+
+def test_patches_can_be_turned_off(monkeypatch):
+    class Asks(Numbers):
+        def __getitem__(self, i):
+            return get_worker_info().id, torch.utils.data.get_worker_info() is None, torch.rand(())
+
+    monkeypatch.setenv("NBLOADER_THREAD_PATCHES", "0")
+    before = everything_patched()
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        with threaded(Asks(40), 4) as loader:
+            epoch = iter(loader)
+            batches = [next(epoch)]
+            assert everything_patched() == before
+            batches += epoch
+        ids, without_torch, numbers = map(torch.cat, zip(*batches, strict=True))
+        assert set(ids.tolist()) <= {0, 1}
+        assert without_torch.all()
+        drawn.append(numbers.tolist())
+    assert drawn[0] == drawn[1], "torch's functions need no patch"
 
 
 def test_a_loader_within_a_worker_thread_draws_from_it():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import random
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -23,59 +24,107 @@ def mix(*numbers: int) -> int:
     return z
 
 
-def torch_seed(seed: int) -> int:
-    """The part of a 64-bit seed that torch's generators accept."""
-    return seed & 0x7FFFFFFFFFFFFFFF
+class ThreadGenerators:
+    """Random generators of one thread, which takes them in place of the global ones."""
+
+    __slots__ = ("numpy", "random", "seed", "torch")
+
+    def __init__(self) -> None:
+        import torch
+
+        self.random = random.Random()  # noqa: S311 - augmentation, not cryptography
+        self.numpy = np.random.RandomState(0)
+        self.torch = torch.Generator()
+        self.seed = 0
+        """What `seed_everything` was called with last."""
+
+    def torch_manual_seed(self, seed: Any) -> Any:
+        """As `torch.manual_seed`."""
+        return self.torch.manual_seed(int(seed))
+
+    def torch_set_rng_state(self, new_state: Any) -> None:
+        """As `torch.set_rng_state`."""
+        self.torch.set_state(new_state)
 
 
-def numpy_seed(seed: int) -> int:
-    """The part of a 64-bit seed that `numpy.random.RandomState` accepts."""
-    return seed & 0xFFFFFFFF
+class _ThreadLocal(threading.local):
+    generators: ThreadGenerators | None = None
+    """None for threads that draw from the global generators."""
 
 
+thread_local = _ThreadLocal()
 _seed = 0
 
 
 def seed_everything(seed: int) -> None:
-    """Seed `random`, NumPy's global generator and, if torch is imported, torch's. Takes about 8 us."""
+    """Seed `random`, NumPy's global generator and, if torch is imported, torch's. Takes about 8 us.
+
+    On a thread that has generators of its own, seed these, so that they draw the same numbers.
+    """
     global _seed  # noqa: PLW0603 - the generators are global too
-    _seed = seed
-    random.seed(seed)
-    np.random.seed(numpy_seed(seed))  # noqa: NPY002 - the global generator is what datasets use
+    own = thread_local.generators
+    if own is not None:
+        own.seed = seed
+        own.random.seed(seed)
+        own.numpy.seed(_numpy_seed(seed))
+    else:
+        _seed = seed
+        random.seed(seed)
+        np.random.seed(_numpy_seed(seed))  # noqa: NPY002 - the global generator is what datasets use
     seed_torch()
 
 
 def seed_torch() -> None:
     """Seed torch, if it is imported, with the seed of the last call of `seed_everything`."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        # torch.manual_seed would also queue a call for CUDA each time, with a formatted stack
-        torch.random.default_generator.manual_seed(torch_seed(_seed))
+    generator = _torch_generator()
+    if generator is not None:
+        generator.manual_seed(_torch_seed())
 
 
 def torch_was_seeded() -> bool:
     """Whether torch was seeded by other code since the last call of `seed_everything`."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.initial_seed() != torch_seed(_seed)
+    generator = _torch_generator()
+    return generator is not None and generator.initial_seed() != _torch_seed()
+
+
+def _torch_generator() -> Any:
+    """Torch's generator for this thread; None if torch is not imported."""
+    own = thread_local.generators
+    if own is not None:
+        return own.torch
+    torch = sys.modules.get("torch")  # torch.manual_seed would also queue a call for CUDA, with a formatted stack
+    return None if torch is None else torch.random.default_generator
+
+
+def _torch_seed() -> int:
+    own = thread_local.generators
+    return (_seed if own is None else own.seed) & 0x7FFFFFFFFFFFFFFF
+
+
+def _numpy_seed(seed: int) -> int:
+    return seed & 0xFFFFFFFF
 
 
 class PreservedRandomState:
-    """Context manager that restores the state of the global generators on exit."""
+    """Context manager that restores the state of the generators of this thread on exit."""
 
     def __enter__(self) -> PreservedRandomState:
         """Save the state."""
-        self._random = random.getstate()
-        self._numpy = np.random.get_state(legacy=False)  # noqa: NPY002
-        torch = sys.modules.get("torch")
-        self._torch = torch.random.default_generator.get_state() if torch is not None else None
+        own = thread_local.generators
+        self._python: Any = random if own is None else own.random
+        self._numpy: Any = np.random if own is None else own.numpy
+        self._torch = _torch_generator()
+        self._python_state = self._python.getstate()
+        self._numpy_state = self._numpy.get_state(legacy=False)
+        self._torch_state = None if self._torch is None else self._torch.get_state()
         return self
 
     def __exit__(self, *_exc: object) -> None:
         """Restore the state."""
-        random.setstate(self._random)
-        np.random.set_state(self._numpy)  # noqa: NPY002
+        self._python.setstate(self._python_state)
+        self._numpy.set_state(self._numpy_state)
         if self._torch is not None:
-            sys.modules["torch"].random.default_generator.set_state(self._torch)
+            self._torch.set_state(self._torch_state)
 
 
 def dump_generator(generator: Any) -> str:

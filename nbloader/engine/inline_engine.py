@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import sys
 import threading
@@ -26,13 +27,13 @@ from nbloader.errors import LoaderClosedError
 from nbloader.events.failures import Nothing, add_note, samples_failed
 from nbloader.events.gauges import Gauges
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan
+from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.transport import stack_probe
-from nbloader.workers import fetcher as f
-from nbloader.workers import tolerant
-from nbloader.workers.batch_builder import Maker
-from nbloader.workers.iterable_fetcher import ExhaustedError, Streaming, Streams
-from nbloader.workers.thread_rng import WorkerInfo
-from nbloader.workers.worker_info import Process
+from nbloader.workers.batch_builder import BatchBuilder
+from nbloader.workers.fetcher import OnError
+from nbloader.workers.iterable_fetcher import ExhaustedError, IterableFetcher
+from nbloader.workers.status import LocalStatus, WorkerState
+from nbloader.workers.worker_info import ProcessContext, WorkerInfo
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
@@ -53,7 +54,9 @@ class LocalEngine:
     ahead = False
     """Nothing is asked for before it is wanted."""
 
-    def __init__(self, bus: ev.EventBus, *, batched: bool, output: str, streaming: Streaming | None = None) -> None:
+    def __init__(
+        self, bus: ev.EventBus, *, batched: bool, output: str, streaming: IterableOptions | None = None
+    ) -> None:
         self.bus = bus
         self.callbacks = WaitCallbacks()
         self._batched = batched
@@ -63,27 +66,27 @@ class LocalEngine:
         self._made: dict[int, int] = {}
         self._draws: dict[int, EpochPlan] = {}
         self._streaming = streaming
-        self._streams: Streams | None = None
-        self._status = [f.IDLE, 0, -1, 0, 0]
+        self._streams: IterableFetcher | None = None
+        self._status = LocalStatus(os.getpid(), WorkerState.IDLE)
         self._pace = threading.Condition()
         self._paused = False
         self._steps = 0  # batches that the consumer may have though the loader is paused
         self._held_back: tuple[int, int, int] | None = None  # run, number, since when: it waits for the pause to end
-        self._maker: Maker
+        self._maker: BatchBuilder
         self._at: Task  # what it makes now: a batch, or a piece of one
         self.closed = False
 
-    def load(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: tolerant.OnError) -> bool:
+    def load(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: OnError) -> bool:
         """Take the dataset; always False, since there is no worker to replace."""
         if self._streaming is not None and (dataset is not self._dataset or self._streams is None):
-            self._streams = Streams(
+            self._streams = IterableFetcher(
                 lambda: pickle.loads(cloudpickle.dumps((dataset, worker_init_fn))), dataset, (0, 0), self._streaming,
-                self._status, on_error, host=_Notebook(), tell=self._tell_state, seeded=False,
+                self._status, on_error, context=_Notebook(), report_state=self._tell_state, seeded=False,
             )  # fmt: skip
         self._dataset = dataset
-        self._maker = Maker(
+        self._maker = BatchBuilder(
             dataset, collate_fn, self._status, batched=self._batched, output=self._output, on_error=on_error,
-            streams=self._streams,
+            iterable_fetcher=self._streams,
         )  # fmt: skip
         return False
 
@@ -164,7 +167,7 @@ class LocalEngine:
 
     def _make_alone(self, task: Task) -> LocalPayload | JoinedPayload | None:
         """The batch; None if no sample of it is left. The notebook's random state stays as it is."""
-        self._status[f.RUN], self._status[f.NUMBER] = task.run, task.number
+        self._status.run, self._status.number = task.run, task.number
         try:
             with rng.PreservedRandomState():
                 cut = self._draws[task.run].chunk_spec
@@ -176,7 +179,7 @@ class LocalEngine:
                 raise RuntimeError(f"StopIteration: {error}") from error  # noqa: TRY004
             raise
         finally:
-            self._status[f.STATE], self._status[f.NUMBER] = f.IDLE, -1
+            self._status.state, self._status.number = WorkerState.IDLE, -1
 
     def _make_pieces(self, task: Task, cut: ChunkSpec) -> JoinedPayload | None:
         """The batch in the pieces that workers would make of it: with the same seeds."""
@@ -218,15 +221,15 @@ class LocalEngine:
         self._at = task
         rng.seed_everything(task.seed)
         try:
-            made = self._maker.make(task)
+            made = self._maker.build(task)
         except ExhaustedError:
             if shards is not None:
                 shards.mark_exhausted(task.indices)
             return None
         finally:
             if shards is not None and shards.count:
-                Process().introduce(None)
-            spared = self._maker.spared
+                ProcessContext().set_worker_info(None)
+            spared = self._maker.failed_samples
             for event in samples_failed(spared, task.run, task.number, task.indices, -1, batched=self._batched):
                 self.bus.publish(event)
         if isinstance(made, LocalPayload):
@@ -236,8 +239,8 @@ class LocalEngine:
         return None
 
     def _explain(self, task: Task, error: Exception) -> None:
-        fetching = self._status[f.STATE] == f.FETCHING
-        position = self._status[f.POSITION]
+        fetching = self._status.state == WorkerState.FETCHING
+        position = self._status.position
         sample = None
         if fetching and self._batched and position >= 0:
             sample = task.indices[position]
@@ -302,7 +305,7 @@ class LocalEngine:
         if not runs:
             return Gauges(now, state, 0, 0, 0, 0, None, None, ())
         run = max(runs)
-        _state, of_run, number, since, *_ = self._status
+        of_run, number, since = self._status.run, self._status.number, self._status.since
         held_back = self._held_back
         if held_back is not None:
             of_run, number, since = held_back
@@ -327,10 +330,10 @@ class LocalEngine:
             self._pace.notify_all()
 
 
-class _Notebook(Process):
+class _Notebook(ProcessContext):
     """Without shards `get_worker_info()` stays what it is: this may be a worker of another loader."""
 
-    def introduce(self, info: WorkerInfo | None) -> None:
+    def set_worker_info(self, info: WorkerInfo | None) -> None:
         """Tell the shard, if it is one."""
         if info is not None:
-            super().introduce(info)
+            super().set_worker_info(info)

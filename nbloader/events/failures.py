@@ -52,12 +52,12 @@ class SpareSample(NamedTuple):
     """A sample that could not be fetched, and did not end its batch."""
 
     position: int
-    """Position in the batch."""
+    """Position in the batch; -1 for an error of the whole batch."""
     error: str
     """Type and message."""
     traceback: str
     done: str
-    """"skipped" or "replaced"."""
+    """"skipped", "replaced", or "retried": `__getitems__` raised, and the samples were then fetched one by one."""
 
 
 def samples_failed(
@@ -75,7 +75,7 @@ def samples_failed(
     """
     now = time.perf_counter_ns()
     for spare in spared:
-        sample = indices[spare.position] if batched else indices
+        sample = (indices[spare.position] if spare.position >= 0 else None) if batched else indices
         yield SampleFailed(now, run, number, worker, sample, spare.error, spare.traceback, spare.done)
 
 

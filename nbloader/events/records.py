@@ -201,12 +201,12 @@ class SampleFailed:
     worker: int
     """Worker id; -1 for a batch made in the notebook's own process."""
     sample: Any
-    """Dataset index."""
+    """Dataset index; None if `__getitems__` raised for a whole batch."""
     error: str
     """Type and message."""
     traceback: str
     done: str
-    """"skipped" or "replaced"."""
+    """"skipped", "replaced", or "retried": `__getitems__` raised, and the samples were then fetched one by one."""
 
 
 @dataclass(frozen=True, slots=True)

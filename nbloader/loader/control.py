@@ -18,7 +18,7 @@ from nbloader.engine.inline_engine import LocalEngine
 from nbloader.errors import LoaderClosedError
 from nbloader.loader import config
 from nbloader.loader.epoch_prefetch import Turns
-from nbloader.workers.tolerant import OnError
+from nbloader.workers.fetcher import OnError
 
 _clock = time.perf_counter_ns
 

@@ -46,13 +46,13 @@ from nbloader.metrics.aggregator import Aggregator
 from nbloader.metrics.probe import ProcessProbe
 from nbloader.sampling import datapipes
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochContext, batches_of
+from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.sampling.source import Made, Source
 from nbloader.transport import forkserver, preload
 from nbloader.workers.api import PoolKind
-from nbloader.workers.iterable_fetcher import Streaming
+from nbloader.workers.fetcher import OnError
 from nbloader.workers.process_pool import Processes
 from nbloader.workers.thread_pool import Threads
-from nbloader.workers.tolerant import OnError
 
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
@@ -245,7 +245,7 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
         )  # fmt: skip
         streaming = None
         if self._iterable:
-            streaming = Streaming(
+            streaming = IterableOptions(
                 self.drop_last, fresh=num_workers > 0 and not persistent_workers, alone=not num_workers,
                 prepare=datapipes.preparation(dataset),
             )  # fmt: skip

@@ -71,7 +71,8 @@ def _say(event: Event) -> tuple[str, str]:  # noqa: C901, PLR0911, PLR0912 - one
         where = "collate" if event.sample is None else f"sample {clean(event.sample, 40)}"
         return "error", f"batch {event.index} failed in worker {event.worker}, at {where}: {clean(event.error)}"
     if isinstance(event, SampleFailed):
-        at = f"sample {clean(event.sample, 40)} of batch {event.index}"
+        of_sample = "" if event.sample is None else f"sample {clean(event.sample, 40)} of "
+        at = f"{of_sample}batch {event.index}"
         return "error", f"{at} was {event.done}: {clean(event.error)}"
     if isinstance(event, WorkersResized):
         return "command", f"{plural(event.after, 'worker')} instead of {event.before}"

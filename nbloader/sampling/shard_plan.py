@@ -13,9 +13,23 @@ worker that has the iterator dies, and a shard continues elsewhere when there ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from nbloader._util.rng import mix
+
+
+class IterableOptions(NamedTuple):
+    """How an iterable dataset is read."""
+
+    drop_last: bool
+    """Whether an incomplete last batch of a shard is dropped."""
+    fresh: bool
+    """Whether each iteration begins on a fresh copy of the dataset, as with torch's workers that do not persist."""
+    alone: bool
+    """Whether there is one shard, of the dataset itself, as with torch without workers."""
+    prepare: Callable[[Any, int, int, int], None] | None = None
+    """Prepares a dataset for one pass over a shard. Called with (dataset, shard, shards, base seed of the epoch)."""
 
 
 class Item(NamedTuple):

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.transport.dataset_payload import Files
 from nbloader.transport.inherit import Heritage
-from nbloader.workers.iterable_fetcher import Streaming
 
 
 class Surroundings(NamedTuple):
@@ -57,5 +57,5 @@ class Start(NamedTuple):
     payload: bytes
     """Pickle of (dataset, collate_fn, worker_init_fn, on_error)."""
     heritage: Heritage
-    streaming: Streaming | None
+    streaming: IterableOptions | None
     """Of an iterable dataset."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nbloader.batch.task import Task
 from nbloader.engine.inspect import numbers_of
 from nbloader.events.gauges import WorkerGauge
-from nbloader.workers import fetcher as f
+from nbloader.workers.status import WorkerState, WorkerStatus
 
 if TYPE_CHECKING:
     from nbloader.transport.messages import WorkerMessage
@@ -26,10 +26,10 @@ class Handle:
 
     Args:
         worker: Its id.
-        status: Where it tells what it is at (fields of `fetch.STATE` and so on); read while it writes.
+        status: Where it publishes what it is doing; read while it writes.
     """
 
-    def __init__(self, worker: int, status: Sequence[int]) -> None:
+    def __init__(self, worker: int, status: WorkerStatus) -> None:
         self.uid = next(_uids)
         """Unique number of this process or thread."""
         self.worker = worker
@@ -90,8 +90,8 @@ class Handle:
 
     def at_work_since(self) -> float:
         """When it began with what it does for a batch now, perf_counter ns; infinity while it does nothing."""
-        state, _run, _number, since, *_ = self.status
-        return since if state in (f.FETCHING, f.COLLATING) else math.inf
+        status = self.status
+        return status.since if status.state in (WorkerState.FETCHING, WorkerState.COLLATING) else math.inf
 
     def gauge(self, held: list[Task], runs: Collection[int], exit_reason: str, made: int) -> WorkerGauge:
         """What is known of it now, read from its status page without asking it.
@@ -102,23 +102,24 @@ class Handle:
             exit_reason: Why the worker before it ended.
             made: Batches made under its id.
         """
-        state, run, number, since, position, *_ = self.status
+        status = self.status
+        state, run, number, since, position = status.state, status.run, status.number, status.since, status.position
         sample, batch = None, number
         for task in held:
             if task.job != number or task.run != run:
                 continue
             batch = task.number
-            if state == f.FETCHING and position >= 0:
+            if state == WorkerState.FETCHING and position >= 0:
                 indices = task.indices
                 if not isinstance(indices, (list, tuple)):
                     sample = indices
                 elif position < len(indices):  # the page is read while the worker writes it
                     sample = indices[position]
-        at = batch if number >= 0 and state != f.STARTING else None
+        at = batch if number >= 0 and state != WorkerState.STARTING else None
         return WorkerGauge(
             worker=self.worker,
             pid=self.pid,
-            state=f.STATES[state],
+            state=WorkerState(state).name.lower(),
             batch=at,
             since=since or self.requested,
             sample=sample,

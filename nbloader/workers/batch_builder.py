@@ -1,9 +1,10 @@
-"""A batch made in the notebook's process, by its own thread (local.py) or by a worker thread (threads.py)."""
+"""Builds batches in the notebook's own process: used by worker threads and by the inline pool."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,39 +18,40 @@ from nbloader.batch.pickles import tensor_of
 from nbloader.batch.rebuild import builder
 from nbloader.batch.task import Task
 from nbloader.events.failures import Nothing, SpareSample
-from nbloader.workers import fetcher as f
-from nbloader.workers import tolerant
-from nbloader.workers.iterable_fetcher import Streams
+from nbloader.workers.fetcher import OnError, fetch
+from nbloader.workers.iterable_fetcher import IterableFetcher
+from nbloader.workers.status import WorkerState, WorkerStatus
 from nbloader.workers.thread_rng import without_mode
 
+log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
 
 
-class Maker:
-    """Fetches and collates.
+class BatchBuilder:
+    """Fetches samples and collates them.
 
     Args:
         dataset: The dataset itself, not a copy.
-        collate_fn: The user's, or None for the default.
-        status: Where it tells what it is at.
+        collate_fn: The user's function, or None for the default.
+        status: Where the worker publishes what it is doing.
         batched: Whether samples make batches.
-        output: "torch" or "numpy".
+        output: "torch" or "numpy": what the arrays of a batch become.
         on_error: What to do with a sample that raises.
-        worker: Id of the worker that this is; -1 for none.
-        streams: Reads an iterable dataset.
+        worker: Worker id; -1 for none.
+        iterable_fetcher: Reads an iterable dataset; None for a map-style one.
     """
 
     def __init__(
         self,
         dataset: Any,
         collate_fn: Callable[[Any], Any] | None,
-        status: MutableSequence[int],
+        status: WorkerStatus,
         *,
         batched: bool,
         output: str,
-        on_error: tolerant.OnError,
+        on_error: OnError,
         worker: int = -1,
-        streams: Streams | None = None,
+        iterable_fetcher: IterableFetcher | None = None,
     ) -> None:
         self._dataset = dataset
         self._collate_fn = collate_fn
@@ -60,57 +62,55 @@ class Maker:
         self._worker = worker
         self._known = LayoutCache()
         self._writer = Writer()
-        self.streams = streams
-        self.spared: list[SpareSample] = []
-        """Samples that were left out of the batch it was at last, or replaced; also where that batch raised."""
+        self.iterable_fetcher = iterable_fetcher
+        self.failed_samples: Sequence[SpareSample] = ()
+        """Samples of the last batch that were skipped or replaced; also if its collation raised."""
 
-    def make(self, task: Task) -> LocalPayload | Nothing:
-        """Make a batch.
+    def build(self, task: Task) -> LocalPayload | Nothing:
+        """Build a batch, or a chunk of one.
 
         Returns:
-            The batch, or that no sample of it is left.
+            The batch; `Nothing` if all its samples were skipped.
 
         Raises:
             ExhaustedError: The shard of an iterable dataset has no such batch.
             Exception: Whatever the dataset or the collate function raises.
         """
         status = self._status
-        self.spared = []
-        cpu_0 = time.thread_time_ns()
-        if self.streams is not None:
-            got, self.spared = self.streams.fetch(task.run, task.indices)
+        self.failed_samples = ()
+        cpu_begin = time.thread_time_ns()
+        if self.iterable_fetcher is not None:
+            fetched = self.iterable_fetcher.fetch(task.run, task.indices)
         else:
-            got, self.spared = tolerant.fetch(
-                self._dataset, task.indices, batched=self.batched, status=status, on_error=self._on_error
-            )
-        if got is None:
+            fetched = fetch(self._dataset, task.indices, batched=self.batched, status=status, on_error=self._on_error)
+        self.failed_samples = fetched.failed
+        if fetched.nothing_left:
             return Nothing()
-        cpu_1 = time.thread_time_ns()
-        status[f.STATE], status[f.SINCE] = f.COLLATING, got.end
+        cpu_fetched = time.thread_time_ns()
+        status.state, status.since = WorkerState.COLLATING, fetched.end
         batch, nbytes, extras = None, 0, None
-        written = self._write(got.samples, task)
+        written = self._write_chunk(fetched.samples, task)
         if written is None:
-            batch, nbytes = self._collate(got.samples)
+            batch, nbytes = self._collate(fetched.samples)
         else:
             extras, nbytes = written
-        cpu_2, end = time.thread_time_ns(), _clock()
-        size = len(got.samples) if self.batched else 1
+        cpu_end, end = time.thread_time_ns(), _clock()
         header = BatchHeader(
-            task.run, task.number, 0, NO_SEGMENT, nbytes, 0, size, got.begin, got.end, end, cpu_1 - cpu_0,
-            cpu_2 - cpu_1, got.slowest, got.slowest_ns,
+            task.run, task.number, 0, NO_SEGMENT, nbytes, 0, fetched.size, fetched.begin, fetched.end, end,
+            cpu_fetched - cpu_begin, cpu_end - cpu_fetched, fetched.slowest, fetched.slowest_ns,
         )  # fmt: skip
         return LocalPayload(batch, header, self._worker, in_arena=written is not None, extras=extras)
 
-    def _write(self, samples: Any, task: Task) -> tuple[list[Any], int] | None:
-        """Write a piece of a batch beside the others; None where it is none, or does not fit there."""
-        place = None if task.whole is None else task.whole.place
-        if place is None or self._collate_fn is not None:
+    def _write_chunk(self, samples: Any, task: Task) -> tuple[list[Any], int] | None:
+        """Write a chunk into the arena of its batch. None if there is no arena, or the chunk does not fit there."""
+        arena = None if task.whole is None else task.whole.place
+        if arena is None or self._collate_fn is not None:
             return None
         with without_mode():
-            return self._writer.write(samples if isinstance(samples, list) else list(samples), task, place)
+            return self._writer.write(samples if isinstance(samples, list) else list(samples), task, arena)
 
     def _collate(self, samples: Any) -> tuple[Any, int]:
-        """The batch and its size in bytes, 0 where that is not known."""
+        """Return the batch and its size in bytes, 0 if that is not known."""
         if self._collate_fn is not None:
             return self._collate_fn(samples), 0
         if not self.batched:
@@ -130,7 +130,8 @@ class Maker:
             extras: list[Any] = []
             try:
                 fill(samples, memory, extras)
-            except Exception:  # noqa: BLE001 - whatever is wrong, the plan says it
+            except Exception:
+                log.debug("a batch of %d samples differs from the layout of the last one", len(samples), exc_info=True)
                 self._known.forget(len(samples))
             else:
                 return build(memory, extras), nbytes

@@ -1,61 +1,156 @@
-"""Indices in, samples out: the part of a batch's path that runs the user's dataset, wherever it runs."""
+"""Fetch the samples of a batch, time each of them, and apply `on_error`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import MutableSequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from nbloader.events.failures import SpareSample, describe
+from nbloader.workers.status import WorkerState, WorkerStatus
 
 _clock = time.perf_counter_ns
+_FETCHING = WorkerState.FETCHING
 
-# Where a worker tells what it is at: integers in shared memory, so that they can be read while it hangs.
-STATE, RUN, NUMBER, SINCE, POSITION, PID = range(6)
-STATUS_SIZE = 6
-STATES = ("starting", "idle", "fetching", "collating", "sending")
-STARTING, IDLE, FETCHING, COLLATING, SENDING = range(5)
+OnError: TypeAlias = "Literal['raise', 'skip'] | Callable[[Any, Exception], Any]"
+"""What to do with a sample that raises. A function gets (index, exception) and returns a replacement."""
+Replace: TypeAlias = "Callable[[int, Exception], Any]"
+"""Returns a replacement for the sample at a position in the batch."""
+
+EXHAUSTED = object()
+"""Returned in place of a sample by `get` of `fetch_each` when there are no more."""
 
 
-class Fetched(NamedTuple):
-    """Samples, and what it took to get them."""
+class FetchedBatch(NamedTuple):
+    """The samples of a batch, and how long they took."""
 
     samples: Any
-    """A list of samples; what `__getitems__` returned; or a single sample where batching is off."""
+    """A list of samples; or what `__getitems__` returned; or a single sample if batching is off."""
+    size: int
+    """Number of samples."""
     begin: int
-    """perf_counter ns."""
+    """`time.perf_counter_ns()`."""
     end: int
-    """perf_counter ns."""
+    """`time.perf_counter_ns()`."""
     slowest: int
-    """Position of the slowest sample in the batch; -1 where they were not fetched one by one."""
+    """Position in the batch of the slowest sample; -1 if the samples were fetched by one call."""
     slowest_ns: int
+    failed: Sequence[SpareSample] = ()
+    """Samples that raised and were skipped or replaced."""
+    exhausted: bool = False
+    """Whether an iterator ended before the batch was complete."""
+
+    @property
+    def nothing_left(self) -> bool:
+        """Whether all samples raised and were skipped."""
+        return not self.size and bool(self.failed)
 
 
-def fetch(dataset: Any, indices: Any, *, batched: bool, status: MutableSequence[int]) -> Fetched:
-    """Get the samples of one batch.
+def fetch(dataset: Any, indices: Any, *, batched: bool, status: WorkerStatus, on_error: OnError) -> FetchedBatch:
+    """Fetch the samples of one batch of a map-style dataset.
 
     Args:
-        dataset: Anything with `__getitem__`; `__getitems__` is used where it exists, as torch does.
-        indices: A list of indices; one index where `batched` is False.
+        dataset: Anything with `__getitem__`. `__getitems__` is called instead if it exists, as in torch.
+        indices: A list of indices; one index if `batched` is False.
         batched: Whether the samples make a batch.
-        status: Where to tell what is being done; `status[POSITION]` is the sample at which an error was raised.
+        status: Where the worker publishes what it is doing.
+        on_error: What to do with a sample that raises.
+
+    Raises:
+        Exception: Whatever the dataset raises, if `on_error` is "raise"; whatever `on_error` raises.
+        WorkerAbandonedError: The worker must end.
+    """
+    if not batched:
+        indices = [indices]
+    handle_error: Replace | Literal["raise", "skip"] = on_error if not callable(on_error) else _by_index(
+        on_error, indices
+    )  # fmt: skip
+    getitems = getattr(dataset, "__getitems__", None) if batched else None
+    if getitems is None:
+        return fetch_each(dataset.__getitem__, indices, batched=batched, status=status, on_error=handle_error)
+    return _fetch_at_once(getitems, indices, status, handle_error)
+
+
+def _by_index(on_error: Callable[[Any, Exception], Any], indices: Any) -> Replace:
+    return lambda position, error: on_error(indices[position], error)
+
+
+def _fetch_at_once(
+    getitems: Callable[[Any], Any], indices: Any, status: WorkerStatus, on_error: Replace | Literal["raise", "skip"]
+) -> FetchedBatch:
+    """Fetch all samples by one call of `__getitems__`.
+
+    If that raises and `on_error` is not "raise", the samples are fetched one by one, to find out which of them raises.
+    If none does, the first error is reported all the same.
+    """
+    begin = _clock()
+    status.state, status.since = _FETCHING, begin
+    status.position = -1
+    try:
+        samples = getitems(indices)
+    except Exception as error:
+        if on_error == "raise":
+            raise
+        first_failure = _failed_sample(-1, error, "retried")
+    else:
+        return FetchedBatch(samples, len(samples), begin, _clock(), -1, 0)
+    batch = fetch_each(lambda index: getitems([index])[0], indices, batched=True, status=status, on_error=on_error)
+    return batch._replace(begin=begin, failed=batch.failed or [first_failure])
+
+
+def fetch_each(
+    get: Callable[[Any], Any],
+    keys: Iterable[Any],
+    *,
+    batched: bool,
+    status: WorkerStatus,
+    on_error: Replace | Literal["raise", "skip"],
+) -> FetchedBatch:
+    """Fetch samples one by one. This is the only loop that does so, for every kind of dataset and of worker.
+
+    Args:
+        get: Returns the sample for a key, or `EXHAUSTED`.
+        keys: One for each sample of the batch.
+        batched: Whether the samples make a batch.
+        status: Where the worker publishes what it is doing. `status.position` stays at a sample that raised.
+        on_error: What to do with a sample that raises.
+
+    Raises:
+        Exception: Whatever `get` raises, if `on_error` is "raise"; whatever `on_error` raises.
+        WorkerAbandonedError: The worker must end.
     """
     begin = before = _clock()
-    status[STATE], status[SINCE], status[POSITION] = FETCHING, begin, 0
-    if not batched:
-        sample = dataset[indices]
-        end = _clock()
-        return Fetched(sample, begin, end, 0, end - begin)
-    getitems = getattr(dataset, "__getitems__", None)
-    if getitems:
-        status[POSITION] = -1
-        samples = getitems(indices)
-        return Fetched(samples, begin, _clock(), -1, 0)
-    samples = []
+    status.state, status.since = _FETCHING, begin
+    samples: list[Any] = []
+    failed: list[SpareSample] = []
+    exhausted = False
     slowest = slowest_ns = -1
-    for position, index in enumerate(indices):
-        status[POSITION] = position
-        samples.append(dataset[index])
+    for position, key in enumerate(keys):
+        status.position = position
+        try:
+            sample = get(key)
+        except Exception as error:
+            if on_error == "raise":
+                raise
+            if callable(on_error):
+                samples.append(on_error(position, error))
+            failed.append(_failed_sample(position, error, "replaced" if callable(on_error) else "skipped"))
+        else:
+            if sample is EXHAUSTED:
+                exhausted = True
+                break
+            samples.append(sample)
         now = _clock()
-        if now - before > slowest_ns:
-            slowest, slowest_ns = position, now - before
+        took = now - before
+        if took > slowest_ns:
+            slowest, slowest_ns = position, took
         before = now
-    return Fetched(samples, begin, before, slowest, max(slowest_ns, 0))
+    size = len(samples)
+    slowest_ns = max(slowest_ns, 0)
+    result = samples if batched else samples[0] if samples else None
+    return FetchedBatch(result, size, begin, before, slowest, slowest_ns, failed, exhausted)
+
+
+def _failed_sample(position: int, error: Exception, done: str) -> SpareSample:
+    _data, name, message, trace = describe(error, by_value=False)
+    return SpareSample(position, f"{name}: {message}", trace, done)

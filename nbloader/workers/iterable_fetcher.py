@@ -1,222 +1,220 @@
-"""Iterating an iterable dataset, wherever that runs: an iterator for each shard, brought to the batch asked for.
+"""Fetch batches of an iterable dataset: one iterator per shard, brought to the batch that is requested.
 
-A shard's batches are asked for one after the other, as a rule of the same worker, which then only goes on. One that
-does not have the iterator (it took the place of a dead one, or the epoch was resumed) makes a new one and brings it
-there: by the last state that is known, if the dataset or its iterator has `state_dict()` and `load_state_dict()`, and
-by making and dropping what lies between, with the same seeds.
+The batches of a shard are requested one after the other, normally from the same worker, whose iterator then only
+continues. A worker that does not have the iterator (it replaces a dead one, or the epoch was resumed) creates a new one
+and moves it forward: from the last known state, if the dataset or its iterator has `state_dict()` and
+`load_state_dict()`, and then by producing and dropping the batches in between, with the same seeds.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Callable, MutableSequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from functools import partial
+from itertools import repeat
+from typing import Any, Protocol, TypeAlias
 
 from nbloader._util.state_dict import as_json, is_stateful
-from nbloader.events.failures import SpareSample
-from nbloader.sampling.shard_plan import Ticket
-from nbloader.workers.fetcher import FETCHING, POSITION, SINCE, STATE, Fetched
-from nbloader.workers.thread_rng import WorkerInfo
-from nbloader.workers.tolerant import OnError, spare
-from nbloader.workers.worker_info import Host
+from nbloader.sampling.shard_plan import IterableOptions, Ticket
+from nbloader.workers.fetcher import EXHAUSTED, FetchedBatch, OnError, fetch_each
+from nbloader.workers.status import WorkerAbandonedError, WorkerStatus
+from nbloader.workers.worker_info import WorkerContext, WorkerInfo
 
+log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
 
 STATE_SHARE = 20
-"""A state is told so seldom that it takes at most one part in so many of a worker's time."""
+"""States are reported so rarely that this takes at most one part in so many of a worker's time."""
 
-Build: TypeAlias = "Callable[[], tuple[Any, Callable[[int], Any] | None]]"
-Samples: TypeAlias = "tuple[Fetched | None, list[SpareSample]]"
-"""What was fetched, None if no sample is left; and what raised."""
-Tell: TypeAlias = "Callable[[int, int, int, str | None, str], None]"
+CopyDataset: TypeAlias = "Callable[[], tuple[Any, Callable[[int], Any] | None]]"
+"""Returns a copy of the dataset, and `worker_init_fn`."""
+
+
+class ReportState(Protocol):
+    """Takes the state of an iterator."""
+
+    def __call__(self, run: int, shard: int, position: int, state: str | None, problem: str, /) -> None:
+        """Report a state.
+
+        Args:
+            run: Number of the iteration.
+            shard: The shard.
+            position: Batches produced so far.
+            state: JSON; None if the state cannot be saved.
+            problem: Why it cannot be saved.
+        """
 
 
 class ExhaustedError(Exception):
     """The shard has no such batch."""
 
 
-class Streaming(NamedTuple):
-    """How an iterable dataset is read."""
+class ShardIterator:
+    """An iterator over one shard.
 
-    drop_last: bool
-    fresh: bool
-    """Whether each iterator begins on a fresh copy of the dataset, as with torch's workers that do not persist."""
-    alone: bool
-    """Whether there is one shard, of the dataset itself, as with torch without workers."""
-    prepare: Callable[[Any, int, int, int], None] | None = None
-    """Makes a dataset ready for one pass over a shard: of (dataset, shard, shards, the epoch's base seed)."""
+    Args:
+        iterator: Yields samples.
+        position: Batches produced so far.
+        source: The iterator or the dataset, whichever has `state_dict()`; None if neither has.
+        info: What `get_worker_info()` returns while the shard is read; None for a single shard.
+        seeded: Whether `worker_init_fn` has seeded torch: then batches are not seeded.
+    """
 
-
-class Stream:
-    """The iterator over one shard."""
-
-    __slots__ = ("cost", "dry", "info", "iterator", "position", "seeded", "source", "told")
+    __slots__ = ("exhausted", "info", "iterator", "position", "reported", "reporting_ns", "seeded", "source")
 
     def __init__(self, iterator: Any, position: int, source: Any, info: WorkerInfo | None, *, seeded: bool) -> None:
         self.iterator = iterator
         self.position = position
-        """Batches made."""
         self.source = source
-        """What has `state_dict()`: the iterator or the dataset; None where neither has."""
         self.info = info
         self.seeded = seeded
-        """Whether `worker_init_fn` looks after the seeds."""
-        self.dry = False
-        self.told = 0
-        self.cost = 0  # ns that telling the state took
+        self.exhausted = False
+        self.reported = 0
+        """When the state was reported last, `time.perf_counter_ns()`."""
+        self.reporting_ns = 0
+        """Time that it takes to report the state."""
 
-    def take(self, ticket: Ticket, status: MutableSequence[int], how: Streaming, on_error: OnError) -> Samples:
-        """The samples of the next batch, which is that of the ticket or one before it.
+    def fetch(self, ticket: Ticket, status: WorkerStatus, options: IterableOptions, on_error: OnError) -> FetchedBatch:
+        """Fetch the next batch, which is that of the ticket or one before it.
 
         Raises:
             ExhaustedError: There is none.
+            Exception: Whatever the iterator raises, if `on_error` is "raise"; whatever `on_error` raises.
         """
-        self.position += 1  # of a batch that raises, too: the next one is made of what comes after
-        begin = before = _clock()
-        status[STATE], status[SINCE] = FETCHING, begin
-        samples: list[Any] = []
-        spared: list[SpareSample] = []
-        slowest, slowest_ns = 0, -1
-        asked = 0
-        while not self.dry and asked < (ticket.size or 1):
-            status[POSITION] = asked
-            try:
-                samples.append(next(self.iterator))
-            except StopIteration:
-                self.dry = True
-                break
-            except Exception as error:
-                if on_error == "raise":
-                    raise
-                if callable(on_error):
-                    samples.append(on_error(ticket[asked], error))
-                spared.append(spare(asked, error, on_error))
-            now = _clock()
-            if now - before > slowest_ns:
-                slowest, slowest_ns = asked, now - before
-            before = now
-            asked += 1
-        if not asked or (how.drop_last and asked < (ticket.size or 1)):
+        self.position += 1  # also of a batch that raises: the next one consists of the samples that follow
+        if self.exhausted:
             raise ExhaustedError
-        if not samples:
-            return None, spared
-        return Fetched(samples if ticket.size is not None else samples[0], begin, before, slowest, slowest_ns), spared
+        batch = fetch_each(
+            partial(next, self.iterator),  # called with the key, which next() returns at the end
+            repeat(EXHAUSTED, ticket.size or 1),
+            batched=ticket.size is not None,
+            status=status,
+            on_error=(lambda position, error: on_error(ticket[position], error)) if callable(on_error) else on_error,
+        )
+        self.exhausted = batch.exhausted
+        if batch.exhausted and (options.drop_last or not (batch.size or batch.failed)):
+            raise ExhaustedError
+        return batch
 
 
-class Streams:
-    """The iterators that one worker, or the notebook's process, has over shards of an iterable dataset.
+class IterableFetcher:
+    """Fetches batches of an iterable dataset for one worker: it keeps the worker's iterators over shards.
 
     Args:
-        build: Gives a copy of the dataset for another shard, and `worker_init_fn`.
-        own: The dataset that is there already.
-        shard: (shard, shards) that it was prepared for.
-        streaming: How it is read.
-        status: Where to tell what is being done.
+        copy_dataset: Returns a copy of the dataset for another shard, and `worker_init_fn`.
+        dataset: The dataset that the worker has already.
+        shard: (shard, shards) that `dataset` was prepared for.
+        options: How the dataset is read.
+        status: Where the worker publishes what it is doing.
         on_error: What to do with a sample that raises.
-        host: Whose generators are seeded, and who tells the shard.
-        tell: Takes states: run, shard, batches made, JSON or None, why there is none.
-        seeded: Whether `worker_init_fn` has seeded torch and so looks after the seeds.
+        context: Whose generators are seeded, and where `get_worker_info()` is answered.
+        report_state: Takes the states of iterators.
+        seeded: Whether `worker_init_fn` has seeded torch for `dataset`: then batches are not seeded.
     """
 
     def __init__(
         self,
-        build: Build,
-        own: Any,
+        copy_dataset: CopyDataset,
+        dataset: Any,
         shard: tuple[int, int],
-        streaming: Streaming,
-        status: Any,
+        options: IterableOptions,
+        status: WorkerStatus,
         on_error: OnError,
         *,
-        host: Host,
-        tell: Tell,
+        context: WorkerContext,
+        report_state: ReportState,
         seeded: bool,
     ) -> None:
-        self._build = build
-        self._host = host
-        self._copies = {shard: own}
-        self._streaming = streaming
+        self._copy_dataset = copy_dataset
+        self._context = context
+        self._copies = {shard: dataset}
+        self._options = options
         self._status = status
         self._on_error: OnError = on_error
-        self._tell = tell
+        self._report_state = report_state
         self._seeded = seeded
-        self._streams: dict[tuple[int, int], Stream] = {}
+        self._iterators: dict[tuple[int, int], ShardIterator] = {}  # by run and shard
 
-    def fetch(self, run: int, ticket: Ticket) -> Samples:
-        """Get the samples of one batch.
+    def fetch(self, run: int, ticket: Ticket) -> FetchedBatch:
+        """Fetch the samples of one batch.
 
         Raises:
             ExhaustedError: The shard has no such batch.
+            Exception: Whatever the dataset raises.
         """
         if ticket.exhausted:
             raise ExhaustedError
-        stream = self._streams.get((run, ticket.shard))
-        if stream is None or stream.position > ticket.position:
-            self._streams.pop((run, ticket.shard), None)
-            stream = self._streams[run, ticket.shard] = self._open(ticket)
+        iterator = self._iterators.get((run, ticket.shard))
+        if iterator is None or iterator.position > ticket.position:
+            self._iterators.pop((run, ticket.shard), None)
+            iterator = self._iterators[run, ticket.shard] = self._open(ticket)
         else:
-            self._host.introduce(stream.info)
-        while stream.position < ticket.position:
-            self._skip(stream, ticket)
-        if not stream.seeded:
-            self._host.seed(ticket.seed_of(ticket.position))
-        got = stream.take(ticket, self._status, self._streaming, self._on_error)
-        if stream.source is not None and _clock() - stream.told >= STATE_SHARE * stream.cost:
-            self._tell_state(run, ticket.shard, stream)
-        return got
+            self._context.set_worker_info(iterator.info)
+        while iterator.position < ticket.position:
+            self._skip(iterator, ticket)
+        if not iterator.seeded:
+            self._context.seed(ticket.seed_of(ticket.position))
+        batch = iterator.fetch(ticket, self._status, self._options, self._on_error)
+        if iterator.source is not None and _clock() - iterator.reported >= STATE_SHARE * iterator.reporting_ns:
+            self._report(run, ticket.shard, iterator)
+        return batch
 
     def forget(self, run: int) -> None:
-        """The run is closed."""
-        for key in [key for key in self._streams if key[0] == run]:
-            del self._streams[key]
+        """Drop the iterators of an iteration that has ended."""
+        for key in [key for key in self._iterators if key[0] == run]:
+            del self._iterators[key]
 
-    def _open(self, ticket: Ticket) -> Stream:
+    def _open(self, ticket: Ticket) -> ShardIterator:
         seed = ticket.seed + ticket.shard
         key = ticket.shard, ticket.shards
         dataset = self._copies.pop(key, None)
         prepared, worker_init_fn, seeded = dataset is not None, None, self._seeded
         if not (prepared and seeded):
-            self._host.seed(seed)
+            self._context.seed(seed)
         if not prepared:
-            dataset, worker_init_fn = self._build()
-        if self._streaming.prepare is not None:
-            self._streaming.prepare(dataset, ticket.shard, ticket.shards, ticket.seed)
+            dataset, worker_init_fn = self._copy_dataset()
+        if self._options.prepare is not None:
+            self._options.prepare(dataset, ticket.shard, ticket.shards, ticket.seed)
         info = WorkerInfo(*key, seed, dataset) if ticket.shards else None
-        self._host.introduce(info)
+        self._context.set_worker_info(info)
         if worker_init_fn is not None and info is not None:
             worker_init_fn(ticket.shard)
-            seeded = self._host.torch_was_seeded()
-        if not self._streaming.fresh:
+            seeded = self._context.torch_was_seeded()
+        if not self._options.fresh:
             self._copies[key] = dataset
         position, text = ticket.resume or (0, "")
         state = json.loads(text) if text else None
-        by_itself = is_stateful(dataset)
+        dataset_is_stateful = is_stateful(dataset)
         if state is not None and "dataset" in state:
             dataset.load_state_dict(state["dataset"])
         iterator = iter(dataset)
-        stateful = is_stateful(iterator)
+        iterator_is_stateful = is_stateful(iterator)
         if state is not None and "iterator" in state:
             iterator.load_state_dict(state["iterator"])
-        source = iterator if stateful else dataset if by_itself else None
-        return Stream(iterator, position, source, info, seeded=seeded)
+        source = iterator if iterator_is_stateful else dataset if dataset_is_stateful else None
+        return ShardIterator(iterator, position, source, info, seeded=seeded)
 
-    def _skip(self, stream: Stream, ticket: Ticket) -> None:
-        """Make a batch that was made before, and drop it."""
-        if not stream.seeded:
-            self._host.seed(ticket.seed_of(stream.position))
+    def _skip(self, iterator: ShardIterator, ticket: Ticket) -> None:
+        """Produce a batch that was produced before, and drop it."""
+        position = iterator.position
+        if not iterator.seeded:
+            self._context.seed(ticket.seed_of(position))
         try:
-            stream.take(ticket, self._status, self._streaming, self._on_error)
-        except ExhaustedError:
+            iterator.fetch(ticket, self._status, self._options, self._on_error)
+        except (ExhaustedError, WorkerAbandonedError):
             raise
-        except Exception:  # noqa: BLE001, S110 - what it raised then has been reported then
-            pass
+        except Exception:
+            log.debug("batch %d of shard %d raised again while it was skipped", position, ticket.shard, exc_info=True)
 
-    def _tell_state(self, run: int, shard: int, stream: Stream) -> None:
+    def _report(self, run: int, shard: int, iterator: ShardIterator) -> None:
         begin = _clock()
-        name = "dataset" if stream.source is not stream.iterator else "iterator"
-        state = {name: stream.source.state_dict()}
-        text, problem = as_json(state, f"{type(stream.source).__name__}.state_dict()")
-        self._tell(run, shard, stream.position, text, problem)
-        stream.told = _clock()
-        cost = stream.told - begin
-        stream.cost = min(cost, 2 * stream.cost) if stream.cost else cost  # one that was interrupted counts for little
+        name = "dataset" if iterator.source is not iterator.iterator else "iterator"
+        state = {name: iterator.source.state_dict()}
+        text, problem = as_json(state, f"{type(iterator.source).__name__}.state_dict()")
+        self._report_state(run, shard, iterator.position, text, problem)
+        iterator.reported = _clock()
+        took = iterator.reported - begin
+        # a single slow report, such as one that was interrupted, counts for little
+        iterator.reporting_ns = min(took, 2 * iterator.reporting_ns) if iterator.reporting_ns else took

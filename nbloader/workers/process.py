@@ -23,12 +23,11 @@ from nbloader.sampling.shard_plan import Ticket
 from nbloader.shm.segment import SegmentMaps, anonymous_file, mapped
 from nbloader.transport.channel import Channel
 from nbloader.transport.stack_probe import StackPipe
-from nbloader.workers import fetcher as f
 from nbloader.workers.api import Handle
+from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus
 
 _PLAIN = {int, str, bool, float, bytes, Ticket}
 
-STATUS_BYTES = 8 * f.STATUS_SIZE
 TAIL = 4096
 """Characters of a worker's standard error that are kept."""
 TAIL_LINE = 300
@@ -70,7 +69,7 @@ def connect(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[E
         theirs.callback(os.close, write)
         os.set_blocking(read, False)
         pipes.append((read, write))
-    status = anonymous_file(STATUS_BYTES)
+    status = anonymous_file(SHARED_STATUS_SIZE)
     theirs.callback(os.close, status)  # both sides only map it
     (out, out_theirs), (err, err_theirs), (stack, stack_theirs) = pipes
     os.set_blocking(stack_theirs, False)
@@ -86,7 +85,7 @@ class ProcessHandle(Handle):
     """
 
     def __init__(self, worker: int, ends: Ends) -> None:
-        super().__init__(worker, memoryview(mapped(ends.status, STATUS_BYTES)).cast("B").cast("q"))
+        super().__init__(worker, SharedStatus.at(mapped(ends.status, SHARED_STATUS_SIZE)))
         self.stack = StackPipe(ends.stack)
         self.killed = False
         self.maps = SegmentMaps()
@@ -129,7 +128,7 @@ class ProcessHandle(Handle):
 
     def asker(self) -> Callable[[], str]:
         """See `Handle.asker`."""
-        pid = self.status[f.PID]  # it is there as soon as the worker can answer
+        pid = self.status.pid  # it is there as soon as the worker can answer
         if not pid:
             raise NbloaderError(f"worker {self.worker} is being started: it has no Python stack yet")
         return self.stack.asker(pid, lambda: self.gone)
@@ -137,7 +136,7 @@ class ProcessHandle(Handle):
     def kill(self) -> None:
         """End the process at once, whatever it does."""
         self.killed = True
-        pid = self.pid or self.status[f.PID]
+        pid = self.pid or self.status.pid
         if pid and not self.gone:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

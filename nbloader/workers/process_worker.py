@@ -1,14 +1,16 @@
-"""The worker's side: receive indices, fetch, collate into a segment, tell where it lies.
+"""What runs in a worker process: receive a task, fetch its samples, collate them into shared memory, send the header.
 
-    main() -> _settle(): surroundings, dataset -> loop: next task -> fetch -> encode -> send
+    main() -> _initialize(): environment, dataset -> WorkerLoop.run(): next task -> fetch -> encode -> send
 
-A worker leaves when its connection closes. It ignores SIGINT, which a kernel's children would otherwise get with it.
+A worker ends when its connection closes. It ignores SIGINT, which the children of a kernel would otherwise receive
+together with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import mmap
 import os
 import pickle
@@ -21,32 +23,47 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TextIO, TypeAlias
+from typing import Any, NamedTuple, TextIO, TypeAlias
+
+import cloudpickle
+import numpy as np
 
 from nbloader._util import rng
 from nbloader._util.import_hooks import when_imported
 from nbloader.batch.chunk_writer import Beside, Placed
+from nbloader.batch.collate import NotPlannedError, Plan, collate_object, convert
 from nbloader.batch.header import IN_ARENA, NO_SEGMENT, PICKLED, BatchHeader
+from nbloader.batch.layout_cache import LayoutCache
+from nbloader.batch.serialize import ArrayToBeTensor, dump_object
 from nbloader.events.failures import describe
+from nbloader.shm.segment import INLINE_LIMIT, SegmentPool
 from nbloader.transport import stack_probe
 from nbloader.transport.channel import Bytes, Channel, Kind
 from nbloader.transport.dataset_payload import Files, load_shared
 from nbloader.transport.inherit import leave, take_over
 from nbloader.transport.start import Start
-from nbloader.workers import fetcher as f
-from nbloader.workers import tolerant
-from nbloader.workers.encode import Encoded, Encoder, dump_extras
-from nbloader.workers.iterable_fetcher import Build, ExhaustedError, Samples, Streams
-from nbloader.workers.thread_rng import WorkerInfo
-from nbloader.workers.worker_info import Process, introduce_to_torch, stack_in_own_memory
+from nbloader.workers.fetcher import FetchedBatch, OnError, fetch
+from nbloader.workers.iterable_fetcher import CopyDataset, ExhaustedError, IterableFetcher
+from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus
+from nbloader.workers.worker_info import (
+    ProcessContext,
+    WorkerInfo,
+    collate_tensors_in_private_memory,
+    set_torch_worker_info,
+)
 
+log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
-LISTEN = 1_000_000
-"""How long a CANCEL may lie unread while tasks wait that came before it, ns. What is made though it was cancelled is
-refused; to listen before each of some tiny batches that came together took a twentieth of all their time. No longer
-than `driver.WORTH_MOVING`: what is moved to another worker is not made here as well."""
-Fetch: TypeAlias = "Callable[[int, Any], Samples]"
-"""Gets the samples of one batch: of (run, what was drawn for it)."""
+
+LISTEN_NS = 1_000_000
+"""How long a CANCEL may stay unread while tasks that came before it are waiting, ns. To read the connection before each
+of some tiny batches took 5 % of their time. A batch that is produced although it was cancelled is discarded. This is
+no longer than the least work that the engine steals from a worker, so that what was stolen is not produced here too."""
+MAX_LAYOUTS = 256
+"""Layouts of batches that a worker remembers."""
+
+FetchBatch: TypeAlias = "Callable[[int, Any], FetchedBatch]"
+"""Fetches the samples of one batch. Called with the run and what was drawn for the batch."""
 
 
 def main(fd: int, *, watched: bool = True) -> None:
@@ -54,11 +71,11 @@ def main(fd: int, *, watched: bool = True) -> None:
 
     Args:
         fd: Descriptor of the connected socket.
-        watched: Whether somebody ends this process when the notebook's is gone, even while it hangs. The fork server
-            does; a spawned worker looks after itself.
+        watched: Whether another process ends this one after the notebook's has ended, even if this one hangs. The fork
+            server does so; a spawned worker looks after itself.
     """
     if not watched:
-        threading.Thread(target=_leave_with_the_notebook, name="nbloader-watch", daemon=True).start()
+        threading.Thread(target=_exit_with_parent, name="nbloader-watch", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdout = _line_writer(1)
     sys.stderr = _line_writer(2)
@@ -67,14 +84,14 @@ def main(fd: int, *, watched: bool = True) -> None:
         contextlib.closing(Channel(socket.socket(fileno=fd), blocking=True)) as channel,
         contextlib.suppress(EOFError, ConnectionError, HungUpError),
     ):
-        worker = _settle(channel)
-        if worker is not None:
-            worker.run()
+        worker_loop = _initialize(channel)
+        if worker_loop is not None:
+            worker_loop.run()
     leave()
 
 
-def _leave_with_the_notebook() -> None:
-    """End this process when nobody can read its standard output any more."""
+def _exit_with_parent() -> None:
+    """End this process as soon as nobody can read its standard output."""
     poll = select.poll()
     poll.register(1, 0)
     poll.poll()
@@ -85,26 +102,27 @@ def _line_writer(fd: int) -> TextIO:
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
-def _settle(channel: Channel) -> Worker | None:
-    """Take over the surroundings and rebuild the dataset. None when that failed, which has been reported."""
+def _initialize(channel: Channel) -> WorkerLoop | None:
+    """Take over the environment and rebuild the dataset. None if that failed, which has been reported."""
     frames: list[tuple[int, Bytes]] = []
     while not frames:
         frames = [frame for frame in channel.receive() if frame[0] != Kind.HANDED]
-    start: Start = pickle.loads(frames[0][1])
+    _kind, body = frames[0]
+    start: Start = pickle.loads(body)
     take_over(start.heritage, [channel.take_fd() for _ in range(start.heritage.fds)])
     status_fd = channel.take_fd()
-    status = memoryview(mmap.mmap(status_fd, 8 * f.STATUS_SIZE)).cast("q")
+    status = SharedStatus.at(mmap.mmap(status_fd, SHARED_STATUS_SIZE))
     os.close(status_fd)
     stack_probe.answer(channel.take_fd())
-    status[f.SINCE], status[f.PID] = _clock(), os.getpid()
+    status.since, status.pid = _clock(), os.getpid()
     start.surroundings.take_over()
     try:
         files = start.files._replace(fds=tuple(channel.take_fd() for _ in start.files.private))
-        build = None
+        copy_dataset = None
         if start.streaming is not None:
-            build = partial(_another_copy, start, _duplicate(files))
+            copy_dataset = partial(_copy_dataset, start, _duplicate(files))
         dataset, collate_fn, worker_init_fn, on_error = load_shared(start.payload, files)
-        _introduce(start, dataset)
+        _set_up_process(start, dataset)
         if worker_init_fn is not None:
             worker_init_fn(start.worker)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the notebook
@@ -112,56 +130,74 @@ def _settle(channel: Channel) -> Worker | None:
         return None
     channel.send(Kind.READY)
     seeded = rng.torch_was_seeded()
-    return Worker(channel, start, dataset, collate_fn, on_error, status, frames[1:], build, seeded=seeded)
+    return WorkerLoop(
+        channel, start, dataset, collate_fn, on_error, status, frames[1:], copy_dataset, seeded=seeded
+    )  # fmt: skip
 
 
 def _duplicate(files: Files) -> Files:
     return files._replace(fds=tuple(map(os.dup, files.fds)))
 
 
-def _another_copy(start: Start, files: Files) -> tuple[Any, Callable[[int], None] | None]:
-    """The dataset once more, and `worker_init_fn`."""
+def _copy_dataset(start: Start, files: Files) -> tuple[Any, Callable[[int], None] | None]:
+    """Return another copy of the dataset, and `worker_init_fn`."""
     dataset, _collate_fn, worker_init_fn, _on_error = load_shared(start.payload, _duplicate(files))
     return dataset, worker_init_fn
 
 
-def _introduce(start: Start, dataset: Any) -> None:
-    """Make `get_worker_info()`, ours and torch's, answer; seed; hold numeric libraries to one thread."""
+def _set_up_process(start: Start, dataset: Any) -> None:
+    """Answer `get_worker_info()`, ours and torch's; seed; limit numeric libraries to one thread."""
     seed = start.seed + start.worker
-    Process().introduce(WorkerInfo(start.worker, start.num_workers, seed, dataset))
+    ProcessContext().set_worker_info(WorkerInfo(start.worker, start.num_workers, seed, dataset))
     rng.seed_everything(seed)
     when_imported("torch", _set_up_torch)
 
 
 def _set_up_torch() -> None:
-    """Tell torch, just imported (maybe by a sample), that this process is a worker, and seed it as the others are."""
+    """Torch has just been imported, maybe by a sample: set it up and seed it like the other libraries."""
     import torch
 
-    introduce_to_torch()
-    stack_in_own_memory()
+    set_torch_worker_info()
+    collate_tensors_in_private_memory()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     rng.seed_torch()
+
+
+# ---- the worker loop ----------------------------------------------------------------------------------------------
 
 
 class HungUpError(Exception):
     """The notebook's process has closed the connection. A type of its own: datasets raise EOFError and the like too."""
 
 
-class Worker:
+class TaskMessage(NamedTuple):
+    """The body of a TASK frame. It is sent as a plain tuple, which is smaller."""
+
+    run: int
+    number: int
+    """Job number: of the batch, or of the chunk."""
+    indices: Any
+    """What was drawn for the batch; a `Placed` for a chunk that goes into the arena of its batch."""
+    seed: int
+    returned: list[int]
+    """Segments of this worker that nobody views any more."""
+
+
+class WorkerLoop:
     """The loop of a worker process.
 
     Args:
         channel: The connection to the notebook's process.
-        start: What it was sent first.
+        start: The first message.
         dataset: The rebuilt dataset.
-        collate_fn: The user's, or None for the default.
+        collate_fn: The user's function, or None for the default.
         on_error: What to do with a sample that raises.
-        status: Where it tells what it is at.
-        frames: Frames that have come already.
-        build: Gives another copy of an iterable dataset, and `worker_init_fn`.
-        seeded: Whether `worker_init_fn` has seeded torch: then it looks after the seeds itself, as it would have to in
-            torch's workers, and batches are not seeded by their number.
+        status: Where the worker publishes what it is doing.
+        frames: Frames that were received already.
+        copy_dataset: Returns another copy of an iterable dataset, and `worker_init_fn`.
+        seeded: Whether `worker_init_fn` has seeded torch. Then it is responsible for seeds, as it would be in torch's
+            workers, and batches are not seeded by their number.
     """
 
     def __init__(
@@ -170,10 +206,10 @@ class Worker:
         start: Start,
         dataset: Any,
         collate_fn: Callable[[Any], Any] | None,
-        on_error: tolerant.OnError,
-        status: Any,
+        on_error: OnError,
+        status: WorkerStatus,
         frames: list[tuple[int, Bytes]],
-        build: Build | None = None,
+        copy_dataset: CopyDataset | None = None,
         *,
         seeded: bool,
     ) -> None:
@@ -181,138 +217,138 @@ class Worker:
         self._batched = start.batched
         self._status = status
         self._seeded = seeded
-        self._streams: Streams | None = None
-        self._fetch: Fetch = partial(_fetch_items, dataset, on_error, start.batched, status)
-        if start.streaming is not None and build is not None:
-            own = start.worker, start.num_workers
-            self._streams = Streams(
-                build, dataset, own, start.streaming, status, on_error,
-                host=Process(), tell=self._tell_state, seeded=seeded,
+        self._iterable_fetcher: IterableFetcher | None = None
+        self._fetch: FetchBatch = partial(_fetch_from_map, dataset, on_error, start.batched, status)
+        if start.streaming is not None and copy_dataset is not None:
+            self._iterable_fetcher = IterableFetcher(
+                copy_dataset, dataset, (start.worker, start.num_workers), start.streaming, status, on_error,
+                context=ProcessContext(), report_state=self._report_state, seeded=seeded,
             )  # fmt: skip
-            self._fetch = self._streams.fetch
-        self._encoder = Encoder(start, collate_fn, self._send)
-        self._beside = Beside()
-        self._pending = deque(frames)  # frames that have come and were not looked at
-        self._heard = 0  # when it listened last, perf_counter ns
+            self._fetch = self._iterable_fetcher.fetch
+        self._encoder = BatchEncoder(start, collate_fn, self._send)
+        self._chunk_arenas = Beside()
+        self._pending = deque(frames)
+        """Frames that were received and not processed."""
+        self._listened = 0
+        """When the connection was read last, `time.perf_counter_ns()`."""
 
     def run(self) -> None:
-        """Make batches until the connection closes.
+        """Produce batches until the connection closes.
 
         Raises:
-            EOFError: It closed while the worker waited.
-            HungUpError: It closed while the worker sent something.
+            EOFError: It was closed while the worker waited.
+            HungUpError: It was closed while the worker sent something.
         """
-        self._cancel()
+        self._process_cancels()
         while True:
-            run, number, indices, seed = self._next_task()
+            task = self._next_task()
             if not self._seeded:
-                rng.seed_everything(seed)
+                rng.seed_everything(task.seed)
             try:
-                self._make(run, number, indices)
+                self._produce(task)
             except HungUpError:
                 raise
             except ExhaustedError:
-                self._send(Kind.END, pickle.dumps((run, number)))
-            except Exception as error:  # noqa: BLE001 - whatever the user's dataset or collate raises goes to the notebook
-                self._report(run, number, error)
+                self._send(Kind.END, pickle.dumps((task.run, task.number)))
+            except Exception as error:  # noqa: BLE001 - whatever the dataset or collate_fn raises goes to the notebook
+                self._report_error(task, error)
 
-    def _next_task(self) -> tuple[int, int, Any, int]:
+    def _next_task(self) -> TaskMessage:
         status = self._status
         now = _clock()
-        status[f.STATE], status[f.NUMBER], status[f.SINCE] = f.IDLE, -1, now
-        if not self._pending or now - self._heard >= LISTEN:  # a waiting CANCEL counts before the next task
-            self._heard = now
-            self._listen(wait=False)
+        status.state, status.number, status.since = WorkerState.IDLE, -1, now
+        if not self._pending or now - self._listened >= LISTEN_NS:  # a CANCEL that waits counts before the next task
+            self._listened = now
+            self._receive(wait=False)
         while True:
             while not self._pending:
-                self._listen(wait=True)
+                self._receive(wait=True)
             kind, body = self._pending.popleft()
             if kind == Kind.TASK:
                 break
-            self._arrange(kind, body)
-        run, number, indices, seed, returned = pickle.loads(body)
-        self._encoder.give_back(returned)
-        status[f.RUN], status[f.NUMBER] = run, number
-        return run, number, indices, seed
+            self._process_memory_frame(kind, body)
+        task = TaskMessage(*pickle.loads(body))
+        self._encoder.give_back(task.returned)
+        status.run, status.number = task.run, task.number
+        return task
 
-    def _listen(self, *, wait: bool) -> None:
+    def _receive(self, *, wait: bool) -> None:
         frames = self._channel.receive(wait=wait)
         self._pending.extend(frames)
         if any(kind == Kind.CANCEL for kind, _body in frames):
-            self._cancel()
+            self._process_cancels()
 
-    def _cancel(self) -> None:
-        """Forget what was cancelled: tasks that came before the CANCEL (the same batch may be asked for again)."""
-        kept: list[tuple[Bytes, tuple[Any, ...]]] = []
+    def _process_cancels(self) -> None:
+        """Drop cancelled tasks: those that came before the CANCEL, since the same batch may be requested again."""
+        kept: list[tuple[Bytes, TaskMessage]] = []
         for kind, body in self._pending:
-            if kind not in (Kind.TASK, Kind.CANCEL):
-                self._arrange(kind, body)
-                continue
-            message = pickle.loads(body)
             if kind == Kind.TASK:
-                kept.append((body, message))
+                kept.append((body, TaskMessage(*pickle.loads(body))))
                 continue
-            run, numbers = message
-            if numbers is None and self._streams is not None:
-                self._streams.forget(run)
-            dropped = [task for _body, task in kept if task[0] == run and (numbers is None or task[1] in numbers)]
+            if kind != Kind.CANCEL:
+                self._process_memory_frame(kind, body)
+                continue
+            run, numbers = pickle.loads(body)
+            if numbers is None and self._iterable_fetcher is not None:
+                self._iterable_fetcher.forget(run)
+            dropped = [task for _body, task in kept if task.run == run and (numbers is None or task.number in numbers)]
             for task in dropped:
-                self._encoder.give_back(task[4])
-                if numbers is None:  # one of them counts as begun and is waited for
-                    self._send(Kind.END, pickle.dumps(task[:2]))
-            kept = [item for item in kept if item[1] not in dropped]
-        self._pending = deque((Kind.TASK, body) for body, _message in kept)
+                self._encoder.give_back(task.returned)
+                if numbers is None:  # one of them is counted as begun, and is waited for
+                    self._send(Kind.END, pickle.dumps((task.run, task.number)))
+            kept = [(body, task) for body, task in kept if task not in dropped]
+        self._pending = deque((Kind.TASK, body) for body, _task in kept)
 
-    def _arrange(self, kind: int, body: Bytes) -> None:
-        """Something about segments, or about batches that several workers write."""
+    def _process_memory_frame(self, kind: int, body: Bytes) -> None:
+        """Process a frame about segments, or about the arenas of chunks."""
         number = int.from_bytes(body[:8], "little")
         if kind == Kind.SEGMENT:
-            self._beside.add(number, self._channel.take_fd())
+            self._chunk_arenas.add(number, self._channel.take_fd())
         elif kind == Kind.LAYOUT:
-            self._beside.learn(number, bytes(body[8:]))
+            self._chunk_arenas.learn(number, bytes(body[8:]))
         elif kind == Kind.DROP:
-            self._beside.forget(number)
+            self._chunk_arenas.forget(number)
         elif kind == Kind.REST:
             self._encoder.give_back(pickle.loads(body))
             self._encoder.rest()
 
-    def _make(self, run: int, number: int, indices: Any) -> None:
+    def _produce(self, task: TaskMessage) -> None:
+        """Fetch, collate and send a batch, or a chunk of one."""
         status = self._status
-        placed = None
+        indices, placed = task.indices, None
         if type(indices) is Placed:
             placed, indices = indices, indices.indices
-        cpu_0 = time.process_time_ns()
-        got, spared = self._fetch(run, indices)
-        cpu_1 = time.process_time_ns()
-        if spared:
-            self._send(Kind.SPARED, pickle.dumps((run, number, got is not None, spared)))
-        if got is None:
+        cpu_begin = time.process_time_ns()
+        fetched = self._fetch(task.run, indices)
+        cpu_fetched = time.process_time_ns()
+        if fetched.failed:
+            self._send(Kind.SPARED, pickle.dumps((task.run, task.number, fetched.size > 0, fetched.failed)))
+        if fetched.nothing_left:
             return
-        status[f.STATE], status[f.SINCE] = f.COLLATING, got.end
-        samples = got.samples
-        size = len(samples) if self._batched else 1
-        layout, extras, nbytes, memory, segment = (placed and self._write(samples, placed)) or self._encoder.encode(
-            samples
-        )
-        cpu_2, end = time.process_time_ns(), _clock()
-        status[f.STATE], status[f.SINCE] = f.SENDING, end
+        status.state, status.since = WorkerState.COLLATING, fetched.end
+        encoded = None if placed is None else self._write_chunk(fetched.samples, placed)
+        if encoded is None:
+            encoded = self._encoder.encode(fetched.samples)
+        cpu_end, end = time.process_time_ns(), _clock()
+        status.state, status.since = WorkerState.SENDING, end
         sys.stdout.flush()
         header = BatchHeader(
-            run, number, layout, segment, nbytes, len(extras), size,
-            got.begin, got.end, end, cpu_1 - cpu_0, cpu_2 - cpu_1, got.slowest, got.slowest_ns,
+            task.run, task.number, encoded.layout, encoded.segment, encoded.nbytes, len(encoded.extras), fetched.size,
+            fetched.begin, fetched.end, end, cpu_fetched - cpu_begin, cpu_end - cpu_fetched, fetched.slowest,
+            fetched.slowest_ns,
         ).pack()  # fmt: skip
-        if segment == NO_SEGMENT:
-            self._send(Kind.BATCH, header, extras, memory)
+        if encoded.segment == NO_SEGMENT:
+            self._send(Kind.BATCH, header, encoded.extras, encoded.memory)
         else:
-            self._send(Kind.BATCH, header, extras)
+            self._send(Kind.BATCH, header, encoded.extras)
 
-    def _write(self, samples: Any, placed: Placed) -> Encoded | None:
-        """Write a piece beside those of other workers; None where it does not fit there."""
-        written = self._beside.write(samples if isinstance(samples, list) else list(samples), placed)
+    def _write_chunk(self, samples: Any, placed: Placed) -> EncodedBatch | None:
+        """Write a chunk into the arena of its batch. None if it does not fit there."""
+        written = self._chunk_arenas.write(samples if isinstance(samples, list) else list(samples), placed)
         if written is None:
             return None
         extras, nbytes = written
-        return PICKLED, dump_extras(extras), nbytes, None, IN_ARENA
+        return EncodedBatch(PICKLED, dump_extras(extras), nbytes, None, IN_ARENA)
 
     def _send(self, kind: Kind, *parts: Bytes, fds: tuple[int, ...] = ()) -> None:
         try:
@@ -320,18 +356,160 @@ class Worker:
         except ConnectionError as error:
             raise HungUpError from error
 
-    def _tell_state(self, run: int, shard: int, position: int, state: str | None, problem: str) -> None:
+    def _report_state(self, run: int, shard: int, position: int, state: str | None, problem: str) -> None:
         self._send(Kind.STATE, pickle.dumps((run, shard, position, state, problem)))
 
-    def _report(self, run: int, number: int, error: Exception) -> None:
-        fetching = self._status[f.STATE] == f.FETCHING
-        position = int(self._status[f.POSITION]) if fetching and self._batched else -1
+    def _report_error(self, task: TaskMessage, error: Exception) -> None:
+        fetching = self._status.state == WorkerState.FETCHING
+        position = self._status.position if fetching and self._batched else -1
         sys.stdout.flush()
         stage = "fetch" if fetching else "collate"
-        self._send(Kind.ERROR, pickle.dumps((run, number, stage, position, describe(error))))
+        self._send(Kind.ERROR, pickle.dumps((task.run, task.number, stage, position, describe(error))))
 
 
-def _fetch_items(
-    dataset: Any, on_error: tolerant.OnError, batched: bool, status: Any, _run: int, indices: Any
-) -> Samples:
-    return tolerant.fetch(dataset, indices, batched=batched, status=status, on_error=on_error)
+def _fetch_from_map(
+    dataset: Any, on_error: OnError, batched: bool, status: WorkerStatus, _run: int, indices: Any
+) -> FetchedBatch:
+    return fetch(dataset, indices, batched=batched, status=status, on_error=on_error)
+
+
+# ---- encoding -----------------------------------------------------------------------------------------------------
+
+
+class EncodedBatch(NamedTuple):
+    """A batch that is ready to be sent."""
+
+    layout: int
+    """Id of its layout, or `PICKLED`."""
+    extras: bytes
+    """The parts that are not arrays, pickled."""
+    nbytes: int
+    """Size of the arrays, bytes."""
+    memory: Any
+    """Where they lie."""
+    segment: int
+    """Number of the segment, or `NO_SEGMENT`, or `IN_ARENA`."""
+
+
+class BatchEncoder:
+    """Collates samples into a segment of shared memory, or into a buffer if the batch is small.
+
+        samples -> the layout of the last batch (layout_cache), or a new plan (collate), or an object (serialize)
+                -> memory
+
+    Args:
+        start: The first message to the worker.
+        collate_fn: The user's function, or None for the default.
+        send: Sends a frame about a segment or a layout: (kind, *parts, fds=).
+    """
+
+    def __init__(self, start: Start, collate_fn: Callable[[Any], Any] | None, send: Callable[..., None]) -> None:
+        self._batched = start.batched
+        self._output = start.output
+        self._as_tensor = ArrayToBeTensor if start.output == "torch" else np.asarray
+        self._shared_memory = start.transport == "shared_memory"
+        self._collate_fn = collate_fn
+        self._send = send
+        self._segments = SegmentPool()
+        self._layouts: dict[Any, int] = {}
+        self._known = LayoutCache()
+
+    def encode(self, samples: Any) -> EncodedBatch:
+        """Collate and write a batch.
+
+        Raises:
+            Exception: Whatever the collation raises; no segment is lost by it.
+        """
+        if self._collate_fn is not None:
+            return self._encode_object(self._collate_fn(samples))
+        if not self._batched:
+            return self._encode_object(convert(samples, self._as_tensor))
+        if not self._shared_memory:
+            return self._encode_object(collate_object(samples, self._output))
+        if not isinstance(samples, list):
+            samples = list(samples)
+        return self._encode_like_last(samples) or self._encode_planned(samples)
+
+    def give_back(self, segments: list[int]) -> None:
+        """Take back segments that nobody views any more."""
+        self._segments.give_back(segments)
+
+    def rest(self) -> None:
+        """Release most of the memory: there is nothing to do for now."""
+        self._drop(self._segments.rest())
+
+    def _encode_like_last(self, samples: list[Any]) -> EncodedBatch | None:
+        """Write a batch that has the layout of the last one of this size. None if it has not."""
+        known = self._known.get(len(samples))
+        if known is None:
+            return None
+        fill, nbytes, layout = known
+        extras: list[Any] = []
+        try:
+            memory, segment = self._write(nbytes, lambda memory: fill(samples, memory, extras))
+        except HungUpError:
+            raise
+        except Exception:
+            log.debug("a batch of %d samples differs from the layout of the last one", len(samples), exc_info=True)
+            self._known.forget(len(samples))
+            return None
+        return EncodedBatch(layout, dump_extras(extras), nbytes, memory, segment)
+
+    def _encode_planned(self, samples: list[Any]) -> EncodedBatch:
+        try:
+            plan = Plan(samples)
+        except NotPlannedError:
+            return self._encode_object(collate_object(samples, self._output))
+        layout = self._layout_id(plan.tree)
+        memory, segment = self._write(plan.nbytes, plan.fill)
+        self._known.learn(plan, samples, layout)
+        return EncodedBatch(layout, dump_extras(plan.extras), plan.nbytes, memory, segment)
+
+    def _encode_object(self, batch: Any) -> EncodedBatch:
+        dumped = dump_object(batch, out_of_band=self._shared_memory)
+        memory, segment = self._write(dumped.nbytes, dumped.write)
+        return EncodedBatch(PICKLED, dumped.message(), dumped.nbytes, memory, segment)
+
+    def _layout_id(self, tree: Any) -> int:
+        layout = self._layouts.get(tree)
+        if layout is None:
+            if len(self._layouts) >= MAX_LAYOUTS:
+                self._layouts.clear()
+                self._known = LayoutCache()
+            layout = self._layouts[tree] = len(self._layouts)
+            self._send(Kind.LAYOUT, layout.to_bytes(8, "little"), cloudpickle.dumps(tree))
+        return layout
+
+    def _write(self, nbytes: int, write: Callable[[Any], None]) -> tuple[Any, int]:
+        """Write a batch. Returns its memory and segment; a small batch is sent in the frame and has no segment."""
+        if nbytes < INLINE_LIMIT:
+            memory = bytearray(nbytes)
+            write(memory)
+            return memory, NO_SEGMENT
+        memory, segment = self._take_segment(nbytes)
+        try:
+            write(memory)
+        except BaseException:
+            self._segments.give_back([segment])
+            raise
+        return memory, segment
+
+    def _take_segment(self, nbytes: int) -> tuple[Any, int]:
+        segment, memory, fd = self._segments.take(nbytes)
+        if fd is not None:
+            try:
+                self._send(Kind.SEGMENT, segment.to_bytes(8, "little"), fds=(fd,))
+            finally:
+                os.close(fd)
+        self._drop(self._segments.drop_unused())
+        return memory, segment
+
+    def _drop(self, segments: list[int]) -> None:
+        """Have the notebook's process forget these segments."""
+        if segments:
+            self._send(Kind.DROP, pickle.dumps(segments))
+
+
+def dump_extras(extras: list[Any]) -> bytes:
+    """Pickle the parts of a batch that are not arrays."""
+    return dump_object(extras, out_of_band=False).data if extras else b""

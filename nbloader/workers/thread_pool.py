@@ -26,6 +26,7 @@ from nbloader.batch.payload import LocalPayload
 from nbloader.batch.task import Task
 from nbloader.errors import DatasetTransferError
 from nbloader.events.failures import Failure, Nothing, describe, users_part
+from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.transport import stack_probe
 from nbloader.transport.messages import (
     BatchDone,
@@ -38,11 +39,11 @@ from nbloader.transport.messages import (
     WorkerLaunched,
     WorkerMessage,
 )
-from nbloader.workers import fetcher as f
 from nbloader.workers.api import Handle
-from nbloader.workers.batch_builder import Maker
-from nbloader.workers.iterable_fetcher import ExhaustedError, Streaming, Streams
-from nbloader.workers.thread_rng import Private, WorkerInfo
+from nbloader.workers.batch_builder import BatchBuilder
+from nbloader.workers.iterable_fetcher import ExhaustedError, IterableFetcher
+from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
+from nbloader.workers.thread_rng import ThreadContext, WorkerInfo
 
 _clock = time.perf_counter_ns
 
@@ -106,8 +107,8 @@ class ThreadHandle(Handle):
     """One worker thread."""
 
     def __init__(self, worker: int, outbox: Outbox) -> None:
-        self.page = [f.STARTING, 0, -1, _clock(), -1]
-        super().__init__(worker, self.page)
+        self.progress = LocalStatus(os.getpid())
+        super().__init__(worker, self.progress)
         self.exists(os.getpid())
         self.killed = False
         self.thread: threading.Thread
@@ -138,8 +139,7 @@ class ThreadHandle(Handle):
             return
         self.killed = True
         self.leave()
-        self.status = tuple(self.page)
-        self.page.clear()  # where it tells of each sample: the next one ends its batch with an IndexError
+        self.progress.abandon()
         self._outbox.put(WorkerGone(self.uid, None))
 
 
@@ -319,16 +319,16 @@ def _live(handle: ThreadHandle, options: dict[str, Any], shared: Shared, outbox:
     """The life of a worker thread. As a process it ends by `sys.exit()` and by what is no `Exception`."""
     code = 0
     try:
-        streaming: Streaming | None = options["streaming"]
+        streaming: IterableOptions | None = options["streaming"]
         own = shared
         if streaming is not None and not streaming.alone:  # `worker_init_fn` may set up its shard in it
             own = shared._replace(dataset=copy.copy(shared.dataset))
         seed = options["seed"] + handle.worker
-        with Private(WorkerInfo(handle.worker, options["num_workers"], seed, own.dataset)) as private:
-            private.seed(seed)
-            if _settle(handle, own, private, outbox):
-                maker = _make_ready(handle, options, own, shared.dataset, private, outbox)
-                _work(handle, maker, private, outbox)
+        with ThreadContext(WorkerInfo(handle.worker, options["num_workers"], seed, own.dataset)) as context:
+            context.seed(seed)
+            if _settle(handle, own, context, outbox):
+                maker = _make_ready(handle, options, own, shared.dataset, context, outbox)
+                _work(handle, maker, context, outbox)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException as error:  # noqa: BLE001 - the end of this worker, as it would be of a process
@@ -338,11 +338,11 @@ def _live(handle: ThreadHandle, options: dict[str, Any], shared: Shared, outbox:
     outbox.put(WorkerGone(handle.uid, code))
 
 
-def _settle(handle: ThreadHandle, own: Shared, private: Private, outbox: Outbox) -> bool:
+def _settle(handle: ThreadHandle, own: Shared, context: ThreadContext, outbox: Outbox) -> bool:
     """Get ready. False when that failed, which has been reported."""
     if own.worker_init_fn is not None:
         try:
-            with private.torch_mode():
+            with context.torch_mode():
                 own.worker_init_fn(handle.worker)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the consumer
             raised = error.with_traceback(users_part(error))
@@ -353,54 +353,54 @@ def _settle(handle: ThreadHandle, own: Shared, private: Private, outbox: Outbox)
 
 
 def _make_ready(
-    handle: ThreadHandle, options: dict[str, Any], own: Shared, dataset: Any, private: Private, outbox: Outbox
-) -> Maker:
+    handle: ThreadHandle, options: dict[str, Any], own: Shared, dataset: Any, context: ThreadContext, outbox: Outbox
+) -> BatchBuilder:
     """What makes the batches. An iterable dataset is read from shallow copies: its iterators share nothing else."""
-    streaming: Streaming | None = options["streaming"]
+    streaming: IterableOptions | None = options["streaming"]
     streams = None
     if streaming is not None:
-        streams = Streams(
+        streams = IterableFetcher(
             lambda: (copy.copy(dataset), own.worker_init_fn), own.dataset,
-            (0, 0) if streaming.alone else (handle.worker, options["num_workers"]), streaming, handle.page,
-            own.on_error, host=private, tell=lambda *state: outbox.put(ShardAdvanced(handle.uid, *state)),
-            seeded=private.torch_was_seeded(),
+            (0, 0) if streaming.alone else (handle.worker, options["num_workers"]), streaming, handle.progress,
+            own.on_error, context=context, report_state=lambda *state: outbox.put(ShardAdvanced(handle.uid, *state)),
+            seeded=context.torch_was_seeded(),
         )  # fmt: skip
-    return Maker(
-        own.dataset, own.collate_fn, handle.page, batched=options["batched"], output=options["output"],
-        on_error=own.on_error, worker=handle.worker, streams=streams,
+    return BatchBuilder(
+        own.dataset, own.collate_fn, handle.progress, batched=options["batched"], output=options["output"],
+        on_error=own.on_error, worker=handle.worker, iterable_fetcher=streams,
     )  # fmt: skip
 
 
-def _work(handle: ThreadHandle, maker: Maker, private: Private, outbox: Outbox) -> None:
+def _work(handle: ThreadHandle, maker: BatchBuilder, context: ThreadContext, outbox: Outbox) -> None:
     """Make batches until it is told to leave."""
-    page = handle.page
-    seeded = private.torch_was_seeded()  # then `worker_init_fn` looks after the seeds itself
+    status = handle.progress
+    seeded = context.torch_was_seeded()  # then `worker_init_fn` looks after the seeds itself
     while True:
-        task = _next_task(handle, maker.streams)
+        task = _next_task(handle, maker.iterable_fetcher)
         if task is None:
             return
         result: LocalPayload | Nothing | Failure
         try:
-            page[f.RUN], page[f.NUMBER] = task.run, task.job
+            status.run, status.number = task.run, task.job
             if not seeded:
-                private.seed(task.seed)
-            with private.torch_mode():
-                result = maker.make(task)
-            page[f.STATE], page[f.SINCE] = f.SENDING, _clock()
+                context.seed(task.seed)
+            with context.torch_mode():
+                result = maker.build(task)
+            status.state, status.since = WorkerState.SENDING, _clock()
         except ExhaustedError:
             outbox.put(ShardExhausted(handle.uid, task.run, task.job))
             continue
+        except WorkerAbandonedError:
+            return
         except Exception as error:  # noqa: BLE001 - whatever the user's dataset or collate raises goes to the consumer
-            if handle.killed:
-                return
             result = _failure(handle, error, batched=maker.batched)
-        outbox.put(BatchDone(handle.uid, task.run, task.job, result, maker.spared))
+        outbox.put(BatchDone(handle.uid, task.run, task.job, result, maker.failed_samples))
 
 
-def _next_task(handle: ThreadHandle, streams: Streams | None) -> Task | None:
+def _next_task(handle: ThreadHandle, streams: IterableFetcher | None) -> Task | None:
     """The next task that was not cancelled; None to leave."""
-    with contextlib.suppress(IndexError):  # given up just now
-        handle.page[f.STATE], handle.page[f.NUMBER], handle.page[f.SINCE] = f.IDLE, -1, _clock()
+    status = handle.progress
+    status.state, status.number, status.since = WorkerState.IDLE, -1, _clock()
     while True:
         task = handle.tasks.get()
         if task is None or handle.killed:
@@ -415,8 +415,8 @@ def _next_task(handle: ThreadHandle, streams: Streams | None) -> Task | None:
 
 
 def _failure(handle: ThreadHandle, error: Exception, *, batched: bool) -> Failure:
-    fetching = handle.page[f.STATE] == f.FETCHING
-    position = handle.page[f.POSITION] if fetching and batched else -1
+    fetching = handle.progress.state == WorkerState.FETCHING
+    position = handle.progress.position if fetching and batched else -1
     stage = "fetch" if fetching else "collate"
     said = describe(error, by_value=False)
     return Failure(handle.worker, handle.pid, stage, position, said, error.with_traceback(users_part(error)))

@@ -1,25 +1,40 @@
-"""What belongs to a process, made private to each worker thread: random generators, torch's `get_worker_info()`.
+"""Random generators and `get_worker_info()` per worker thread. All patches of other modules are in this file.
 
-`random`, NumPy's and torch's global generators belong to the whole process, and seeds belong to the batch: each worker
-thread must draw from generators of its own, or a batch would depend on what the others do. So as long as there is a
-worker thread
+Seeds belong to the batch, so that a batch is the same whichever worker produces it. But `random`, NumPy's and torch's
+global generators belong to the whole process, so a worker thread needs generators of its own, and datasets must draw
+from them although they call `random.random()`. This is done by replacing what is listed here, from the time when the
+first worker thread starts until the last one has ended (one that hangs in the dataset ends when that call returns).
+Then everything is restored. Threads that are no workers keep using the global generators throughout.
 
-- the functions of the modules `random` and `numpy.random` look at which thread calls them: a worker thread gets its
-  own generator, all other threads the generator they always had;
-- `random.choice` and the like answer so too where they were bound before (`from random import choice`);
-- torch's random functions are given a worker thread's own generator (a mode of torch that other threads do not see),
-  and so are `torch.manual_seed`, `torch.initial_seed` and `torch.get_rng_state`;
-- `torch.utils.data.get_worker_info()` answers in a worker thread as in a worker process.
+| replaced                                                    | so that worker threads                                |
+|-------------------------------------------------------------|-------------------------------------------------------|
+| `random.random`, `getrandbits`, `seed`, `gauss`, `getstate`,| draw from their own generator                         |
+| `setstate`                                                  |                                                       |
+| attributes `random` and `getrandbits` of the instance       | do so in all other functions of `random`, also if     |
+| behind the functions of `random`                            | they were imported before (`from random import choice`)|
+| functions of `numpy.random` that use its global generator   | draw from their own generator                         |
+| `manual_seed`, `seed`, `initial_seed`, `get_rng_state` and  | seed and read their own generator                     |
+| `set_rng_state` in `torch` and `torch.random`               |                                                       |
+| code of `torch.utils.data.get_worker_info`                  | are told which worker they are. Its code is replaced, |
+|                                                             | since datasets import it by name: if they were told   |
+|                                                             | None, each worker would yield all samples             |
+| entry for tensors in torch's `default_collate_fn_map`       | do not stack tensors in torch's shared memory         |
 
-When the last worker thread has ended all is as it was. What cannot be reached this way draws from the process's
-generator, in an order that depends on the threads: `random.random`, `random.seed` and all of `numpy.random` where a
-module holds them by name (`from random import random`); dropout and other functions of torch that take no generator;
-and threads that a dataset starts by itself.
+torch's random functions need no patch: a `TorchFunctionMode`, which is local to the thread, passes the generator.
+
+`NBLOADER_THREAD_PATCHES=0` in the environment turns the patches off. Then what a dataset draws from `random` and
+`numpy.random` in worker threads comes from the global generators, unseeded and in an order that varies, and
+`torch.utils.data.get_worker_info()` returns None (`nbloader.get_worker_info()` works).
+
+Not covered, in either case: `random.random`, `random.gauss`, `random.seed` and functions of `numpy.random` that were
+imported by name; functions of torch that take no generator, such as dropout; threads that a dataset starts itself.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
+import os
 import random
 import sys
 import threading
@@ -30,228 +45,279 @@ from typing import Any
 
 import numpy as np
 
+from nbloader._util import rng
+
+SWITCH = "NBLOADER_THREAD_PATCHES"
+"""Environment variable; "0" turns the patches off."""
+
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What `get_worker_info()` gives inside a worker, as torch's."""
+    """What `get_worker_info()` returns inside a worker, like torch's."""
 
     id: int
     """Worker id, from 0."""
     num_workers: int
     seed: int
-    """Seed of this worker: the loader's base seed plus `id`, as in torch."""
+    """Seed of this worker: the base seed of the loader plus `id`, as in torch."""
     dataset: Any
     """This worker's copy of the dataset; the dataset itself in a worker thread."""
 
 
-class Own(threading.local):
-    """What the thread that looks has of its own; None in all but worker threads."""
-
+class _ThreadLocal(threading.local):
     worker_info: WorkerInfo | None = None
-    """For `get_worker_info()`."""
+    """For `get_worker_info()`; None outside of worker threads."""
     torch_worker_info: Any = None
-    """For torch's."""
-
-    random: random.Random | None = None
-    numpy: np.random.RandomState | None = None
-    torch: Any = None
+    """The same for torch's."""
+    stacking = False
+    """Whether torch stacks tensors now."""
 
 
-own = Own()
+thread_local = _ThreadLocal()
 
 
-class Private:
-    """In a `with`, on a worker's thread: what it draws comes from generators that no other thread draws from.
+class ThreadContext:
+    """Context manager that gives the current thread, a worker, its own random generators. It is a `WorkerContext`.
 
     Args:
-        info: What `get_worker_info()` gives there.
+        info: What `get_worker_info()` returns on this thread.
     """
 
     def __init__(self, info: WorkerInfo) -> None:
         self._info = info
-        self._random = random.Random()  # noqa: S311 - augmentation, not cryptography
-        self._numpy = np.random.RandomState(0)
-        self._torch: Any = None
-        self._seed = 0
+        self._generators = rng.ThreadGenerators()
 
-    def __enter__(self) -> Private:
-        """From now on."""
-        own.random, own.numpy, own.worker_info = self._random, self._numpy, self._info
-        _routes.add()
+    def __enter__(self) -> ThreadContext:
+        """Begin to use the generators."""
+        rng.thread_local.generators = self._generators
+        self.set_worker_info(self._info)
+        _patches.acquire()
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Go back to the process's own."""
-        own.random = own.numpy = own.torch = own.worker_info = own.torch_worker_info = None
-        _routes.remove()
-
-    def introduce(self, info: WorkerInfo | None) -> None:
-        """Make `get_worker_info()` answer this on this thread from now on."""
-        if info is not own.worker_info:
-            own.worker_info = info
-            if own.torch is not None:
-                own.torch_worker_info = _for_torch(info) if info is not None else None
+        """Go back to the global generators."""
+        rng.thread_local.generators = None
+        self.set_worker_info(None)
+        _patches.release()
 
     def seed(self, seed: int) -> None:
-        """Seed them as `rng.seed_everything` seeds those of a process: the same seed draws the same numbers."""
-        self._seed = seed
-        self._random.seed(seed)
-        self._numpy.seed(seed & 0xFFFFFFFF)
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            if self._torch is None:
-                self._torch = own.torch = torch.Generator()
-                own.torch_worker_info = _for_torch(self._info)
-                _routes.add_torch(torch)
-            self._torch.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+        """See `WorkerContext`."""
+        rng.seed_everything(seed)
 
     def torch_was_seeded(self) -> bool:
-        """Whether somebody else has seeded this thread's generator since."""
-        return self._torch is not None and self._torch.initial_seed() != self._seed & 0x7FFFFFFFFFFFFFFF
+        """See `WorkerContext`."""
+        return rng.torch_was_seeded()
+
+    def set_worker_info(self, info: WorkerInfo | None) -> None:
+        """See `WorkerContext`."""
+        if info is not thread_local.worker_info:
+            thread_local.worker_info = info
+            thread_local.torch_worker_info = None if info is None else _torch_info(info)
 
     def torch_mode(self) -> AbstractContextManager[Any]:
-        """In a `with`: torch's functions draw from this thread's generator. Costs 1 to 5 us a call of torch."""
-        return _mode() if own.torch is not None else nullcontext()
+        """Context manager in which torch's functions draw from this thread's generator. Adds 1 to 5 us per call."""
+        mode: AbstractContextManager[Any] = _torch_mode()
+        return mode
 
 
-def _for_torch(info: WorkerInfo) -> Any:
-    """The same as torch has it; newer versions tell what kind of worker it is."""
-    theirs = sys.modules["torch"].utils.data._utils.worker.WorkerInfo
-    kind = {"worker_method": "thread"} if hasattr(theirs, "worker_method") else {}
-    return theirs(**vars(info), **kind)
+def _torch_info(info: WorkerInfo) -> Any:
+    """The same as an instance of torch's class; newer versions of torch add the kind of worker."""
+    from torch.utils.data._utils import worker as torch_worker
+
+    torch_class: Any = torch_worker.WorkerInfo
+    kind = {"worker_method": "thread"} if hasattr(torch_class, "worker_method") else {}
+    return torch_class(**vars(info), **kind)
 
 
 def without_mode() -> AbstractContextManager[Any]:
-    """In a `with`: torch's functions are called as if no mode were there, for code that draws nothing."""
-    return sys.modules["torch"]._C.DisableTorchFunction() if own.torch is not None else nullcontext()
+    """Context manager in which torch ignores the mode, for code that draws no random numbers."""
+    return nullcontext() if rng.thread_local.generators is None else sys.modules["torch"]._C.DisableTorchFunction()
 
 
-# ---- random and numpy.random --------------------------------------------------------------------------------------
+# ---- patches ------------------------------------------------------------------------------------------------------
+
+_MISSING = object()
 
 
-class Routed:
-    """In the place of a function of a module: calls the thread's own generator, or else what it stands for."""
+class RoutedFunction:
+    """Replaces a function of a module: calls the generator of the current thread, or else the original.
 
-    def __init__(self, original: Callable[..., Any], kind: str, name: str) -> None:
+    Args:
+        original: The function.
+        module: Its module.
+        name: Its name there.
+        method: The method of `ThreadGenerators` to call instead, as for `operator.attrgetter`.
+    """
+
+    def __init__(self, original: Callable[..., Any], module: str, name: str, method: str) -> None:
         functools.update_wrapper(self, original)
         self._original = original
-        self._kind = kind
+        self._module = module
         self._name = name
+        self._method = operator.attrgetter(method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it."""
-        mine = getattr(own, self._kind)
-        return self._original(*args, **kwargs) if mine is None else getattr(mine, self._name)(*args, **kwargs)
+        own = rng.thread_local.generators
+        return self._original(*args, **kwargs) if own is None else self._method(own)(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process, what it stands for."""
-        return _function, ("numpy.random" if self._kind == "numpy" else "random", self._name)
+        """Pickle a reference to the function of the module."""
+        return _function, (self._module, self._name)
 
 
 def _function(module: str, name: str) -> Any:
     return getattr(sys.modules[module], name)
 
 
-class _RoutedRandom(random.Random):
-    """The class of the generator behind the module `random`: for functions of it that were bound before."""
+def _thread_aware_get_worker_info() -> Any:
+    """Replaces the code of torch's function, and so runs with the globals of torch's module."""
+    from nbloader.workers.thread_rng import torch_worker_info
 
-    __slots__ = ()
-
-    def random(self) -> float:
-        mine = own.random
-        return super().random() if mine is None else mine.random()
-
-    def getrandbits(self, k: int, /) -> int:
-        mine = own.random
-        return super().getrandbits(k) if mine is None else mine.getrandbits(k)
-
-    def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
-        mine = own.random
-        return super().gauss(mu, sigma) if mine is None else mine.gauss(mu, sigma)
+    return torch_worker_info(globals()["_worker_info"])
 
 
-def _get_worker_info() -> Any:
-    """What torch's function of this name does meanwhile, with the globals of torch's module.
+def torch_worker_info(of_process: Any) -> Any:
+    """What `torch.utils.data.get_worker_info()` returns on this thread.
 
-    torch's `default_collate` is told of no worker: it would stack tensors into shared memory, to spare another process
-    a copy.
+    Args:
+        of_process: What it would return without worker threads.
     """
-    import sys
-
-    from nbloader.workers.thread_rng import own
-
-    if own.torch_worker_info is None or sys._getframe(1).f_code.co_name == "collate_tensor_fn":
-        return globals()["_worker_info"]
-    return own.torch_worker_info
+    if thread_local.torch_worker_info is None or thread_local.stacking:
+        return of_process
+    return thread_local.torch_worker_info
 
 
-class _RoutedTorch:
-    """In the place of `torch.random.default_generator`: the thread's own, or else that of the process."""
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """One replaced attribute, or one replaced item of a dict."""
 
-    def __init__(self, original: Any) -> None:
-        self._original = original
+    owner: Any
+    name: Any
+    replacement: Any
+    original: Any
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original if own.torch is None else own.torch, name)
+    @classmethod
+    def apply(cls, owner: Any, name: Any, replacement: Any) -> Patch:
+        """Replace it."""
+        if isinstance(owner, dict):
+            patch = cls(owner, name, replacement, owner.get(name, _MISSING))
+            owner[name] = replacement
+        else:
+            hidden = _MISSING if owner is _python_generator() else getattr(owner, name)
+            patch = cls(owner, name, replacement, hidden)
+            setattr(owner, name, replacement)
+        return patch
+
+    def undo(self) -> None:
+        """Restore the original, unless other code has replaced it again."""
+        if isinstance(self.owner, dict):
+            if self.owner.get(self.name) is self.replacement:
+                self.owner[self.name] = self.original
+        elif getattr(self.owner, self.name) is not self.replacement:
+            pass
+        elif self.original is _MISSING:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.original)
 
 
-class _Routes:
-    """What is put in the place of what, for as long as there are threads with generators of their own."""
+def _python_generator() -> Any:
+    """The instance of `random.Random` whose bound methods are the functions of the module `random`."""
+    return getattr(random, "_inst")  # noqa: B009 - private
+
+
+class _Patches:
+    """The patches, applied while at least one worker thread exists."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._applied: list[Patch] = []
 
-    def add(self) -> None:
-        """One more thread."""
+    def acquire(self) -> None:
+        """Count a worker thread; the first one applies the patches."""
         with self._lock:
             self._users += 1
-            if self._users > 1:
-                return
-            hidden: Any = random._inst
-            for module, kind, owner in ((random, "random", hidden), (np.random, "numpy", np.random.mtrand._rand)):
-                for name in dir(module):
-                    original = getattr(module, name)
-                    if getattr(original, "__self__", None) is owner and not name.startswith("_"):
-                        self._replace(module, name, Routed(original, kind, name))
-            if not isinstance(np.random.seed, Routed):  # in some versions a function that asks for the generator
-                self._replace(np.random, "seed", Routed(np.random.seed, "numpy", "seed"))
-            self._replace(hidden, "__class__", _RoutedRandom)
+            if self._users == 1 and os.environ.get(SWITCH) != "0":
+                self._patch_random()
+                self._patch_numpy()
+                self._patch_torch()
 
-    def add_torch(self, torch: Any) -> None:
-        """A thread that draws from torch."""
-        with self._lock:
-            if not any(owner is torch.random for owner, *_ in self._replaced):
-                self._replace(torch.random, "default_generator", _RoutedTorch(torch.random.default_generator))
-                asked = torch.utils.data._utils.worker.get_worker_info  # many hold it by name: its code is exchanged
-                self._replace(asked, "__code__", _get_worker_info.__code__)
-
-    def remove(self) -> None:
-        """One thread fewer; with the last everything is as it was, but for what others have replaced meanwhile."""
+    def release(self) -> None:
+        """A worker thread ends; the last one undoes the patches."""
         with self._lock:
             self._users -= 1
-            if self._users:
-                return
-            while self._replaced:
-                owner, name, original, ours = self._replaced.pop()
-                if getattr(owner, name) is ours:
-                    setattr(owner, name, original)
+            if not self._users:
+                while self._applied:
+                    self._applied.pop().undo()
 
-    def _replace(self, owner: Any, name: str, ours: Any) -> None:
-        self._replaced.append((owner, name, getattr(owner, name), ours))
-        setattr(owner, name, ours)
+    def _apply(self, owner: Any, name: Any, replacement: Any) -> None:
+        self._applied.append(Patch.apply(owner, name, replacement))
+
+    def _route(self, module: Any, name: str, method: str) -> None:
+        self._apply(module, name, RoutedFunction(getattr(module, name), module.__name__, name, method))
+
+    def _patch_random(self) -> None:
+        for name in ("random", "getrandbits"):  # what all other methods of the instance call
+            replacement = RoutedFunction(getattr(random, name), "random", name, f"random.{name}")
+            self._apply(_python_generator(), name, replacement)
+            self._apply(random, name, replacement)
+        for name in ("seed", "gauss", "getstate", "setstate"):
+            self._route(random, name, f"random.{name}")
+
+    def _patch_numpy(self) -> None:
+        generator = np.random.mtrand._rand
+        for name in dir(np.random):
+            if not name.startswith("_") and getattr(getattr(np.random, name), "__self__", None) is generator:
+                self._route(np.random, name, f"numpy.{name}")
+        for name, method in (("seed", "seed"), ("ranf", "random_sample"), ("sample", "random_sample")):
+            if not isinstance(getattr(np.random, name), RoutedFunction):  # not a method in every version of NumPy
+                self._route(np.random, name, f"numpy.{method}")
+
+    def _patch_torch(self) -> None:
+        import torch
+        from torch.utils.data._utils import collate
+        from torch.utils.data._utils import worker as torch_worker
+
+        for module in (torch.random, torch):
+            for name, method in (
+                ("manual_seed", "torch_manual_seed"),
+                ("seed", "torch.seed"),
+                ("initial_seed", "torch.initial_seed"),
+                ("get_rng_state", "torch.get_state"),
+                ("set_rng_state", "torch_set_rng_state"),
+            ):
+                self._route(module, name, method)
+        self._apply(torch_worker.get_worker_info, "__code__", _thread_aware_get_worker_info.__code__)
+        stack = collate.default_collate_fn_map.get(torch.Tensor)
+        if stack is not None:
+            self._apply(collate.default_collate_fn_map, torch.Tensor, _stack_in_private_memory(stack))
 
 
-_routes = _Routes()
+def _stack_in_private_memory(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have torch's function that stacks tensors see no worker: it would use shared memory, for another process."""
+
+    @functools.wraps(original)
+    def stack(*args: Any, **kwargs: Any) -> Any:
+        stacking, thread_local.stacking = thread_local.stacking, True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            thread_local.stacking = stacking
+
+    return stack
 
 
-# ---- torch --------------------------------------------------------------------------------------------------------
+_patches = _Patches()
+
+
+# ---- torch's random functions -------------------------------------------------------------------------------------
 
 
 @functools.cache
-def _mode() -> Any:
-    """The mode in which torch's random functions get the thread's own generator; made when torch is there."""
+def _torch_mode() -> Any:
+    """The mode in which torch's random functions are given the generator of the thread."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -263,25 +329,27 @@ def _mode() -> Any:
             (torch, "_standard_gamma _sample_dirichlet"),
             (tensor, "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial normal_ random_"),
             (tensor, "uniform_"),
-            (torch.nn.init, "uniform_ normal_ kaiming_uniform_"),  # those that ask modes themselves
+            (torch.nn.init, "uniform_ normal_ kaiming_uniform_"),  # these call modes themselves
         )
         for name in names.split()
     }
     like = {torch.rand_like: "uniform_", torch.randn_like: "normal_", torch.randint_like: "random_"}
 
-    class OwnGenerator(TorchFunctionMode):
-        """Gives torch's random functions a generator."""
+    class ThreadGeneratorMode(TorchFunctionMode):
+        """Passes the generator of the thread to torch's random functions."""
 
         def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
+            own = rng.thread_local.generators
+            if own is None or kwargs.get("generator") is not None:
+                return func(*args, **kwargs)
             if func in drawing:
-                if kwargs.get("generator") is None:
-                    kwargs = {**kwargs, "generator": own.torch}
-            elif func in like and kwargs.get("generator") is None:
-                return _draw_like(like[func], args, kwargs)
+                kwargs = {**kwargs, "generator": own.torch}
+            elif func in like:
+                return _draw_like(own.torch, like[func], args, kwargs)
             return func(*args, **kwargs)
 
-    def _draw_like(fill: str, args: Any, kwargs: Any) -> Any:
+    def _draw_like(generator: Any, fill: str, args: Any, kwargs: Any) -> Any:
         """What `torch.rand_like` and the like do, which take no generator in some versions of torch."""
         kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
         bounds = args[1:]
@@ -290,6 +358,6 @@ def _mode() -> Any:
             bounds = [b for b in (*bounds, low, high) if b is not None]
             bounds = [0, *bounds] if len(bounds) == 1 else bounds
         empty = torch.empty_like(args[0] if args else kwargs.pop("input"), **kwargs)
-        return getattr(empty, fill)(*bounds, generator=own.torch)
+        return getattr(empty, fill)(*bounds, generator=generator)
 
-    return OwnGenerator()
+    return ThreadGeneratorMode()

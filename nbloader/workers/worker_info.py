@@ -1,4 +1,4 @@
-"""What a worker is: `get_worker_info()`, ours and torch's; and what runs a dataset in a process of its own."""
+"""`get_worker_info()`, ours and torch's, and the context in which a dataset runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,77 +7,80 @@ import sys
 from typing import Any, Protocol
 
 from nbloader._util import rng
-from nbloader.workers.thread_rng import WorkerInfo, own
+from nbloader.workers.thread_rng import WorkerInfo, thread_local
+
+__all__ = ["ProcessContext", "WorkerContext", "WorkerInfo", "get_worker_info"]
 
 _info: WorkerInfo | None = None
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Inside a worker, what it is; None in the notebook's process. As `torch.utils.data.get_worker_info`.
+    """Return information about the current worker; None outside of workers. Like `torch.utils.data.get_worker_info`.
 
-    With an iterable dataset `id` is the shard to give and `num_workers` says of how many.
+    With an iterable dataset, `id` is the shard to yield and `num_workers` the number of shards.
     """
-    return own.worker_info or _info
+    return thread_local.worker_info or _info
 
 
-class Host(Protocol):
-    """Whose random generators are seeded, and who answers `get_worker_info()`: a process, or a thread."""
+class WorkerContext(Protocol):
+    """The random generators that a dataset draws from, and its answer of `get_worker_info()`."""
 
     def seed(self, seed: int) -> None:
         """Seed all generators."""
 
     def torch_was_seeded(self) -> bool:
-        """Whether somebody else has seeded torch since."""
+        """Whether other code has seeded torch since."""
 
-    def introduce(self, info: WorkerInfo | None) -> None:
-        """Make `get_worker_info()` answer this from now on."""
+    def set_worker_info(self, info: WorkerInfo | None) -> None:
+        """Set the result of `get_worker_info()`."""
 
 
-class Process:
-    """This process."""
+class ProcessContext:
+    """The context of a whole process: its global generators."""
 
     def seed(self, seed: int) -> None:
-        """See `Host`."""
+        """See `WorkerContext`."""
         rng.seed_everything(seed)
 
     def torch_was_seeded(self) -> bool:
-        """See `Host`."""
+        """See `WorkerContext`."""
         return rng.torch_was_seeded()
 
-    def introduce(self, info: WorkerInfo | None) -> None:
-        """See `Host`."""
-        global _info  # noqa: PLW0603 - a process is one thing
+    def set_worker_info(self, info: WorkerInfo | None) -> None:
+        """See `WorkerContext`."""
+        global _info  # noqa: PLW0603 - the process has one
         if info is not _info:
             _info = info
             if "torch.utils.data" in sys.modules:
-                introduce_to_torch()
+                set_torch_worker_info()
 
 
-def introduce_to_torch() -> None:
-    """Tell torch what this process is."""
-    from torch.utils.data._utils import worker as theirs
+def set_torch_worker_info() -> None:
+    """Let `torch.utils.data.get_worker_info()` return the same as ours, in the way in which torch's workers do."""
+    from torch.utils.data._utils import worker as torch_worker
 
-    theirs._worker_info = theirs.WorkerInfo(**vars(_info)) if _info is not None else None
+    torch_worker._worker_info = torch_worker.WorkerInfo(**vars(_info)) if _info is not None else None
 
 
-def stack_in_own_memory() -> None:
-    """In a worker process, have torch's `default_collate` stack tensors as it does in a notebook.
+def collate_tensors_in_private_memory() -> None:
+    """In a worker process, let torch's `default_collate` stack tensors as it does outside of workers.
 
-    In a worker of torch's it would stack them into torch's shared memory, files in /dev/shm, which is small in
-    containers. Here a batch travels in another way.
+    In torch's workers it stacks them into torch's shared memory: files in /dev/shm, which is small in containers. Here
+    batches travel in another way.
     """
     import torch
-    from torch.utils.data._utils import collate, worker
+    from torch.utils.data._utils import collate
+    from torch.utils.data._utils import worker as torch_worker
 
     original = collate.collate_tensor_fn
 
     @functools.wraps(original)
     def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
-        told, worker._worker_info = worker._worker_info, None
+        info, torch_worker._worker_info = torch_worker._worker_info, None
         try:
             return original(batch, collate_fn_map=collate_fn_map)
         finally:
-            worker._worker_info = told
+            torch_worker._worker_info = info
 
     if collate.default_collate_fn_map.get(torch.Tensor) is original:
         collate.default_collate_fn_map[torch.Tensor] = stack

@@ -1,0 +1,110 @@
+"""What a worker is doing now: published by the worker without a message, so that it can be read while it hangs."""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from typing import Any, Protocol
+
+
+class WorkerState(IntEnum):
+    """The state of a worker."""
+
+    STARTING = 0
+    IDLE = 1
+    FETCHING = 2
+    COLLATING = 3
+    SENDING = 4
+
+
+class WorkerAbandonedError(Exception):
+    """The worker was abandoned: its batch is discarded, and it ends. Raised in a worker thread between two samples."""
+
+
+class WorkerStatus(Protocol):
+    """The fields that a worker writes. All are integers; readers may see one field updated before another."""
+
+    state: int
+    """A `WorkerState`."""
+    run: int
+    """Number of the iteration that the batch belongs to."""
+    number: int
+    """Number of the batch, or of the chunk; -1 for none."""
+    since: int
+    """When `state` began, `time.perf_counter_ns()`."""
+    pid: int
+    """Process id; 0 until the process has started."""
+
+    @property
+    def position(self) -> int:
+        """Position in the batch of the sample that is being fetched; -1 if the whole batch is fetched at once."""
+
+    @position.setter
+    def position(self, position: int) -> None:
+        """Begin with a sample.
+
+        Raises:
+            WorkerAbandonedError: The worker must end.
+        """
+
+
+class SharedStatus(ctypes.Structure):
+    """The status of a worker process, in memory that it shares with the notebook's process."""
+
+    _fields_ = (
+        ("state", ctypes.c_int64),
+        ("run", ctypes.c_int64),
+        ("number", ctypes.c_int64),
+        ("since", ctypes.c_int64),
+        ("position", ctypes.c_int64),
+        ("pid", ctypes.c_int64),
+    )
+
+    state: int
+    run: int
+    number: int
+    since: int
+    position: int
+    pid: int
+
+    @classmethod
+    def at(cls, memory: Any) -> SharedStatus:
+        """The status that lies at the beginning of a writable buffer, which this keeps alive."""
+        return cls.from_buffer(memory)
+
+
+SHARED_STATUS_SIZE = ctypes.sizeof(SharedStatus)
+"""Bytes."""
+
+
+class LocalStatus:
+    """The status of a worker in the notebook's own process.
+
+    A thread cannot be killed. `abandon()` makes it stop before its next sample instead.
+    """
+
+    __slots__ = ("_position", "abandoned", "number", "pid", "run", "since", "state")
+
+    def __init__(self, pid: int, state: int = WorkerState.STARTING) -> None:
+        self.state = state
+        self.run = 0
+        self.number = -1
+        self.since = 0
+        self.pid = pid
+        self.abandoned = False
+        self._position = -1
+
+    @property
+    def position(self) -> int:
+        """See `WorkerStatus`."""
+        return self._position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        if self.abandoned:
+            raise WorkerAbandonedError
+        self._position = position
+
+    def abandon(self) -> None:
+        """Have the worker stop before its next sample. May be called from any thread."""
+        self.abandoned = True
