@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nbloader.loader.dataloader import DataLoader
     from nbloader.loader.upload_benchmark import compare_uploads
     from nbloader.sampling.samplers import FilterSampler, IntervalSampler
-    from nbloader.transport.dataset_payload import share
+    from nbloader.shm.dataset_store import share
     from nbloader.workers.worker_info import get_worker_info
 
 __version__ = "0.1.0"
@@ -38,7 +38,7 @@ _HOME = {
     "WorkerStartError": "nbloader.errors",
     "compare_uploads": "nbloader.loader.upload_benchmark",
     "get_worker_info": "nbloader.workers.worker_info",
-    "share": "nbloader.transport.dataset_payload",
+    "share": "nbloader.shm.dataset_store",
 }
 
 __all__ = [

@@ -25,9 +25,8 @@ from nbloader.batch.collate import (
     collate_object,
     convert,
 )
-from nbloader.batch.pickles import tensor_of
 from nbloader.batch.rebuild import builder
-from nbloader.batch.serialize import ArrayToBeTensor, dump_object, load_object
+from nbloader.batch.serialize import ArrayToBeTensor, dump_object, load_object, tensor_of
 
 try:
     import ml_dtypes  # as Keras and jax do: it adds bfloat16 and others to NumPy, which torch does not take from NumPy

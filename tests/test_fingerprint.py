@@ -83,23 +83,23 @@ def notebook() -> dict:
 def test_what_changes_the_pickle_changes_the_likeness(change):
     names = notebook()
     dataset = names["dataset"]
-    pickled, before = SharedPickle(dataset), fingerprint.likeness(dataset)
+    pickled, before = SharedPickle(dataset), fingerprint.fingerprint(dataset)
     assert fingerprint.worthwhile(pickled.data)
     assert SharedPickle(dataset).identity == pickled.identity
-    assert fingerprint.likeness(dataset) == before
+    assert fingerprint.fingerprint(dataset) == before
     exec(change, names)
     assert SharedPickle(dataset).identity != pickled.identity
-    assert fingerprint.likeness(dataset) != before
+    assert fingerprint.fingerprint(dataset) != before
 
 
 def test_a_new_submodule_of_what_a_function_uses_changes_both(monkeypatch):
     """Code that failed for want of it works in new workers."""
     names = notebook()
     exec("def helper(x): return np.late.one(x)", names)
-    pickled, before = SharedPickle(names["dataset"]), fingerprint.likeness(names["dataset"])
+    pickled, before = SharedPickle(names["dataset"]), fingerprint.fingerprint(names["dataset"])
     monkeypatch.setitem(sys.modules, "numpy.late", types.ModuleType("numpy.late"))
     assert SharedPickle(names["dataset"]).identity != pickled.identity
-    assert fingerprint.likeness(names["dataset"]) != before
+    assert fingerprint.fingerprint(names["dataset"]) != before
 
 
 def test_closures():
@@ -114,25 +114,25 @@ def test_closures():
         return inner
 
     one = make(1)
-    before = fingerprint.likeness(one)
-    assert fingerprint.likeness(one) == before == fingerprint.likeness(make(1))
-    assert fingerprint.likeness(make(2)) != before
-    assert fingerprint.likeness(make(6)) != fingerprint.likeness(make(7))
+    before = fingerprint.fingerprint(one)
+    assert fingerprint.fingerprint(one) == before == fingerprint.fingerprint(make(1))
+    assert fingerprint.fingerprint(make(2)) != before
+    assert fingerprint.fingerprint(make(6)) != fingerprint.fingerprint(make(7))
     unset = make(-1)
-    with_none = fingerprint.likeness(unset)
+    with_none = fingerprint.fingerprint(unset)
     del unset.__closure__[unset.__code__.co_freevars.index("later")].cell_contents
-    assert fingerprint.likeness(unset) != with_none
+    assert fingerprint.fingerprint(unset) != with_none
 
 
 def test_a_function_that_calls_itself():
     names: dict = {"__name__": "__main__"}
     exec("def count(n): return n and 1 + count(n - 1)", names)
-    before = fingerprint.likeness(names["count"])
-    assert fingerprint.likeness(names["count"]) == before
+    before = fingerprint.fingerprint(names["count"])
+    assert fingerprint.fingerprint(names["count"]) == before
 
 
 def test_functions_of_modules_are_told_by_their_names():
-    assert fingerprint.likeness(np.full) == fingerprint.likeness(np.full) != fingerprint.likeness(np.ones)
+    assert fingerprint.fingerprint(np.full) == fingerprint.fingerprint(np.full) != fingerprint.fingerprint(np.ones)
 
 
 def test_data_alone_is_pickled_as_quickly():
@@ -148,7 +148,7 @@ def test_a_dataset_that_did_not_change_is_pickled_once(monkeypatch):
     names = notebook()
     with DataLoader(names["dataset"], num_workers=1) as loader:
         before = stacked(loader)
-        monkeypatch.setattr("nbloader.transport.cargo.SharedPickle", None)
+        monkeypatch.setattr("nbloader.transport.process_setup.SharedPickle", None)
         assert torch.equal(stacked(loader), before)
         exec("scale = 3", names)
         monkeypatch.undo()

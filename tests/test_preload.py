@@ -19,8 +19,8 @@ from datasets import run_script
 from nbloader import DataLoader, WorkerStartError
 from nbloader._util import system
 from nbloader.transport import forkserver, preload
-from nbloader.transport.cargo import Cargo
 from nbloader.transport.dataset_payload import SharedPickle
+from nbloader.transport.process_setup import ProcessSetup
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_batches_that_torch_stacks_need_torch():
         ("pickle", len, False),
         ("shared_memory", None, False),
     ):
-        assert ("torch" in Cargo(light.Numbers(4), collate_fn, None, "raise", transport).preload) == needed
+        assert ("torch" in ProcessSetup(light.Numbers(4), collate_fn, None, "raise", transport).preload) == needed
 
 
 def test_a_class_of_the_notebook_needs_what_its_methods_name():
@@ -159,7 +159,7 @@ EARLY = """
 import json, os, sys, threading
 import numpy as np
 import psutil
-from nbloader import forkserver
+from nbloader.transport import forkserver
 assert not forkserver.pids()
 from nbloader import DataLoader
 [early] = forkserver.pids()
@@ -214,7 +214,8 @@ class TestTheServerThatStartsWithTheImport:
 
     def test_is_not_started_by_workers(self, tmp_path, monkeypatch):
         (tmp_path / "has_loader.py").write_text(
-            "from nbloader import DataLoader, WorkerStartError, forkserver\n"
+            "from nbloader import DataLoader\n"
+            "from nbloader.transport import forkserver\n"
             "class Servers:\n"
             "    def __len__(self): return 1\n"
             "    def __getitem__(self, i): return len(forkserver.pids())\n"
@@ -229,6 +230,8 @@ class TestTheServerThatStartsWithTheImport:
     def test_ends_when_nobody_needs_it(self):
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            entry = f"from nbloader import forkserver as f; f.UNUSED_S = 0; f.main({theirs.fileno()}, ('json',))"
+            entry = (
+                f"from nbloader.transport import forkserver as f; f.UNUSED_S = 0; f.main({theirs.fileno()}, ('json',))"
+            )
             command = forkserver.python_command(entry)
             assert subprocess.run(command, pass_fds=(theirs.fileno(),), timeout=30, check=False).returncode == 0

@@ -429,3 +429,50 @@ def test_an_anonymous_memmap_and_an_array_on_one_travel(file):
         assert (theirs[0] == x).all()
         assert (theirs[1] == 5).all()
         del anonymous
+
+
+class AttrDict(dict):
+    """Attributes are items."""
+
+    __getattr__ = dict.__getitem__
+
+
+class SelfFilling(dict):
+    """An attribute that is not there is made."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.setdefault(name, SelfFilling())
+
+
+@pytest.mark.parametrize("kind", [AttrDict, SelfFilling])
+def test_attribute_dictionaries_are_sent_as_they_are(kind):
+    config = kind(size=3, inner=kind(name="x"))
+    got = load(SharedPickle(Holder(config=config))).config
+    assert got == config == kind(size=3, inner=kind(name="x"))
+    assert got.inner.name == "x"
+
+
+def test_a_dataset_with_attribute_dictionaries_is_loaded():
+    class Configured:
+        defaults = AttrDict(scale=2)
+
+        def __init__(self):
+            self.config = AttrDict(n=8)
+
+        def __len__(self):
+            return self.config.n
+
+        def __getitem__(self, i):
+            return i * self.defaults.scale
+
+    with DataLoader(Configured(), 4, num_workers=1) as loader:
+        assert torch.cat(list(loader)).tolist() == list(range(0, 16, 2))
+
+
+def test_locks_of_the_fork_context_are_refused_with_what_to_use_instead():
+    import multiprocessing
+
+    with pytest.raises(TypeError, match=r"fork context .*get_context\('forkserver'\)"):
+        SharedPickle(Holder(lock=multiprocessing.get_context("fork").Lock()))

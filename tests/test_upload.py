@@ -636,7 +636,7 @@ def test_without_an_accelerator_there_is_nothing_to_compare(device, message):
 def test_a_tensor_on_a_gpu_that_a_worker_made_is_a_clear_error(options):
     with (
         DataLoader(Uploads(4), **{"batch_size": 2, "num_workers": 1} | options) as loader,
-        pytest.raises(TypeError, match=r"a tensor on cuda:0 cannot travel.*give the loader device='cuda:0'"),
+        pytest.raises(TypeError, match=r"a tensor on cuda:0 cannot be sent.*give the loader device='cuda:0'"),
     ):
         next(iter(loader))
 
@@ -644,6 +644,6 @@ def test_a_tensor_on_a_gpu_that_a_worker_made_is_a_clear_error(options):
 def test_a_dataset_that_holds_a_tensor_on_a_gpu_is_a_clear_error():
     with (
         DataLoader(Numbers(4, table=OnDevice()), 2, num_workers=1) as loader,
-        pytest.raises(DatasetTransferError, match="a tensor on cuda:0 cannot travel"),
+        pytest.raises(DatasetTransferError, match="a tensor on cuda:0 cannot be sent"),
     ):
         next(iter(loader))

@@ -1,36 +1,131 @@
-"""Objects of any type, pickled with their arrays beside them: what a custom `collate_fn` returns.
+"""Pickling of objects of any type, with the memory of their arrays and tensors beside the pickle (protocol 5).
 
-Pickling an array costs NumPy ten times what it takes to tell where it lies. So the arrays and tensors that are easily
-found (in the object, in its lists, tuples and dicts, and in theirs) are taken out before pickling, and what stands in
-their place makes `pickle` ask for the next buffer when it loads: it is given the ready array. Those of one kind are
-copied with one call.
+Two ways, for two needs:
 
-For 32 arrays with their texts and nested lists the dataset and the collate function take 67 us (timed alone, on a slow
-core), this 80 us on the worker's side (114 us when each array was copied by itself) and 47 us on the notebook's. All
-processes together compute 485 us for such a batch beside each other, and torch's loader 880 us: three times its rate is
-not to be had where the cores are busy.
+- `dump`: cloudpickle, with tensors reduced to their memory. Datasets and functions travel by it. torch's own reduction
+  would copy a tensor's memory into the pickle.
+- `dump_object` / `load_object`: a batch that a custom `collate_fn` returned. NumPy takes ten times as long to pickle an
+  array as to say where it lies. So the arrays and tensors that are easily found (in the object, in its lists, tuples
+  and dicts, and in theirs) are taken out before pickling. A placeholder in their place makes `pickle` ask for the next
+  buffer when it loads, and it is given the finished array. Arrays of one form are copied with one call.
+
+For a batch of 32 arrays with texts and nested lists, `dump_object` takes 80 us (114 us if each array is copied on its
+own) and `load_object` 47 us; the dataset and the collate function take 67 us (timed alone, on a slow core).
 """
 
 from __future__ import annotations
 
+import io
 import pickle
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import cloudpickle
 import numpy as np
 
 from nbloader.batch.collate import ADDED_TO_NUMPY
-from nbloader.batch.pickles import dump, is_plain, tensor_of
 from nbloader.batch.rebuild import Memory
+from nbloader.shm import memmap
 from nbloader.shm.segment import aligned
 
-HOLE = pickle.PickleBuffer(bytearray(1))
-"""Stands in the place of each array: `pickle` takes it as it is and, when it loads, whatever is given for it."""
-ALONE_FROM = 64 * 1024
-"""An array of so many bytes begins at a multiple of `shm.ALIGN`; smaller ones behind the one before."""
-JOINED = 256 * 1024
-"""From so many bytes on a run of arrays ends: what is joined shall still be in the cache when it is copied."""
+# ---- tensors in pickles ---------------------------------------------------------------------------------------------
+
+
+def tensor_of(array: Any, dtype: str | None = None) -> Any:
+    """A tensor on the memory of an array (a copy of it where torch cannot share it).
+
+    Args:
+        array: Any shape, of a dtype that torch has.
+        dtype: Name of a torch dtype of the same size, as which the memory is to be read; None for the array's own.
+    """
+    import torch
+
+    if not array.flags.writeable or min(array.strides, default=0) < 0:
+        array = array.copy()
+    tensor = torch.from_numpy(array)
+    return tensor if dtype is None else tensor.view(getattr(torch, dtype))
+
+
+def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A tensor on the memory of a buffer, which must be writable.
+
+    Args:
+        buffer: Its memory.
+        dtype: Such as "torch.float32". The name of torch in a pickle tells that a worker needs torch (preload.py).
+        shape: Its shape.
+    """
+    import torch
+
+    kind = getattr(torch, dtype.removeprefix("torch."))
+    if not memoryview(buffer).nbytes:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(buffer, dtype=kind).view(shape)
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle with dense tensors reduced to their memory: a tenth of the time, no copy of out-of-band buffers."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Reduce a tensor to (memory, dtype, shape)."""
+        if type(obj) is np.ndarray:
+            return NotImplemented  # NumPy's own reduction is right, and to ask cloudpickle takes longer than it
+        if type(obj) is np.memmap:
+            return memmap.reduce(obj) or np.asarray(obj).__reduce_ex__(5)
+        torch = sys.modules.get("torch")
+        if torch is not None and type(obj) is torch.Tensor and is_plain(torch, obj):
+            try:
+                array = obj.numpy()
+            except TypeError:  # bfloat16, float8_...: unknown to NumPy
+                flat = obj.contiguous().view(-1)
+                if flat.stride(0) != 1:  # one expanded element counts as contiguous
+                    flat = flat.clone(memory_format=torch.contiguous_format)
+                array = flat.view(torch.uint8).numpy()
+            if not array.flags.c_contiguous:
+                array = np.ascontiguousarray(array)
+            return rebuild_tensor, (pickle.PickleBuffer(array), str(obj.dtype), tuple(obj.shape))
+        if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
+            raise TypeError(
+                f"a tensor on {obj.device} cannot be sent between processes: workers do not use the accelerator. Let "
+                "the dataset and the collate function hold and return CPU tensors, and give the loader "
+                f"device={str(obj.device)!r}: it uploads batches while the loop works on the previous one."
+            )
+        return super().reducer_override(obj)
+
+
+def is_plain(torch: Any, tensor: Any) -> bool:
+    """Whether a tensor is no more than its elements in CPU memory, and not a large view of few elements."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_cpu
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+        and (tensor.is_contiguous() or tensor.nbytes <= tensor.untyped_storage().nbytes())  # else expanded: stay small
+    )
+
+
+def dump(
+    obj: Any, buffer_callback: Callable[[pickle.PickleBuffer], object] | None, pickler: type[Pickler] = Pickler
+) -> bytes:
+    """Pickle an object with protocol 5. Classes and functions of `__main__` are pickled by value.
+
+    Args:
+        obj: What to pickle.
+        buffer_callback: As for `pickle.dumps`.
+        pickler: The class of pickler.
+    """
+    with io.BytesIO() as file:
+        pickler(file, protocol=5, buffer_callback=buffer_callback).dump(obj)
+        return file.getvalue()
+
+
+# ---- batches of any type --------------------------------------------------------------------------------------------
+
+PLACEHOLDER = pickle.PickleBuffer(bytearray(1))
+"""Stands in the place of each array: `pickle` takes it out of band and, when it loads, takes whatever it is given."""
+ALIGN_FROM = 64 * 1024
+"""An array of at least so many bytes begins at a multiple of `segment.ALIGN`; a smaller one does not."""
+MAX_RUN = 256 * 1024
+"""Size of a run of arrays after which another begins, bytes: joined arrays should be in the cache when copied."""
 
 
 class ArrayToBeTensor:
@@ -47,16 +142,16 @@ class ArrayToBeTensor:
 
 
 class Form(NamedTuple):
-    """What memory becomes."""
+    """What a piece of memory becomes."""
 
     char: str
-    """An array of this type character."""
+    """Type character of the array; "" for a plain buffer."""
     tensors: bool
-    """Whether that becomes a tensor."""
+    """Whether the array becomes a tensor."""
 
 
-NO_FORM = Form("", tensors=False)
-"""Of a buffer that the pickle makes something of."""
+BUFFER = Form("", tensors=False)
+"""A buffer from which `pickle` itself builds an object."""
 
 
 class Run(NamedTuple):
@@ -68,16 +163,16 @@ class Run(NamedTuple):
     arrays: list[Any]
 
 
-class Dumped(NamedTuple):
+class PickledObject(NamedTuple):
     """A pickle, and the arrays that lie beside it."""
 
     data: bytes
     runs: list[Run]
     nbytes: int
-    """Memory that the arrays need."""
+    """Memory that the arrays need, bytes."""
 
     def write(self, memory: Memory) -> None:
-        """Copy the arrays to where they shall lie. Small ones are joined first: that is quicker than one by one."""
+        """Copy the arrays into the memory. The small ones of a run are joined first: faster than one by one."""
         view = memoryview(memory).cast("B")
         for _form, start, arrays in self.runs:
             data = b"".join(arrays) if len(arrays) > 1 else pickle.PickleBuffer(arrays[0]).raw()
@@ -89,32 +184,32 @@ class Dumped(NamedTuple):
         return pickle.dumps((self.data, runs), 5)
 
 
-def dump_object(obj: Any, *, out_of_band: bool = True) -> Dumped:
-    """Pickle an object with its arrays beside it, or in it where `out_of_band` is False."""
+def dump_object(obj: Any, *, out_of_band: bool = True) -> PickledObject:
+    """Pickle an object with its arrays beside it, or inside where `out_of_band` is False."""
     if not out_of_band:
-        return Dumped(dump(obj, None), [], 0)
-    lifter = _Lifter()
-    lifted = lifter.lift(obj)
+        return PickledObject(dump(obj, None), [], 0)
+    extractor = _ArrayExtractor()
+    remainder = extractor.extract(obj)
     buffers: list[pickle.PickleBuffer] = []
-    data = dump(lifted if lifter.unshared() else obj, buffers.append)
-    holes = iter(lifter.found)
+    data = dump(remainder if extractor.all_distinct() else obj, buffers.append)
+    found = iter(extractor.found)
     runs: list[Run] = []
-    last, begin, end = NO_FORM, 0, 0
+    last, begin, end = BUFFER, 0, 0
     arrays: list[Any] = []
     for buffer in buffers:
-        form, array = next(holes) if buffer is HOLE else (NO_FORM, buffer.raw())
+        form, array = next(found) if buffer is PLACEHOLDER else (BUFFER, buffer.raw())
         nbytes = array.nbytes
-        if form is not last or form is NO_FORM or nbytes >= ALONE_FROM or end - begin >= JOINED:
+        if form is not last or form is BUFFER or nbytes >= ALIGN_FROM or end - begin >= MAX_RUN:
             last, begin, arrays = form, aligned(end), []
             end = begin
             runs.append(Run(form, begin, arrays))
         arrays.append(array)
         end += nbytes
-    return Dumped(data, runs, end)
+    return PickledObject(data, runs, end)
 
 
 def load_object(message: Any, memory: Memory) -> Any:
-    """Rebuild what `dump_object` gave, on the memory to which it was written."""
+    """Rebuild the object of `dump_object` on the memory to which its arrays were written."""
     data, runs = pickle.loads(message)
     if not runs:
         return pickle.loads(data)
@@ -122,7 +217,8 @@ def load_object(message: Any, memory: Memory) -> Any:
     buffers: list[Any] = []
     for char, tensors, begin, shapes in runs:
         if not char:
-            buffers.append(view[begin : begin + shapes[0][0]])
+            ((nbytes,),) = shapes
+            buffers.append(view[begin : begin + nbytes])
             continue
         start = begin
         for shape in shapes:
@@ -132,30 +228,35 @@ def load_object(message: Any, memory: Memory) -> Any:
     return pickle.loads(data, buffers=buffers)
 
 
+def dump_extras(extras: list[Any]) -> bytes:
+    """The parts of a batch that are not arrays, pickled; empty where there are none."""
+    return dump(extras, None) if extras else b""
+
+
 def _tensor(array: Any) -> Any:
     import torch
 
     return torch.from_numpy(array)
 
 
-class _Lifter:
-    """Puts holes in the place of arrays and tensors, in a copy of the lists, tuples and dicts that hold them."""
+class _ArrayExtractor:
+    """Puts placeholders in the place of arrays and tensors, in a copy of the lists, tuples and dicts that hold them."""
 
     def __init__(self) -> None:
         self.found: list[tuple[Form, Any]] = []
-        """The arrays, in the order of their holes."""
+        """The arrays, in the order of their placeholders."""
         self._torch = sys.modules.get("torch")
         self._kinds = {np.ndarray, ArrayToBeTensor}
         if self._torch is not None:
             self._kinds.add(self._torch.Tensor)
         self._seen: list[int] = []
 
-    def unshared(self) -> bool:
-        """Whether nothing was met twice: what is one object here must be one there, two levels down at least."""
+    def all_distinct(self) -> bool:
+        """Whether no object was met twice: what is one object here must be one when it is loaded."""
         return len(set(self._seen)) == len(self._seen)
 
-    def lift(self, obj: Any, levels: int = 2) -> Any:
-        """The object with holes in the place of arrays, down to so many levels."""
+    def extract(self, obj: Any, levels: int = 2) -> Any:
+        """The object with placeholders in the place of arrays, down to so many levels."""
         kind = type(obj)
         if kind in self._kinds:
             return self._leaves((obj,))[0]
@@ -164,17 +265,17 @@ class _Lifter:
         self._seen.append(id(obj))
         values = obj.values() if kind is dict else obj
         if levels > 1:
-            lifted = [self.lift(value, levels - 1) for value in values]
+            parts = [self.extract(value, levels - 1) for value in values]
         elif self._kinds.isdisjoint(map(type, values)):
             return obj
         else:
-            lifted = self._leaves(values)
-        return dict(zip(obj, lifted, strict=True)) if kind is dict else kind(lifted)
+            parts = self._leaves(values)
+        return dict(zip(obj, parts, strict=True)) if kind is dict else kind(parts)
 
     def _leaves(self, values: Iterable[Any]) -> list[Any]:
         out, seen, found, kinds, ndarray = [], self._seen, self.found, self._kinds, np.ndarray
-        dtype: Any = None  # of the array before: most of them have the same object
-        last, form = None, NO_FORM
+        dtype: Any = None  # of the previous array: most of them have the same object
+        last, form = None, BUFFER
         for obj in values:
             kind = type(obj)
             if kind not in kinds:
@@ -188,16 +289,16 @@ class _Lifter:
             if array.dtype is not dtype or kind is not last:
                 dtype, last = array.dtype, kind
                 plain = dtype.kind in "biufc" and dtype.isnative and dtype.isbuiltin != ADDED_TO_NUMPY
-                form = Form(dtype.char, kind is not ndarray) if plain else NO_FORM
-            if form is NO_FORM:
+                form = Form(dtype.char, kind is not ndarray) if plain else BUFFER
+            if form is BUFFER:
                 out.append(obj)
             else:
                 found.append((form, array))
-                out.append(HOLE)
+                out.append(PLACEHOLDER)
         return out
 
     def _array_of(self, obj: Any) -> Any:
-        """What is to be a tensor as an array; None where that cannot be."""
+        """The array of something that is or becomes a tensor; None where there is none."""
         if type(obj) is ArrayToBeTensor:
             return obj.array
         if not is_plain(self._torch, obj) or not obj.is_contiguous():

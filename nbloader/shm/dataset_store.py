@@ -1,21 +1,31 @@
-"""A file in memory that holds arrays, and which memory an array's is."""
+"""Arrays of datasets in memory files that the notebook and all workers share.
+
+`share(array)` puts an array into such a file explicitly. `Store` holds the arrays that a dataset's pickle leaves out
+(dataset_payload.py). `file_of` tells whether an array lies in a memory file already, so that it is not copied again.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import os
+import pickle
+import sys
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbloader._util.system import pages_written
 from nbloader.shm.segment import filled_file, mapped
+
+SHARE_FROM = 64 * 1024
+"""Arrays in a dataset from this size on are shared by all workers, bytes; smaller ones are copied to each."""
 
 
 class Store:
-    """A file in memory with arrays in it, which nobody can write to any more. It lives as long as this.
+    """A memory file with arrays, to which nobody can write any more. The file lives as long as this object.
 
     Args:
         pieces: The memory of the arrays.
@@ -34,20 +44,58 @@ class Store:
         weakref.finalize(self, os.close, self.fd)
 
     def map(self) -> Any:
-        """Map it here, copy-on-write: memory to build arrays on, which keeps the store alive."""
+        """Map the file copy-on-write: memory to build arrays on, which keeps the store alive."""
         memory = mapped(self.fd, self.size, private=True)
         memory.store = self
         return memory
 
 
+def share(array: Any) -> Any:
+    """Copy an array into memory that the notebook and the workers of all loaders share.
+
+    Use it for large arrays of a dataset: `self.images = nbloader.share(np.load(...))`. Without it, an array of 64 kB or
+    more exists twice: once in the notebook, and once for all workers together. An `np.memmap` needs no `share`: every
+    process reads it from its file.
+
+    Writes are private (copy-on-write): a process that writes to the array gets its own copy of the page, and the other
+    processes do not see the change. Workers that start later see what the notebook has written; they then have a copy
+    of the array in common.
+
+    Args:
+        array: A NumPy array of any shape, and of any dtype but object.
+
+    Returns:
+        An array of the same shape, dtype and contents.
+
+    Raises:
+        TypeError: It is no such array. A tensor is shared by its own `share_memory_()`, and not copied either.
+        MemoryError: There is not that much memory left.
+    """
+    if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+        what = f"an array of dtype {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+        hint = "; a tensor has share_memory_() for that" if type(array).__module__.startswith("torch") else ""
+        raise TypeError(f"share takes a NumPy array of numbers, not {what}{hint}")
+    dense: Any = np.asarray(array, order="K")
+    if not (dense.flags.c_contiguous or dense.flags.f_contiguous):
+        dense = np.ascontiguousarray(dense)
+    if not dense.nbytes:
+        return dense.copy()
+    order: Any = "C" if dense.flags.c_contiguous else "F"
+    memory = Store([pickle.PickleBuffer(dense).raw()]).map()
+    return np.ndarray(dense.shape, dense.dtype, memory, order=order)
+
+
+# ---- where an array's memory is -------------------------------------------------------------------------------------
+
+
 def address_of(raw: memoryview) -> int:
-    """Where in memory it begins."""
+    """The address at which it begins."""
     address: int = np.frombuffer(raw, np.uint8).ctypes.data
     return address
 
 
 def owner_of(raw: memoryview) -> Any:
-    """The object whose memory it is."""
+    """The object that owns the memory."""
     owner: Any = raw.obj
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base
@@ -55,12 +103,51 @@ def owner_of(raw: memoryview) -> Any:
 
 
 def store_of(owner: Any) -> Store | None:
-    """The store that is mapped where this object's memory is, if one is."""
+    """The store that is mapped where this object's memory is; None where there is none."""
     return getattr(owner, "store", None) if isinstance(owner, ctypes.Array) else None
 
 
+class Location(NamedTuple):
+    """The memory file in which an array lies."""
+
+    fd: int
+    start: int
+    """Bytes."""
+    private: bool
+    """Whether it is to be mapped copy-on-write."""
+    keeper: Any
+    """Keeps the descriptor open."""
+
+
+def file_of(raw: memoryview) -> Location | None:
+    """The memory file that holds these bytes now; None where there is none, or the notebook has written to its copy."""
+    owner = owner_of(raw)
+    store = store_of(owner)
+    if store is not None:
+        address = address_of(raw)
+        start = address - ctypes.addressof(owner)
+        return None if pages_written(address, raw.nbytes) else Location(store.fd, start, private=True, keeper=store)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(owner, torch.Tensor) and owner.is_shared():
+        storage = owner.untyped_storage()
+        fd, size = _fd_of(storage)
+        start = address_of(raw) - storage.data_ptr()
+        if fd >= 0 and 0 <= start <= size - raw.nbytes:
+            return Location(fd, start, private=False, keeper=storage)
+    return None
+
+
+def _fd_of(storage: Any) -> tuple[int, int]:
+    """The descriptor of a tensor's shared memory and its size, as torch gives them to its own workers; -1 for none."""
+    try:
+        fd, size = storage._share_fd_cpu_()
+        return (fd, size) if os.fstat(fd).st_size >= size else (-1, 0)
+    except (AttributeError, OSError, RuntimeError, TypeError, ValueError):
+        return -1, 0
+
+
 class Origin:
-    """Which memory a buffer was: equal for the same memory of the same object, while that object lives."""
+    """The identity of a buffer's memory: equal for the same memory of the same object, while that object lives."""
 
     def __init__(self, raw: memoryview) -> None:
         self._span = address_of(raw), raw.nbytes

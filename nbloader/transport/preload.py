@@ -1,10 +1,10 @@
-"""What a dataset will import that is slow to import: the fork server imports it once, for all workers."""
+"""Modules that a dataset needs and that are slow to import: the fork server imports them once for all workers."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 LOADER = "nbloader.loader"
@@ -16,9 +16,9 @@ def needed(payload: bytes, *parts: Any, by_torch: bool = False) -> list[str]:
     """Modules that workers will import to rebuild a dataset and its functions, and to use them.
 
     Args:
-        payload: Their pickle: what is of the notebook names there what it uses.
-        parts: An object of a module's class, or a function of a module, needs all that its module imports.
-        by_torch: Whether torch makes the batches.
+        payload: Their pickle: code of the notebook names there the modules that it uses.
+        parts: An object whose class is from a module, or a function from one, needs all that this module imports.
+        by_torch: Whether workers collate with torch.
     """
     used = {"torch"} if by_torch else set()
     used |= {_key(name) for name in PRELOADABLE if _key(name).encode() in payload}
@@ -26,21 +26,21 @@ def needed(payload: bytes, *parts: Any, by_torch: bool = False) -> list[str]:
 
 
 def expected(dataset: Any, *, by_torch: bool = False) -> list[str]:
-    """The same by the look of a dataset that has not been pickled yet: cheap, and it may miss some."""
+    """An estimate of `needed` for a dataset that has not been pickled yet: cheap, and it may miss some."""
     used = set(_used_by(dataset))
     return _loaded(used | {"torch"} if by_torch else used)
 
 
 def _loaded(used: set[str]) -> list[str]:
-    """Which of these this process has, too."""
+    """Those of them that this process has imported."""
     if LOADER in used:
         used.add("torch")
     return [name for name in PRELOADABLE if name in sys.modules and _key(name) in used]
 
 
 def _key(name: str) -> str:
-    """What of a module's name tells that it is used."""
-    return name if name == LOADER else _root(name)
+    """The part of a module's name by which its use is recognized."""
+    return LOADER if f"{name}.".startswith(f"{LOADER}.") else _root(name)
 
 
 def _root(name: str) -> str:
@@ -64,16 +64,24 @@ def _used_by(dataset: Any) -> Iterator[str]:
         yield _root(cls.__module__)
         yield from _imported_by(cls.__module__)
         for value in vars(cls).values():
-            names = getattr(value, "__globals__", {})
-            for name in _names(getattr(value, "__code__", None)):
-                yield _home(names.get(name))
-    for value in getattr(dataset, "__dict__", {}).values():
+            if isinstance(value, FunctionType):  # other objects may answer any attribute
+                for name in _names(value.__code__):
+                    yield _home(value.__globals__.get(name))
+    for value in attributes_of(dataset).values():
         yield _root(type(value).__module__)
 
 
-def _names(code: CodeType | None) -> Iterator[str]:
-    if code is not None:
-        yield from code.co_names
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                yield from _names(constant)
+def attributes_of(obj: Any) -> dict[str, Any]:
+    """The instance attributes of an object, without running its `__getattr__`."""
+    try:
+        attributes: dict[str, Any] = object.__getattribute__(obj, "__dict__")
+    except AttributeError:  # it has slots only
+        return {}
+    return attributes
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

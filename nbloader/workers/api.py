@@ -164,7 +164,7 @@ class WorkerPool(Protocol):
 
         Args:
             worker: Its id.
-            options: What it is told (fields of `start.Start`).
+            options: What it is told (fields of `bootstrap.InitMessage`).
             payload: What `pack` of the same kind of pool gave.
 
         Raises:

@@ -14,8 +14,8 @@ from nbloader.batch.collate import NotPlannedError, Plan, collate_object, conver
 from nbloader.batch.header import NO_SEGMENT, BatchHeader
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.payload import LocalPayload
-from nbloader.batch.pickles import tensor_of
 from nbloader.batch.rebuild import builder
+from nbloader.batch.serialize import tensor_of
 from nbloader.batch.task import Task
 from nbloader.events.failures import Nothing, SpareSample
 from nbloader.workers.fetcher import OnError, fetch

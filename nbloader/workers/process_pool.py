@@ -23,9 +23,8 @@ from nbloader.batch.payload import Layout, SegmentPayload
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.events.failures import Failure, Nothing
 from nbloader.transport import forkserver
-from nbloader.transport.cargo import Cargo
+from nbloader.transport.bootstrap import Environment, InitMessage
 from nbloader.transport.channel import MAX_FDS, Bytes, Kind
-from nbloader.transport.inherit import heritage
 from nbloader.transport.messages import (
     BatchDone,
     OutputText,
@@ -37,7 +36,8 @@ from nbloader.transport.messages import (
     WorkerLaunched,
     WorkerMessage,
 )
-from nbloader.transport.start import Start, Surroundings
+from nbloader.transport.mp_objects import InheritedState
+from nbloader.transport.process_setup import ProcessSetup
 from nbloader.workers.process import ProcessHandle, connect, dump_task
 
 _clock = time.perf_counter_ns
@@ -63,13 +63,13 @@ class Processes:
     output: str
     transport: str
 
-    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> Cargo:
+    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ProcessSetup:
         """Pickle what workers need.
 
         Raises:
             DatasetTransferError: It cannot be pickled.
         """
-        return Cargo(dataset, collate_fn, worker_init_fn, on_error, self.transport)
+        return ProcessSetup(dataset, collate_fn, worker_init_fn, on_error, self.transport)
 
     def make(self) -> Pool:
         """A pool without processes."""
@@ -100,12 +100,12 @@ class Pool:
 
     # ---- processes --------------------------------------------------------------------------------------------
 
-    def start(self, worker: int, options: dict[str, Any], payload: Cargo) -> ProcessHandle:
+    def start(self, worker: int, options: dict[str, Any], payload: ProcessSetup) -> ProcessHandle:
         """Start a worker process.
 
         Args:
             worker: Its id.
-            options: The fields of `start.Start` that do not come from here.
+            options: The fields of `bootstrap.InitMessage` that do not come from here.
             payload: The dataset and functions.
 
         Raises:
@@ -129,10 +129,10 @@ class Pool:
                 self._selector.register(handle.lifeline, selectors.EVENT_READ, (handle, self._read_lifeline))
             self._selector.register(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
             self.handles[handle.uid] = handle
-            kept, handed = heritage(pickled.handing)
-            start = Start(
-                surroundings=Surroundings.here(), worker=worker, files=files._replace(fds=()),
-                payload=pickled.data, heritage=kept, **options,
+            inherited, handed = InheritedState.of_this_process(pickled.spawning)
+            start = InitMessage(
+                environment=Environment.of_this_process(), worker=worker, files=files._replace(fds=()),
+                payload=pickled.data, inherited=inherited, **options,
             )  # fmt: skip
             for first in range(0, len(handed), MAX_FDS):  # before INIT, which may be too large to be sent at once
                 self._send(handle, (Kind.HANDED, b""), fds=tuple(handed[first : first + MAX_FDS]))

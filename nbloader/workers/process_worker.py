@@ -34,14 +34,14 @@ from nbloader.batch.chunk_writer import Beside, Placed
 from nbloader.batch.collate import NotPlannedError, Plan, collate_object, convert
 from nbloader.batch.header import IN_ARENA, NO_SEGMENT, PICKLED, BatchHeader
 from nbloader.batch.layout_cache import LayoutCache
-from nbloader.batch.serialize import ArrayToBeTensor, dump_object
+from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object
 from nbloader.events.failures import describe
 from nbloader.shm.segment import INLINE_LIMIT, SegmentPool
 from nbloader.transport import stack_probe
+from nbloader.transport.bootstrap import InitMessage
 from nbloader.transport.channel import Bytes, Channel, Kind
 from nbloader.transport.dataset_payload import Files, load_shared
-from nbloader.transport.inherit import leave, take_over
-from nbloader.transport.start import Start
+from nbloader.transport.mp_objects import run_finalizers
 from nbloader.workers.fetcher import FetchedBatch, OnError, fetch
 from nbloader.workers.iterable_fetcher import CopyDataset, ExhaustedError, IterableFetcher
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus
@@ -87,7 +87,7 @@ def main(fd: int, *, watched: bool = True) -> None:
         worker_loop = _initialize(channel)
         if worker_loop is not None:
             worker_loop.run()
-    leave()
+    run_finalizers()
 
 
 def _exit_with_parent() -> None:
@@ -108,14 +108,14 @@ def _initialize(channel: Channel) -> WorkerLoop | None:
     while not frames:
         frames = [frame for frame in channel.receive() if frame[0] != Kind.HANDED]
     _kind, body = frames[0]
-    start: Start = pickle.loads(body)
-    take_over(start.heritage, [channel.take_fd() for _ in range(start.heritage.fds)])
+    start: InitMessage = pickle.loads(body)
+    start.inherited.install([channel.take_fd() for _ in range(start.inherited.fds)])
     status_fd = channel.take_fd()
     status = SharedStatus.at(mmap.mmap(status_fd, SHARED_STATUS_SIZE))
     os.close(status_fd)
     stack_probe.answer(channel.take_fd())
     status.since, status.pid = _clock(), os.getpid()
-    start.surroundings.take_over()
+    start.environment.install()
     try:
         files = start.files._replace(fds=tuple(channel.take_fd() for _ in start.files.private))
         copy_dataset = None
@@ -139,13 +139,13 @@ def _duplicate(files: Files) -> Files:
     return files._replace(fds=tuple(map(os.dup, files.fds)))
 
 
-def _copy_dataset(start: Start, files: Files) -> tuple[Any, Callable[[int], None] | None]:
+def _copy_dataset(start: InitMessage, files: Files) -> tuple[Any, Callable[[int], None] | None]:
     """Return another copy of the dataset, and `worker_init_fn`."""
     dataset, _collate_fn, worker_init_fn, _on_error = load_shared(start.payload, _duplicate(files))
     return dataset, worker_init_fn
 
 
-def _set_up_process(start: Start, dataset: Any) -> None:
+def _set_up_process(start: InitMessage, dataset: Any) -> None:
     """Answer `get_worker_info()`, ours and torch's; seed; limit numeric libraries to one thread."""
     seed = start.seed + start.worker
     ProcessContext().set_worker_info(WorkerInfo(start.worker, start.num_workers, seed, dataset))
@@ -203,7 +203,7 @@ class WorkerLoop:
     def __init__(
         self,
         channel: Channel,
-        start: Start,
+        start: InitMessage,
         dataset: Any,
         collate_fn: Callable[[Any], Any] | None,
         on_error: OnError,
@@ -403,7 +403,7 @@ class BatchEncoder:
         send: Sends a frame about a segment or a layout: (kind, *parts, fds=).
     """
 
-    def __init__(self, start: Start, collate_fn: Callable[[Any], Any] | None, send: Callable[..., None]) -> None:
+    def __init__(self, start: InitMessage, collate_fn: Callable[[Any], Any] | None, send: Callable[..., None]) -> None:
         self._batched = start.batched
         self._output = start.output
         self._as_tensor = ArrayToBeTensor if start.output == "torch" else np.asarray
@@ -508,8 +508,3 @@ class BatchEncoder:
         """Have the notebook's process forget these segments."""
         if segments:
             self._send(Kind.DROP, pickle.dumps(segments))
-
-
-def dump_extras(extras: list[Any]) -> bytes:
-    """Pickle the parts of a batch that are not arrays."""
-    return dump_object(extras, out_of_band=False).data if extras else b""

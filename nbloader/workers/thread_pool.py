@@ -201,7 +201,7 @@ class ThreadPool:
 
         Args:
             worker: Its id.
-            options: Fields of `start.Start`.
+            options: Fields of `bootstrap.InitMessage`.
             payload: The dataset and functions.
 
         Raises:

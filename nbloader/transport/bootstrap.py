@@ -1,4 +1,4 @@
-"""What a worker process is sent first: what it takes over of the notebook's, and its dataset."""
+"""What a worker process is sent when it starts: the dataset, the notebook's environment, and the worker's options."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.transport.dataset_payload import Files
-from nbloader.transport.inherit import Heritage
+from nbloader.transport.mp_objects import InheritedState
 
 
-class Surroundings(NamedTuple):
-    """What of the notebook's process a worker takes over."""
+class Environment(NamedTuple):
+    """The environment of the notebook's process that a worker takes over."""
 
     sys_path: list[str]
     cwd: str
@@ -22,16 +22,16 @@ class Surroundings(NamedTuple):
     argv: list[str]
 
     @classmethod
-    def here(cls) -> Surroundings:
-        """Those of this process, now."""
+    def of_this_process(cls) -> Environment:
+        """That of this process, now."""
         try:
             cwd = str(Path.cwd())
-        except FileNotFoundError:  # the folder was deleted under the notebook
+        except FileNotFoundError:  # the folder was deleted while the notebook runs in it
             cwd = ""
         return cls(list(sys.path), cwd, dict(os.environ), list(sys.argv))
 
-    def take_over(self) -> None:
-        """Make them this process's."""
+    def install(self) -> None:
+        """In a worker: make it this process's environment. Its own thread limits stay."""
         sys.path[:] = self.sys_path
         sys.argv[:] = self.argv
         for name in set(os.environ) - set(self.environ):
@@ -42,20 +42,23 @@ class Surroundings(NamedTuple):
             os.chdir(self.cwd)
 
 
-class Start(NamedTuple):
-    """What a worker is sent first."""
+class InitMessage(NamedTuple):
+    """The body of the `INIT` frame, pickled."""
 
-    surroundings: Surroundings
+    environment: Environment
+    inherited: InheritedState
     worker: int
+    """Worker id."""
     num_workers: int
     seed: int
     batched: bool
     output: str
+    """"torch" or "numpy": what the arrays of a batch become."""
     transport: str
+    """"shared_memory" or "pickle"."""
     files: Files
-    """Where the dataset's large arrays lie; the descriptors came along."""
+    """The files of the dataset's large arrays; the descriptors are sent along."""
     payload: bytes
     """Pickle of (dataset, collate_fn, worker_init_fn, on_error)."""
-    heritage: Heritage
     streaming: IterableOptions | None
-    """Of an iterable dataset."""
+    """Options of an iterable dataset; None for a map-style dataset."""

@@ -1,22 +1,25 @@
-"""What worker processes are given when they start."""
+"""The dataset and the functions of a loader, pickled once for all of its worker processes."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from nbloader.batch.pickles import dump
+from nbloader.batch.serialize import dump
 from nbloader.errors import DatasetTransferError
 from nbloader.transport import fingerprint, preload
 from nbloader.transport.dataset_payload import SharedPickle
-from nbloader.transport.inherit import OF_FORK
+from nbloader.transport.mp_objects import FORK_CONTEXT
 
 
-class Cargo:
+class ProcessSetup:
     """The dataset and the functions, pickled once for all workers.
 
     Args:
         dataset: As of the loader; so are the functions.
-        transport: With "pickle" it is torch that makes the batches, where nothing else does.
+        collate_fn: The user's, or None for the default.
+        worker_init_fn: The user's, or None.
+        on_error: The user's function, or the name of a policy.
+        transport: With "pickle" and no `collate_fn`, workers collate with torch.
 
     Raises:
         DatasetTransferError: They cannot be pickled.
@@ -34,47 +37,47 @@ class Cargo:
             functions = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn, "on_error": on_error}
             raise DatasetTransferError(
                 f"{_culprit(error, dataset, functions)} cannot be sent to worker processes: {type(error).__name__}: "
-                f"{error}. {'' if str(error) == OF_FORK else advice}"
+                f"{error}. {'' if str(error) == FORK_CONTEXT else advice}"
             ) from error
-        worthwhile = self.pickled.alone and fingerprint.worthwhile(self.pickled.data)
-        self._likeness = _likeness(parts) if worthwhile else None
+        worthwhile = self.pickled.self_contained and fingerprint.worthwhile(self.pickled.data)
+        self._fingerprint = _fingerprint_of(parts) if worthwhile else None
         self.preload = preload.needed(
             self.pickled.data, dataset, collate_fn, worker_init_fn, on_error,
             by_torch=transport == "pickle" and collate_fn is None,
         )  # fmt: skip
         self.identity = self.pickled.identity
-        """Equal where workers that have the one need not be given the other."""
+        """Equal where workers that have the one need not be sent the other."""
 
     def holds(self, *parts: Any) -> bool:
-        """Whether these are what they were then. False also where only another cargo can tell.
+        """Whether these are what it was made of, unchanged. False also where only another pickle can tell.
 
         Args:
-            parts: As this was made of.
+            parts: As this object was made of.
         """
-        return self._likeness is not None and _likeness(parts) == self._likeness
+        return self._fingerprint is not None and _fingerprint_of(parts) == self._fingerprint
 
 
-def _likeness(parts: Any) -> Any:
+def _fingerprint_of(parts: Any) -> Any:
     try:
-        return fingerprint.likeness(parts)
-    except Exception:  # noqa: BLE001 - pickling runs the user's code; what is wrong is said where a cargo is made of it
+        return fingerprint.fingerprint(parts)
+    except Exception:  # noqa: BLE001 - pickling runs the user's code; `ProcessSetup` raises what is wrong
         return None
 
 
 def _culprit(error: Exception, dataset: Any, functions: dict[str, Any]) -> str:
-    """What cannot be pickled, for a message: as closely as it can be told."""
+    """The part that cannot be pickled, for a message: as exactly as it can be found."""
     for name, function in functions.items():
         if _raises(error, function):
             return name
     what = f"the dataset ({type(dataset).__name__})"
-    for name, value in getattr(dataset, "__dict__", {}).items():
+    for name, value in preload.attributes_of(dataset).items():
         if _raises(error, value):
             return f"{what}, with what its attribute {name!r} ({type(value).__name__}) holds,"
     return what
 
 
 def _raises(error: Exception, part: Any) -> bool:
-    """Whether the same error comes of pickling this alone."""
+    """Whether pickling this part alone raises the same error."""
     try:
         dump(part, lambda _buffer: None)
     except Exception as raised:  # noqa: BLE001 - pickling runs the user's code, which may raise anything

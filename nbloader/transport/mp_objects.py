@@ -1,0 +1,180 @@
+"""Objects that a dataset shares with its workers while they run: `multiprocessing` values, queues, connections, locks.
+
+They are pickled by `multiprocessing`'s own reducers, as for a process that it starts itself: semaphores by their name,
+everything else by descriptors, which go to each worker beside the pickle. Tensors in shared memory go the same way.
+
+    notebook: with Spawning() as spawning: pickle ... -> spawning.fds -> channel
+    worker:   InheritedState.install(fds), unpickle; each descriptor is duplicated when an object asks for it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import weakref
+from multiprocessing import context, reduction
+from typing import Any, NamedTuple
+
+from nbloader.batch.serialize import Pickler, is_plain
+from nbloader.shm.dataset_store import SHARE_FROM
+
+FORK_CONTEXT = (
+    "a lock of multiprocessing's fork context (as in Value, Array, Event, Queue) has no name by which another process "
+    "could open it: create it with multiprocessing.get_context('forkserver'), such as "
+    "multiprocessing.get_context('forkserver').Value('i', 0)"
+)
+_NOT_USED = frozenset({"_reduce_method", "_reduce_method_descriptor", "_reduce_partial"})
+"""Reducers of `multiprocessing` for what cloudpickle does better."""
+
+
+class InheritedFd:
+    """In a pickle: a descriptor that is sent beside it, by its number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def detach(self) -> int:
+        """In the worker: a duplicate of the descriptor; the caller owns it."""
+        return os.dup(_received[self.number])
+
+
+class Spawning:
+    """While it is entered, `multiprocessing` objects pickled on this thread are pickled for a worker.
+
+    It takes the place that `multiprocessing` gives to the `Popen` of the process that it starts.
+    """
+
+    DupFd = InheritedFd
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+        """Duplicates of the descriptors that the worker needs, in order; closed when this object is collected."""
+        weakref.finalize(self, _close, self.fds).atexit = False
+        self._before: Any = None
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Have a descriptor sent. Returns its number."""
+        self.fds.append(os.dup(fd))
+        return len(self.fds) - 1
+
+    @property
+    def identity(self) -> list[tuple[int, int]]:
+        """Equal where the descriptors refer to the same files."""
+        return [(stat.st_dev, stat.st_ino) for stat in map(os.fstat, self.fds)]
+
+    def __enter__(self) -> Spawning:
+        """Begin."""
+        self._before = context.get_spawning_popen()
+        context.set_spawning_popen(self)  # type: ignore[arg-type]
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """End."""
+        context.set_spawning_popen(self._before)
+
+
+def _close(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
+
+
+class SharingPickler(Pickler):
+    """Pickles objects that are shared between processes so that they stay shared. Only within `Spawning`."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """See `Pickler`."""
+        if _is_unnamed_lock(obj):
+            raise TypeError(FORK_CONTEXT)
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(obj, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
+            if not _is_shared(torch, obj) or _goes_as_array(torch, obj):
+                return super().reducer_override(obj)
+            reduce = _reducers().get(type(obj))
+        else:
+            reduce = _reducers().get(type(obj))
+            if getattr(reduce, "__name__", "") in _NOT_USED:
+                reduce = None
+        return super().reducer_override(obj) if reduce is None else reduce(obj)
+
+
+def _is_unnamed_lock(obj: Any) -> bool:
+    """Whether it is a lock of `multiprocessing` that only forked processes can use.
+
+    The type decides: to ask any object for an attribute would run the `__getattr__` of the user's classes, which may
+    raise anything or change the object.
+    """
+    synchronize = sys.modules.get("multiprocessing.synchronize")
+    return synchronize is not None and issubclass(type(obj), synchronize.SemLock) and obj._semlock.name is None
+
+
+def _reducers() -> dict[type, Any]:
+    found: dict[type, Any] = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    return found
+
+
+def _is_shared(torch: Any, obj: Any) -> bool:
+    if isinstance(obj, torch.Tensor):
+        return obj.is_cpu and obj.layout is torch.strided and not obj.is_nested and obj.is_shared()
+    storage = obj._untyped_storage if isinstance(obj, torch.TypedStorage) else obj
+    return storage.device.type == "cpu" and bool(storage.is_shared())
+
+
+def _goes_as_array(torch: Any, obj: Any) -> bool:
+    """Whether its memory file goes to the workers as that of any large array (dataset_payload.py)."""
+    return type(obj) is torch.Tensor and obj.nbytes >= SHARE_FROM and is_plain(torch, obj)
+
+
+# ---- beside the dataset ---------------------------------------------------------------------------------------------
+
+
+class InheritedState(NamedTuple):
+    """The state of `multiprocessing` that a worker takes over from the notebook's process."""
+
+    fds: int
+    """Number of descriptors that are sent along."""
+    tracked: bool
+    """Whether the last of them is the connection to `multiprocessing`'s resource tracker: a tracker of the worker's
+    own would delete the shared memory that the worker opens when the worker ends."""
+    authkey: bytes | None
+    """The key with which managers authenticate this process, where there are managers."""
+
+    @classmethod
+    def of_this_process(cls, spawning: Spawning) -> tuple[InheritedState, list[int]]:
+        """The state for the next worker, and its descriptors."""
+        tracker = _tracker()
+        fd = None if tracker is None else tracker._fd
+        fds = spawning.fds if fd is None else [*spawning.fds, fd]
+        key = bytes(multiprocessing.current_process().authkey) if "multiprocessing.managers" in sys.modules else None
+        return cls(len(fds), fd is not None, key), fds
+
+    def install(self, fds: list[int]) -> None:
+        """In a worker: make it this process's state.
+
+        Args:
+            fds: The descriptors that came along.
+        """
+        if self.tracked:
+            from multiprocessing import resource_tracker
+
+            resource_tracker._resource_tracker._fd = fds.pop()  # type: ignore[attr-defined]
+        if self.authkey is not None:
+            multiprocessing.current_process().authkey = self.authkey
+        _received[:] = fds
+
+
+def _tracker() -> Any:
+    module = sys.modules.get("multiprocessing.resource_tracker")
+    return None if module is None else module._resource_tracker
+
+
+_received: list[int] = []
+
+
+def run_finalizers() -> None:
+    """In a worker that ends: flush queues to which it has put items, and end processes that it has started."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        with contextlib.suppress(Exception):  # whatever the user's finalizers raise, the worker ends
+            util._exit_function()
