@@ -293,7 +293,7 @@ def expected(dataset, *args, **kwargs):
 
 
 def segments(loader):
-    return loader._engine._crew.pool._board
+    return loader._engine._group.pool._board
 
 
 @pytest.mark.parametrize("workers", ["process", "thread"])

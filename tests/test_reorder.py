@@ -56,7 +56,7 @@ def test_a_number_that_has_come_is_refused_for_good(order, in_order, data):
             buffer.take()
         again = data.draw(st.sampled_from(come))
         assert buffer.has(again)
-        with pytest.raises(ValueError, match=f"item {again} has come before"):
+        with pytest.raises(ValueError, match=f"item {again} has arrived before"):
             buffer.put(again, -1)
 
 
@@ -110,5 +110,5 @@ def test_a_number_that_is_skipped_is_waited_for_by_nobody(order, gaps, in_order)
     assert [buffer.take() for _ in freed] == freed
     assert buffer.drain() == []
     for number in order:
-        with pytest.raises(ValueError, match="has come before"):
+        with pytest.raises(ValueError, match="has arrived before"):
             buffer.skip(number)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from test_dispatch import GIVEN_UP
+from test_dispatcher import GIVEN_UP, NOW, FixedPolicy
 
 from nbloader.sampling.shard_plan import ShardPlan, ShardProgress, Ticket
 from nbloader.scheduler.dispatcher import Dispatcher
@@ -42,10 +42,10 @@ class ShardChaos(RuleBasedStateMachine):
     def begin(self, lengths, slots, window, depth, in_order):
         self.lengths = lengths
         self.in_order = in_order
-        self.dispatcher: Dispatcher[str] = Dispatcher(depth)
+        self.dispatcher: Dispatcher[str] = Dispatcher(FixedPolicy(depth, window))
         self.dispatcher.slots = slots
         self.shards = ShardPlan(len(lengths), size=2, seed=5)
-        self.dispatcher.open_run(0, window=window, in_order=in_order, shards=self.shards)
+        self.dispatcher.open_iteration(0, in_order=in_order, shards=self.shards)
         for slot in range(slots):
             self.worker_starts(slot)
 
@@ -88,12 +88,12 @@ class ShardChaos(RuleBasedStateMachine):
         exists = ticket.position < self.lengths[ticket.shard]
         assert not (ticket.exhausted and exists), "a batch is left out"
         if not exists:
-            self.dispatcher.end(worker, 0, number)
+            self.dispatcher.exhausted(worker, 0, number, NOW)
             return
         self.iterators[worker, ticket.shard] = ticket.position + 1
         if told:
             self.shards.advance(ticket.shard, ticket.position + 1, json.dumps(ticket.position + 1), "")
-        self.dispatcher.result(worker, 0, number, f"{ticket.position}:{ticket.shard}")
+        self.dispatcher.result(worker, 0, number, f"{ticket.position}:{ticket.shard}", NOW)
 
     @precondition(lambda self: self.living)
     @rule(data=st.data(), replaced=st.booleans(), blame=st.booleans())
@@ -103,7 +103,7 @@ class ShardChaos(RuleBasedStateMachine):
         _held, fatal = self.dispatcher.worker_gone(worker, blame=blame)
         if fatal is not None:
             self.errors.add((fatal.indices.position, fatal.indices.shard))
-            self.dispatcher.fail(fatal, GIVEN_UP)
+            self.dispatcher.fail(fatal, GIVEN_UP, NOW)
         if replaced:
             self.worker_starts(slot)
         self.batches_are_sent()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nbloader import DataLoader
-from nbloader.engine import supervisor
+from nbloader.engine import engine
 from nbloader.shm.segment import SegmentMaps, SegmentPool, aligned, anonymous_file, segment, segment_size
 
 
@@ -308,11 +308,11 @@ def test_memory_that_is_not_there_is_an_error_that_says_what_to_do(monkeypatch):
 
 @pytest.mark.parametrize("chunk", [None, 8])
 def test_between_epochs_workers_give_memory_back_and_the_next_epoch_is_as_the_first(chunk, monkeypatch):
-    monkeypatch.setattr(supervisor, "REST", 0.1)
+    monkeypatch.setattr(engine, "REST", 0.1)
     with DataLoader(Images(160), 16, num_workers=2, chunk_size=chunk, persistent_workers=True) as loader:
 
         def segments():
-            pool = loader._engine._crew.pool
+            pool = loader._engine._group.pool
             return sum(
                 len(maps._maps) for maps in (*[handle.maps for handle in pool.handles.values()], pool._board.maps)
             )

@@ -94,7 +94,7 @@ def test_many_may_ask_at_once_and_nothing_is_disturbed():
 def test_a_worker_that_cannot_answer_is_an_error_in_bounded_time(monkeypatch):
     monkeypatch.setattr(stack_probe, "WAIT", 0.3)
     with DataLoader(Numbers(4), 2, num_workers=2) as loader:
-        with pytest.raises(NbloaderError, match="worker 1 does not run"):
+        with pytest.raises(NbloaderError, match="worker 1 is not running"):
             loader.stack(1)
         assert flat(loader) == [0, 1, 2, 3]
         wait_for(lambda: all(w.state == "idle" for w in loader.stats().workers))
@@ -115,8 +115,8 @@ def test_a_worker_that_dies_when_it_is_asked_is_an_error():
         wait_for(lambda: any(w.batch is not None for w in loader.stats().workers))
         (pid,) = pids(loader)
         os.kill(pid, signal.SIGSTOP)
-        with loader._engine._lock:
-            ask = loader._engine._crew.asker(0)
+        with loader._engine.lock:
+            ask = loader._engine._group.asker(0)
             threading.Thread(target=lambda: os.kill(pid, signal.SIGKILL)).start()
             begun = time.monotonic()
             with pytest.raises(NbloaderError, match="it has ended"):

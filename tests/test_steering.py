@@ -14,7 +14,7 @@ from same import assert_same
 
 from nbloader import DataLoader, LoaderClosedError
 from nbloader import events as ev
-from nbloader.engine.worker_output import Outlet
+from nbloader.engine.worker_output import WorkerOutput
 
 
 def events(loader, kind):
@@ -237,7 +237,7 @@ def test_an_epoch_ends_by_steps_and_a_step_too_many_is_none_of_the_next(workers)
         for _ in range(4):
             loader.step()
         assert flat(loader) == [0, 1, 2, 3]
-        wait_for(lambda: not loader._engine._dispatcher.runs if workers else True)
+        wait_for(lambda: not loader._engine._dispatcher.iterations if workers else True)
         got, thread = consume(loader)
         thread.join(0.2)
         assert got == []
@@ -296,12 +296,12 @@ def test_worker_output_can_be_printed_by_several_threads_at_once(monkeypatch):
             return super().write(text)
 
     monkeypatch.setattr(sys, "stdout", stream := Stream())
-    outlet = Outlet()
+    outlet = WorkerOutput()
     outlet.add("stdout", "first")
 
     def show():
         try:
-            outlet.show_from_elsewhere()
+            outlet.show_in_context()
         except RuntimeError as error:
             errors.append(error)
 
@@ -357,7 +357,7 @@ def test_a_supervisor_that_raises_is_restarted_and_logged_and_goes_on(caplog, mo
     flag.touch()
     with DataLoader(Hangs(8, bad=3, flag=str(flag), hung=str(hung)), 1, num_workers=1) as loader:
         failures = []
-        show = loader._engine._outlet.show_from_elsewhere
+        show = loader._engine._output.show_in_context
 
         def fail():
             if len(failures) < 2:
@@ -365,7 +365,7 @@ def test_a_supervisor_that_raises_is_restarted_and_logged_and_goes_on(caplog, mo
                 raise Breaks("planted")
             show()
 
-        monkeypatch.setattr(loader._engine._outlet, "show_from_elsewhere", fail)
+        monkeypatch.setattr(loader._engine._output, "show_in_context", fail)
         got = []
         consumer = threading.Thread(target=lambda: got.extend(flat(loader)))
         consumer.start()

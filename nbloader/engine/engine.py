@@ -1,270 +1,472 @@
-"""The engine behind a loader with workers: what the iterator asks, and what the user commands.
+"""The engine of one loader: it moves batches from the sampler over the workers to the consumer.
 
-It never refers to the `DataLoader` that owns it, so that a loader nobody refers to is closed. Who changes its state,
-and when, is in driver.py.
+    consumer in __next__ --+
+                           +--> with the lock: receive from workers, execute commands, assign batches
+    supervisor thread -----+
+
+All state is behind one lock, and whoever is there drives: the consumer while it waits, the supervisor thread while the
+consumer is away (supervisor.py). Decisions are the dispatcher's, which is pure; this module carries them out.
+
+Commands (pause, restart, the end of a dropped iterator) come from any thread, even from a finalizer: they are queued,
+and executed with the lock by the next one that drives. Events are recorded with the lock and published without it,
+since a subscriber may call the loader.
+
+The engine never refers to the `DataLoader` that owns it, so that a loader nobody refers to is closed.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from nbloader import events as ev
 from nbloader._util.wakeup import Wakeup
+from nbloader.batch import chunking
 from nbloader.batch.payload import BatchOutcome, BatchPayload
-from nbloader.batch.task import Task
-from nbloader.engine import timeouts as waiting
-from nbloader.engine.commands import Commands
+from nbloader.batch.task import ChunkedBatch, Task
+from nbloader.engine import inspect, timeouts
 from nbloader.engine.config import EngineConfig
-from nbloader.engine.inspect import batches_of
-from nbloader.engine.supervisor import STRAGGLING
-from nbloader.engine.timeouts import Wait
+from nbloader.engine.supervisor import Supervisor
+from nbloader.engine.timeouts import Due, WaitTimer
 from nbloader.engine.wait_hooks import WaitCallbacks
-from nbloader.errors import LoaderClosedError, LoaderTimeoutError, NbloaderError
+from nbloader.engine.worker_group import WorkerGroup
+from nbloader.engine.worker_output import WorkerOutput
+from nbloader.errors import DatasetTransferError, LoaderClosedError, LoaderTimeoutError, NbloaderError
+from nbloader.events.failures import Given, samples_failed, shown
 from nbloader.events.gauges import Gauges
-from nbloader.sampling.epoch_plan import EpochPlan
+from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan
+from nbloader.scheduler.dispatcher import Cancel, Dispatcher, WaitPlan
+from nbloader.scheduler.prefetch import PrefetchPolicy
+from nbloader.scheduler.run_state import Delivery
 from nbloader.transport import stack_probe
+from nbloader.transport.messages import (
+    BatchDone,
+    OutputText,
+    ShardAdvanced,
+    ShardExhausted,
+    WorkerGone,
+    WorkerInitFailed,
+    WorkerInitialized,
+    WorkerLaunched,
+)
 from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
 
-EXTRA_BATCHES = 16
-"""Batches per worker that may be asked for beyond the window while the head of the line is late."""
-EXTRA_BYTES = 128 << 20
-"""Memory that they may take, bytes. A worker that is slow since cores are few is late, too, and more batches ahead only
-cost memory then: with 1 GB allowed, batches of 8 MB and four workers on two cores took up to 350 MB of segments."""
-AT_HAND = 2_000_000
-"""Work that a worker does not run out of soon, ns."""
 IDLE = 300.0
-"""Seconds without a request after which a loader gives up its workers (until it is asked again)."""
+"""Seconds without a request after which a loader stops its workers (until it is asked again)."""
+IDLE_SUPERSEDED = 2.0
+"""Seconds without a request after which a loader stops its workers if its cell was run again."""
+REST = 30.0
+"""Seconds without an epoch after which workers release the memory that the next epoch can begin without. That one
+allocates it anew: with 2 s, epochs of 40 batches of 38 MB with pauses between ran at 12 % of one thread's memcpy, not
+50 %."""
+NEARBY = 0.02
+"""Seconds after a delivery during which the consumer is expected to be back at once."""
 
-Taken: TypeAlias = "tuple[Task, BatchOutcome, tuple[int, int, int]]"
-"""A batch, and the depths (in flight, reordering, ready) at its delivery."""
+
+class Delivered(NamedTuple):
+    """A batch at its delivery to the consumer, and the depths of the queues then."""
+
+    task: Task
+    outcome: Any
+    """The payload, or the error in its place."""
+    in_flight: int
+    reordering: int
+    ready: int
 
 
 class Awaited(NamedTuple):
-    """What a consumer waits for."""
+    """The batch that the consumer waits for."""
 
     number: int
-    """Of the batch."""
-    room: bool
-    """Whether the sampler may be asked for more meanwhile."""
-    uneven: bool
-    """Whether a worker has nothing to do while another has more than one batch."""
-    maker: int | None
-    """The worker that makes it, where for `AT_HAND` nothing is to be done for the others. Of two workers at quick
-    batches one is always some ahead of the other, and for each second batch the loop would wake in vain."""
+    since: int
+    """perf_counter ns."""
 
 
-class Engine(Commands):
+class Engine:
     """Workers, dispatch and delivery for one loader.
 
     Args:
-        bus: Where events go.
-        settings: What the loader asks for.
+        bus: Where events go, always without the lock.
+        config: What the loader asks for.
     """
 
-    def __init__(self, bus: ev.EventBus, settings: EngineConfig) -> None:
-        super().__init__(bus, settings)
+    def __init__(self, bus: ev.EventBus, config: EngineConfig) -> None:
+        self.bus = bus
+        self.closed = False
+        self.lock = threading.Lock()
         self.callbacks = WaitCallbacks()
-        self.load = self._crew.load
-        self._in_order = settings.in_order
-        self._timeout = settings.timeout
-        self._on_timeout = settings.on_timeout
-        self._waiting_for: tuple[int, int] | None = None  # (batch number, since)
+        self._config = config
+        self._policy = PrefetchPolicy(
+            config.num_workers,
+            prefetch_factor=config.prefetch_factor,
+            prefetch=config.prefetch,
+            adaptive=config.adapts,
+        )
+        self._dispatcher: Dispatcher[BatchOutcome] = Dispatcher(self._policy, round_robin=config.in_turn)
+        self._events: collections.deque[ev.Event] = collections.deque()  # to be published without the lock
+        self._group = WorkerGroup(
+            self._events.append, self._dispatcher, config, on_message=self._handle, on_failure=self._wake_consumers
+        )
+        self.load = self._group.load
+        self._commands: collections.deque[Callable[[], None]] = collections.deque()
+        self._supervisor = Supervisor(self)
+        self._output = WorkerOutput()
+        self._num_workers = config.num_workers
+        self._owner = os.getpid()
+        self._waiting: dict[int, Wakeup] = {}  # iterations whose consumer waits
+        self._driving = -1  # the iteration whose consumer holds the lock
+        self._awaited: Awaited | None = None
         self._last: Task | None = None  # the batch that was delivered last
+        self._last_request = time.monotonic()
+        self._rested = False  # since the last epoch
+        self._superseded = False
+        self._raised: Exception | None = None  # an error that is raised in the consumer with the lock
+        # What failed in a batch, by (iteration, batch number): published when the batch is delivered.
+        self._failures: dict[tuple[int, int], list[ev.Event]] = {}
+        self._handlers: Mapping[type, Callable[[Any], None]] = {
+            BatchDone: self._on_batch_done,
+            ShardExhausted: self._on_shard_exhausted,
+            ShardAdvanced: self._on_shard_advanced,
+            OutputText: self._on_output,
+            WorkerLaunched: self._on_worker(self._group.on_launched),
+            WorkerInitialized: self._on_worker(self._group.on_initialized),
+            WorkerInitFailed: self._on_worker(self._group.on_init_failed),
+            WorkerGone: self._on_worker(self._group.on_gone),
+        }
 
     @property
     def loaded(self) -> bool:
         """Whether workers have been given a dataset."""
-        return self._crew.loaded
+        return self._group.loaded
 
-    # ---- the consumer's side ------------------------------------------------------------------------------------
+    @property
+    def ahead(self) -> bool:
+        """Whether batches are requested before they are wanted."""
+        return self._policy.prefetches
 
-    def open_run(self, run: int, draw: EpochPlan) -> None:
-        """Begin an iterator. The others lose their window until they are asked again.
+    # ---- the lock -----------------------------------------------------------------------------------------------
+
+    def _exclusively(self, action: Callable[..., Any], *args: Any) -> Any:
+        """Change the state, on the consumer's thread.
+
+        An interrupt, or what a signal handler raises, between any two instructions may leave the state half changed:
+        then all iterations and workers are ended, and the next epoch begins anew.
+        """
+        if self._owner != os.getpid():
+            self._after_fork()
+        try:
+            with self.lock:
+                try:
+                    return action(*args)
+                except BaseException as error:
+                    self._driving = -1
+                    expected, self._raised = self._raised, None
+                    if error is expected or isinstance(error, NbloaderError):
+                        raise
+                    self._forget_iterations()
+                    self._group.abandon()
+                    self._supervisor.forget_unstarted()
+                    raise
+        finally:
+            if self._events:
+                self.publish_events()
+
+    def publish_events(self) -> None:
+        """Publish what was recorded with the lock, now that it is released."""
+        while self._events:
+            with contextlib.suppress(IndexError):  # another thread took it
+                self.bus.publish(self._events.popleft())
+
+    def _after_fork(self) -> None:
+        """In a forked child: the workers are the parent's, and its lock may be held by a thread that is not here."""
+        self._owner = os.getpid()
+        self.lock = threading.Lock()
+        self._waiting.clear()
+        self._commands.clear()
+        self._supervisor.after_fork()
+        self._forget_iterations()
+        self._group.forget()
+
+    def _forget_iterations(self) -> None:
+        self._dispatcher.clear()
+        self._failures.clear()
+
+    def _ensure_running(self) -> None:
+        """Start the workers and the supervisor unless they run."""
+        if self.closed:
+            raise LoaderClosedError("this loader is closed: make a new one")
+        if self._group.start():
+            self._supervisor.wake()  # it may still wait for the workers before these
+        self._supervisor.ensure_running()
+
+    # ---- one round ----------------------------------------------------------------------------------------------
+
+    def _drive(self) -> None:
+        """One round: receive from the workers, execute commands, assign batches, steal work."""
+        if self._group.pool is not None:
+            handlers = self._handlers
+            for message in self._group.pool.poll(0):
+                handlers[type(message)](message)
+        self._execute_commands()
+        self._assign()
+        while self._dispatcher.can_steal():
+            cancels = self._dispatcher.steal_work(_clock(), self._group.busy_since())
+            if not cancels:
+                return
+            self._cancel(cancels)
+            self._assign()
+
+    def _handle(self, message: Any) -> None:
+        self._handlers[type(message)](message)
+
+    def _execute_commands(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
+
+    def _assign(self) -> None:
+        pool = self._group.pool
+        if pool is None:
+            return
+        assigned = self._dispatcher.assignments()
+        if not assigned:
+            return
+        given: dict[int, list[Task]] = {}
+        now = _clock()
+        for uid, task in assigned:
+            task.dispatched = now
+            given.setdefault(uid, []).append(task)
+        for uid, tasks in given.items():
+            for task, error in pool.give(uid, tasks):
+                why = f"the indices {shown(task.indices)} of batch {task.number} cannot be pickled: {error}"
+                self._dispatcher.result(uid, task.run, task.job, Given(DatasetTransferError(why)), now)
+
+    def _cancel(self, cancels: list[Cancel]) -> None:
+        pool = self._group.pool
+        if pool is not None:
+            for cancel in cancels:
+                pool.cancel(cancel.worker, cancel.run, cancel.jobs)
+
+    # ---- messages of workers --------------------------------------------------------------------------------------
+
+    def _on_batch_done(self, message: BatchDone) -> None:
+        outcome = message.outcome
+        task = self._dispatcher.result(message.uid, message.run, message.number, outcome, _clock())
+        if task is None:
+            outcome.discard()
+            return
+        if message.spared:
+            failed = samples_failed(
+                message.spared, task.run, task.number, task.indices, self._group.handles[message.uid].worker,
+                batched=self._config.options["batched"],
+            )  # fmt: skip
+            self._failures.setdefault((task.run, task.number), []).extend(failed)
+        if not (outcome.failed or outcome.empty):
+            self._group.handles[message.uid].made += 1
+            chunks = 1
+            if task.whole is not None and self._group.pool is not None:
+                chunks = len(task.whole.pieces)
+                self._group.pool.learn(outcome)
+            self._policy.observe(outcome.nbytes, outcome.produce_ns, chunks)
+        self._wake_consumer(message.run)
+        if outcome.failed and task.whole is None:
+            self._record_failure(task, outcome)
+
+    def _record_failure(self, task: Task, failure: Any) -> None:
+        event = failure.to_event(_clock(), task.run, task.number, task.indices)
+        if event is not None:
+            self._failures.setdefault((task.run, task.number), []).append(event)
+
+    def _join(self, chunks: ChunkSpec, batch: ChunkedBatch[Any]) -> BatchOutcome:
+        """All chunks of a batch have arrived."""
+        outcome = chunking.join(batch, chunks.collate_fn)
+        if outcome.failed:
+            self._record_failure(batch.task, outcome)
+        return outcome
+
+    def _on_shard_exhausted(self, message: ShardExhausted) -> None:
+        self._dispatcher.exhausted(message.uid, message.run, message.number, _clock())
+        self._wake_consumer(message.run)  # there may be nothing to wait for any more
+
+    def _on_shard_advanced(self, message: ShardAdvanced) -> None:
+        state = self._dispatcher.iterations.get(message.run)
+        if state is not None and state.shards is not None:
+            state.shards.advance(message.shard, message.position, message.state, message.problem)
+
+    def _on_output(self, message: OutputText) -> None:
+        self._output.add(message.stream, message.text)
+
+    def _on_worker(self, handle: Callable[[Any], None]) -> Callable[[Any], None]:
+        """A handler for a stage in the life of a worker, which consumers look at."""
+
+        def on_message(message: Any) -> None:
+            handle(message)
+            self._wake_consumers()
+
+        return on_message
+
+    def _wake_consumer(self, run: int) -> None:
+        if run != self._driving and run in self._waiting:
+            self._waiting[run].set()
+
+    def _wake_consumers(self) -> None:
+        for run in list(self._waiting):
+            self._wake_consumer(run)
+
+    # ---- the consumer -------------------------------------------------------------------------------------------
+
+    def open_iteration(self, run: int, plan: EpochPlan) -> None:
+        """Begin an iteration. The others are parked until their consumers ask again.
 
         Args:
             run: Its number.
-            draw: What it draws its batches from.
+            plan: Its batches.
         """
-        self._exclusively(self._open_run, run, draw)
+        self._exclusively(self._open_iteration, run, plan)
 
-    def _open_run(self, run: int, draw: EpochPlan) -> None:
-        self._crew.options["seed"] = draw.seed
-        self._outlet.belongs_here()
-        self._asked = time.monotonic()
-        self._superseded = self._rested = False  # it is wanted after all
-        self._carry_out()  # a restart that was asked for before holds for this epoch
-        self._get_going()
-        cut = draw.chunk_spec
-        cancels = self._dispatcher.open_run(
-            run, window=self._window, in_order=self._in_order, first=draw.first, shards=draw.shards,
-            chunk=0 if cut is None else cut.size, join=None if cut is None else functools.partial(self._join, cut),
-        )  # fmt: skip
-        self._dispatcher.runs[run].passed = draw.delivered
+    def _open_iteration(self, run: int, plan: EpochPlan) -> None:
+        self._config.options["seed"] = plan.seed
+        self._output.use_this_context()
+        self._last_request = time.monotonic()
+        self._superseded = self._rested = False
+        self._execute_commands()  # a restart that was requested before applies to this epoch
+        self._ensure_running()
+        chunks = plan.chunk_spec
+        cancels = self._dispatcher.open_iteration(
+            run,
+            in_order=self._config.in_order,
+            first=plan.first,
+            shards=plan.shards,
+            chunk_size=0 if chunks is None else chunks.size,
+            join=None if chunks is None else functools.partial(self._join, chunks),
+            on_empty=plan.delivered,
+        )
         self._cancel(cancels)
 
-    def room(self, run: int) -> int:
-        """How many batches the sampler may be asked for now: none until some can be sent together, or one was lent."""
-        if run not in self._dispatcher.runs:
-            return 0
-        room, state = self._dispatcher.room(run), self._dispatcher.runs[run]
-        inside = room - state.extra
-        together = state.window // (4 if self._deep else 8)
-        return max(0, room) if inside <= 0 or inside >= together else 0
+    def refill_size(self, run: int) -> int:
+        """How many batches to request from the sampler now: 0 until several can be sent together."""
+        return self._dispatcher.refill_size(run)
 
     def add(self, run: int, batches: Iterable[tuple[Any, int]], *, soon: bool = False) -> None:
-        """Dispatch batches.
+        """Assign batches to workers.
 
         Args:
-            run: Their run.
+            run: Their iteration.
             batches: As (indices, seed).
-            soon: Whether the supervisor does it: to wake a worker takes the loop 0.25 ms.
+            soon: Whether the supervisor does it: waking a worker takes the consumer 0.25 ms.
         """
         self._exclusively(self._add, run, batches, soon)
 
     def _add(self, run: int, batches: Iterable[tuple[Any, int]], soon: bool) -> None:
-        if run not in self._dispatcher.runs:
+        if run not in self._dispatcher.iterations:
             return
         for indices, seed in batches:
             self._dispatcher.add(run, indices, seed)
         if soon:
-            self._command(self._dispatch)
+            self._command(self._assign)
         else:
-            self._dispatch()
+            self._assign()
 
-    def next_batch(self, run: int, waker: Wakeup, refill: Callable[[], bool]) -> Taken | None:
-        """The next batch of a run; waits for it.
+    def next_batch(self, run: int, wakeup: Wakeup, refill: Callable[[], bool]) -> Delivered | None:
+        """The next batch of an iteration; waits for it.
 
         Args:
-            run: Which run.
-            waker: Wakes the consumer.
-            refill: Asks the sampler for as many batches as there is room; whether it gave any.
+            run: The iteration.
+            wakeup: Wakes the consumer.
+            refill: Requests batches from the sampler as far as there is room; returns whether it gave any.
 
         Returns:
-            The batch and the depths (in flight, reordering, ready) at its delivery; None when none is outstanding.
+            None if no batch is outstanding.
 
         Raises:
-            LoaderTimeoutError: It did not come within `timeout`.
+            LoaderTimeoutError: It did not arrive within `timeout`.
             LoaderClosedError: The loader was closed meanwhile.
             WorkerStartError: The workers cannot be started.
         """
         self.callbacks.call()
-        wait: Wait | None = None
+        timer: WaitTimer | None = None
         since = 0
         try:
             while True:
-                got: Taken | Awaited | None = self._exclusively(self._take, run, waker)
-                if got is None:
+                taken: Delivered | WaitPlan | None = self._exclusively(
+                    self._take, run, wakeup, timer is None or timer.fresh
+                )
+                if taken is None:
                     if refill():  # those before had no sample left
                         continue
                     return None
-                if not isinstance(got, Awaited):
-                    return got
-                if wait is None:
+                if type(taken) is Delivered:
+                    return taken
+                plan: Any = taken
+                if timer is None:
                     since = _clock()
-                    wait = Wait(since, timeout=self._timeout, first=not self._dispatcher.runs[run].taken)
-                self._waiting_for = got.number, since
-                self._outlet.show()
-                if not (got.room and refill()):
-                    self._wait(waker, wait, run, got)
+                    first = not self._dispatcher.iterations[run].taken
+                    timer = WaitTimer(since, timeout=self._config.timeout, first=first)
+                self._awaited = Awaited(plan.number, since)
+                self._output.show()
+                if not (plan.refill and refill()):
+                    self._wait(wakeup, timer, run, plan)
         finally:
             self._waiting.pop(run, None)
-            self._waiting_for = None
-            self._outlet.show()
+            self._awaited = None
+            self._output.show()
 
-    def outstanding(self, run: int) -> bool:
-        """Whether batches of a run are asked for and were not taken."""
-        return run in self._dispatcher.runs and self._dispatcher.outstanding(run) > 0
+    def _take(self, run: int, wakeup: Wakeup, first: bool) -> Delivered | WaitPlan | None:
+        """The next batch if it is ready, or how to wait for it: from then on whoever receives it wakes the consumer.
 
-    def wait_for_source(self, run: int, waker: Wakeup) -> None:
-        """Block until the waker is set or the clock wants something.
-
-        Raises:
-            LoaderClosedError: The loader was closed meanwhile.
+        None if no batch is outstanding.
         """
-        self._waiting[run] = waker
-        try:
-            if self.closed:
-                raise LoaderClosedError(self._why_ended())
-            waker.wait(None, self.callbacks.interval)
-            self.callbacks.call()
-        finally:
-            self._waiting.pop(run, None)
-
-    def upcoming(self, run: int, count: int) -> list[tuple[Task, BatchPayload]]:
-        """The next batches of a run that are ready, among the next `count`; they are not taken. Never waits."""
-        ready: list[tuple[Task, BatchPayload]] = self._exclusively(self._upcoming, run, count)
-        return ready
-
-    def _upcoming(self, run: int, count: int) -> list[tuple[Task, BatchPayload]]:
-        self._work()
-        state = self._dispatcher.runs.get(run)
-        ready: list[Any] = [] if state is None else state.reorder.peek(count)
-        return [(task, outcome) for task, outcome in ready if not (outcome.failed or outcome.empty)]
-
-    def _take(self, run: int, waker: Wakeup) -> Taken | Awaited | None:
-        """What is ready, or what to wait for: from then on whoever receives it wakes the consumer.
-
-        None when nothing is outstanding.
-        """
-        state = self._dispatcher.runs.get(run)
+        dispatcher = self._dispatcher
+        state = dispatcher.iterations.get(run)
         if state is None:
             raise LoaderClosedError(self._why_ended())
         if state.parked:
-            self._dispatcher.unpark(run)
-        if self._commands:  # what was asked for before this batch holds for it
-            self._carry_out()
+            dispatcher.unpark(run)
+        if self._commands:  # what was requested before this batch applies to it
+            self._execute_commands()
         self._driving = run
-        item = self._next(run)
-        if item is None:
+        delivery = self._next(run)
+        if delivery is None:
             self._raise_fatal()
-            self._get_going()
-            self._work()
-            item = self._next(run)
-            if item is None:
+            self._ensure_running()
+            self._drive()
+            delivery = self._next(run)
+            if delivery is None:
                 self._raise_fatal()
         self._driving = -1
-        self._asked = time.monotonic()
-        if item is not None:
-            if self._adapts:
-                self._adapt()
-            self._last = item[0]
-            depths = self._dispatcher.in_flight(run), state.reorder.reordering, state.reorder.ready
-            return (*item, depths)
-        if not self._dispatcher.outstanding(run):
+        self._last_request = time.monotonic()
+        if delivery is not None:
+            self._policy.adapt()
+            self._last = delivery.task
+            reorder = state.reorder
+            return Delivered(
+                delivery.task, delivery.outcome, dispatcher.in_flight(run), reorder.reordering, reorder.ready
+            )
+        if not dispatcher.outstanding(run):
             return None
-        self._waiting[run] = waker
-        return self._awaited(run)
+        self._waiting[run] = wakeup
+        return dispatcher.plan_wait(run, first=first)
 
-    def _awaited(self, run: int) -> Awaited:
-        enough = 2 + AT_HAND // max(1, self._batch_ns)  # the one that it is at may be done, and another is on its way
-        return Awaited(
-            number=self._dispatcher.upcoming(run),
-            room=self.ahead and self._more_room(run, enough),
-            uneven=self._dispatcher.uneven(),
-            maker=self._dispatcher.maker(run, enough) if self._quick else None,
-        )
-
-    def _next(self, run: int) -> tuple[Task, BatchOutcome] | None:
+    def _next(self, run: int) -> Delivery | None:
         """The next batch that is ready and has samples."""
-        while (item := self._dispatcher.take(run)) is not None:
-            task, outcome = item
-            if self._untold:
-                self._events.extend(self._untold.pop((run, task.number), ()))
-            if not outcome.empty:
-                return task, outcome
-            passed = self._dispatcher.runs[run].passed
-            if passed is not None:
-                passed(task, 0)
+        while (delivery := self._dispatcher.take(run)) is not None:
+            task = delivery.task
+            if self._failures:
+                self._events.extend(self._failures.pop((run, task.number), ()))
+            if not delivery.outcome.empty:
+                return delivery
+            on_empty = self._dispatcher.iterations[run].on_empty
+            if on_empty is not None:
+                on_empty(task, 0)
             if self._dispatcher.paused:
-                self._dispatcher.step()  # the one that let this go lets another go
+                self._dispatcher.step()  # the step is for the next batch, which the consumer sees
         return None
 
     def _why_ended(self) -> str:
@@ -272,171 +474,361 @@ class Engine(Commands):
             return "this loader was closed while it was iterated: make a new one"
         return "this iterator was ended by an interrupt: iterate the loader again"
 
-    def _more_room(self, run: int, enough: int) -> bool:
-        """Whether the sampler may be asked for more while the consumer waits."""
-        if self.room(run) > 0:  # there are more workers than when it was asked last
-            return True
-        fits = EXTRA_BYTES // max(1, self._batch_bytes)
-        limit = self._window + min(EXTRA_BATCHES * self._num_workers, fits)
-        return self._dispatcher.lend_credit(run, limit, enough)
-
     def _raise_fatal(self) -> None:
-        if self._crew.fatal is not None:
-            error, self._crew.fatal = self._crew.fatal, None
+        if self._group.fatal is not None:
+            error, self._group.fatal = self._group.fatal, None
             self._raised = error
             raise error
 
-    def _wait(self, waker: Wakeup, wait: Wait, run: int, awaited: Awaited) -> None:
+    def _wait(self, wakeup: Wakeup, timer: WaitTimer, run: int, plan: WaitPlan) -> None:
         """Block until a worker, another thread or the clock wants something. Without the lock."""
-        due, left = wait.look(_clock(), paused=self._dispatcher.paused)
-        if due:
-            self._see_to(due, wait, run)
+        check = timer.check(_clock(), paused=self._dispatcher.paused)
+        if check.due is not None:
+            self._on_due(check.due, timer, run)
             return
-        maker = awaited.maker if wait.fresh else None
-        wait.fresh = False
-        look = None
-        if maker is not None:
-            look = AT_HAND / 1e9
-        elif awaited.uneven:  # somebody may be given work that waits elsewhere
-            look = STRAGGLING / 1e9
-        timeouts = [seconds for seconds in (left, self.callbacks.interval, look) if seconds is not None]
-        pool = self._crew.pool
-        waker.wait(pool.fileno(maker) if pool is not None else None, min(timeouts, default=None))
+        timer.fresh = False
+        timeouts = [seconds for seconds in (check.left, self.callbacks.interval, plan.recheck) if seconds is not None]
+        pool = self._group.pool
+        wakeup.wait(None if pool is None else pool.fileno(plan.producer), min(timeouts, default=None))
         self.callbacks.call()
 
-    def _see_to(self, due: str, wait: Wait, run: int) -> None:
+    def _on_due(self, due: Due, timer: WaitTimer, run: int) -> None:
         """The wait has become long."""
-        if due == "paused":
-            self._outlet.add("stderr", waiting.PAUSED)
+        if due is Due.PAUSE_NOTICE:
+            self._output.add("stderr", timeouts.PAUSED)
             return
-        with self._lock:
-            number, holder = self._dispatcher.late(run) if run in self._dispatcher.runs else (-1, None)
-            worker = self._crew.worker_of(holder)
-            gauges = sorted(self._crew.gauges(), key=lambda g: (g.worker != worker, g.state != "starting"))
+        with self.lock:
+            number, holder = self._dispatcher.delay(run) if run in self._dispatcher.iterations else (-1, None)
+            worker = self._group.worker_of(holder)
+            gauges = sorted(self._group.gauges(), key=lambda g: (g.worker != worker, g.state != "starting"))
         culprit = gauges[0] if worker is not None else None
         stack = ""
         with contextlib.suppress(NbloaderError):
             stack = self.stack(gauges[0].worker)
         place = stack_probe.place(stack) if stack else ""
         now = _clock()
-        waited = (now - wait.since) / 1e9
-        if due == "late":
-            self._outlet.add("stderr", waiting.late_notice(number, waited, gauges[0], now, place))
+        waited = (now - timer.since) / 1e9
+        if due is Due.DELAY_NOTICE:
+            self._output.add("stderr", timeouts.delay_notice(number, waited, gauges[0], now, place))
             return
-        if culprit is None and self._on_timeout == "restart" and waiting.still_starting(gauges[0], now):
-            wait.since = now
+        timeout = self._config.timeout
+        restarts = self._config.on_timeout == "restart"
+        if culprit is None and restarts and timeouts.still_starting(gauges[0], now):
+            timer.since = now
             return
-        message = waiting.timeout_message(self._timeout, number, waited, gauges, now, stack)
-        if self._on_timeout == "raise" or culprit is None:
+        message = timeouts.timeout_message(timeout, number, waited, gauges, now, stack)
+        if culprit is None or holder is None or not restarts:
             raise LoaderTimeoutError(message)
-        reason = f"batch {number} took longer than timeout={self._timeout:g} s"
-        if self._exclusively(self._restart_late, run, number, holder, reason, LoaderTimeoutError(message)):
-            self._outlet.add("stderr", waiting.restart_notice(self._timeout, number, culprit, now, place))
-        wait.since = _clock()
+        reason = f"batch {number} took longer than timeout={timeout:g} s"
+        if self._exclusively(self._restart_stalled, run, number, holder, reason, LoaderTimeoutError(message)):
+            self._output.add("stderr", timeouts.restart_notice(timeout, number, culprit, now, place))
+        timer.since = _clock()
 
-    def _restart_late(self, run: int, number: int, holder: int, reason: str, error: Exception) -> bool:
-        self._work()
-        if run not in self._dispatcher.runs or self._dispatcher.late(run) != (number, holder):
-            return False  # it came in the very last moment
-        return self._crew.restart_late(holder, reason, error)
+    def _restart_stalled(self, run: int, number: int, holder: int, reason: str, error: Exception) -> bool:
+        self._drive()
+        if run not in self._dispatcher.iterations or self._dispatcher.delay(run) != (number, holder):
+            return False  # it arrived at the very last moment
+        return self._group.restart_stalled(holder, reason, error)
+
+    def outstanding(self, run: int) -> bool:
+        """Whether batches of an iteration were requested and not taken."""
+        return run in self._dispatcher.iterations and self._dispatcher.outstanding(run) > 0
+
+    def wait_for_source(self, run: int, wakeup: Wakeup) -> None:
+        """Block until the wake-up is set or a callback is due.
+
+        Raises:
+            LoaderClosedError: The loader was closed meanwhile.
+        """
+        self._waiting[run] = wakeup
+        try:
+            if self.closed:
+                raise LoaderClosedError(self._why_ended())
+            wakeup.wait(None, self.callbacks.interval)
+            self.callbacks.call()
+        finally:
+            self._waiting.pop(run, None)
+
+    def peek(self, run: int, count: int) -> list[tuple[Task, BatchPayload]]:
+        """Those of the next `count` batches that are ready; they are not taken. Never waits.
+
+        Batches in chunks are not among them: opening one may call the user's `collate_fn`.
+        """
+        ready: list[tuple[Task, BatchPayload]] = self._exclusively(self._peek, run, count)
+        return ready
+
+    def _peek(self, run: int, count: int) -> list[tuple[Task, BatchPayload]]:
+        self._drive()
+        state = self._dispatcher.iterations.get(run)
+        if state is None or state.chunk_size:
+            return []
+        ready = state.reorder.peek(count)
+        return [(task, outcome) for task, outcome in ready if not (outcome.failed or outcome.empty)]
 
     def drain_output(self) -> None:
-        """Show what workers have printed until now: at the end of an epoch, before the cell ends."""
+        """Show what workers have printed so far: at the end of an epoch, before the cell ends."""
         self._exclusively(self._drain_output)
-        self._outlet.show()
+        self._output.show()
 
     def _drain_output(self) -> None:
-        self._work()
-        if self._crew.pool is not None:
-            for stream, text in self._crew.pool.partial_output():
-                self._outlet.add(stream, text)
+        self._drive()
+        if self._group.pool is not None:
+            for stream, text in self._group.pool.partial_output():
+                self._output.add(stream, text)
+
+    # ---- commands: thread-safe ------------------------------------------------------------------------------------
+
+    def _command(self, action: Callable[[], None]) -> None:
+        """Queue a command and wake the supervisor. Never waits, takes no lock."""
+        if not self.closed:
+            self._commands.append(action)
+            self._supervisor.wake()
+
+    def close_iteration(self, run: int) -> None:
+        """End an iteration."""
+        self._command(lambda: self._close_iteration(run))
+
+    def _close_iteration(self, run: int) -> None:
+        closed = self._dispatcher.close_iteration(run)
+        for outcome in closed.unclaimed:
+            outcome.discard()
+        for key in [key for key in self._failures if key[0] == run]:
+            del self._failures[key]
+        self._cancel(closed.cancels)
+
+    def restart_workers(self, ids: list[int]) -> None:
+        """Replace workers; other workers produce what they held."""
+        self._command(lambda: self._group.restart(ids))
+
+    def replace_all(self, *, keep: bool = True) -> None:
+        """Give all workers what was loaded last.
+
+        Args:
+            keep: Whether batches that are produced already are delivered; otherwise they are produced again.
+        """
+        self._command(lambda: self._replace_all(keep=keep))
+
+    def _replace_all(self, *, keep: bool) -> None:
+        self._drive()  # what has been sent counts as produced
+        if not keep:
+            for outcome in self._dispatcher.redo():
+                outcome.discard()
+            self._failures.clear()
+        self._group.restart(list(range(self._num_workers)))
+
+    def pause(self) -> None:
+        """Deliver and assign nothing until `resume`."""
+        self._command(self._pause)
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._command(self._resume)
+
+    def step(self) -> None:
+        """Pause, and deliver one batch."""
+        self._command(self._step)
+
+    def _pause(self) -> None:
+        if not self._dispatcher.paused:
+            self._dispatcher.pause()
+            self._events.append(ev.LoaderPaused(_clock()))
+            self._wake_consumers()
+
+    def _resume(self) -> None:
+        if self._dispatcher.paused:
+            self._dispatcher.resume()
+            self._events.append(ev.LoaderResumed(_clock()))
+            self._wake_consumers()
+
+    def _step(self) -> None:
+        self._pause()
+        self._dispatcher.step()
+        self._wake_consumers()
+
+    def resize(self, num_workers: int) -> None:
+        """Use so many workers from now on."""
+        self._command(lambda: self._resize(num_workers))
+
+    def _resize(self, num_workers: int) -> None:
+        before, self._num_workers = self._num_workers, num_workers
+        self._events.append(ev.WorkersResized(_clock(), before, num_workers))
+        self._policy.resize(num_workers)
+        self._group.resize(num_workers)
+        self._wake_consumers()  # the window may be larger
+
+    def set_prefetch_factor(self, prefetch_factor: int) -> None:
+        """Request so many batches ahead, per worker, from now on."""
+        self._command(lambda: self._set_prefetch_factor(prefetch_factor))
+
+    def _set_prefetch_factor(self, prefetch_factor: int) -> None:
+        self._policy.set_prefetch_factor(prefetch_factor)
+        self._wake_consumers()
+
+    def supersede(self) -> None:
+        """The cell of this loader was run again: stop the workers soon, at once if no epoch is under way."""
+        self._superseded = True
+        self._command(lambda: None if self._dispatcher.iterations else self._group.stop())
+
+    # ---- watching -----------------------------------------------------------------------------------------------
 
     def workers(self) -> list[WorkerView]:
-        """The workers that are there, as torch's iterator shows its own."""
-        with self._lock:
-            return self._crew.views()
-
-    # ---- watching, closing ------------------------------------------------------------------------------------------
+        """The workers, as torch's iterator shows its own."""
+        with self.lock:
+            return self._group.views()
 
     def stack(self, worker: int) -> str:
         """The Python stack of a worker now.
 
         Raises:
-            NbloaderError: It does not run, or does not answer.
+            NbloaderError: It is not running, or does not respond.
         """
-        with self._lock:
-            ask = self._crew.asker(worker)
+        with self.lock:
+            ask = self._group.asker(worker)
         return ask()
 
     def gauges(self, state: str) -> Gauges:
-        """The state now.
+        """The state now. Never runs the user's code.
 
         Args:
             state: What to call it while there are no workers.
         """
         gauges: Gauges = self._exclusively(self._gauges, state)
-        self._outlet.show_from_elsewhere()
+        self._output.show_in_context()
         return gauges
 
     def _gauges(self, state: str) -> Gauges:
-        self._work()  # what has come is shown as received, though the consumer is away
-        runs = self._dispatcher.runs.values()
-        awaited = self._waiting_for
+        self._drive()  # what has arrived is shown as received, though the consumer is away
+        dispatcher = self._dispatcher
+        iterations = dispatcher.iterations.values()
+        awaited = self._awaited
         return Gauges(
             now=_clock(),
             state=self._state(state),
-            window=max((run.window for run in runs), default=self._window),
-            in_flight=sum(map(self._dispatcher.in_flight, self._dispatcher.runs)),
-            reordering=sum(run.reorder.reordering for run in runs),
-            ready=sum(run.reorder.ready for run in runs),
-            waiting_since=awaited[1] if awaited else None,
-            waiting_for=awaited[0] if awaited else None,
-            workers=tuple(self._crew.gauges()),
-            **self._batches(),
+            window=self._policy.window,
+            in_flight=sum(map(dispatcher.in_flight, dispatcher.iterations)),
+            reordering=sum(iteration.reorder.reordering for iteration in iterations),
+            ready=sum(iteration.reorder.ready for iteration in iterations),
+            waiting_since=None if awaited is None else awaited.since,
+            waiting_for=None if awaited is None else awaited.number,
+            workers=tuple(self._group.gauges()),
+            **self._newest_iteration(),
         )
 
-    def _batches(self) -> dict[str, Any]:
-        """Which batch is where, of the newest iterator."""
-        told = batches_of(self._dispatcher)
+    def _newest_iteration(self) -> dict[str, Any]:
+        """The fields of `Gauges` about the newest iteration."""
+        fields = inspect.newest_iteration(self._dispatcher)
         last = self._last
-        if last is not None and last.run == told.get("run"):
-            told["delivered"] = self._dispatcher.runs[last.run].taken
+        if last is not None and last.run == fields.get("run"):
+            fields["delivered"] = self._dispatcher.iterations[last.run].taken
             if last.run not in self._waiting:
-                told["at"] = last.number
-                told["at_since"] = _clock() - round((time.monotonic() - self._asked) * 1e9)
-        return told
+                fields["at"] = last.number
+                fields["at_since"] = _clock() - round((time.monotonic() - self._last_request) * 1e9)
+        return fields
 
     def _state(self, state: str) -> str:
         if self.closed:
             return "closed"
         if self._dispatcher.paused:
             return "paused"
-        if self._crew.pool is None:
+        if self._group.pool is None:
             return state
-        if not self._crew.ready:
+        if not self._group.ready:
             return "starting"
-        return "running" if self._dispatcher.runs else "idle"
+        return "running" if self._dispatcher.iterations else "idle"
+
+    # ---- for the supervisor -----------------------------------------------------------------------------------------
+
+    def has_work(self) -> bool:
+        """See `Supervised`."""
+        return self._group.pool is not None or bool(self._commands)
+
+    def has_commands(self) -> bool:
+        """See `Supervised`."""
+        return bool(self._commands)
+
+    def consumer_nearby(self) -> bool:
+        """See `Supervised`."""
+        return bool(self._waiting) or time.monotonic() - self._last_request < NEARBY
+
+    def fileno(self) -> int | None:
+        """See `Supervised`."""
+        pool = self._group.pool
+        return None if pool is None else pool.fileno()
+
+    def run_round(self) -> None:
+        """See `Supervised`: drive, and release what an idle loader does not need."""
+        if self.closed:
+            return
+        self._drive()
+        rest = self._seconds_to_rest()
+        if rest is not None and rest <= 0 and self._group.pool is not None:
+            self._rested = True
+            self._group.pool.rest()
+        stop = self._seconds_to_stop()
+        if stop is not None and stop <= 0:
+            for run in self._dispatcher.iterations:
+                self._dispatcher.park(run)
+            self._group.stop()
+
+    def seconds_to_maintenance(self) -> float | None:
+        """See `Supervised`."""
+        return min(
+            (left for left in (self._seconds_to_rest(), self._seconds_to_stop()) if left is not None), default=None
+        )
+
+    def _seconds_to_rest(self) -> float | None:
+        """Seconds until the workers release memory, since no epoch is begun; None if they need not."""
+        if self._rested or self._dispatcher.iterations:
+            return None
+        return REST - (time.monotonic() - self._last_request)
+
+    def _seconds_to_stop(self) -> float | None:
+        """Seconds until the workers are stopped, since nobody asks; None for never."""
+        if self._waiting:
+            return None
+        limit = IDLE_SUPERSEDED if self._superseded else self._config.idle
+        return None if limit is None else limit - (time.monotonic() - self._last_request)
+
+    def report_failure(self, error: Exception) -> None:
+        """See `Supervised`."""
+        self._events.append(ev.SupervisorFailed(_clock(), f"{type(error).__name__}: {error}"))
+
+    def fail(self, error: Exception) -> None:
+        """See `Supervised`."""
+        self._group.fatal = NbloaderError(f"the supervisor failed: {type(error).__name__}: {error}")
+        self._group.kill()
+        self._wake_consumers()
+
+    def show_output(self) -> None:
+        """See `Supervised`."""
+        self._output.show_in_context()
+
+    # ---- closing ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the workers and every iterator. Closing twice is harmless."""
+        """Stop the workers and end every iteration. Closing twice is harmless."""
         if self.closed or self._owner != os.getpid():
             return
         self._exclusively(self._close)
-        self._outlet.show_from_elsewhere()
-        self._commanded.set()
-        supervisor = self._supervisor
-        if supervisor is not None and supervisor is not threading.current_thread():
-            supervisor.join(1)
-        self._commanded.close()
+        self._output.show_in_context()
+        self._supervisor.close()
 
     def close_soon(self) -> None:
-        """The loader is gone: have the supervisor end the workers. For a finalizer, which may run at any moment."""
+        """The loader is gone: have the supervisor stop the workers. For a finalizer, which may run at any moment."""
         if self._owner != os.getpid():
             return
-        if self._crew.pool is not None:
+        if self._group.pool is not None:
             self._command(self._close)
         else:
             self.closed = True
-            self._commanded.set()
-            if self._supervisor is None:
-                self._commanded.close()
+            self._supervisor.close_if_idle()
+
+    def _close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        for run in list(self._dispatcher.iterations):
+            self._close_iteration(run)
+        self._group.stop()
+        self._group.unload()
+        self._wake_consumers()

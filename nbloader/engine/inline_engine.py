@@ -21,7 +21,8 @@ from nbloader.batch.chunk_arena import Together
 from nbloader.batch.chunking import join
 from nbloader.batch.payload import JoinedPayload, LocalPayload
 from nbloader.batch.task import ChunkedBatch, Task
-from nbloader.engine.timeouts import PAUSED, Wait
+from nbloader.engine.engine import Delivered
+from nbloader.engine.timeouts import PAUSED, WaitTimer
 from nbloader.engine.wait_hooks import WaitCallbacks
 from nbloader.errors import LoaderClosedError
 from nbloader.events.failures import Nothing, add_note, samples_failed
@@ -95,13 +96,13 @@ class LocalEngine:
         if shards is not None:
             shards.advance(shard, position, state, problem)
 
-    def open_run(self, run: int, draw: EpochPlan) -> None:
+    def open_iteration(self, run: int, draw: EpochPlan) -> None:
         """Begin an iterator."""
         self._runs[run] = deque()
         self._made[run] = draw.first
         self._draws[run] = draw
 
-    def close_run(self, run: int) -> None:
+    def close_iteration(self, run: int) -> None:
         """End an iterator."""
         self._runs.pop(run, None)
         self._made.pop(run, None)
@@ -126,7 +127,7 @@ class LocalEngine:
         waker.wait(None, self.callbacks.interval)
         self.callbacks.call()
 
-    def room(self, run: int) -> int:
+    def refill_size(self, run: int) -> int:
         """One batch at a time."""
         return 1 if run in self._runs and not self._runs[run] else 0
 
@@ -137,9 +138,7 @@ class LocalEngine:
             self._runs[run].append(Task(run, self._made[run], indices, seed, dispatched=now, attempt=1))
             self._made[run] += 1
 
-    def next_batch(
-        self, run: int, _waker: object, refill: Callable[[], bool]
-    ) -> tuple[Task, LocalPayload | JoinedPayload, tuple[int, int, int]] | None:
+    def next_batch(self, run: int, _waker: object, refill: Callable[[], bool]) -> Delivered | None:
         """Make the next batch; None when there is none.
 
         Args:
@@ -151,7 +150,7 @@ class LocalEngine:
             now = _clock()
             self._held_back = run, queue[0].number, now
             try:
-                self._wait_for_a_step(Wait(now, timeout=0, first=not queue[0].number))
+                self._wait_for_a_step(WaitTimer(now, timeout=0, first=not queue[0].number))
             finally:
                 self._held_back = None
         if self.closed:
@@ -162,7 +161,7 @@ class LocalEngine:
             parcel = self._make_alone(task)
             if parcel is not None:
                 task.in_order = parcel.received
-                return task, parcel, (0, 0, 0)
+                return Delivered(task, parcel, 0, 0, 0)
         return None
 
     def _make_alone(self, task: Task) -> LocalPayload | JoinedPayload | None:
@@ -195,10 +194,10 @@ class LocalEngine:
         self._draws[task.run].delivered(task, 0)
         return None
 
-    def _wait_for_a_step(self, wait: Wait) -> None:
+    def _wait_for_a_step(self, wait: WaitTimer) -> None:
         while True:
-            due, left = wait.look(_clock(), paused=True)
-            if due:
+            due, left = wait.check(_clock(), paused=True)
+            if due is not None:
                 sys.stderr.write(PAUSED)
             timeouts = [seconds for seconds in (left, self.callbacks.interval) if seconds is not None]
             with self._pace:
@@ -210,7 +209,7 @@ class LocalEngine:
                 self._pace.wait(min(timeouts, default=None))
             self.callbacks.call()
 
-    def upcoming(self, _run: int, _count: int) -> list[Any]:
+    def peek(self, _run: int, _count: int) -> list[Any]:
         """Nothing is made before it is wanted."""
         return []
 

@@ -1,55 +1,54 @@
-"""Where each batch is now: read from the dispatcher's state when a picture is asked for. Called with the lock."""
+"""Which batch is where: read from the dispatcher's state for a snapshot. Called with the engine's lock."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection
 from typing import Any
 
 from nbloader.batch.header import BatchHeader
-from nbloader.batch.task import Task
 from nbloader.events.gauges import ProducedBatch
 from nbloader.scheduler.dispatcher import Dispatcher
-from nbloader.scheduler.run_state import IterationState
+from nbloader.scheduler.run_state import Delivery, IterationState
 
-SHOWN = 64
-"""Batches that are told of one place, the first ones."""
-HELD = 8
-"""Of one worker."""
+LISTED = 64
+"""Batches to list per place, the first ones."""
 
 
-def asked_of(run: IterationState[Any]) -> tuple[int, ...]:
-    """The batches that no worker has been given yet, in order."""
-    return tuple(sorted({task.number for _job, task in run.waiting[:SHOWN]}))
-
-
-def made_of(run: IterationState[Any]) -> tuple[ProducedBatch, ...]:
-    """The batches that have come and not gone to the consumer: first those that are in order, then the others."""
-    ready = ((True, item) for item in itertools.islice(run.reorder._ready, SHOWN))
-    early = ((False, item) for item in itertools.islice(run.reorder._early.values(), SHOWN))
-    return tuple(_made(in_order, task, payload) for in_order, (task, payload) in itertools.chain(ready, early))
-
-
-def _made(in_order: bool, task: Task, payload: Any) -> ProducedBatch:
-    header: BatchHeader | None = getattr(payload, "header", None)
-    begin, fetched, collated = 0, 0, 0  # a failure was not made
-    if header is not None:
-        begin, fetched, collated = header.fetch_begin, header.fetch_end, header.collate_end
-    received = getattr(payload, "received", 0)
-    ordered = task.in_order if in_order else 0
-    worker = getattr(payload, "worker", -1)
-    return ProducedBatch(task.run, task.number, worker, begin, fetched, collated, received, ordered)
-
-
-def numbers_of(held: list[Task], open_runs: Collection[int]) -> tuple[int, ...]:
-    """The batches that a worker holds and somebody still wants, the first of them."""
-    return tuple(dict.fromkeys(task.number for task in held[:HELD] if task.run in open_runs))
-
-
-def batches_of(dispatcher: Dispatcher[Any]) -> dict[str, Any]:
-    """What `snapshot.Gauges` says of the newest run's batches."""
-    if not dispatcher.runs:
+def newest_iteration(dispatcher: Dispatcher[Any]) -> dict[str, Any]:
+    """The fields of `Gauges` about the batches of the newest iteration."""
+    if not dispatcher.iterations:
         return {}
-    number = max(dispatcher.runs)
-    run = dispatcher.runs[number]
-    return {"run": number, "asked": asked_of(run), "made": made_of(run), "iterators": len(dispatcher.runs)}
+    run = max(dispatcher.iterations)
+    state = dispatcher.iterations[run]
+    return {
+        "run": run,
+        "asked": requested(state),
+        "made": arrived(state),
+        "iterators": len(dispatcher.iterations),
+    }
+
+
+def requested(state: IterationState[Any]) -> tuple[int, ...]:
+    """Numbers of the batches that no worker holds yet, in order."""
+    return tuple(sorted({waiting.task.number for waiting in state.waiting[:LISTED]}))
+
+
+def arrived(state: IterationState[Any]) -> tuple[ProducedBatch, ...]:
+    """The batches that have arrived and were not delivered: first those that are in order, then the others."""
+    ready = [_made(delivery, in_order=True) for delivery in state.reorder.peek(LISTED)]
+    early = [_made(delivery, in_order=False) for delivery in state.reorder.peek_early(LISTED)]
+    return (*ready, *early)
+
+
+def _made(delivery: Delivery, *, in_order: bool) -> ProducedBatch:
+    task, outcome = delivery
+    header: BatchHeader | None = getattr(outcome, "header", None)  # an error in the place of a batch has none
+    return ProducedBatch(
+        task.run,
+        task.number,
+        worker=getattr(outcome, "worker", -1),
+        fetch_begin=0 if header is None else header.fetch_begin,
+        fetched=0 if header is None else header.fetch_end,
+        collated=0 if header is None else header.collate_end,
+        received=getattr(outcome, "received", 0),
+        in_order=task.in_order if in_order else 0,
+    )

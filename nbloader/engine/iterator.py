@@ -1,15 +1,15 @@
-"""One pass over a loader: what `iter(loader)` gives.
+"""The iterator of one epoch: what `iter(loader)` returns.
 
-The consumer's side of the path: ask the sampler while there is credit, wait for the next batch in order, build it,
-and publish its record when the consumer comes back.
+It requests batches from the sampler while there is room in the window, waits for the next batch in order, builds it,
+and publishes the record of a batch when the consumer comes back for the next one.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from torch._C._autograd import _profiler_enabled as profiling
 from torch.autograd.profiler import record_function
@@ -17,77 +17,105 @@ from torch.autograd.profiler import record_function
 from nbloader import events as ev
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch.payload import BatchPayload
-from nbloader.batch.task import Task
 from nbloader.device.transfer import BatchKey, DeviceTransfer, PendingPlacement, RecordQueue
-from nbloader.engine.delivery import named
-from nbloader.engine.engine import Engine
-from nbloader.engine.inline_engine import LocalEngine
+from nbloader.engine.engine import Delivered, Engine
 from nbloader.errors import LoaderClosedError
-from nbloader.events.failures import Failure, Given, rebuild
-from nbloader.sampling import samplers
 from nbloader.sampling.epoch_plan import EpochPlan
 from nbloader.sampling.source import Reader, numbers
 from nbloader.workers.worker_view import WorkerView
-
-if TYPE_CHECKING:
-    from nbloader.loader.dataloader import DataLoader
 
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
 
 PROFILED = "enumerate(DataLoader)#Epoch.__next__"
-"""Range of torch's profiler around each wait for a batch; its tools know torch's loader by the first part."""
+"""Range of torch's profiler around each wait for a batch; its tools recognize torch's loader by the first part."""
 KEPT_INDICES = 8
-"""Dataset indices that a batch's record keeps."""
+"""Dataset indices that the record of a batch keeps."""
 
 
-class Epoch(Iterator[T_co]):
-    """One pass over the sampler."""
+class IteratorContext(NamedTuple):
+    """What the iterators of one loader have in common."""
 
-    def __init__(self, loader: DataLoader[T_co], run: int, draw: EpochPlan) -> None:
-        self._loader: DataLoader[T_co] | None = None
-        self._engine = engine = loader._engine
+    engine: Engine
+    events: ev.EventBus
+    transfer: DeviceTransfer | None
+    """Moves batches to their device; None if they stay."""
+    batched: bool
+    """Whether samples make batches."""
+    names: tuple[str, ...] | None
+    """Names of the parts of a batch."""
+
+
+class Consumer(NamedTuple):
+    """What the consumer's loader provides to an iterator that has begun."""
+
+    num_workers: int
+    length: Callable[[], int]
+    """Batches of the whole epoch."""
+    on_exhausted: Callable[[bool], None]
+    """Called at the end of the epoch; with whether it had no batch at all."""
+
+
+class _Record(NamedTuple):
+    """The record of the batch that the consumer has, as far as it is known."""
+
+    before: tuple[Any, ...]
+    """The fields of `BatchRecord` before `returned`."""
+    after: tuple[Any, ...]
+    """The fields after it, except for the last one."""
+
+
+class EpochIterator(Iterator[T_co]):
+    """Iterates over the batches of one epoch.
+
+    Args:
+        context: Of the loader.
+        run: Number of the iteration.
+        plan: The batches of the epoch.
+    """
+
+    def __init__(self, context: IteratorContext, run: int, plan: EpochPlan) -> None:
+        self.plan = plan
+        self._consumer: Consumer | None = None
+        self._engine = engine = context.engine
+        self._events = context.events
+        self._transfer = context.transfer
+        self._batched = context.batched
+        self._names = context.names
         self._run = run
-        self._batched = loader.batch_sampler is not None
-        self._names = loader._names
-        self._placer = loader._placer
-        self._kept: Any = None  # taken, and not delivered for want of memory on the device
-        self.draw = draw
-        if not (loader.persistent_workers and engine.loaded) and loader._load():
-            engine.replace_all()
-        engine.open_run(run, draw)
-        self._pass = _Pass(run, loader.events, loader._placer)
-        if draw.reader is not None:
-            draw.reader.when_ready(self._pass.waker.set)
-            self._pass.reader = draw.reader
-        self._closer = weakref.finalize(self, _abandon, engine, self._pass)
+        self._kept: Delivered | None = None  # taken, but not delivered for lack of memory on the device
+        engine.open_iteration(run, plan)
+        self._resources = _Resources(run, context.events, context.transfer)
+        if plan.reader is not None:
+            plan.reader.when_ready(self._resources.wakeup.set)
+            self._resources.reader = plan.reader
+        self._closer = weakref.finalize(self, _abandon, engine, self._resources)
 
-    def begin(self, loader: DataLoader[T_co]) -> Epoch[T_co]:
-        """The consumer is here. Until now nothing was told, and the loader was not referred to."""
-        self._loader = loader
-        loader._draw = self.draw
-        self._pass.begun = True
-        loader.events.publish(ev.EpochStarted(_clock(), self._run, self._run, self.draw.total, loader.num_workers))
+    def begin(self, consumer: Consumer) -> EpochIterator[T_co]:
+        """A consumer has come. Until now nothing was published, and nothing referred to the loader."""
+        self._consumer = consumer
+        self._resources.begun = True
+        self._events.publish(ev.EpochStarted(_clock(), self._run, self._run, self.plan.total, consumer.num_workers))
         self.prefetch()
         return self
 
     def prefetch(self) -> None:
-        """Ask for the first batches."""
+        """Request the first batches."""
         if self._engine.ahead:
             self._refill(wait=False)
 
     def drop(self) -> None:
-        """Nobody wants it: what was made is given back."""
+        """Nobody will iterate: discard what was produced."""
         self._end("abandoned")
 
     def __iter__(self) -> Iterator[T_co]:
-        """Give the iterator itself."""
+        """Return the iterator itself."""
         return self
 
     @property
     def _workers(self) -> list[WorkerView]:
-        """The workers, as programs look for them in torch's iterator; without workers it has none either."""
-        return self._engine.workers()  # type: ignore[union-attr]  # an AttributeError without workers, as torch's
+        """The workers, as programs look for them in torch's iterator; an AttributeError without workers, as torch's."""
+        return self._engine.workers()
 
     def __getstate__(self) -> NoReturn:
         """An iterator is bound to its workers: torch's cannot be pickled either."""
@@ -95,17 +123,17 @@ class Epoch(Iterator[T_co]):
 
     def __len__(self) -> int:
         """Batches of the whole epoch."""
-        if self._loader is None:
+        if self._consumer is None:
             raise TypeError("the epoch has ended")
-        return len(self._loader)
+        return self._consumer.length()
 
     def __next__(self) -> T_co:
-        """The next batch; waits for it.
+        """Return the next batch; wait for it.
 
         Raises:
             StopIteration: The epoch is over.
             Exception: Whatever the dataset or the collate function raised, with the worker's traceback as its cause
-                and the sample's index in a note. The iteration can go on with the next batch. Where the memory of the
+                and the sample's index in a note. The iteration can go on with the next batch. If the memory of the
                 device did not suffice, torch's OutOfMemoryError: then it goes on with the same batch.
         """
         if profiling():
@@ -114,33 +142,34 @@ class Epoch(Iterator[T_co]):
         return self._next()
 
     def _next(self) -> T_co:
-        if self._loader is None:
+        if self._consumer is None:
             raise StopIteration
         requested = _clock()
-        self._pass.publish(requested)
-        if not self._engine.ahead:
+        self._resources.publish(requested)
+        engine, plan = self._engine, self.plan
+        if not engine.ahead:
             self._refill()
         got = self._wait() if self._kept is None else self._kept
-        task, payload, depths = got
-        if self._engine.ahead:  # the first of an epoch made ahead does not wait until a worker is awake
-            self._refill(wait=False, soon=task.number == self.draw.first and depths[2] > 0)
-        if self.draw.reader is not None:  # records and errors are kept for long: they hold no samples
+        task, payload = got.task, got.outcome
+        if engine.ahead:  # the first batch of an epoch produced in advance does not wait until a worker is awake
+            self._refill(wait=False, soon=task.number == plan.first and got.ready > 0)
+        if plan.reader is not None:  # records and errors are kept for long: they hold no samples
             task.indices = numbers(task.indices)
-        if isinstance(payload, (Failure, Given)):
-            self.draw.delivered(task, 0)
-            _raise_failure(task, payload, self._batched)
-        batch = payload.open() if self._placer is None else self._place(self._placer, got)
+        if payload.failed:
+            plan.delivered(task, 0)
+            raise payload.to_exception(task.number, task.indices, batched=self._batched)
+        batch = payload.open() if self._transfer is None else self._move(self._transfer, got)
         if self._names is not None:
-            batch = named(batch, self._names)
-        self._remember(task, payload, requested, depths)
-        self.draw.delivered(task, payload.samples)
-        self._pass.delivered += 1
+            batch = name_parts(batch, self._names)
+        self._remember(got, payload, requested)
+        plan.delivered(task, payload.samples)
+        self._resources.delivered += 1
         return batch  # type: ignore[no-any-return]
 
-    def _wait(self) -> Any:
+    def _wait(self) -> Delivered:
         try:
-            while (got := self._engine.next_batch(self._run, self._pass.waker, self._refill)) is None:
-                if not self._refill():  # what was asked for may be past the end of its shard, and another go on
+            while (got := self._engine.next_batch(self._run, self._resources.wakeup, self._refill)) is None:
+                if not self._refill():  # what was requested may be past the end of its shard, and another shard go on
                     self._finish()
         except LoaderClosedError:
             self._end("closed")
@@ -148,16 +177,16 @@ class Epoch(Iterator[T_co]):
         return got
 
     def _refill(self, *, wait: bool = True, soon: bool = False) -> bool:
-        """Ask the sampler for as many batches as there is credit, and dispatch them. Whether it gave any.
+        """Request batches from the sampler as far as there is room, and assign them. Whether it gave any.
 
         Args:
-            wait: Whether a source that has given nothing yet may be waited for, where nothing else is to come.
+            wait: Whether to wait for a source that has given nothing yet, if nothing else is outstanding.
             soon: See `Engine.add`.
         """
-        room = self._engine.room(self._run)
-        if self.draw.reader is not None:
-            room = self._readable(self.draw.reader, room, wait=wait)
-        batches = self.draw.take(room)
+        room = self._engine.refill_size(self._run)
+        if self.plan.reader is not None:
+            room = self._readable(self.plan.reader, room, wait=wait)
+        batches = self.plan.take(room)
         if batches:
             self._engine.add(self._run, batches, soon=soon)
         return bool(batches)
@@ -165,117 +194,163 @@ class Epoch(Iterator[T_co]):
     def _readable(self, reader: Reader, room: int, *, wait: bool) -> int:
         """How many batches a source can be asked for now."""
         while wait and not reader.ready() and not self._engine.outstanding(self._run):
-            self._engine.wait_for_source(self._run, self._pass.waker)
+            self._engine.wait_for_source(self._run, self._resources.wakeup)
         return min(room, reader.ready())
 
-    def _place(self, placer: DeviceTransfer, got: Any) -> Any:
-        """Bring a batch to where it shall be, and begin with those after it that are ready."""
-        task, parcel, _depths = got
-        run, position = self._run, self._pass.delivered
+    def _move(self, transfer: DeviceTransfer, got: Delivered) -> Any:
+        """Move a batch to its device, and begin with those after it that are ready."""
+        run, position = self._run, self._resources.delivered
         self._kept = None
         try:
-            batch, self._pass.shipment = placer.deliver(BatchKey(run, task.number), parcel, position)
-        except placer.out_of_memory:
+            batch, self._resources.shipment = transfer.deliver(BatchKey(run, got.task.number), got.outcome, position)
+        except transfer.out_of_memory:
             self._kept = got
             raise
-        ready = self._engine.upcoming(run, placer.ahead)
-        placer.start_ahead([(BatchKey(run, task.number), parcel) for task, parcel in ready], position + 1)
+        ready = self._engine.peek(run, transfer.ahead)
+        transfer.start_ahead([(BatchKey(run, task.number), payload) for task, payload in ready], position + 1)
         return batch
 
-    def _remember(self, task: Task, parcel: BatchPayload, requested: int, depths: tuple[int, int, int]) -> None:
-        header = parcel.header
+    def _remember(self, got: Delivered, payload: BatchPayload, requested: int) -> None:
+        task, header = got.task, payload.header
         samples, slowest = header.samples, header.slowest
         index = None
         if slowest >= 0:
             index = task.indices[slowest] if self._batched else task.indices
-        self._pass.record = (
-            self._run, self._run, task.number, parcel.worker, parcel.pid, task.attempt, samples, header.nbytes,
-            parcel.transport, requested, task.dispatched, header.fetch_begin, header.fetch_end, header.collate_end,
-            parcel.received, task.in_order, _clock(),
-        ), (header.fetch_cpu, header.collate_cpu, *depths, index, header.slowest_ns,
-            task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,))  # fmt: skip
+        self._resources.record = _Record((
+            self._run, self._run, task.number, payload.worker, payload.pid, task.attempt, samples, header.nbytes,
+            payload.transport, requested, task.dispatched, header.fetch_begin, header.fetch_end, header.collate_end,
+            payload.received, task.in_order, _clock(),
+        ), (header.fetch_cpu, header.collate_cpu, got.in_flight, got.reordering, got.ready, index, header.slowest_ns,
+            task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,)))  # fmt: skip
 
     def _finish(self) -> NoReturn:
-        error, self.draw.error = self.draw.error, None
+        error, self.plan.error = self.plan.error, None
+        self.plan.over = True
         if error is not None:
-            self.draw.over = True
             self._end("error")
             raise error
         self._engine.drain_output()
-        loader = self._loader
-        self.draw.over = True
-        nothing = not (self._pass.delivered or self.draw.first)
+        consumer = self._consumer
+        empty = not (self._resources.delivered or self.plan.first)
         self._end("exhausted")
-        if loader is not None:
-            loader._epoch_over()
-            if nothing:
-                samplers.warn_if_exhausted(
-                    dataset=loader.dataset, sampler=loader.sampler, batch_sampler=loader.batch_sampler, stacklevel=6
-                )
+        if consumer is not None:
+            consumer.on_exhausted(empty)
         raise StopIteration
 
     def _end(self, reason: str) -> None:
         if self._closer.detach():
-            self._pass.end(self._engine, reason)
-        self._loader = None
+            self._resources.release(self._engine, reason)
+        self._consumer = None
 
 
-class _Pass:
-    """What must be cleared away when an iterator ends, be it by its end or because it was dropped."""
+class _Resources:
+    """What must be released when an iterator ends, by its end or because it was dropped. Never refers to it."""
 
-    def __init__(self, run: int, bus: ev.EventBus, placer: DeviceTransfer | None) -> None:
+    def __init__(self, run: int, bus: ev.EventBus, transfer: DeviceTransfer | None) -> None:
         self.run = run
-        self.waker = Wakeup()
+        self.wakeup = Wakeup()
         self.delivered = 0
         self.reader: Reader | None = None
         self.begun = False
-        """Whether a consumer has come for it."""
-        self.record: tuple[Any, ...] | None = None
-        """Of the batch that the consumer is at: what comes before and after `returned` in a `BatchRecord`."""
+        """Whether a consumer has come."""
+        self.record: _Record | None = None
+        """Of the batch that the consumer has."""
         self.shipment: PendingPlacement | None = None
-        """How that batch is brought to its device."""
+        """How that batch is moved to its device."""
         self._bus = bus
-        self._placer = placer
-        self._records = None if placer is None else RecordQueue(bus.publish)
+        self._transfer = transfer
+        self._records = None if transfer is None else RecordQueue(bus.publish)
 
     def publish(self, returned: int) -> None:
-        """The consumer has come back: its last batch's record is complete."""
-        if self.record is not None:
-            before, after = self.record
+        """The consumer has come back: the record of its last batch is complete."""
+        record = self.record
+        if record is not None:
             self.record = None
-            record = ev.BatchRecord._make((*before, returned, *after, None))
+            complete = ev.BatchRecord._make((*record.before, returned, *record.after, None))
             if self._records is None:
-                self._bus.publish(record)
+                self._bus.publish(complete)
             else:
-                self._records.add(record, self.shipment)
+                self._records.add(complete, self.shipment)
 
-    def end(self, engine: Engine | LocalEngine, reason: str) -> None:
-        """End the run and tell."""
+    def release(self, engine: Engine, reason: str) -> None:
+        """End the iteration, and publish its end."""
         now = _clock()
         self.publish(now)
-        if self._placer is not None and self._records is not None:
-            self._placer.forget(self.run)
+        if self._transfer is not None and self._records is not None:
+            self._transfer.forget(self.run)
             self._records.flush(at_once=True)
-        engine.close_run(self.run)
+        engine.close_iteration(self.run)
         if self.reader is not None:
             self.reader.close()
-        self.waker.close()
+        self.wakeup.close()
         if self.begun:
             self._bus.publish(ev.EpochEnded(now, self.run, self.run, self.delivered, reason))
 
 
-def _abandon(engine: Engine | LocalEngine, ended: _Pass) -> None:
-    ended.end(engine, "abandoned")
+def _abandon(engine: Engine, resources: _Resources) -> None:
+    resources.release(engine, "abandoned")
 
 
-def _raise_failure(task: Task, payload: Failure | Given, batched: bool) -> NoReturn:
-    if isinstance(payload, Given):
-        raise payload.error
-    where = f"worker {payload.worker} (pid {payload.pid})" if payload.worker >= 0 else "this process"
-    if payload.stage == "fetch" and batched and payload.position >= 0:
-        what = f"fetching sample {task.indices[payload.position]!r} of batch {task.number}"
-    elif payload.stage == "fetch":
-        what = f"fetching {task.indices!r}"
-    else:
-        what = f"collating batch {task.number}"
-    raise rebuild(payload.error, f"raised in {where} while {what}", payload.raised)
+def check_names(names: Any) -> tuple[str, ...] | None:
+    """The value of `names=` as a tuple.
+
+    Raises:
+        TypeError: It is not a sequence of strings.
+        ValueError: It is empty, or a name is repeated.
+    """
+    if names is None:
+        return None
+    if isinstance(names, (str, bytes)) or not isinstance(names, Sequence) or any(type(n) is not str for n in names):
+        raise TypeError(f"names must be a sequence of strings such as ('image', 'label'), not {names!r}")
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"names must be one or more different strings, not {names!r}")
+    return tuple(names)
+
+
+def name_parts(batch: Any, names: tuple[str, ...]) -> Any:
+    """A batch of several parts as a dict of them (paddle's feed names); dicts stay as they are.
+
+    Raises:
+        ValueError: It has another number of parts.
+    """
+    if isinstance(batch, Mapping):
+        return batch
+    if not isinstance(batch, (tuple, list)) or len(batch) != len(names):
+        parts = f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else f"one part, a {type(batch).__name__}"
+        raise ValueError(f"names={names!r} are for batches of {len(names)} parts, but this one has {parts}")
+    return dict(zip(names, batch, strict=True))
+
+
+class DeviceGroups(Iterator[list[Any]]):
+    """An epoch in lists of batches, one for each device; the last list may be shorter.
+
+    Args:
+        epoch: The batches.
+        size: Batches in a list.
+    """
+
+    def __init__(self, epoch: Iterator[Any], size: int) -> None:
+        self._epoch = epoch
+        self._size = size
+        self._group: list[Any] = []
+
+    def __iter__(self) -> DeviceGroups:
+        """Return the iterator itself."""
+        return self
+
+    def __next__(self) -> list[Any]:
+        """Return the next batches, one for each device.
+
+        Raises:
+            StopIteration: The epoch is over.
+            Exception: As the epoch. The batches before it are kept: the iteration can go on.
+        """
+        while len(self._group) < self._size:
+            try:
+                self._group.append(next(self._epoch))
+            except StopIteration:
+                if not self._group:
+                    raise
+                break
+        group, self._group = self._group, []
+        return group

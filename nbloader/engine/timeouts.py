@@ -1,71 +1,86 @@
-"""A consumer's wait for a batch: when there is something to say or to do about it, and the words. Pure."""
+"""When a consumer's wait for a batch becomes long: what is due, and the messages. Pure."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from nbloader.events.failures import shown
 from nbloader.events.gauges import WorkerGauge
 
-LATE_NOTICE = 30.0
-"""Seconds after which the cell is told what its loop waits for, where there is no `timeout`."""
+DELAY_NOTICE = 30.0
+"""Seconds after which the cell is told what its loop waits for, if there is no `timeout`."""
 START_LIMIT = 30.0
-"""Seconds that a worker may take to start at least, however short `timeout` is, where late workers are replaced: to
-replace this one too would only begin its start anew."""
-PAUSED_NOTICE = 5.0
+"""Seconds that a worker may take to start, however short `timeout` is, if stalled workers are restarted: restarting
+this one would only begin its start anew."""
+PAUSE_NOTICE = 5.0
 """Seconds after which a loop that has just begun is told that the loader is paused."""
 
 
-class Wait:
-    """One wait for one batch.
+class Due(enum.Enum):
+    """What a long wait calls for."""
+
+    TIMEOUT = "timeout"
+    DELAY_NOTICE = "delay notice"
+    PAUSE_NOTICE = "pause notice"
+
+
+class Check(NamedTuple):
+    """What is due in a wait."""
+
+    due: Due | None
+    left: float | None
+    """Seconds until something is due; None for never."""
+
+
+class WaitTimer:
+    """Times the wait for one batch.
 
     Args:
         now: perf_counter ns.
         timeout: Seconds that it may last; 0 for no limit.
-        first: Whether the loop has had no batch yet.
+        first: Whether the loop waits for its first batch.
     """
 
     def __init__(self, now: int, *, timeout: float, first: bool) -> None:
         self.since = now
-        """When it began; a pause does not count as the workers' delay."""
+        """When it began; a pause does not count as a delay of the workers."""
         self.fresh = True
         """Whether the consumer has not slept yet."""
         self._timeout = timeout
         self._first = first
         self._paused_since: int | None = None
-        self._told: set[str] = set()
+        self._noticed: set[Due] = set()
 
-    def look(self, now: int, *, paused: bool) -> tuple[str, float | None]:
-        """What is due.
+    def check(self, now: int, *, paused: bool) -> Check:
+        """What is due. A notice is due once, a timeout as often as it passes.
 
         Args:
             now: perf_counter ns.
             paused: Whether the loader is paused.
-
-        Returns:
-            "timeout", "late", "paused", or "" for nothing, and then the seconds until something is, None for never.
         """
         if paused:
             begun = self._paused_since = now if self._paused_since is None else self._paused_since
             self.since = now
-            what, limit = "paused", PAUSED_NOTICE if self._first else 0
+            due, limit = Due.PAUSE_NOTICE, PAUSE_NOTICE if self._first else 0
         else:
             if self._paused_since is not None:
                 self.since, self._paused_since = now, None
             begun = self.since
-            what, limit = ("timeout", self._timeout) if self._timeout else ("late", LATE_NOTICE)
-        if not limit or what in self._told:
-            return "", None
+            due, limit = (Due.TIMEOUT, self._timeout) if self._timeout else (Due.DELAY_NOTICE, DELAY_NOTICE)
+        if not limit or due in self._noticed:
+            return Check(None, None)
         left = limit - (now - begun) / 1e9
         if left > 0:
-            return "", left
-        if what != "timeout":
-            self._told.add(what)
-        return what, None
+            return Check(None, left)
+        if due is not Due.TIMEOUT:
+            self._noticed.add(due)
+        return Check(due, None)
 
 
-def doing(worker: WorkerGauge, now: int, place: str = "") -> str:
-    """What a worker has been at for how long, as a clause."""
+def activity(worker: WorkerGauge, now: int, place: str = "") -> str:
+    """What a worker has been processing for how long, as a clause."""
     text = f"worker {worker.worker} (pid {worker.pid}) has been {worker.state}"
     if worker.batch is not None:
         text += f" batch {worker.batch}"
@@ -82,26 +97,26 @@ def timeout_message(
 
     Args:
         timeout: The limit, seconds.
-        number: The batch that did not come.
+        number: The batch that did not arrive.
         waited: For how long, seconds.
-        workers: The one that holds the batch first; where none does, one that is starting.
+        workers: The one that holds the batch first; if none does, one that is starting.
         now: perf_counter ns.
-        stack: Where that one stands; "" where it is not known.
+        stack: The stack of that one; "" if it is not known.
     """
-    at_work = [doing(worker, now) for worker in workers if worker.batch is not None]
-    if not at_work and workers and workers[0].state == "starting":
+    processing = [activity(worker, now) for worker in workers if worker.batch is not None]
+    if not processing and workers and workers[0].state == "starting":
         said = (
-            f"No worker has begun it: {doing(workers[0], now)}. What it imports, a dataset that takes long to rebuild "
-            "or worker_init_fn is the usual cause: raise timeout, or move that work out of the worker's start."
+            f"No worker has begun it: {activity(workers[0], now)}. Slow imports, a dataset that takes long to rebuild "
+            "or worker_init_fn are the usual causes: raise timeout, or move that work out of the worker's start."
         )
     else:
         said = (
-            f"{'; '.join(at_work) or 'No worker has begun it'}. A slow sample or a hung call in the dataset is the "
-            "usual cause: restart the worker, raise timeout, or let on_timeout='restart' do it."
+            f"{'; '.join(processing) or 'No worker has begun it'}. A slow sample or a call in the dataset that hangs "
+            "is the usual cause: restart the worker, raise timeout, or set on_timeout='restart'."
         )
     return (
-        f"DataLoader timed out after {timeout:g} seconds: batch {number} did not come (waited {waited:.1f} s). {said}"
-        f"{f' The worker stands at:{chr(10)}{stack.rstrip()}' if stack else ''}"
+        f"DataLoader timed out after {timeout:g} seconds: batch {number} did not arrive (waited {waited:.1f} s). {said}"
+        f"{f' The stack of the worker:{chr(10)}{stack.rstrip()}' if stack else ''}"
     )
 
 
@@ -110,35 +125,35 @@ def still_starting(worker: WorkerGauge, now: int) -> bool:
     return worker.state == "starting" and now - worker.since < START_LIMIT * 1e9
 
 
-def late_notice(number: int, waited: float, worker: WorkerGauge, now: int, place: str) -> str:
-    """The line for the cell whose loop has waited for long.
+def delay_notice(number: int, waited: float, worker: WorkerGauge, now: int, place: str) -> str:
+    """The line for a cell whose loop has waited for long.
 
     Args:
         number: The batch that it waits for.
         waited: For how long, seconds.
-        worker: The worker that holds it; one that is starting, or any, where none does.
+        worker: The worker that holds it; if none does, one that is starting, or any.
         now: perf_counter ns.
-        place: Where that one stands; "" where it is not known.
+        place: The innermost line of its stack; "" if it is not known.
     """
     begin = f"nbloader: this loop has waited {waited:.0f} s for batch {number}."
-    said = doing(worker, now, place)
+    said = activity(worker, now, place)
     return (
-        f"{begin} {said[0].upper()}{said[1:]}. If it hangs, replace it by its button on loader.dashboard() or "
+        f"{begin} {said[0].upper()}{said[1:]}. If it hangs, restart it with its button on loader.dashboard() or "
         f"loader.restart_workers({worker.worker}) on another thread: no batch is lost. "
-        "timeout= and on_timeout= make the loader see to it.\n"
+        "timeout= and on_timeout= let the loader do this.\n"
     )
 
 
 def restart_notice(timeout: float, number: int, worker: WorkerGauge, now: int, place: str) -> str:
-    """The line for the cell whose loader has replaced a worker by itself."""
-    said = doing(worker, now, place)
+    """The line for a cell whose loader has restarted a worker because of `on_timeout`."""
+    said = activity(worker, now, place)
     return (
-        f"nbloader: batch {number} did not come within {timeout:g} s, so worker {worker.worker} is replaced, and the "
-        f"batch made again. {said[0].upper()}{said[1:]}.\n"
+        f"nbloader: batch {number} did not arrive within {timeout:g} s, so worker {worker.worker} is restarted and the "
+        f"batch produced again. {said[0].upper()}{said[1:]}.\n"
     )
 
 
 PAUSED = (
-    "nbloader: this loop waits because the loader is paused: loader.resume() on another thread, or the button on "
-    "loader.dashboard(), lets it go on.\n"
+    "nbloader: this loop waits because the loader is paused: call loader.resume() on another thread, or use the button "
+    "on loader.dashboard().\n"
 )

@@ -1,4 +1,4 @@
-"""Functions that a front end wants called while the consumer's thread is inside `__next__`."""
+"""Callbacks that run while the consumer's thread is inside `__next__`, for front ends that need that thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INTERVAL = 0.1
 
 
 class WaitCallbacks:
-    """Calls them at most every `INTERVAL`; one that raises is removed and logged."""
+    """Calls each callback at most every `INTERVAL`; one that raises is logged and removed."""
 
     def __init__(self) -> None:
         self._callbacks: tuple[Callable[[], object], ...] = ()
@@ -21,16 +21,16 @@ class WaitCallbacks:
 
     @property
     def interval(self) -> float | None:
-        """How long a wait may last before `call` is due again, in seconds; None when there is nobody to call."""
+        """Seconds that a wait may last before `call` is due again; None if there are no callbacks."""
         return INTERVAL if self._callbacks else None
 
     def add(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Register; gives a function that unregisters."""
+        """Register a callback. Returns a function that unregisters it."""
         self._callbacks = (*self._callbacks, callback)
         return lambda: self._remove(callback)
 
     def call(self) -> None:
-        """Call all, if it is time."""
+        """Call all callbacks, unless the last call was less than `INTERVAL` ago."""
         if not self._callbacks:
             return
         now = time.monotonic()

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import cloudpickle
 
 from nbloader.errors import WorkerTraceback
-from nbloader.events.records import SampleFailed
+from nbloader.events.records import BatchFailed, SampleFailed
 
 Described: TypeAlias = "tuple[bytes | None, str, str, str]"
 """An error from another process: (pickle or None, type name, message, traceback). Made by `describe`."""
@@ -43,6 +43,35 @@ class Failure:
     samples: ClassVar[int] = 0
     nbytes: ClassVar[int] = 0
     produce_ns: ClassVar[int] = 0
+
+    def to_event(self, now: int, run: int, number: int, indices: Any) -> BatchFailed | None:
+        """The event of this failure.
+
+        Args:
+            now: perf_counter ns.
+            run: Iteration of the batch.
+            number: Batch number.
+            indices: The dataset indices of the batch.
+        """
+        sample = indices[self.position] if self.position >= 0 else None
+        return BatchFailed(now, run, number, self.worker, sample, f"{self.error[1]}: {self.error[2]}")
+
+    def to_exception(self, number: int, indices: Any, *, batched: bool) -> Exception:
+        """The exception to raise in the consumer.
+
+        Args:
+            number: Batch number.
+            indices: The dataset indices of the batch; a single one if batching is off.
+            batched: Whether samples make batches.
+        """
+        where = f"worker {self.worker} (pid {self.pid})" if self.worker >= 0 else "this process"
+        if self.stage == "fetch" and batched and self.position >= 0:
+            what = f"fetching sample {indices[self.position]!r} of batch {number}"
+        elif self.stage == "fetch":
+            what = f"fetching {indices!r}"
+        else:
+            what = f"collating batch {number}"
+        return rebuild(self.error, f"raised in {where} while {what}", self.raised)
 
     def discard(self) -> None:
         """Nothing to give back."""
@@ -103,6 +132,14 @@ class Given:
     samples: ClassVar[int] = 0
     nbytes: ClassVar[int] = 0
     produce_ns: ClassVar[int] = 0
+
+    def to_event(self, now: int, run: int, number: int, indices: Any) -> BatchFailed | None:  # noqa: ARG002
+        """None: no worker failed."""
+        return None
+
+    def to_exception(self, number: int, indices: Any, *, batched: bool) -> Exception:  # noqa: ARG002
+        """The exception to raise in the consumer."""
+        return self.error
 
     def discard(self) -> None:
         """Nothing to give back."""

@@ -16,7 +16,7 @@ from nbloader.sampling.resumable_sampler import draw_seed, generators, parts
 from nbloader.sampling.source import Source
 
 if TYPE_CHECKING:
-    from nbloader.engine.iterator import Epoch
+    from nbloader.engine.iterator import EpochIterator
 
 VERSION = 1
 State = dict[str, Any]
@@ -53,7 +53,7 @@ class Resuming:
     persistent_workers: bool
     _iterable: bool
     _chunk: int | None
-    _ahead: Epoch[Any] | None
+    _ahead: EpochIterator[Any] | None
     _index_sampler: Any
     _draw: EpochPlan | None = None
     """Of the epoch that a consumer began last."""
@@ -87,7 +87,7 @@ class Resuming:
             return copy.deepcopy(self._loaded)
         draw = self._draw
         if (draw is None or draw.over) and self._ahead is not None:
-            draw = self._ahead.draw
+            draw = self._ahead.plan
         if self._own_seed is None:
             self._own_seed = draw_seed(None) if draw is None else mix(draw.seed, VERSION)
         current = None if draw is None or draw.over else {"number": draw.number, **draw.state()}

@@ -34,10 +34,9 @@ from nbloader.batch.torch_collate import collate_for_workers
 from nbloader.device import placement as dev
 from nbloader.diagnose.bottleneck import judge
 from nbloader.engine.config import EngineConfig
-from nbloader.engine.delivery import Groups, check_names
 from nbloader.engine.engine import IDLE, Engine
 from nbloader.engine.inline_engine import LocalEngine
-from nbloader.engine.iterator import Epoch
+from nbloader.engine.iterator import Consumer, DeviceGroups, EpochIterator, IteratorContext, check_names
 from nbloader.loader import config, reruns, torch_compat
 from nbloader.loader.checkpoint import Resuming
 from nbloader.loader.control import Steering
@@ -351,12 +350,21 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
         if not self._iterable:
             config.check_not_empty(self.dataset, self.sampler)
         ahead = self._take_ahead()
-        epoch = (self._make_epoch() if ahead is None else ahead).begin(self)
-        return Groups(epoch, len(self._devices)) if self._devices else epoch  # type: ignore[return-value]
+        epoch = self._make_epoch() if ahead is None else ahead
+        self._draw = epoch.plan
+        epoch.begin(Consumer(self.num_workers, self.__len__, self._epoch_over))
+        return DeviceGroups(epoch, len(self._devices)) if self._devices else epoch  # type: ignore[return-value]
 
-    def _make_epoch(self) -> Epoch[T_co]:
+    def _make_epoch(self) -> EpochIterator[T_co]:
         run, self._iterations = self._iterations, self._iterations + 1
-        return Epoch(self, run, self._begin_draw())
+        plan = self._begin_draw()
+        if not (self.persistent_workers and self._engine.loaded) and self._load():
+            self._engine.replace_all()
+        engine: Any = self._engine
+        context = IteratorContext(
+            engine, self.events, self._placer, batched=self.batch_sampler is not None, names=self._names
+        )
+        return EpochIterator(context, run, plan)
 
     def _epoch_context(self) -> EpochContext:
         """What an epoch that begins now depends on."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nbloader.engine.iterator import Epoch
+from nbloader.engine.iterator import EpochIterator
+from nbloader.sampling.samplers import warn_if_exhausted
 
 if TYPE_CHECKING:
     from nbloader.engine.engine import Engine
@@ -15,11 +16,13 @@ class Turns:
     """The part of `DataLoader` that begins epochs."""
 
     persistent_workers: bool
+    dataset: Any
+    sampler: Any
     batch_sampler: Any
     _engine: Engine | LocalEngine
     _auto_reload: bool
     _iterations: int
-    _ahead: Epoch[Any] | None
+    _ahead: EpochIterator[Any] | None
     """An epoch that nobody has asked for yet. It does not refer to the loader."""
 
     def refresh(self) -> None:
@@ -42,7 +45,7 @@ class Turns:
         if ahead is not None:
             ahead.drop()
 
-    def _take_ahead(self) -> Epoch[Any] | None:
+    def _take_ahead(self) -> EpochIterator[Any] | None:
         """The epoch that was begun ahead, if it still holds: a changed dataset must be seen."""
         if self._ahead is None:
             return None
@@ -52,15 +55,23 @@ class Turns:
         ahead, self._ahead = self._ahead, None
         return ahead
 
-    def _epoch_over(self) -> None:
-        """An epoch was iterated to its end."""
+    def _epoch_over(self, empty: bool) -> None:
+        """An epoch was iterated to its end.
+
+        Args:
+            empty: Whether it had no batch.
+        """
         over = getattr(self.batch_sampler, "epoch_over", None)
         if over is not None:
             over()
         if self._auto_reload and not self._engine.closed:
             self.refresh()
+        if empty:
+            warn_if_exhausted(
+                dataset=self.dataset, sampler=self.sampler, batch_sampler=self.batch_sampler, stacklevel=7
+            )
 
-    def _make_epoch(self) -> Epoch[Any]:
+    def _make_epoch(self) -> EpochIterator[Any]:
         raise NotImplementedError
 
     def _load(self) -> bool:

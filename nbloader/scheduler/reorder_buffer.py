@@ -1,4 +1,4 @@
-"""The reorder buffer: batches come in as workers finish them, and go out in the sampler's order."""
+"""The reorder buffer: items arrive in any order and leave in the order of their numbers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class ReorderBuffer(Generic[T]):
-    """Holds numbered items until every earlier one has come.
+    """Holds numbered items until every earlier one has arrived.
 
     Args:
-        in_order: False lets items out as they come (torch's `in_order=False`).
+        in_order: False lets items leave in the order of their arrival (torch's `in_order=False`).
         first: Number of the first item.
     """
 
@@ -24,18 +24,18 @@ class ReorderBuffer(Generic[T]):
         self.in_order = in_order
         self._next = first
         self._early: dict[int, T] = {}
-        self._gaps: set[int] = set()  # numbers above `_next` of which there is no item
-        self._seen_early: set[int] = set()  # only without order: numbers at or above `_next` that have come
+        self._gaps: set[int] = set()  # numbers above `_next` that have no item
+        self._seen_early: set[int] = set()  # only if not in order: numbers at or above `_next` that have arrived
         self._ready: collections.deque[T] = collections.deque()
 
     @property
     def missing(self) -> int:
-        """The lowest number that has not come."""
+        """The lowest number that has not arrived."""
         return self._next
 
     @property
     def reordering(self) -> int:
-        """Items that have come and wait for an earlier one."""
+        """Items that have arrived and wait for an earlier one."""
         return len(self._early)
 
     @property
@@ -44,20 +44,20 @@ class ReorderBuffer(Generic[T]):
         return len(self._ready)
 
     def has(self, number: int) -> bool:
-        """Whether this number has come, be it taken or not."""
+        """Whether this number has arrived, taken or not."""
         return number < self._next or number in self._early or number in self._seen_early or number in self._gaps
 
     def put(self, number: int, item: T) -> list[T]:
         """Accept an item.
 
         Returns:
-            The items that became ready to be taken with it, in order; empty when an earlier one is missing.
+            The items that can be taken from now on, in order; empty while an earlier one is missing.
 
         Raises:
-            ValueError: This number has come before.
+            ValueError: This number has arrived before.
         """
         if self.has(number):
-            raise ValueError(f"item {number} has come before; the first missing one is {self._next}")
+            raise ValueError(f"item {number} has arrived before; the first missing one is {self._next}")
         if not self.in_order:
             self._see(number)
             self._ready.append(item)
@@ -77,13 +77,13 @@ class ReorderBuffer(Generic[T]):
         """There is no item of this number; the later ones need not wait for it.
 
         Returns:
-            The items that became ready to be taken with it, in order.
+            The items that can be taken from now on, in order.
 
         Raises:
-            ValueError: This number has come before.
+            ValueError: This number has arrived before.
         """
         if self.has(number):
-            raise ValueError(f"item {number} has come before; the first missing one is {self._next}")
+            raise ValueError(f"item {number} has arrived before; the first missing one is {self._next}")
         if not self.in_order:
             self._see(number)
             return []
@@ -107,22 +107,26 @@ class ReorderBuffer(Generic[T]):
             self._next += 1
 
     def take(self) -> T | None:
-        """The next item in order, or None when it has not come."""
+        """The next item in order, or None when it has not arrived."""
         return self._ready.popleft() if self._ready else None
 
     def peek(self, count: int) -> list[T]:
-        """The next items in order that have come, at most `count`; they stay."""
+        """The next items that can be taken, at most `count`; they stay."""
         return list(itertools.islice(self._ready, count))
 
+    def peek_early(self, count: int) -> list[T]:
+        """Items that wait for an earlier one, at most `count`; they stay."""
+        return list(itertools.islice(self._early.values(), count))
+
     def drain(self) -> list[T]:
-        """Take out everything, ready or not (to give its memory back)."""
+        """Take out everything, ready or not (so that its memory can be given back)."""
         out = [*self._ready, *self._early.values()]
         self._ready.clear()
         self._early.clear()
         return out
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """These items, drained, are to come again."""
+        """These items, which were drained, will arrive again."""
         again = set(numbers)
         first = min(again, default=self._next)
         if first < self._next:

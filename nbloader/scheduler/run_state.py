@@ -1,11 +1,11 @@
-"""One iterator's batches: what waits, what has come, and how much credit there is. Part of the dispatcher's state."""
+"""The state of one iteration over the loader: its waiting batches, its reorder buffer and its counts."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.sampling.shard_plan import ShardPlan
@@ -14,131 +14,155 @@ from nbloader.scheduler.reorder_buffer import ReorderBuffer
 R = TypeVar("R")
 
 
+class Delivery(NamedTuple):
+    """A batch for the consumer."""
+
+    task: Task
+    outcome: Any
+    """The payload, or the error in its place (a `BatchOutcome`)."""
+
+
+class WaitingJob(NamedTuple):
+    """A batch or a chunk that waits for a worker. Sorted by its job number."""
+
+    job: int
+    task: Task
+
+
 @dataclass(slots=True)
 class IterationState(Generic[R]):
-    """One iterator's batches."""
+    """The batches of one iteration."""
 
-    number: int
-    window: int
-    """Credit: batches that may be outside, sent or ready, beyond the one that the consumer holds."""
-    reorder: ReorderBuffer[tuple[Task, R]]
+    run: int
+    """Number of the iteration."""
+    reorder: ReorderBuffer[Delivery]
     added: int = 0
+    """Number of the next batch; those of the epoch before `first` count."""
     taken: int = 0
+    """Batches that were delivered or do not exist."""
     shards: ShardPlan | None = None
     """Of an iterable dataset."""
-    chunk: int = 0
-    """Samples of a piece, where several workers make a batch at once; 0 where batches are not cut."""
+    chunk_size: int = 0
+    """Samples of a chunk, where several workers produce one batch; 0 where batches are not cut."""
     join: Callable[[ChunkedBatch[R]], R] | None = None
-    """Makes a batch's result of those of its pieces."""
-    extra: int = field(default=0, init=False)
-    """Credit beyond the window, lent while the head of the line is late."""
-    waiting: list[tuple[int, Task]] = field(default_factory=list, init=False)
-    """Heap of batches not assigned to a worker: new ones, and those that came back from a dead worker."""
+    """Joins the outcomes of the chunks of a batch."""
+    on_empty: Callable[[Task, int], None] | None = None
+    """Called with a batch that the consumer does not see, since no sample of it is left, and 0."""
+    extension: int = field(default=0, init=False)
+    """Batches by which the window is extended while the next batch to deliver is delayed."""
+    waiting: list[WaitingJob] = field(default_factory=list, init=False)
+    """Heap of jobs that no worker holds: new ones, and those that were taken back from a worker."""
     assigned: int = field(default=0, init=False)
+    """Jobs that workers hold."""
     parked: bool = field(default=False, init=False)
-    """A parked run is given to no worker: nobody has asked it since another run began."""
+    """Whether its jobs wait, since another iteration began and its consumer has not asked again."""
     jobs: int = field(default=0, init=False)
-    """Number of the next piece."""
-    wholes: dict[int, ChunkedBatch[R]] = field(default_factory=dict, init=False)
-    """Batches in pieces that were added and not taken, by number."""
-    passed: Callable[[Task, int], None] | None = field(default=None, init=False)
-    """Told of a batch that the consumer does not get to see, since no sample of it is left."""
+    """Number of the next chunk."""
+    chunked: dict[int, ChunkedBatch[R]] = field(default_factory=dict, init=False)
+    """Batches in chunks that were added and not taken, by number."""
 
     @property
     def outstanding(self) -> int:
         """Batches added and not yet taken."""
         return self.added - self.taken
 
-    @property
-    def room(self) -> int:
-        """How many more batches the credit allows to add. At least one while nothing is outside."""
-        return max(self.window + self.extra, 1) - (self.added - self.taken)
-
     def add(self, indices: Any, seed: int) -> Task:
-        """A batch from the sampler: it waits, whole or in pieces."""
+        """Add a batch from the sampler: it waits for a worker, whole or in chunks."""
         number = self.added
         self.added += 1
-        task = Task(self.number, number, indices, seed, job=number)
-        if not self.chunk:
-            heapq.heappush(self.waiting, (number, task))
+        task = Task(self.run, number, indices, seed, job=number)
+        if not self.chunk_size:
+            heapq.heappush(self.waiting, WaitingJob(number, task))
             return task
-        whole = self.wholes[number] = ChunkedBatch(task, self.chunk)
-        for part, own_seed in whole.cut():
-            piece = Task(self.number, number, part, own_seed, job=self.jobs, whole=whole)
+        batch = self.chunked[number] = ChunkedBatch(task, self.chunk_size)
+        for part, own_seed in batch.cut():
+            chunk = Task(self.run, number, part, own_seed, job=self.jobs, whole=batch)
             self.jobs += 1
-            whole.pieces.append(piece)
-            self.wait(piece)
+            batch.pieces.append(chunk)
+            self.enqueue(chunk)
         return task
 
-    def wait(self, task: Task) -> None:
-        """A batch or a piece waits for a worker, maybe again."""
-        heapq.heappush(self.waiting, (task.job, task))
+    def enqueue(self, task: Task) -> None:
+        """A batch or chunk waits for a worker, maybe again."""
+        heapq.heappush(self.waiting, WaitingJob(task.job, task))
 
     def return_all(self, tasks: list[Task]) -> None:
-        """Workers hold these no longer, and have not made them."""
+        """Workers hold these no longer, and have not produced them."""
         self.assigned -= len(tasks)
         for task in tasks:
-            self.wait(task)
+            self.enqueue(task)
 
     def reclaim(self, job: int) -> Task | None:
-        """A result came for what was taken back from its worker: it need not be made again."""
-        for position, (waiting, task) in enumerate(self.waiting):
-            if waiting == job:
+        """An outcome arrived for a job that had been taken back from its worker: it need not be produced again."""
+        for position, waiting in enumerate(self.waiting):
+            if waiting.job == job:
                 del self.waiting[position]
                 heapq.heapify(self.waiting)
-                return task
-        return None  # another worker is at it by now, and that one's result will be taken
+                return waiting.task
+        return None  # another worker is processing it by now, and that one's outcome will be taken
 
     def has(self, task: Task) -> bool:
-        """Whether this batch or piece has come."""
+        """Whether the outcome of this batch or chunk has arrived."""
         return self.reorder.has(task.number) if task.whole is None else task.whole.has(task)
 
-    def put(self, task: Task, result: R) -> list[tuple[Task, R]]:
-        """Take a result, of a batch or of a piece. Returns the batches that are now in order."""
-        whole = task.whole
-        if whole is None:
-            return self.reorder.put(task.number, (task, result))
-        if not whole.put(task, result) or self.join is None:
-            return []
-        batch = whole.task
-        batch.dispatched = min(piece.dispatched for piece in whole.pieces)
-        batch.attempt = max(piece.attempt for piece in whole.pieces)
-        joined = self.join(whole)
-        whole.let_go()
-        return self.reorder.put(batch.number, (batch, joined))
+    def put(self, task: Task, outcome: R, now: int) -> None:
+        """Accept the outcome of a batch or chunk, and stamp the batches that are in order with it."""
+        batch = task.whole
+        if batch is None:
+            delivery = Delivery(task, outcome)
+        elif not batch.put(task, outcome) or self.join is None:
+            return
+        else:
+            task = batch.task
+            task.dispatched = min(chunk.dispatched for chunk in batch.pieces)
+            task.attempt = max(chunk.attempt for chunk in batch.pieces)
+            delivery = Delivery(task, self.join(batch))
+            batch.let_go()
+        for ready in self.reorder.put(task.number, delivery):
+            ready.task.in_order = now
 
-    def take(self) -> tuple[Task, R] | None:
-        """The next batch for the consumer, or None when it has not come."""
-        item = self.reorder.take()
-        if item is not None:
+    def skip(self, number: int, now: int) -> None:
+        """There is no batch of this number: later ones need not wait for it."""
+        self.taken += 1
+        for ready in self.reorder.skip(number):
+            ready.task.in_order = now
+
+    def take(self) -> Delivery | None:
+        """The next batch for the consumer, or None when it has not arrived."""
+        delivery = self.reorder.take()
+        if delivery is not None:
             self.taken += 1
-            if self.wholes:
-                self.wholes.pop(item[0].number).pieces.clear()  # they refer to it
+            if self.chunked:
+                self.chunked.pop(delivery.task.number).pieces.clear()  # they refer to the batch
             if not self.reorder.reordering:
-                self.extra = 0
-        return item
+                self.extension = 0
+        return delivery
 
     def redo(self) -> list[R]:
-        """Have all batches made again that have come and were not taken. Returns what came for them."""
-        items = self.reorder.drain()
-        self.reorder.forget(task.number for task, _result in items)
-        dropped = [result for _task, result in items]
-        for task, _result in items:
-            if task.number not in self.wholes:
-                self.wait(task)
-        for whole in self.wholes.values():
-            incomplete = whole.left > 0
-            again, results = whole.redo()
-            dropped += results if incomplete else []  # else they have gone into the batch's result
-            for piece in again:
-                self.wait(piece)
+        """Have all batches produced again that have arrived and were not taken.
+
+        Returns:
+            The outcomes that are dropped.
+        """
+        deliveries = self.reorder.drain()
+        self.reorder.forget(delivery.task.number for delivery in deliveries)
+        dropped = [delivery.outcome for delivery in deliveries]
+        for delivery in deliveries:
+            if delivery.task.number not in self.chunked:
+                self.enqueue(delivery.task)
+        for batch in self.chunked.values():
+            incomplete = batch.left > 0
+            again, outcomes = batch.redo()
+            dropped += outcomes if incomplete else []  # otherwise they are part of the batch's outcome
+            for chunk in again:
+                self.enqueue(chunk)
         return dropped
 
     def drain(self) -> list[R]:
-        """The run is over: take out what has come, of batches and of pieces (to give its memory back)."""
-        out = [result for _task, result in self.reorder.drain()]
-        for whole in self.wholes.values():
-            if whole.left:
-                out += whole.results()
-            whole.dissolve()
+        """The iteration is over: take out the outcomes of batches and chunks, so that they can be discarded."""
+        out = [delivery.outcome for delivery in self.reorder.drain()]
+        for batch in self.chunked.values():
+            if batch.left:
+                out += batch.results()
+            batch.dissolve()
         return out

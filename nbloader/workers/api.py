@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nbloader.batch.task import Task
-from nbloader.engine.inspect import numbers_of
 from nbloader.events.gauges import WorkerGauge
 from nbloader.workers.status import WorkerState, WorkerStatus
 
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
 
 _clock = time.perf_counter_ns
 _uids = itertools.count(1)
+
+LISTED = 8
+"""Batches that a gauge lists as held by one worker."""
 
 
 class Handle:
@@ -128,7 +130,7 @@ class Handle:
             stderr_tail=self.stderr_tail,
             cpu_percent=None,
             rss=None,
-            held=numbers_of(held, runs),
+            held=tuple(dict.fromkeys(task.number for task in held[:LISTED] if task.run in runs)),
             left=at is not None and not (held and held[0].run in runs),
             made=made,
         )

@@ -84,8 +84,8 @@ def _ours_silent(work, dataset):
 
     for owner, name in (
         (events.EventBus, "publish"),
-        (iterator.Epoch, "_remember"),
-        (iterator._Pass, "publish"),
+        (iterator.EpochIterator, "_remember"),
+        (iterator._Resources, "publish"),
     ):
         if not hasattr(owner, name):
             raise AttributeError(f"{owner.__name__}.{name} does not exist: update the patches that disable events")

@@ -14,7 +14,7 @@ from same import assert_same
 
 from nbloader import DataLoader, LoaderClosedError
 from nbloader import events as ev
-from nbloader.engine.engine import EXTRA_BATCHES
+from nbloader.scheduler.prefetch import EXTENSION_BATCHES
 
 # ---- sources
 
@@ -133,7 +133,7 @@ def test_a_slow_source_holds_up_no_batch_that_is_ready(with_workers):
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_backpressure_reaches_the_source(prefetch, with_workers):
     source = Counter("samples")
-    lent = EXTRA_BATCHES * with_workers["num_workers"]  # while a batch is late workers go on beyond it
+    lent = EXTENSION_BATCHES * with_workers["num_workers"]  # while a batch is late workers go on beyond it
     with DataLoader.from_source(source, 2, prefetch=prefetch, **with_workers) as loader:
         batches = iter(loader)
         for taken in range(1, 6):

@@ -17,7 +17,7 @@ from nbloader import DataLoader, LoaderTimeoutError, NbloaderError
 from nbloader import events as ev
 from nbloader._util.wakeup import Wakeup
 from nbloader.engine import timeouts
-from nbloader.engine.timeouts import Wait
+from nbloader.engine.timeouts import Due, WaitTimer
 
 S = 1_000_000_000
 
@@ -52,31 +52,31 @@ def wait_for_line(capsys) -> str:
 
 
 def test_without_a_limit_a_wait_is_told_once():
-    wait = Wait(0, timeout=0, first=True)
-    assert wait.look(S, paused=False) == ("", 29)
-    assert wait.look(30 * S, paused=False) == ("late", None)
-    assert wait.look(31 * S, paused=False) == ("", None)
-    assert wait.look(999 * S, paused=False) == ("", None)
+    wait = WaitTimer(0, timeout=0, first=True)
+    assert wait.check(S, paused=False) == (None, 29)
+    assert wait.check(30 * S, paused=False) == (Due.DELAY_NOTICE, None)
+    assert wait.check(31 * S, paused=False) == (None, None)
+    assert wait.check(999 * S, paused=False) == (None, None)
 
 
 def test_a_limit_is_due_as_often_as_it_passes():
-    wait = Wait(0, timeout=2, first=True)
-    assert wait.look(S, paused=False) == ("", 1)
-    assert wait.look(2 * S, paused=False) == ("timeout", None)
+    wait = WaitTimer(0, timeout=2, first=True)
+    assert wait.check(S, paused=False) == (None, 1)
+    assert wait.check(2 * S, paused=False) == (Due.TIMEOUT, None)
     wait.since = 2 * S
-    assert wait.look(3 * S, paused=False) == ("", 1)
-    assert wait.look(5 * S, paused=False) == ("timeout", None)
+    assert wait.check(3 * S, paused=False) == (None, 1)
+    assert wait.check(5 * S, paused=False) == (Due.TIMEOUT, None)
 
 
 @pytest.mark.parametrize("timeout", [0, 2])
 def test_a_pause_does_not_count_and_is_told_to_a_loop_that_has_just_begun(timeout):
-    wait = Wait(0, timeout=timeout, first=True)
-    assert wait.look(S, paused=True) == ("", 5)
-    assert wait.look(6 * S, paused=True) == ("paused", None)
-    assert wait.look(100 * S, paused=True) == ("", None)
-    assert wait.look(101 * S, paused=False) == ("", timeout or 30)
-    later = Wait(0, timeout=timeout, first=False)
-    assert later.look(100 * S, paused=True) == ("", None)
+    wait = WaitTimer(0, timeout=timeout, first=True)
+    assert wait.check(S, paused=True) == (None, 5)
+    assert wait.check(6 * S, paused=True) == (Due.PAUSE_NOTICE, None)
+    assert wait.check(100 * S, paused=True) == (None, None)
+    assert wait.check(101 * S, paused=False) == (None, timeout or 30)
+    later = WaitTimer(0, timeout=timeout, first=False)
+    assert later.check(100 * S, paused=True) == (None, None)
 
 
 # ---- the line in the cell
@@ -86,7 +86,7 @@ def test_a_loop_that_waits_for_long_gets_one_line_that_says_what_for(tmp_path, c
     data, flag = hangs(tmp_path, bad=5)
     with DataLoader(data, 2, num_workers=2) as loader:
         epoch = begin(loader)
-        monkeypatch.setattr(timeouts, "LATE_NOTICE", 0.5)
+        monkeypatch.setattr(timeouts, "DELAY_NOTICE", 0.5)
         told = []
 
         def restart():
@@ -102,14 +102,14 @@ def test_a_loop_that_waits_for_long_gets_one_line_that_says_what_for(tmp_path, c
         text = told[0] + capsys.readouterr().err
         assert re.fullmatch(
             r"nbloader: this loop has waited \d+ s for batch 2\. Worker [01] \(pid \d+\) has been fetching batch 2 for "
-            r"\d+\.\d s, at sample 5: .*light\.py, line \d+ in sleep\. If it hangs, replace it .*"
+            r"\d+\.\d s, at sample 5: .*light\.py, line \d+ in sleep\. If it hangs, restart it .*"
             r"loader\.restart_workers\([01]\).*\n",
             text,
         )
 
 
 def test_a_dataset_that_does_not_arrive_is_told_with_its_line(capsys, monkeypatch):
-    monkeypatch.setattr(timeouts, "LATE_NOTICE", 0.5)
+    monkeypatch.setattr(timeouts, "DELAY_NOTICE", 0.5)
     with DataLoader(d.NeverArrives(4), 2, num_workers=1) as loader:
         epoch = iter(loader)
         wait_for(lambda: arriving(loader))
@@ -131,7 +131,7 @@ def test_a_dataset_that_does_not_arrive_is_told_with_its_line(capsys, monkeypatc
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loop_over_a_paused_loader_is_told_so_once(workers, capsys, monkeypatch):
-    monkeypatch.setattr(timeouts, "PAUSED_NOTICE", 0.3)
+    monkeypatch.setattr(timeouts, "PAUSE_NOTICE", 0.3)
     with DataLoader(Numbers(6), 2, num_workers=workers) as loader:
         loader.pause()
         told = []
@@ -180,7 +180,7 @@ def test_a_late_worker_is_replaced_by_itself(tmp_path, capsys, how):
         assert loader.stats().deaths == 0
         assert all(r.attempt >= 2 for r in loader.events.batches() if r.index == 2)
         assert re.search(
-            r"batch 2 did not come within 1\.5 s, so worker \d is replaced.* in \w+\.", capsys.readouterr().err
+            r"batch 2 did not arrive within 1\.5 s, so worker \d is restarted.* in \w+\.", capsys.readouterr().err
         )
 
 
@@ -198,7 +198,7 @@ def test_a_late_worker_thread_is_left_alone_and_another_takes_its_place(capsys):
     with DataLoader(Waits(20), 2, num_workers=2, workers="thread", timeout=1, on_timeout="restart") as loader:
         assert flat(loader) == list(range(20))
         assert len(hung) == 1
-        assert re.search(r"so worker \d is replaced.* in __getitem__\.", capsys.readouterr().err)
+        assert re.search(r"so worker \d is restarted.* in __getitem__\.", capsys.readouterr().err)
         go.set()
 
 
@@ -208,7 +208,7 @@ def test_a_batch_that_is_late_in_three_workers_is_given_up_and_the_others_come(t
         epoch = begin(loader)
         got = [next(epoch), next(epoch)]
         begun = time.monotonic()
-        with pytest.raises(LoaderTimeoutError, match=r"(?s)batch 2 did not come.*in sleep"):
+        with pytest.raises(LoaderTimeoutError, match=r"(?s)batch 2 did not arrive.*in sleep"):
             next(epoch)
         assert time.monotonic() - begun > 2
         got.extend(epoch)

@@ -12,10 +12,28 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
+from nbloader.scheduler.prefetch import PrefetchPolicy
 
 pytestmark = pytest.mark.unit
 
 GIVEN_UP = "given up"
+
+
+class FixedPolicy(PrefetchPolicy):
+    """Numbers that a test chooses, in place of those that follow from the costs of batches."""
+
+    min_steal = 1
+    sufficient_queue = 2
+    extended_window = 16
+    stall_ns = 5
+
+    def __init__(self, depth: int, window: int = 8):
+        super().__init__()
+        self.queue_depth = depth
+        self.window = window
+
+
+NOW = 10
 
 
 class Chaos(RuleBasedStateMachine):
@@ -42,7 +60,8 @@ class Chaos(RuleBasedStateMachine):
 
     @initialize(depth=st.integers(1, 4), workers=st.integers(0, 3), window=st.integers(0, 6), data=st.data())
     def begin(self, depth, workers, window, data):
-        self.dispatcher: Dispatcher[object] = Dispatcher(depth)
+        self.policy = FixedPolicy(depth)
+        self.dispatcher: Dispatcher[object] = Dispatcher(self.policy)
         self.depth = depth  # the largest until now
         for _ in range(workers):
             self.worker_starts()
@@ -84,7 +103,8 @@ class Chaos(RuleBasedStateMachine):
             self.worker_starts()
         self.dispatch(data)
         if fatal is not None:
-            self.accept(fatal.run, fatal.number, (fatal, self.dispatcher.fail(fatal, GIVEN_UP)))
+            self.dispatcher.fail(fatal, GIVEN_UP, NOW)
+            self.accept(fatal.run, fatal.number, fatal)
 
     @precondition(lambda self: any(self.inboxes.values()))
     @rule(data=st.data(), position=st.integers(0, 3))
@@ -104,10 +124,10 @@ class Chaos(RuleBasedStateMachine):
     @rule(data=st.data())
     def result_arrives_again(self, data):
         run, number = data.draw(st.sampled_from(sorted(self.accepted)))
-        assert self.dispatcher.result(data.draw(st.integers(0, self.uids)), run, number, "again") is None
+        assert self.dispatcher.result(data.draw(st.integers(0, self.uids)), run, number, "again", NOW) is None
 
     def arrive(self, worker, run, number):
-        accepted = self.dispatcher.result(worker, run, number, f"{run}:{number}")
+        accepted = self.dispatcher.result(worker, run, number, f"{run}:{number}", NOW)
         if worker in self.outdated:
             assert accepted is None or worker in self.inboxes, "it is of the old dataset"
             if accepted is None:
@@ -119,9 +139,7 @@ class Chaos(RuleBasedStateMachine):
             elsewhere = any((run, number) in inbox for inbox in self.inboxes.values())
             assert run not in self.wanted or (run, number) in self.accepted or elsewhere
             return
-        task, freed = accepted
-        assert (task.run, task.number) == (run, number)
-        assert all(freed_task.run == run for freed_task, _result in freed)
+        assert (accepted.run, accepted.number) == (run, number)
         if run in self.wanted:
             assert (run, number) not in self.accepted
             self.accepted.add((run, number))
@@ -140,24 +158,30 @@ class Chaos(RuleBasedStateMachine):
     @rule(window=st.integers(0, 6), in_order=st.booleans(), data=st.data())
     def run_begins(self, window, in_order, data):
         run, self.runs = self.runs, self.runs + 1
-        self.cancel(self.dispatcher.open_run(run, window=window, in_order=in_order), data)
+        self.set_window(window)
+        self.cancel(self.dispatcher.open_iteration(run, in_order=in_order), data)
         self.wanted[run] = []
         self.windows[run] = window
         if not in_order:
             self.out_of_order.add(run)
-        assert all(state.parked for number, state in self.dispatcher.runs.items() if number != run)
+        assert all(state.parked for number, state in self.dispatcher.iterations.items() if number != run)
+
+    def set_window(self, window):
+        self.policy.window = window
+        for run, largest in self.windows.items():
+            self.windows[run] = max(largest, window)
 
     @precondition(lambda self: len(self.wanted) > 1)
     @rule(data=st.data())
     def run_is_closed(self, data):
         run = data.draw(st.sampled_from(sorted(self.wanted)))
-        ready = self.dispatcher.runs[run].reorder.ready + self.dispatcher.runs[run].reorder.reordering
-        unwanted, cancels = self.dispatcher.close_run(run)
+        ready = self.dispatcher.iterations[run].reorder.ready + self.dispatcher.iterations[run].reorder.reordering
+        unwanted, cancels = self.dispatcher.close_iteration(run)
         assert len(unwanted) == ready
         self.cancel(cancels, data)
         del self.wanted[run]
         self.accepted = {key for key in self.accepted if key[0] != run}
-        assert self.dispatcher.close_run(run) == ([], [])
+        assert self.dispatcher.close_iteration(run) == ([], [])
 
     @precondition(lambda self: self.wanted)
     @rule(data=st.data(), parked=st.booleans())
@@ -175,7 +199,7 @@ class Chaos(RuleBasedStateMachine):
         stuck = data.draw(st.sets(st.sampled_from(sorted(self.inboxes))) if self.inboxes else st.just(set()))
         while True:
             idle = [worker for worker in self.inboxes if not self.dispatcher.held_by(worker)]
-            cancels = self.dispatcher.rebalance(least, stuck)
+            cancels = steal_work(self.dispatcher, least, stuck)
             assert not cancels or idle
             for worker, _run, numbers in cancels:
                 assert self.dispatcher.held_by(worker), "the one that it is at stays"
@@ -202,11 +226,9 @@ class Chaos(RuleBasedStateMachine):
 
     @rule(workers=st.integers(0, 4), depth=st.integers(1, 4), window=st.integers(0, 6), data=st.data())
     def loader_is_resized(self, workers, depth, window, data):
-        self.dispatcher.depth = depth
+        self.policy.queue_depth = depth
         self.depth = max(self.depth, depth)
-        for run, state in self.dispatcher.runs.items():
-            state.window = window
-            self.windows[run] = max(self.windows[run], window)
+        self.set_window(window)
         for worker in sorted(self.inboxes)[workers:]:
             inbox = self.inboxes.pop(worker)
             if inbox:  # its last result is on its way
@@ -244,7 +266,7 @@ class Chaos(RuleBasedStateMachine):
             assert len(given) <= self.owed
             self.owed -= len(given)
         for worker, task in given:
-            assert not self.dispatcher.runs[task.run].parked
+            assert not self.dispatcher.iterations[task.run].parked
             self.inboxes[worker].append((task.run, task.number))
             assert task.attempt >= 1
 
@@ -284,7 +306,7 @@ class Chaos(RuleBasedStateMachine):
         assert all(len(tasks) <= self.depth for tasks in held)
         keys = [(task.run, task.number) for tasks in held for task in tasks]
         assert len(keys) == len(set(keys)), "a batch is with two workers"
-        for run, state in self.dispatcher.runs.items():
+        for run, state in self.dispatcher.iterations.items():
             assert state.assigned == sum(key[0] == run for key in keys)
             assert self.dispatcher.outstanding(run) == len(self.wanted[run])
             assert len(self.wanted[run]) <= max(self.windows[run], 1)
@@ -295,7 +317,7 @@ class Chaos(RuleBasedStateMachine):
             return
         held = {(t.run, t.number) for w in self.inboxes for t in self.dispatcher.held_by(w)}
         for run, numbers in self.wanted.items():
-            waiting = {task.number for _number, task in self.dispatcher.runs[run].waiting}
+            waiting = {task.number for _number, task in self.dispatcher.iterations[run].waiting}
             for number in numbers:
                 places = [number in waiting, (run, number) in held, (run, number) in self.accepted]
                 assert places.count(True) == 1, (run, number, places)
@@ -328,19 +350,40 @@ Chaos.TestCase.settings = settings(max_examples=150, stateful_step_count=50, dea
 TestChaos = Chaos.TestCase
 
 
-def made(dispatcher: Dispatcher[str], worker: int, number: int, run: int = 0):
-    accepted = dispatcher.result(worker, run, number, f"batch {number}")
-    return None if accepted is None else [task.number for task, _result in accepted[1]]
+def steal_work(dispatcher, least=1, stalled=()):
+    dispatcher.policy.min_steal = least
+    return dispatcher.steal_work(NOW, dict.fromkeys(stalled, 0))
+
+
+def produced(dispatcher: Dispatcher[str], worker: int, number: int, run: int = 0):
+    """The result of a batch arrives. Returns the batches that can be delivered since then; None if it is rejected."""
+    state = dispatcher.iterations.get(run)
+    before = state.reorder.ready if state else 0
+    if dispatcher.result(worker, run, number, f"batch {number}", NOW) is None:
+        return None
+    freed = state.reorder.peek(state.reorder.ready)[before:]
+    assert all(delivery.task.in_order == NOW for delivery in freed)
+    return [delivery.task.number for delivery in freed]
+
+
+def producer(dispatcher, enough):
+    dispatcher.policy.sufficient_queue = enough
+    return dispatcher.producer(0)
+
+
+def extend_window(dispatcher):
+    dispatcher.policy.sufficient_queue = 3
+    return dispatcher.extend_window(0)
 
 
 def dispatcher_with(
-    workers: int, *, depth: int = 2, window: int = 8, batches: int = 8, in_turn: bool = False
+    workers: int, *, depth: int = 2, window: int = 8, batches: int = 8, round_robin: bool = False
 ) -> Dispatcher[str]:
-    dispatcher: Dispatcher[str] = Dispatcher(depth, in_turn=in_turn)
+    dispatcher: Dispatcher[str] = Dispatcher(FixedPolicy(depth, window), round_robin=round_robin)
     dispatcher.slots = workers
     for worker in range(workers):
         dispatcher.worker_ready(worker, slot=worker)
-    dispatcher.open_run(0, window=window)
+    dispatcher.open_iteration(0)
     for _ in range(batches):
         dispatcher.add(0, None, 0)
     return dispatcher
@@ -353,40 +396,40 @@ def sent(dispatcher: Dispatcher[str]) -> list[tuple[int, int]]:
 def test_batches_go_to_the_least_loaded_worker_in_order():
     dispatcher = dispatcher_with(3)
     assert sent(dispatcher) == [(0, 0), (1, 1), (2, 2), (0, 3), (1, 4), (2, 5)]
-    assert made(dispatcher, 1, 1) == []
+    assert produced(dispatcher, 1, 1) == []
     assert sent(dispatcher) == [(1, 6)]
 
 
-def test_in_turn_a_batch_waits_for_its_worker_though_another_has_nothing_to_do():
-    dispatcher = dispatcher_with(2, in_turn=True)
+def test_round_robin_a_batch_waits_for_its_worker_though_another_has_nothing_to_do():
+    dispatcher = dispatcher_with(2, round_robin=True)
     assert sent(dispatcher) == [(0, 0), (1, 1), (0, 2), (1, 3)]
-    assert (made(dispatcher, 1, 1), made(dispatcher, 1, 3)) == ([], [])
+    assert (produced(dispatcher, 1, 1), produced(dispatcher, 1, 3)) == ([], [])
     assert sent(dispatcher) == [(1, 5), (1, 7)]
-    assert not dispatcher.uneven()
-    assert (made(dispatcher, 1, 5), made(dispatcher, 1, 7)) == ([], [])
-    assert dispatcher.rebalance() == []
-    assert made(dispatcher, 0, 0) == [0, 1]
+    assert not dispatcher.can_steal()
+    assert (produced(dispatcher, 1, 5), produced(dispatcher, 1, 7)) == ([], [])
+    assert steal_work(dispatcher) == []
+    assert produced(dispatcher, 0, 0) == [0, 1]
     assert sent(dispatcher) == [(0, 4)]
 
 
-def test_in_turn_what_a_dead_worker_held_waits_for_the_one_that_takes_its_place():
-    dispatcher = dispatcher_with(2, in_turn=True)
+def test_round_robin_what_a_dead_worker_held_waits_for_the_one_that_takes_its_place():
+    dispatcher = dispatcher_with(2, round_robin=True)
     sent(dispatcher)
     dispatcher.worker_gone(0, blame=True)
-    assert (made(dispatcher, 1, 1), sent(dispatcher)) == ([], [(1, 5)])
+    assert (produced(dispatcher, 1, 1), sent(dispatcher)) == ([], [(1, 5)])
     dispatcher.worker_ready(7, slot=0)
     assert sent(dispatcher) == [(7, 0), (7, 2)]
 
 
-def test_in_turn_and_out_of_order_others_take_what_a_worker_that_is_not_there_yet_could_not_hold():
-    dispatcher: Dispatcher[str] = Dispatcher(2, in_turn=True)
+def test_round_robin_and_out_of_order_others_take_what_a_worker_that_is_not_there_yet_could_not_hold():
+    dispatcher: Dispatcher[str] = Dispatcher(FixedPolicy(2), round_robin=True)
     dispatcher.slots = 2
     dispatcher.worker_ready(1, slot=1)
-    dispatcher.open_run(0, window=8, in_order=False)
+    dispatcher.open_iteration(0, in_order=False)
     for _ in range(8):
         dispatcher.add(0, None, 0)
     assert sent(dispatcher) == [(1, 1), (1, 3)]
-    assert (made(dispatcher, 1, 1), made(dispatcher, 1, 3)) == ([1], [3])
+    assert (produced(dispatcher, 1, 1), produced(dispatcher, 1, 3)) == ([1], [3])
     assert sent(dispatcher) == [(1, 4), (1, 5)]
     dispatcher.worker_ready(0, slot=0)
     assert sent(dispatcher) == [(0, 0), (0, 2)]
@@ -421,22 +464,22 @@ def test_a_batch_that_has_killed_enough_workers_is_given_up_and_the_rest_goes_on
         _held, fatal = dispatcher.worker_gone(death, blame=True)
     assert fatal is not None
     assert (fatal.number, fatal.deaths) == (0, MAX_DEATHS)
-    assert [t.number for t, _ in dispatcher.fail(fatal, "error")] == [0]
+    assert dispatcher.fail(fatal, "error", NOW) is None
     dispatcher.worker_ready(9)
     assert sent(dispatcher) == [(9, 1), (9, 2)]
-    made(dispatcher, 9, 2)
-    made(dispatcher, 9, 1)
+    produced(dispatcher, 9, 2)
+    produced(dispatcher, 9, 1)
     assert [dispatcher.take(0)[1] for _ in range(3)] == ["error", "batch 1", "batch 2"]
 
 
 def test_a_parked_run_leaves_the_workers_to_the_other_but_for_what_they_are_at():
     dispatcher = dispatcher_with(2)
     assert sent(dispatcher) == [(0, 0), (1, 1), (0, 2), (1, 3)]
-    assert dispatcher.open_run(1, window=2) == [(0, 0, (2,)), (1, 0, (3,))], "what to cancel"
+    assert dispatcher.open_iteration(1) == [(0, 0, (2,)), (1, 0, (3,))], "what to cancel"
     dispatcher.add(1, None, 0)
     dispatcher.add(1, None, 0)
     assert [(w, t.run, t.number) for w, t in dispatcher.assignments()] == [(0, 1, 0), (1, 1, 1)]
-    assert made(dispatcher, 0, 0) == [0]
+    assert produced(dispatcher, 0, 0) == [0]
     dispatcher.unpark(0)
     assert sent(dispatcher) == [(0, 2)]
 
@@ -445,8 +488,8 @@ def test_a_result_for_a_batch_that_was_taken_back_counts_and_is_not_made_again()
     dispatcher = dispatcher_with(1, batches=3)
     sent(dispatcher)
     dispatcher.park(0)  # batch 1 is taken back, but the worker had begun it
-    made(dispatcher, 0, 0)
-    assert made(dispatcher, 0, 1) == [1]
+    produced(dispatcher, 0, 0)
+    assert produced(dispatcher, 0, 1) == [1]
     dispatcher.unpark(0)
     assert sent(dispatcher) == [(0, 2)]
 
@@ -455,7 +498,7 @@ def test_nothing_is_sent_or_delivered_while_paused_but_results_are_kept():
     dispatcher = dispatcher_with(1)
     sent(dispatcher)
     dispatcher.pause()
-    assert made(dispatcher, 0, 0) == [0]
+    assert produced(dispatcher, 0, 0) == [0]
     assert (dispatcher.take(0), sent(dispatcher)) == (None, [])
     dispatcher.resume()
     assert dispatcher.take(0)[0].number == 0
@@ -466,8 +509,8 @@ def test_a_step_lets_one_batch_go_and_one_be_sent_in_its_place():
     dispatcher = dispatcher_with(1, depth=2, window=4, batches=4)
     assert sent(dispatcher) == [(0, 0), (0, 1)]
     dispatcher.pause()
-    made(dispatcher, 0, 0)
-    made(dispatcher, 0, 1)
+    produced(dispatcher, 0, 0)
+    produced(dispatcher, 0, 1)
     assert (dispatcher.take(0), sent(dispatcher)) == (None, [])
     dispatcher.step()
     assert dispatcher.take(0)[0].number == 0
@@ -478,36 +521,36 @@ def test_a_step_lets_one_batch_go_and_one_be_sent_in_its_place():
 def test_steps_that_nobody_took_end_with_the_last_run():
     dispatcher = dispatcher_with(1, batches=1)
     sent(dispatcher)
-    made(dispatcher, 0, 0)
+    produced(dispatcher, 0, 0)
     dispatcher.pause()
     dispatcher.step()
     dispatcher.step()
     assert dispatcher.take(0) is not None
-    dispatcher.close_run(0)
-    dispatcher.open_run(1, window=2)
+    dispatcher.close_iteration(0)
+    dispatcher.open_iteration(1)
     dispatcher.add(1, None, 0)
     assert (dispatcher.steps, dispatcher.assignments()) == (0, [])
 
 
 def test_the_batch_that_is_waited_for_and_who_holds_it():
     dispatcher = dispatcher_with(2)
-    assert dispatcher.late(0) == (0, None)
+    assert dispatcher.delay(0) == (0, None)
     sent(dispatcher)
-    made(dispatcher, 0, 0)
-    assert dispatcher.late(0) == (1, 1)
+    produced(dispatcher, 0, 0)
+    assert dispatcher.delay(0) == (1, 1)
 
 
-def test_in_turn_the_batch_that_is_waited_for_waits_itself_for_a_worker_with_a_later_one():
-    dispatcher = dispatcher_with(3, depth=1, in_turn=True)
+def test_round_robin_the_batch_that_is_waited_for_waits_itself_for_a_worker_with_a_later_one():
+    dispatcher = dispatcher_with(3, depth=1, round_robin=True)
     assert sent(dispatcher) == [(0, 0), (1, 1), (2, 2)]
-    assert (made(dispatcher, 0, 0), made(dispatcher, 1, 1)) == ([0], [1])
+    assert (produced(dispatcher, 0, 0), produced(dispatcher, 1, 1)) == ([0], [1])
     assert sent(dispatcher) == [(0, 3), (1, 4)]
     dispatcher.slots = 2
     dispatcher.worker_gone(2, blame=False)
     assert sent(dispatcher) == []
-    assert dispatcher.late(0) == (2, 0)
-    made(dispatcher, 0, 3)
-    assert dispatcher.late(0) == (2, None)
+    assert dispatcher.delay(0) == (2, 0)
+    produced(dispatcher, 0, 3)
+    assert dispatcher.delay(0) == (2, None)
     assert sent(dispatcher) == [(0, 2)]
 
 
@@ -519,7 +562,7 @@ def test_the_window_bounds_what_is_outside(window, room):
         dispatcher.add(0, None, 0)
     assert dispatcher.room(0) == 0
     sent(dispatcher)
-    made(dispatcher, 0, 0)
+    produced(dispatcher, 0, 0)
     assert dispatcher.room(0) == 0, "a batch that is ready and was not taken takes its room"
     dispatcher.take(0)
     assert dispatcher.room(0) == 1
@@ -528,40 +571,40 @@ def test_the_window_bounds_what_is_outside(window, room):
 def test_a_result_of_a_closed_run_is_refused():
     dispatcher = dispatcher_with(1)
     sent(dispatcher)
-    made(dispatcher, 0, 1)
-    assert dispatcher.close_run(0) == (["batch 1"], [])
-    assert made(dispatcher, 0, 0) is None
+    produced(dispatcher, 0, 1)
+    assert dispatcher.close_iteration(0) == (["batch 1"], [])
+    assert produced(dispatcher, 0, 0) is None
     assert dispatcher.held_by(0) == []
 
 
 def test_a_worker_without_work_is_given_what_another_has_not_begun():
     dispatcher = dispatcher_with(2, batches=4)
     assert sent(dispatcher) == [(0, 0), (1, 1), (0, 2), (1, 3)]
-    made(dispatcher, 1, 1)
-    assert dispatcher.rebalance() == [], "it has another"
-    made(dispatcher, 1, 3)
-    assert dispatcher.rebalance() == [(0, 0, (2,))]
+    produced(dispatcher, 1, 1)
+    assert steal_work(dispatcher) == [], "it has another"
+    produced(dispatcher, 1, 3)
+    assert steal_work(dispatcher) == [(0, 0, (2,))]
     assert sent(dispatcher) == [(1, 2)]
     assert dispatcher.held_by(1)[0].attempt == 1
-    assert made(dispatcher, 0, 2) is None, "the first had begun it after all: one of the two is taken"
-    assert made(dispatcher, 1, 2) == []
-    assert dispatcher.rebalance() == [], "the one that a worker is at stays"
-    assert made(dispatcher, 0, 0) == [0, 1, 2, 3]
+    assert produced(dispatcher, 0, 2) is None, "the first had begun it after all: one of the two is taken"
+    assert produced(dispatcher, 1, 2) == []
+    assert steal_work(dispatcher) == [], "the one that a worker is at stays"
+    assert produced(dispatcher, 0, 0) == [0, 1, 2, 3]
 
 
 def test_nothing_is_taken_from_workers_while_something_waits_or_the_loader_is_paused():
     dispatcher = dispatcher_with(2, batches=4)
     sent(dispatcher)
-    made(dispatcher, 1, 1)
-    made(dispatcher, 1, 3)
+    produced(dispatcher, 1, 1)
+    produced(dispatcher, 1, 3)
     dispatcher.pause()
-    assert dispatcher.rebalance() == []
+    assert steal_work(dispatcher) == []
     dispatcher.resume()
     dispatcher.add(0, None, 0)
-    assert dispatcher.rebalance() == []
+    assert steal_work(dispatcher) == []
     assert sent(dispatcher) == [(1, 4)]
-    made(dispatcher, 1, 4)
-    assert dispatcher.rebalance() != []
+    produced(dispatcher, 1, 4)
+    assert steal_work(dispatcher) != []
 
 
 def test_equally_loaded_workers_are_given_batches_in_turn():
@@ -572,7 +615,7 @@ def test_equally_loaded_workers_are_given_batches_in_turn():
         dispatcher.add(0, None, 0)
         ((worker, _number),) = sent(dispatcher)
         order.append(worker)
-        made(dispatcher, worker, number)
+        produced(dispatcher, worker, number)
     assert order == [0, 1, 2, 0, 1, 2]
 
 
@@ -581,67 +624,67 @@ def test_half_of_what_a_worker_has_not_begun_goes_to_one_without_work():
     sent(dispatcher)
     assert [len(dispatcher.held_by(worker)) for worker in range(3)] == [8, 7, 7]
     for number in range(1, 22, 3):
-        made(dispatcher, 1, number)
+        produced(dispatcher, 1, number)
     for number in (2, 5, 8, 11):
-        made(dispatcher, 2, number)
-    assert dispatcher.rebalance(least=5, stuck={2}) == [(2, 0, (20,))], "one is worth it where a worker is stuck"
+        produced(dispatcher, 2, number)
+    assert steal_work(dispatcher, 5, {2}) == [(2, 0, (20,))], "one is worth it where a worker is stuck"
     assert sent(dispatcher) == [(1, 20)]
-    made(dispatcher, 1, 20)
-    assert dispatcher.rebalance(least=5) == [], "it is not worth it"
-    assert dispatcher.rebalance(least=4) == [(0, 0, (12, 15, 18, 21))], "the ones that it would come to last"
+    produced(dispatcher, 1, 20)
+    assert steal_work(dispatcher, 5) == [], "it is not worth it"
+    assert steal_work(dispatcher, 4) == [(0, 0, (12, 15, 18, 21))], "the ones that it would come to last"
     assert sent(dispatcher) == [(1, 12), (1, 15), (2, 18), (1, 21)]
-    assert dispatcher.rebalance() == []
+    assert steal_work(dispatcher) == []
 
 
 def test_one_worker_alone_is_waited_for_while_the_others_have_enough_to_do():
     dispatcher = dispatcher_with(2, depth=4, batches=8)
     sent(dispatcher)
-    assert [dispatcher.maker(0, enough) for enough in (4, 5)] == [0, None]
-    made(dispatcher, 1, 1)
-    assert [dispatcher.maker(0, enough) for enough in (3, 4)] == [0, None]
+    assert [producer(dispatcher, enough) for enough in (4, 5)] == [0, None]
+    produced(dispatcher, 1, 1)
+    assert [producer(dispatcher, enough) for enough in (3, 4)] == [0, None]
     dispatcher.pause()
-    assert dispatcher.maker(0, 3) is None, "a command lets it go on"
+    assert producer(dispatcher, 3) is None, "a command lets it go on"
     dispatcher.resume()
-    made(dispatcher, 0, 0)
-    assert dispatcher.maker(0, 3) == 0, "batch 1 has come: it is 2"
-    made(dispatcher, 0, 2)
-    made(dispatcher, 1, 5)
-    assert dispatcher.maker(0, 2) == 1, "that is 3"
+    produced(dispatcher, 0, 0)
+    assert producer(dispatcher, 3) == 0, "batch 1 has come: it is 2"
+    produced(dispatcher, 0, 2)
+    produced(dispatcher, 1, 5)
+    assert producer(dispatcher, 2) == 1, "that is 3"
     dispatcher.worker_gone(1, blame=False)
-    assert dispatcher.maker(0, 0) is None, "nobody makes it now"
+    assert producer(dispatcher, 0) is None, "nobody makes it now"
 
 
-@pytest.mark.parametrize("how", [{"in_order": False}, {"chunk": 2}])
+@pytest.mark.parametrize("how", [{"in_order": False}, {"chunk_size": 2}])
 def test_no_worker_is_waited_for_alone_where_another_may_come_first(how):
-    dispatcher: Dispatcher[str] = Dispatcher(4)
+    dispatcher: Dispatcher[str] = Dispatcher(FixedPolicy(4))
     dispatcher.worker_ready(0)
-    dispatcher.open_run(0, window=4, join=lambda _whole: "", **how)
+    dispatcher.open_iteration(0, join=lambda _whole: "", **how)
     dispatcher.add(0, [0, 1, 2], 0)
     sent(dispatcher)
     assert dispatcher.held_by(0)
-    assert dispatcher.maker(0, 0) is None
+    assert producer(dispatcher, 0) is None
 
 
 def test_credit_is_lent_to_a_worker_that_runs_out_of_work():
     dispatcher = dispatcher_with(2, depth=4, batches=8)
     sent(dispatcher)
-    made(dispatcher, 1, 1)
-    assert not dispatcher.lend_credit(0, 16, enough=3)
+    produced(dispatcher, 1, 1)
+    assert not extend_window(dispatcher)
     assert dispatcher.room(0) == 0
-    made(dispatcher, 1, 3)
-    assert dispatcher.lend_credit(0, 16, enough=3)
+    produced(dispatcher, 1, 3)
+    assert extend_window(dispatcher)
     assert dispatcher.room(0) == 1
 
 
 def test_few_batches_are_taken_from_stuck_workers_only():
     dispatcher = dispatcher_with(2, batches=4)
     sent(dispatcher)
-    assert not dispatcher.uneven()
-    made(dispatcher, 1, 1)
-    made(dispatcher, 1, 3)
-    assert dispatcher.uneven()
-    assert dispatcher.rebalance(2, {1}) == dispatcher.rebalance(2) == []
-    assert dispatcher.rebalance(2, {0}) == [(0, 0, (2,))]
-    assert not dispatcher.uneven(), "what waits now will be given out"
+    assert not dispatcher.can_steal()
+    produced(dispatcher, 1, 1)
+    produced(dispatcher, 1, 3)
+    assert dispatcher.can_steal()
+    assert steal_work(dispatcher, 2, {1}) == steal_work(dispatcher, 2) == []
+    assert steal_work(dispatcher, 2, {0}) == [(0, 0, (2,))]
+    assert not dispatcher.can_steal(), "what waits now will be given out"
     sent(dispatcher)
-    assert not dispatcher.uneven()
+    assert not dispatcher.can_steal()

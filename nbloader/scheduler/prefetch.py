@@ -1,0 +1,160 @@
+"""How far ahead batches are requested, and when queued batches move between workers: the whole policy, in one place.
+
+The dispatcher asks, the policy answers; it knows neither workers nor batches. It is pure: durations and sizes are
+passed in, and nothing here reads a clock. Another policy is another class with these attributes and methods.
+"""
+
+from __future__ import annotations
+
+DEEP_QUEUE = 16
+"""Batches to request ahead per worker while they are small and fast, if the user left the window open."""
+FAST_NS = 2_000_000
+"""Production time below which a batch is fast."""
+SMALL_BYTES = 512 * 1024
+"""Size up to which a batch is small. The segments of so many larger batches would not stay in the caches."""
+EXTENSION_BATCHES = 16
+"""Batches per worker that may be requested beyond the window while the next batch to deliver is delayed."""
+EXTENSION_BYTES = 128 << 20
+"""Memory that these batches may take. Where cores are scarce, a delayed worker is only one that waits for a core, and
+more batches ahead only cost memory: with 1 GB allowed, batches of 8 MB and four workers on two cores took up to 350 MB
+of segments."""
+QUEUED_WORK_NS = 2_000_000
+"""Work in a worker's queue, in ns of production time, that the worker will not exhaust soon."""
+STEAL_WORK_NS = 1_000_000
+"""Production time that the stolen batches must add up to, so that stealing is worth its messages."""
+STALL_NS = 5_000_000
+"""Time after which a worker that is still processing one batch among fast ones is stalled: the batches behind it are
+worth stealing one by one."""
+AVERAGED_BATCHES = 8
+"""Weight of the mean production time: a new batch counts one part in so many."""
+
+
+class PrefetchPolicy:
+    """The default policy: a fixed window, deeper for small and fast batches, extended while one batch is delayed.
+
+    Args:
+        num_workers: Workers that share the window.
+        prefetch_factor: Batches to request ahead, per worker.
+        prefetch: Batches to request ahead in total; replaces `prefetch_factor`.
+        adaptive: Whether the window grows to `DEEP_QUEUE` per worker while batches are small and fast.
+        unlimited_queue: Whether one worker may hold any number of batches.
+    """
+
+    def __init__(
+        self,
+        num_workers: int = 1,
+        *,
+        prefetch_factor: int = 2,
+        prefetch: int | None = None,
+        adaptive: bool = False,
+        unlimited_queue: bool = False,
+    ) -> None:
+        self._num_workers = num_workers
+        self._prefetch_factor = prefetch_factor
+        self._prefetch = prefetch
+        self._adaptive = adaptive
+        self._unlimited_queue = unlimited_queue
+        self._deep = False
+        self._nbytes = 0  # of the last batch
+        self._produce_ns = 0  # a running mean
+        self._plan()
+
+    def _plan(self) -> None:
+        base = self._prefetch_factor * self._num_workers if self._prefetch is None else self._prefetch
+        self.prefetches = base > 0
+        """Whether batches are requested before the consumer asks for them."""
+        self.window = DEEP_QUEUE * self._num_workers if self._deep else base
+        """Batches of one iteration that may be outstanding (requested and not delivered)."""
+        self.queue_depth = max(1, -(-self.window // self._num_workers))
+        """Batches that one worker may hold, including the one that it is processing."""
+        if self._unlimited_queue:
+            self.queue_depth = 1 << 30
+
+    # ---- what changes the plan ----------------------------------------------------------------------------------
+
+    def resize(self, num_workers: int) -> None:
+        """So many workers share the window from now on."""
+        self._num_workers = num_workers
+        self._plan()
+
+    def set_prefetch_factor(self, prefetch_factor: int) -> None:
+        """Request so many batches ahead per worker from now on, and adapt no more."""
+        self._prefetch_factor, self._prefetch = prefetch_factor, None
+        self._adaptive = self._deep = False
+        self._plan()
+
+    def observe(self, nbytes: int, produce_ns: int, chunks: int = 1) -> None:
+        """Learn what a batch cost.
+
+        Args:
+            nbytes: Size of what a worker produced: a batch, or a chunk of one.
+            produce_ns: Time that it took the worker.
+            chunks: Chunks of the batch; 1 if it was not cut.
+        """
+        self._nbytes = nbytes * chunks
+        mean = self._produce_ns
+        self._produce_ns = mean + (produce_ns - mean) // AVERAGED_BATCHES if mean else produce_ns
+
+    def adapt(self) -> None:
+        """A batch is delivered: request many at a time while they are small and fast.
+
+        Waking a worker for each such batch costs more than producing it: with two per worker, system calls took two
+        thirds of the consumer's time.
+        """
+        if self._adaptive and self.fast != self._deep:
+            self._deep = not self._deep
+            self._plan()
+
+    # ---- what the plan says -------------------------------------------------------------------------------------
+
+    @property
+    def fast(self) -> bool:
+        """Whether batches are small and fast at present."""
+        return self._nbytes <= SMALL_BYTES and self._produce_ns < FAST_NS
+
+    def refill_size(self, room: int, extension: int) -> int:
+        """How many batches to request now.
+
+        Args:
+            room: Batches that fit into the window and its extension.
+            extension: The part of them that is extension.
+
+        Returns:
+            0 while few fit: they are requested together, so that one message carries several.
+        """
+        inside = room - extension
+        group = self.window // (4 if self._deep else 8)
+        return max(0, room) if inside <= 0 or inside >= group else 0
+
+    @property
+    def extended_window(self) -> int:
+        """Batches that may be outstanding while the next one to deliver is delayed."""
+        affordable = EXTENSION_BYTES // max(1, self._nbytes)
+        return self.window + min(EXTENSION_BATCHES * self._num_workers, affordable)
+
+    @property
+    def sufficient_queue(self) -> int:
+        """Batches in a worker's queue that keep it busy for a while.
+
+        Two more than `QUEUED_WORK_NS` takes: the worker may be done with one, and another may be on its way.
+        """
+        return 2 + QUEUED_WORK_NS // max(1, self._produce_ns)
+
+    @property
+    def min_steal(self) -> int:
+        """Batches that must move at once for stealing to be worth its messages."""
+        return -(-STEAL_WORK_NS // self._produce_ns) if self._produce_ns else 1
+
+    @property
+    def stall_ns(self) -> int:
+        """Time that a worker may spend on one batch before a single batch behind it is worth stealing."""
+        return STALL_NS
+
+    def recheck_after(self, *, one_producer: bool) -> float:
+        """Seconds after which a waiting consumer looks at the workers again.
+
+        Args:
+            one_producer: Whether it waits for one worker only, since all others have a sufficient queue; otherwise a
+                worker is idle while another has queued batches.
+        """
+        return (QUEUED_WORK_NS if one_producer else STALL_NS) / 1e9
