@@ -1,4 +1,4 @@
-"""The dashboard without a browser: what it says, what it sends, what it leaves, and when it ends."""
+"""The dashboard without a browser: what it shows, what it sends, what it leaves behind, and when it ends."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -17,9 +18,13 @@ from typing import Any
 import pytest
 from fake_loader import FakeLoader
 
-from nbloader.dashboard import picture, plots, show, widget
-from nbloader.dashboard.payload import COLUMNS, TIPS, columns_of, view_of
-from nbloader.metrics.snapshot import STAGES, Point
+from nbloader.dashboard import show, static, widget
+from nbloader.dashboard.panels import PANELS, Frame, Panel, register
+from nbloader.dashboard.panels.events import Events
+from nbloader.dashboard.panels.plots import CHARTS, COLUMNS, TIPS, Chart, Series, charts_of, columns_of, x_axis, y_axes
+from nbloader.dashboard.panels.workers import Workers
+from nbloader.events import BatchRecord, WorkerRestarted
+from nbloader.metrics.snapshot import STAGES, Point, Snapshot
 
 TIMEOUT = 10
 
@@ -29,7 +34,7 @@ class Screen:
 
     def __init__(self) -> None:
         self.sent: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.pictures: queue.Queue[tuple[str, str]] = queue.Queue()
+        self.displayed: queue.Queue[tuple[str, str]] = queue.Queue()
 
     def next(self, kind: str) -> dict[str, Any]:
         """Wait for the next message of a kind."""
@@ -38,10 +43,10 @@ class Screen:
             if message["kind"] == kind:
                 return message
 
-    def picture_with(self, text: str) -> str:
-        """Wait for a picture that contains a text."""
+    def static_with(self, text: str) -> str:
+        """Wait for a static form that contains a text."""
         while True:
-            _, html = self.pictures.get(timeout=TIMEOUT)
+            _, html = self.displayed.get(timeout=TIMEOUT)
             if text in html:
                 return html
 
@@ -57,9 +62,9 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
     monkeypatch.setattr(
         widget,
         "display",
-        lambda name, data, update=False: screen.pictures.put((name, data.get("text/html", ""))),
+        lambda name, data, update=False: screen.displayed.put((name, data.get("text/html", ""))),
     )
-    monkeypatch.setattr(widget, "_write_pictures_in_time", lambda: None)
+    monkeypatch.setattr(widget, "_write_static_in_time", lambda: None)
     return screen
 
 
@@ -79,20 +84,31 @@ def say(dashboard: widget.Dashboard, **message: Any) -> None:
     dashboard._on_message(dashboard.widget, message, [])
 
 
-def test_a_picture_that_is_written_while_a_message_goes_out_does_not_count_as_sent(
+def draw(snapshot: Snapshot, **fields: Any) -> str:
+    """The static form of a dashboard that has seen one frame."""
+    frame = Frame(snapshot, now=time.perf_counter_ns(), **fields)
+    panels = [panel() for panel in PANELS]
+    parts = []
+    for panel in panels:
+        panel.news(frame)
+        parts.append(panel.html(panel.payload(frame)))
+    return static.html('"><b>', parts)
+
+
+def test_a_static_form_that_is_written_while_a_message_goes_out_does_not_count_as_sent(
     loader: FakeLoader, screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dashboard = widget.dashboard_of(loader)
     say(dashboard, kind="ready", view="a")
     screen.next("full")
     send = widget.DashboardWidget.send
-    drawn = threading.Thread(target=dashboard.write_picture)
+    drawn = threading.Thread(target=dashboard.write_static)
 
     def slow_send(self: widget.DashboardWidget, message: dict[str, Any], buffers: Any = None) -> None:
-        if drawn.ident is None and message.get("view", {}).get("state") == "running":
+        if drawn.ident is None and message.get("payloads", {}).get("summary", {}).get("state") == "running":
             loader.state = "idle"
             drawn.start()
-            drawn.join(0.3)  # the main thread's picture is asked for now; it may wait until this has gone out
+            drawn.join(0.3)  # the main thread asks for its static form now; it may wait until this has gone out
         send(self, message, buffers)
 
     monkeypatch.setattr(widget.DashboardWidget, "send", slow_send)
@@ -100,24 +116,25 @@ def test_a_picture_that_is_written_while_a_message_goes_out_does_not_count_as_se
     dashboard._wake.set()
     states = []
     while "idle" not in states[-1:]:
-        states.append(screen.next("tick")["view"].get("state"))
+        states.append(screen.next("tick")["payloads"].get("summary", {}).get("state"))
     drawn.join(TIMEOUT)
     assert states.index("running") < states.index("idle")
 
 
-def test_a_view_that_is_ready_gets_everything_and_then_only_news(loader: FakeLoader, screen: Screen) -> None:
+def test_a_new_view_gets_everything_and_then_only_changes(loader: FakeLoader, screen: Screen) -> None:
     dashboard = widget.dashboard_of(loader)
     say(dashboard, kind="ready", view="a")
     full = screen.next("full")
-    assert set(full["view"]) >= {"verdict", "progress", "tiles", "path", "samples", "settings"}
-    assert [row["id"] for row in full["view"]["workers"]["rows"]] == [0, 1, 2]
-    assert list(full["points"]) == [*COLUMNS, *TIPS]
+    assert list(full["payloads"]) == [panel["name"] for panel in full["panels"]] == [panel.name for panel in PANELS]
+    assert [row["id"] for row in full["news"]["workers"]] == [0, 1, 2]
     for _ in loader:
         pass
-    view: dict[str, Any] = {}
-    while view.get("state") != "idle":
-        view |= screen.next("tick")["view"]
-    assert view["progress"] == {"share": 1.0, "text": "epoch 0 · batch 5 of 5 · 100 %"}
+    summary: dict[str, Any] = {}
+    while summary.get("state") != "idle":
+        tick = screen.next("tick")
+        assert "samples" not in tick["payloads"], "it does not change"
+        summary |= tick["payloads"].get("summary", {})
+    assert summary["progress"] == {"share": 1.0, "text": "epoch 0 · batch 5 of 5 · 100 %"}
 
 
 def test_points_are_sent_once(loader: FakeLoader, screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,13 +142,15 @@ def test_points_are_sent_once(loader: FakeLoader, screen: Screen, monkeypatch: p
     monkeypatch.setattr(loader, "points", lambda: points)
     dashboard = widget.dashboard_of(loader)
     say(dashboard, kind="ready", view="a")
-    assert screen.next("full")["points"]["time"] == [0, 1, 2]
+    (columns,) = screen.next("full")["news"]["plots"]
+    assert list(columns) == [*COLUMNS, *TIPS]
+    assert columns["time"] == [0, 1, 2]
     points = [*points[1:], dataclasses.replace(points[0], time=3.0)]
     dashboard._wake.set()
-    assert screen.next("tick")["points"]["time"] == [3]
+    assert [columns["time"] for columns in screen.next("tick")["news"]["plots"]] == [[3]]
 
 
-def test_nothing_is_sent_while_nothing_changes_or_nobody_looks(loader: FakeLoader, screen: Screen) -> None:
+def test_nothing_is_sent_while_nothing_changes_or_there_is_no_view(loader: FakeLoader, screen: Screen) -> None:
     dashboard = widget.dashboard_of(loader)
     dashboard._tick()
     assert screen.sent.empty()
@@ -143,18 +162,18 @@ def test_nothing_is_sent_while_nothing_changes_or_nobody_looks(loader: FakeLoade
     assert not dashboard._tick()
 
 
-def test_nothing_piles_up_for_views_that_do_not_come(loader: FakeLoader, screen: Screen) -> None:
+def test_nothing_accumulates_without_views(loader: FakeLoader, screen: Screen) -> None:
     dashboard = widget.dashboard_of(loader)
     loader.pause()
     loader.resume()
     dashboard._tick()
-    assert (dashboard._new_spans, dashboard._new_lines) == ([], [])
+    assert dashboard._news == {}
     say(dashboard, kind="ready", view="a")
-    assert [text for _, _, text in screen.next("full")["lines"]] == ["paused", "resumed"]
+    assert [line["text"] for line in screen.next("full")["news"]["events"]] == ["paused", "resumed"]
 
 
-@pytest.mark.parametrize("name", ["code", "styles", "bokeh"])
-def test_the_browser_gets_its_code_from_the_kernel(loader: FakeLoader, screen: Screen, name: str) -> None:
+@pytest.mark.parametrize("name", ["code", "panels", "styles", "bokeh"])
+def test_the_browser_gets_its_assets_from_the_kernel(loader: FakeLoader, screen: Screen, name: str) -> None:
     say(widget.dashboard_of(loader), kind="asset", name=name)
     assert screen.next("asset")["data"][0][:2] == b"\x1f\x8b"
 
@@ -164,6 +183,8 @@ def test_an_unknown_message_is_ignored(loader: FakeLoader, screen: Screen) -> No
     say(dashboard, kind="asset", name="../../secret")
     say(dashboard, kind="something")
     say(dashboard, kind="command", name="format the disk")
+    dashboard._respond({"kind": "request", "panel": "nowhere"})
+    dashboard._respond({"kind": "request", "panel": "workers", "name": "everything"})
     assert screen.sent.empty()
     assert loader.commands == []
 
@@ -171,9 +192,9 @@ def test_an_unknown_message_is_ignored(loader: FakeLoader, screen: Screen) -> No
 def test_clicks_become_commands(loader: FakeLoader, screen: Screen) -> None:
     dashboard = widget.dashboard_of(loader)
     say(dashboard, kind="command", name="restart", worker=1)
-    say(dashboard, kind="command", name="pause", worker=None)
-    say(dashboard, kind="command", name="resume", worker=None)
-    say(dashboard, kind="command", name="restart", worker=None)
+    say(dashboard, kind="command", name="pause")
+    say(dashboard, kind="command", name="resume")
+    say(dashboard, kind="command", name="restart")
     assert loader.commands == ["restart 1", "pause", "resume", "restart 0", "restart 1", "restart 2"]
 
 
@@ -186,7 +207,7 @@ def test_step_and_sliders_become_commands(loader: FakeLoader, screen: Screen) ->
     assert (loader.num_workers, loader.prefetch_factor) == (5, 1)
 
 
-def test_what_a_loader_says_against_a_command_goes_to_who_clicked(
+def test_an_error_of_a_command_is_shown_in_the_view_that_sent_it(
     loader: FakeLoader, screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
@@ -194,61 +215,67 @@ def test_what_a_loader_says_against_a_command_goes_to_who_clicked(
 
     monkeypatch.setattr(loader, "pause", refuse)
     say(widget.dashboard_of(loader), kind="command", name="pause", view="a")
-    said = screen.next("said")
-    assert said["to"] == "a"
-    assert said["text"] == "ValueError: <script>no\N{REPLACEMENT CHARACTER}"
+    reply = screen.next("reply")
+    assert (reply["to"], reply["panel"]) == ("a", "controls")
+    assert reply["said"] == "ValueError: <script>no\N{REPLACEMENT CHARACTER}"
 
 
-def test_plots_are_sent_when_they_are_asked_for(loader: FakeLoader, screen: Screen) -> None:
+def test_figures_are_sent_on_request(loader: FakeLoader, screen: Screen) -> None:
     dashboard = widget.dashboard_of(loader)
-    say(dashboard, kind="ready", view="a")
-    assert "plots" not in screen.next("full")
-    say(dashboard, kind="plots", view="a")
-    message = screen.next("plots")
-    assert [chart["name"] for chart in message["plots"]["charts"]] == [
-        chart.name for chart in plots.charts_of(placed=False)
-    ]
-    assert list(message["points"]) == [*COLUMNS, *TIPS]
+    say(dashboard, kind="request", panel="plots", name="figures", view="a")
+    reply = screen.next("reply")
+    assert [chart["name"] for chart in reply["charts"]] == [chart.name for chart in charts_of(device=False)]
+    assert (reply["to"], reply["panel"]) == ("a", "plots")
 
 
-def test_the_stack_of_a_worker_goes_to_who_asked_and_so_does_the_reason_when_there_is_none(
+def test_the_stack_of_a_worker_or_the_reason_that_there_is_none_goes_to_the_view_that_asked(
     loader: FakeLoader, screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dashboard = widget.dashboard_of(loader)
-    say(dashboard, kind="stack", worker=1, view="a")
-    assert "line 13 in __getitem__" in screen.next("stack")["text"]
+    say(dashboard, kind="request", panel="workers", name="stack", worker=1, view="a")
+    assert "line 13 in __getitem__" in screen.next("reply")["stack"]
     monkeypatch.delattr(FakeLoader, "stack")
-    say(dashboard, kind="stack", worker=2, view="b")
-    message = screen.next("stack")
-    assert (message["to"], message["worker"]) == ("b", 2)
-    assert "stack" in message["text"]
+    say(dashboard, kind="request", panel="workers", name="stack", worker=2, view="b")
+    reply = screen.next("reply")
+    assert (reply["to"], reply["worker"]) == ("b", 2)
+    assert "stack" in reply["stack"]
 
 
-def test_the_trace_is_a_file_for_the_browser_to_save(loader: FakeLoader, screen: Screen) -> None:
+def test_the_trace_is_sent_as_a_file(loader: FakeLoader, screen: Screen) -> None:
     for _ in loader:
         pass
-    say(widget.dashboard_of(loader), kind="trace", view="a")
-    message = screen.next("file")
-    assert message["name"] == "nbloader-epoch-0.json"
-    assert json.loads(gzip.decompress(message["data"][0]))["traceEvents"]
+    say(widget.dashboard_of(loader), kind="request", panel="controls", name="trace", view="a")
+    reply = screen.next("reply")
+    assert reply["file"] == "nbloader-epoch-0.json"
+    assert json.loads(gzip.decompress(reply["data"][0]))["traceEvents"]
 
 
-def test_only_what_changed_is_sent() -> None:
-    rows = [{"id": 0, "cells": ["a"]}, {"id": 1, "cells": ["b"]}]
-    before = {"state": "running", "tiles": [1], "workers": rows}
-    after = {"state": "running", "tiles": [2], "workers": [rows[0], {"id": 1, "cells": ["c"]}]}
-    assert widget._changes(before, after) == {"tiles": [2], "workers": {"count": 2, "rows": [after["workers"][1]]}}
-    assert widget._changes(after, {**after, "workers": rows[:1]}) == {"workers": {"count": 1, "rows": []}}
+def test_only_changes_are_sent() -> None:
+    before = {"summary": {"state": "running"}, "path": [1]}
+    after = {"summary": {"state": "running"}, "path": [2]}
+    assert widget._changes(before, after) == {"path": [2]}
+    assert widget._changes({}, after) == after
     assert widget._changes(after, after) == {}
 
 
-def test_looks_that_cost_much_are_rarer_and_a_single_one_changes_little() -> None:
+def test_only_rows_of_workers_that_changed_are_sent() -> None:
+    panel, snapshot = Workers(), FakeLoader().stats()
+    assert [row["id"] for row in panel.news(Frame(snapshot))] == [0, 1, 2]
+    assert panel.news(Frame(snapshot)) == []
+    changed = dataclasses.replace(snapshot.workers[1], batches=99)
+    workers = (snapshot.workers[0], changed)
+    frame = Frame(dataclasses.replace(snapshot, workers=workers))
+    assert [row["id"] for row in panel.news(frame)] == [1]
+    assert panel.payload(frame)["count"] == len(panel.history()) == 2
+
+
+def test_ticks_that_cost_much_become_rarer_and_a_single_slow_one_changes_little() -> None:
     most = widget.TICK * widget.SHARE
     assert widget._interval([most / 2] * (widget.COSTS - 1) + [5 * most]) == widget.TICK
     assert widget._interval([2 * most] * widget.COSTS) == pytest.approx(2 * widget.TICK)
 
 
-def test_events_are_sent_once_and_later_views_get_those_before(loader: FakeLoader, screen: Screen) -> None:
+def test_events_are_sent_once_and_later_views_get_the_earlier_ones(loader: FakeLoader, screen: Screen) -> None:
     dashboard = widget.dashboard_of(loader)
     say(dashboard, kind="ready", view="a")
     screen.next("full")
@@ -256,10 +283,10 @@ def test_events_are_sent_once_and_later_views_get_those_before(loader: FakeLoade
     loader.resume()
     lines: list[Any] = []
     while len(lines) < 2:
-        lines += screen.next("tick")["lines"]
-    assert [text for _, _, text in lines] == ["paused", "resumed"]
+        lines += screen.next("tick")["news"].get("events", [])
+    assert [line["text"] for line in lines] == ["paused", "resumed"]
     say(dashboard, kind="ready", view="b")
-    assert screen.next("full")["lines"] == lines
+    assert screen.next("full")["news"]["events"] == lines
 
 
 def test_a_loader_has_one_dashboard_and_one_thread_however_often_it_is_shown(
@@ -271,17 +298,17 @@ def test_a_loader_has_one_dashboard_and_one_thread_however_often_it_is_shown(
         next(iter(dashboards)).show()
 
 
-def test_the_end_of_an_epoch_leaves_a_picture_also_when_nobody_looks(loader: FakeLoader, screen: Screen) -> None:
+def test_the_end_of_an_epoch_writes_a_static_form_even_without_views(loader: FakeLoader, screen: Screen) -> None:
     widget.dashboard_of(loader)
     for _ in loader:
         pass
-    assert "batch 5 of 5" in screen.picture_with("picture · idle")
+    assert "batch 5 of 5" in screen.static_with("snapshot · idle")
 
 
-def test_closing_the_loader_leaves_a_picture_and_ends_the_dashboard(loader: FakeLoader, screen: Screen) -> None:
+def test_closing_the_loader_leaves_a_static_form_and_ends_the_dashboard(loader: FakeLoader, screen: Screen) -> None:
     dashboard = widget.dashboard_of(loader)
     loader.close()
-    screen.picture_with("picture · closed")
+    screen.static_with("snapshot · closed")
     dashboard._thread.join(TIMEOUT)
     assert not dashboard._thread.is_alive()
     assert dashboard.widget.comm is None
@@ -301,26 +328,27 @@ def test_a_dashboard_does_not_keep_its_loader_alive(screen: Screen) -> None:
     say(dashboard, kind="command", name="restart", worker=1)  # a late click
 
 
-def test_what_the_view_says_is_plain_json_of_bounded_size() -> None:
+def test_payloads_are_json_of_bounded_size() -> None:
     class Odd:
         def __str__(self) -> str:
             return "x" * 10_000
 
     snapshot = FakeLoader(workers=4).stats()
     worker = dataclasses.replace(snapshot.workers[0], batch=1, sample=Odd(), stderr_tail="é" * 10_000)
-    view = view_of(dataclasses.replace(snapshot, workers=(worker,), verdict="v" * 10_000))
-    assert len(json.dumps(view)) < 8_000
+    frame = Frame(dataclasses.replace(snapshot, workers=(worker,), verdict="v" * 10_000))
+    panels = [panel() for panel in PANELS]
+    assert sum(len(json.dumps([panel.news(frame), panel.payload(frame)])) for panel in panels) < 10_000
 
 
-def test_a_stuck_worker_is_named_in_words() -> None:
+def test_a_stuck_worker_is_named() -> None:
     loader = FakeLoader(workers=1)
     worker = dataclasses.replace(loader.stats().workers[0], stuck=True, batch=7, sample=99, batch_age=12.0)
-    row = view_of(dataclasses.replace(loader.stats(), workers=(worker,)))["workers"][0]
+    (row,) = Workers().news(Frame(dataclasses.replace(loader.stats(), workers=(worker,))))
     assert row["state"] == "stuck"
-    assert "batch 7, sample 99, 12.0 s" in row["cells"]
+    assert "7, sample 99, 12.0 s" in row["cells"]
 
 
-def test_points_become_columns_and_what_is_not_finite_none() -> None:
+def test_points_become_columns_and_values_that_are_not_finite_none() -> None:
     point = Point(1.0, float("nan"), 0, 0, float("inf"), 0.5, (1.0,) * len(STAGES))
     columns = columns_of([point])
     assert columns["time"] == [1.0]
@@ -328,28 +356,74 @@ def test_points_become_columns_and_what_is_not_finite_none() -> None:
     assert columns_of([]) == {name: [] for name in (*COLUMNS, *TIPS)}
 
 
-def test_a_picture_of_a_large_loader_is_small_and_its_texts_are_escaped() -> None:
+def test_axes_follow_the_data_and_end_at_round_numbers() -> None:
+    assert x_axis([]) == (0, 10)
+    assert x_axis([5.0, 300.0]) == (180, 300)
+    one_of = Chart("a", "", "", (Series("ready", "", ""), Series("in_flight", "", "")), one_of=True)
+    stacked = dataclasses.replace(one_of, one_of=False, stacked=True)
+    columns = {"ready": [1.0, 30.5], "in_flight": [7.2, 2.0]}
+    assert [axis.end for axis in y_axes(one_of, columns)] == [40, 8]
+    assert [axis.end for axis in y_axes(stacked, columns)] == [40]
+    assert [axis.end for axis in y_axes(dataclasses.replace(one_of, top=1.0), columns)] == [1.04]
+    assert {chart.name for chart in CHARTS} - {chart.name for chart in charts_of(device=False)} == {"device"}
+
+
+def test_the_static_form_of_a_large_loader_is_small_and_its_texts_are_escaped() -> None:
     snapshot = FakeLoader(workers=300).stats()
     evil = "<script>alert(1)</script>"
     workers = [dataclasses.replace(w, exit_reason=evil * 20, batch=1, sample=evil) for w in snapshot.workers]
+    slowest = (dataclasses.replace(snapshot.slowest[0], index=evil * 8),) * 20
     points = [Point(i / 4, 9, 1, 1, 20.25, 0.5, (12.3456,) * len(STAGES)) for i in range(5000)]
-    view = view_of(dataclasses.replace(snapshot, workers=tuple(workers), verdict=evil))
-    view["samples"]["failed"] = [[evil * 8, evil * 8, evil, evil]] * 20
-    rows = [[0, i % 64, 0, i, 1, 5 * i, 5 * i + 3, 5 * i + 4, 5 * i + 4, 5 * i + 30, evil] for i in range(6000)]
-    rows += [[1, 0, 0, i, 1, 5 * i, 5 * i + 3, 5 * i + 5, 0, 3] for i in range(6000)]
-    lines = [[i, "error", evil * 9] for i in range(300)]
-    html = picture.html('"><b>', view, columns_of(points), rows, lines)
+    now = time.perf_counter_ns()
+    events: list[Any] = [
+        BatchRecord(
+            0, 0, i, i % 64, 1, 1, 4, 100, "segment", t, t, t, t + 3 * 10**6, t + 4 * 10**6, t + 4 * 10**6,
+            t + 30 * 10**6, t + 30 * 10**6, t + 31 * 10**6, 0, 0, 0, 0, 0, 1, 1, (evil,),
+        )
+        for i in range(6000)
+        for t in [now - 30 * 10**9 + i * 5 * 10**6]
+    ]  # fmt: skip
+    events += [WorkerRestarted(now, 1, evil * 9) for _ in range(300)]
+    snapshot = dataclasses.replace(snapshot, workers=tuple(workers), verdict=evil, slowest=slowest)
+    html = draw(snapshot, points=points, events=events)
     assert len(html) < 100_000
+    assert html.count("<path") > 10
     assert "<script" not in html
     assert "<b>" not in html
 
 
-def test_a_picture_can_be_drawn_before_anything_happened() -> None:
-    html = picture.html("x", view_of(FakeLoader(workers=0).stats()), columns_of([]))
-    assert "nan" not in html
+def test_a_static_form_can_be_drawn_before_anything_happened() -> None:
+    assert "nan" not in draw(FakeLoader(workers=0).stats())
 
 
-def test_without_a_notebook_the_error_says_what_to_do() -> None:
+def test_the_log_keeps_the_last_lines() -> None:
+    panel = Events()
+    panel.news(Frame(FakeLoader().stats(), events=[WorkerRestarted(10**9, i, "request") for i in range(1000)]))
+    assert [panel.history()[0]["text"], len(panel.history())] == ["worker 700 restarted by request", 300]
+
+
+def test_a_panel_needs_a_script_and_registering_it_again_replaces_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nothing(Panel):
+        name = "nothing"
+
+    with pytest.raises(FileNotFoundError, match=r"nothing\.js does not exist"):
+        register(Nothing)
+
+    class Again(Events):
+        @classmethod
+        def script(cls) -> Any:
+            return Events.script()
+
+    before = list(PANELS)
+    try:
+        register(Again)
+        assert PANELS[before.index(Events)] is Again
+        assert len(PANELS) == len(before)
+    finally:
+        PANELS[:] = before
+
+
+def test_without_a_notebook_the_error_names_the_alternatives() -> None:
     with pytest.raises(RuntimeError, match=r"print\(loader\.stats\(\)\)"):
         show(FakeLoader())
 

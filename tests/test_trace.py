@@ -1,4 +1,4 @@
-"""Claims about the trace, the timeline and the report of an epoch."""
+"""The trace file, the Bokeh timeline and the report of an epoch."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from nbloader.events import (
 from nbloader.metrics.stage_times import histogram
 from nbloader.metrics.time_series import points_of
 from nbloader.report.eventlog import line_of
-from nbloader.report.slices import consumer_lanes, lane_order, slices, stalls
+from nbloader.report.slices import consumer_lanes, loop_lane, slices, stalls, worker_lane
 from nbloader.report.trace import Trace
 
 MS = 1_000_000
 
 
 def record(number: int, begin: int, *, worker: int = 0, wait: int = 5, step: int = 10, **changes: Any) -> BatchRecord:
-    """A batch asked for at `begin` (ms); times in ms."""
+    """A batch requested at `begin` (ms); times in ms."""
     delivered = begin + wait
     given = {
         "run": 0, "epoch": 0, "index": number, "worker": worker, "pid": 100 + worker, "attempt": 1, "samples": 4,
@@ -81,7 +81,7 @@ LIFECYCLE = [
 
 
 def load(text: str) -> dict[str, list[dict[str, Any]]]:
-    """Check what holds for every event of the format, and group by phase."""
+    """Check what must hold for every event of the format, and group the events by phase."""
     by_phase = defaultdict(list)
     for event in json.loads(text)["traceEvents"]:
         by_phase[event["ph"]].append(event)
@@ -127,7 +127,7 @@ def test_times_are_microseconds_from_the_first_event():
     assert (fetch["ts"], fetch["dur"]) == (10_000, 2_000)
 
 
-def test_lifecycle_events_are_instants_whose_words_are_plain():
+def test_lifecycle_events_are_instants_with_printable_names():
     instants = load(Trace(LIFECYCLE).to_json())["i"]
     assert len(instants) == len(LIFECYCLE)
     assert all(e["name"].isprintable() for e in instants)
@@ -142,7 +142,7 @@ def test_every_event_has_a_line(event: Any):
     assert line.kind in {"worker", "error", "epoch", "command"}
 
 
-def test_an_index_of_any_kind_makes_valid_json():
+def test_any_kind_of_index_gives_valid_json():
     class Odd:
         def __str__(self) -> str:
             raise ValueError
@@ -153,19 +153,21 @@ def test_an_index_of_any_kind_makes_valid_json():
     assert len(text) < 5_000
 
 
-def test_loops_that_run_at_once_get_lanes_of_their_own_and_later_ones_share():
+def test_loops_that_run_at_the_same_time_have_different_lanes_and_later_ones_reuse_them():
     two = [*epoch(3), *(r._replace(run=1) for r in epoch(3)), *(r._replace(run=2) for r in epoch(3, begin=5000))]
     lanes = consumer_lanes(two)
     assert len({lanes[0], lanes[1]}) == 2
     assert lanes[2] in {lanes[0], lanes[1]}
 
 
-def test_lanes_stand_in_order():
-    lanes = ["worker 10", "worker 2", "in this process", "your loop", "your loop, iterator 2"]
-    assert sorted(lanes, key=lane_order)[2:] == ["in this process", "worker 2", "worker 10"]
+def test_lanes_sort_in_the_reverse_order_of_the_path():
+    lanes = [worker_lane(10), worker_lane(2), worker_lane(-1), loop_lane(0), loop_lane(1)]
+    assert [lane.label for lane in sorted(lanes)] == [
+        "your loop", "your loop 2", "this process", "worker 2", "worker 10",
+    ]  # fmt: skip
 
 
-def test_a_stall_is_a_wait_out_of_the_ordinary():
+def test_a_stall_is_an_unusually_long_wait():
     records = epoch(10)
     slow = record(10, 2000, wait=900)
     assert stalls([*records, slow]) == [slow]
@@ -173,7 +175,7 @@ def test_a_stall_is_a_wait_out_of_the_ordinary():
     assert stalls([]) == []
 
 
-def test_time_paused_is_no_wait_in_trace_and_timeline():
+def test_paused_time_is_no_wait_in_trace_and_timeline():
     ordinary, late = epoch(10), record(10, 2000, wait=900)
     pause = [LoaderPaused(2040 * MS), LoaderResumed(2900 * MS)]
     trace = Trace([*ordinary, *pause, late])
@@ -185,7 +187,7 @@ def test_time_paused_is_no_wait_in_trace_and_timeline():
     assert [e["dur"] for e in load(trace.to_json())["X"] if e["name"] == "wait 10"] == [40_000]
 
 
-def test_of_a_crash_the_last_words_are_what_it_was_and_where():
+def test_the_last_words_of_a_crash_name_the_signal_and_the_line():
     dump = """about to go wrong
 Fatal Python error: Segmentation fault
 
@@ -201,7 +203,7 @@ Extension modules: numpy._core._multiarray_umath, numpy.linalg._umath_linalg (to
     assert "".join(tail(dump)).endswith("in fetch")
 
 
-def test_stamps_that_are_missing_make_no_slice():
+def test_missing_time_stamps_make_no_slice():
     assert {s.kind for s in slices([record(0, 1000, fetch_begin=0, in_order=0)])} == {"collate", "wait", "step"}
 
 
@@ -214,13 +216,13 @@ def test_the_table_has_a_row_per_batch():
     assert table.requested[1] - table.requested[0] == pytest.approx(0.015)
 
 
-def test_without_pandas_the_error_has_the_command(monkeypatch: pytest.MonkeyPatch):
+def test_without_pandas_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ModuleNotFoundError, match="pip install pandas"):
         Trace(epoch(1)).to_pandas()
 
 
-def test_an_epoch_can_be_taken_out():
+def test_one_epoch_can_be_selected():
     trace = Trace([*epoch(4), *(r._replace(run=1, epoch=1) for r in epoch(6, begin=3000)), LIFECYCLE[3]])
     assert len(trace.epoch()) == 6
     assert len(trace.epoch(0)) == 4
@@ -228,16 +230,16 @@ def test_an_epoch_can_be_taken_out():
     assert len(trace.epoch(7)) == len(Trace([]).epoch()) == 0
 
 
-def test_the_timeline_is_a_figure_with_a_hover_for_every_kind_of_slice():
+def test_the_timeline_figure_has_tooltips_for_every_kind_of_slice():
     fig = timeline(Trace(epoch(10)))
-    sources = [r.data_source.data for r in fig.renderers if "what" in getattr(r, "data_source", r).data]
+    sources = [r.data_source.data for r in fig.renderers if "tip" in getattr(r, "data_source", r).data]
     assert {len(s["left"]) for s in sources} == {10}
     assert len(sources) == 5
-    assert "0, 1, 2, 3" in sources[0]["indices"][0]
+    assert "0, 1, 2, 3" in sources[0]["tip"][0]
     assert timeline(Trace([])) is not None
 
 
-def test_plots_of_an_ended_epoch_add_up():
+def test_plots_of_an_epoch_that_has_ended_add_up():
     records = epoch(100)
     points = points_of(records, 20)
     width = points[1].time - points[0].time
@@ -246,7 +248,7 @@ def test_plots_of_an_ended_epoch_add_up():
     assert points_of([]) == []
 
 
-def test_the_histogram_counts_every_batch_where_it_belongs():
+def test_the_histogram_counts_every_batch_in_its_bin():
     times = histogram([*epoch(9), record(9, 3000, fetch_begin=1000 * MS)])
     assert sum(times.counts) == 10
     assert times.counts[0] == 9
@@ -255,7 +257,7 @@ def test_the_histogram_counts_every_batch_where_it_belongs():
     assert histogram([]).counts == ()
 
 
-def test_a_report_needs_no_network_and_foreign_text_does_no_harm(tmp_path: Path):
+def test_a_report_needs_no_network_and_escapes_foreign_text(tmp_path: Path):
     with DataLoader(Numbers(40), batch_size=4, num_workers=0) as loader:
         for _ in loader:
             pass
@@ -269,7 +271,7 @@ def test_a_report_needs_no_network_and_foreign_text_does_no_harm(tmp_path: Path)
     assert "save('report.html')" in Report(snapshot, trace)._repr_html_()
 
 
-def test_a_loader_gives_them_all():
+def test_a_loader_has_a_trace_a_report_and_a_timeline():
     with DataLoader(Numbers(8), batch_size=4) as loader:
         assert len(loader.trace) == 0
         assert "epoch" in loader.report().html()
@@ -280,7 +282,7 @@ def test_a_loader_gives_them_all():
         assert loader.timeline().renderers
 
 
-def test_a_bar_in_the_terminal_counts_batches_and_says_how_much_the_loop_waited():
+def test_the_progress_bar_counts_batches_and_shows_how_much_the_loop_waited():
     out = io.StringIO()
     with DataLoader(Numbers(40), batch_size=4, num_workers=2) as loader:
         batches = list(loader.progress(file=out))
@@ -291,7 +293,7 @@ def test_a_bar_in_the_terminal_counts_batches_and_says_how_much_the_loop_waited(
     assert "loop waited" in last
 
 
-def test_without_tqdm_the_error_has_the_command(monkeypatch: pytest.MonkeyPatch):
+def test_without_tqdm_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "tqdm", None)
     with DataLoader(Numbers(4)) as loader, pytest.raises(ModuleNotFoundError, match="pip install tqdm"):
         loader.progress()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from typing import Any
@@ -13,16 +12,18 @@ from stand_in import PacedStandIn
 from test_trace import MS, load, record
 
 from nbloader import DataLoader
-from nbloader.dashboard import lanes_svg, picture, plots
 from nbloader.dashboard.figures import timeline
 from nbloader.dashboard.page import Report
-from nbloader.dashboard.path import path_of
-from nbloader.dashboard.payload import columns_of, view_of
-from nbloader.dashboard.spans import SINGLE, Spans
+from nbloader.dashboard.panels import Frame
+from nbloader.dashboard.panels.path import describe
+from nbloader.dashboard.panels.plots import Plots, columns_of
+from nbloader.dashboard.panels.timeline import Timeline as TimelinePanel
+from nbloader.dashboard.panels.timeline import svg
 from nbloader.events import BatchRecord, Placed
 from nbloader.metrics.snapshot import STAGES
 from nbloader.metrics.stage_times import durations
-from nbloader.report.slices import lane_order, slices
+from nbloader.report.slices import KINDS, LaneKind, slices
+from nbloader.report.timeline import SINGLE, Timeline
 from nbloader.report.trace import Trace
 
 
@@ -51,8 +52,15 @@ def epoch(count: int, **changes: Any) -> list[BatchRecord]:
 
 def test_pinning_and_each_device_have_lanes_between_the_loop_and_the_workers():
     two = [sent(i, device=f"cuda:{i % 2}") for i in range(6)]
-    lanes = sorted({s.lane for s in slices(two)}, key=lane_order)
-    assert lanes == ["your loop", "upload to cuda:0", "upload to cuda:1", "pin", "worker 0", "worker 1"]
+    lanes = sorted({s.lane for s in slices(two)})
+    assert [lane.label for lane in lanes] == [
+        "your loop",
+        "upload to cuda:0",
+        "upload to cuda:1",
+        "pin",
+        "worker 0",
+        "worker 1",
+    ]
     took = {s.kind: s.end - s.begin for s in slices(two) if s.kind in ("pin", "upload")}
     assert took == {"pin": 2 * MS, "upload": 4 * MS}
 
@@ -91,27 +99,29 @@ def test_pin_and_upload_are_stages_of_batches_that_go_through_them():
 
 def test_the_figure_has_a_hover_for_pinning_and_uploads_that_tells_the_speed():
     sources = [r.data_source.data for r in timeline(Trace(epoch(10))).renderers]
-    words = [s["what"][0] for s in sources if "what" in s]
-    assert len(words) == 7
-    assert "batch 0: copied to the device, 8.00 MB, 2.00 GB/s, 75 % of it hidden" in words
+    tips = [s["tip"][0] for s in sources if "tip" in s]
+    assert len(tips) == 7
+    assert "batch 0\n8.00 MB to cuda:0 in 4.00 ms: 2.00 GB/s\n75 % hidden behind the work of the loop" in tips
 
 
 def test_the_live_timeline_gets_rows_of_pinning_and_uploads():
-    rows = Spans(0).take([sent(0, begin=20)])
-    pin, upload = (next(row for row in rows if row[0] == kind) for kind in (2, 3))
-    assert pin == [2, "copied", 0, 0, 1, 18, 20, 20, 0, 0]
-    assert upload == [3, "cuda:0", 0, 0, 1, 20, 24, 24, 3, 8]
-    drawn = lanes_svg.timeline(rows)
+    rows = Timeline().take([sent(0, begin=20)])
+    pin, upload = (next(row for row in rows if row.lane.kind is kind) for kind in (LaneKind.PIN, LaneKind.UPLOAD))
+    assert pin.blocks == (("pin", 18 * MS, 20 * MS),)
+    assert pin.tip == "batch 0\npinned by a copy in 2.00 ms"
+    assert upload.blocks == (("upload", 20 * MS, 24 * MS),)
+    assert upload.tip == "batch 0\n8.00 MB to cuda:0 in 4.00 ms: 2.00 GB/s\n75 % hidden behind the work of the loop"
+    drawn = svg(rows)
     assert drawn.index("your loop") < drawn.index("to cuda:0") < drawn.index("pin<") < drawn.index("worker 0")
-    assert drawn.count("var(--nbl-upload)") == drawn.count("var(--nbl-pin)") == 1
+    assert drawn.count(KINDS["upload"].color) == drawn.count(KINDS["pin"].color) == 1
 
 
 def test_of_very_many_batches_the_uploads_become_one_row():
-    rows = Spans(0).take(epoch(2 * SINGLE))
-    uploads = [row for row in rows if row[0] == 3]
-    assert [row[4] for row in uploads] == [2 * SINGLE]
-    assert uploads[0][9] == pytest.approx(2 * SINGLE * 8)
-    assert uploads[0][7] - uploads[0][5] == pytest.approx(2 * SINGLE * 4)
+    rows = Timeline().take([r._replace(returned=10**10) for r in epoch(2 * SINGLE)])
+    (upload,) = (row for row in rows if row.lane.kind is LaneKind.UPLOAD)
+    assert upload.batches == 2 * SINGLE
+    assert upload.tip.splitlines()[1].startswith("960 MB to cuda:0 in 480 ms")
+    assert upload.end - upload.begin == 2 * SINGLE * 4 * MS
 
 
 def test_everywhere_in_a_loader_whose_device_is_slower_than_its_loop():
@@ -129,16 +139,17 @@ def test_everywhere_in_a_loader_whose_device_is_slower_than_its_loop():
     assert any(begun), "the next batch is on its way while the loop works on this one"
     assert s.cause == "upload"
     assert "The way to stand-in:0 limits the loop" in s.verdict
-    assert {"upload to stand-in:0", "pin"} <= {x.lane for x in slices(trace.batches)}
-    view = view_of(s)
-    assert view["placed"]
-    upload = next(box for box in path_of(s)["boxes"] if box["id"] == "upload")
-    assert "GB/s" in upload["note"]
+    assert {"upload to stand-in:0", "pin"} <= {x.lane.label for x in slices(trace.batches)}
+    upload = next(box for box in describe(s).boxes if box.id == "upload")
+    assert "GB/s" in upload.note
     assert columns_of(points)["stage_upload"][-1] > 0
-    assert "Way to the device" in page
-    html = picture.html("x", view, columns_of(points), [])
-    assert "Way to the device" in html
-    assert [c["name"] for c in plots.describe(placed=True)["charts"]][-1] == "device"
+    assert "Pinning and upload" in page
+    panel = Plots()
+    html = panel.html(panel.payload(Frame(s, points)))
+    assert "Pinning and upload" in html
+    reply = panel.respond({"name": "figures"}, loader)
+    assert reply is not None
+    assert reply.content["charts"][-1]["name"] == "device"
 
 
 def test_a_batch_that_is_on_its_way_stands_in_the_upload_box():
@@ -151,10 +162,10 @@ def test_a_batch_that_is_on_its_way_stands_in_the_upload_box():
             time.sleep(0.01)
         next(batches)
         s = loader.stats()
-        boxes = {box["id"]: box for box in path_of(s)["boxes"]}
+        boxes = {box.id: box for box in describe(s).boxes}
     assert s.begun == (2,)
-    assert boxes["upload"]["tokens"] == [2]
-    assert 2 not in boxes["ready"]["tokens"]
+    assert list(boxes["upload"].tokens) == [2]
+    assert 2 not in boxes["ready"].tokens
 
 
 def test_without_a_device_nothing_is_said_of_one():
@@ -162,6 +173,7 @@ def test_without_a_device_nothing_is_said_of_one():
         list(loader)
         s, page = loader.stats(), Report(loader.stats(), loader.trace).html()
     assert {stage.name for stage in s.stages} == set(STAGES) - {"pin", "upload"}
-    assert "Way to the device" not in page
-    assert not view_of(s)["placed"]
-    assert "device" not in json.dumps([c["title"] for c in plots.describe()["charts"]])
+    assert "Pinning and upload" not in page
+    assert "device" not in Plots().payload(Frame(s))["y"]
+    kinds = {kind["name"] for kind in TimelinePanel().payload(Frame(s))["kinds"]}
+    assert kinds == set(KINDS) - {"pin", "upload"}

@@ -1,22 +1,23 @@
-"""Clicks become calls of the loader."""
+"""Turns clicks into calls of the loader."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nbloader.metrics.control import LoaderControl
 
 
-def carry_out(loader: LoaderControl, message: dict[str, Any]) -> None:
-    """Do what a view in the browser asks for. What it names and is not known is ignored.
+def execute(loader: LoaderControl, message: Mapping[str, Any]) -> None:
+    """Execute a command from a view in the browser. Unknown commands are ignored.
 
     Args:
         loader: The loader.
-        message: `name`, and what belongs to it: `worker` (None for all), `value`.
+        message: `name` and its arguments: `worker` (None for all), `value`.
 
     Raises:
-        ValueError: The loader says so: no such worker, no such number.
+        ValueError: The loader refuses it: there is no such worker, or the number is out of range.
         LoaderClosedError: The loader was closed.
     """
     name, worker, value = message.get("name"), message.get("worker"), message.get("value")

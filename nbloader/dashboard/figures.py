@@ -1,63 +1,59 @@
-"""Bokeh figures of an epoch that has ended, for `loader.timeline()` and `loader.report()`."""
+"""Bokeh figures: the timeline of an epoch that has ended, and the plots over time."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from nbloader._util import palette
-from nbloader._util.format import clean, duration, megabytes, number, percent, plural
-from nbloader.metrics.stage_times import share_of, shown_of
-from nbloader.report.slices import KINDS, Slice, lane_order, slices, stalls, waited
-from nbloader.report.trace import Trace, first_indices
+from nbloader._util.format import plural
+from nbloader.dashboard.panels.plots import (
+    AREA_ALPHA,
+    COLUMNS,
+    HEIGHT,
+    SECONDS_SHOWN,
+    STACK_ALPHA,
+    TIPS,
+    Chart,
+    Columns,
+)
+from nbloader.report.slices import KINDS, Lane
+from nbloader.report.timeline import Block, Row, rows_of, stall_label
 
 if TYPE_CHECKING:
-    from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
+    from collections.abc import Sequence
 
-    from nbloader.events import BatchRecord
-    from nbloader.events.pauses import Pauses
+    from bokeh.plotting import figure as Figure  # noqa: N812  a class despite its name
+
+    from nbloader.metrics.snapshot import Histogram
+    from nbloader.report.trace import Trace
 
 LIMIT = 4000
-"""Batches that a timeline shows, the last ones: a page with more is slow to move in."""
-COLOURS = {
-    "fetch": palette.STAGES["fetch"],
-    "collate": palette.STAGES["collate"],
-    "order": palette.STAGES["reorder"],
-    "pin": palette.STAGES["pin"],
-    "upload": palette.STAGES["upload"],
-    "wait": palette.WAIT,
-    "step": palette.STAGES["step"],
-}
-LABELS = {
-    "fetch": "fetch",
-    "collate": "collate",
-    "order": "made, waits for an earlier batch",
-    "pin": "put into pinned memory",
-    "upload": "copied to the device",
-    "wait": "your loop waits",
-    "step": "your loop works",
-}
+"""Batches in a timeline, the last ones; a page with more is slow to pan and zoom."""
+REPORT_HEIGHT = 190
+"""Of a plot in a report, pixels."""
 _BODY, _STRIP = (0.12, 0.72), (0.76, 0.92)
-"""Where in its lane, from the top, a slice is drawn; waiting batches are a strip below the others."""
+"""Top and bottom of a block within its lane, and of a block that is drawn below the others."""
+_LABELLED_STALLS = 8
+_TIP = '<div style="white-space: pre-line; max-width: 360px">@tip</div>'
 
 
 def timeline(trace: Trace) -> Figure:
-    """Draw what every worker and the loop were at, over time.
+    """Draw what each worker and the loop did, over time.
 
     Args:
-        trace: An epoch's events; of more than 4,000 batches the last ones are drawn.
+        trace: Events of an epoch; of more than 4,000 batches the last ones are drawn.
 
     Returns:
-        A figure to `bokeh.plotting.show`: the wheel zooms, dragging pans, and a slice that the pointer rests on tells
-        its batch and its dataset indices. Lanes without batches are not there.
+        A figure for `bokeh.plotting.show`: the wheel zooms, dragging pans, and a tooltip names the batch and its
+        dataset indices. Lanes without batches are left out.
     """
     from bokeh.models import ColumnDataSource, HoverTool, Range1d
     from bokeh.plotting import figure
 
     records = trace.batches[-LIMIT:]
     origin = min((r.requested for r in records), default=0)
-    cut = list(slices(records, trace.pauses))
-    lanes = sorted({s.lane for s in cut}, key=lane_order)
-    rows = {lane: i for i, lane in enumerate(lanes)}
+    rows = rows_of(records, trace.pauses)
+    lanes = {lane: i for i, lane in enumerate(sorted({row.lane for row in rows}))}
     shown = f"the last {LIMIT:,} of {plural(len(trace), 'batch')}" if len(trace) > LIMIT else ""
     fig = figure(
         title=f"Timeline{': ' + shown if shown else ''}",
@@ -67,24 +63,23 @@ def timeline(trace: Trace) -> Figure:
         active_drag="xpan",
         active_scroll="xwheel_zoom",
         y_range=Range1d(start=max(1, len(lanes)), end=-0.4),
-        x_axis_label="seconds since the first batch was asked for",
+        x_axis_label="seconds since the first batch was requested",
     )
-    for kind in KINDS:
-        own = [s for s in cut if s.kind == kind]
-        if not own:
+    for kind in KINDS.values():
+        blocks = [(row, block) for row in rows for block in row.blocks if block.kind == kind.name]
+        if not blocks:
             continue
         renderer = fig.quad(
-            left="left", right="right", top="top", bottom="bottom", color=COLOURS[kind], line_width=0,
-            alpha=0.45 if kind == "order" else 0.9, legend_label=LABELS[kind],
-            source=ColumnDataSource(_columns(own, rows, origin)),
+            left="left", right="right", top="top", bottom="bottom", color=kind.color, line_width=0,
+            alpha=0.45 if kind.below else 0.9, legend_label=kind.label,
+            source=ColumnDataSource(_columns(blocks, lanes, origin)),
         )  # fmt: skip
-        tips = [("", "@what"), ("took", "@took"), ("samples", "@indices"), ("slowest", "@slowest")]
-        fig.add_tools(HoverTool(renderers=[renderer], tooltips=tips, visible=False))
-    _mark_stalls(fig, records, trace.pauses, origin)
+        fig.add_tools(HoverTool(renderers=[renderer], tooltips=_TIP, visible=False))
+    _mark_stalls(fig, [row for row in rows if row.stall], origin)
     fig.yaxis.ticker = [i + 0.45 for i in range(len(lanes))]
-    fig.yaxis.major_label_overrides = {i + 0.45: lane for i, lane in enumerate(lanes)}
+    fig.yaxis.major_label_overrides = {i + 0.45: lane.label for lane, i in lanes.items()}
     fig.ygrid.grid_line_color = None
-    if cut:
+    if rows:
         fig.legend.orientation = "horizontal"
         fig.legend.click_policy = "hide"
         fig.legend.label_text_font_size = "11px"
@@ -92,41 +87,129 @@ def timeline(trace: Trace) -> Figure:
     return fig
 
 
-def _columns(own: list[Slice], rows: dict[str, int], origin: int) -> dict[str, list[Any]]:
-    top, bottom = _STRIP if own[0].kind == "order" else _BODY
+def _columns(blocks: Sequence[tuple[Row, Block]], lanes: dict[Lane, int], origin: int) -> dict[str, list[Any]]:
+    top, bottom = _STRIP if KINDS[blocks[0][1].kind].below else _BODY
     return {
-        "left": [(s.begin - origin) / 1e9 for s in own],
-        "right": [(s.end - origin) / 1e9 for s in own],
-        "top": [rows[s.lane] + top for s in own],
-        "bottom": [rows[s.lane] + bottom for s in own],
-        "what": [f"batch {s.record.index}: {LABELS[s.kind]}{_copied(s)}" for s in own],
-        "took": [duration((s.end - s.begin) / 1e9) for s in own],
-        "indices": [f"{s.record.samples} ({first_indices(s.record)})" for s in own],
-        "slowest": [_slowest(s.record) for s in own],
+        "left": [(block.begin - origin) / 1e9 for _, block in blocks],
+        "right": [(block.end - origin) / 1e9 for _, block in blocks],
+        "top": [lanes[row.lane] + top for row, _ in blocks],
+        "bottom": [lanes[row.lane] + bottom for row, _ in blocks],
+        "tip": [row.tip for row, _ in blocks],
     }
 
 
-def _copied(s: Slice) -> str:
-    p = s.record.placed
-    if s.kind != "upload" or p is None:
-        return ""
-    hidden = f", {percent(1 - share_of(shown_of(p), s.end - s.begin))} of it hidden" if p.needed else ""
-    return f", {megabytes(p.nbytes)}, {number(p.nbytes / (s.end - s.begin))} GB/s{hidden}"
-
-
-def _slowest(r: BatchRecord) -> str:
-    return f"{clean(r.slowest_index, 40)}, {duration(r.slowest_ns / 1e9)}" if r.slowest_ns else "-"
-
-
-def _mark_stalls(fig: Figure, records: tuple[BatchRecord, ...], pauses: Pauses, origin: int) -> None:
-    found = stalls(records, pauses)
-    if not found:
+def _mark_stalls(fig: Figure, stalled: Sequence[Row], origin: int) -> None:
+    if not stalled:
         return
-    x = [(r.delivered - origin) / 1e9 for r in found]
-    fig.scatter(x, [-0.05] * len(x), marker="inverted_triangle", size=9, color=COLOURS["wait"], legend_label="stall")
-    longest = sorted(found, key=lambda r: -waited(r, pauses))[:8]
+    x = [(row.stalled_until - origin) / 1e9 for row in stalled]
+    fig.scatter(x, [-0.05] * len(x), marker="inverted_triangle", size=9, color=palette.WAIT, legend_label="stall")
+    longest = sorted(stalled, key=lambda row: -row.stall)[:_LABELLED_STALLS]
     fig.text(
-        [(r.delivered - origin) / 1e9 for r in longest], [-0.12] * len(longest),
-        text=[duration(waited(r, pauses) / 1e9) for r in longest], text_font_size="10px", text_align="left", x_offset=7,
+        [(row.stalled_until - origin) / 1e9 for row in longest], [-0.12] * len(longest),
+        text=list(map(stall_label, longest)), text_font_size="10px", text_align="left", x_offset=7,
         text_color="#888888", text_baseline="middle",
     )  # fmt: skip
+
+
+def live_figure(chart: Chart) -> Figure:
+    """A chart without values, for the browser to feed."""
+    return _figure(chart, {name: [] for name in (*COLUMNS, *TIPS)})
+
+
+def figure_of(chart: Chart, columns: Columns) -> Figure:
+    """A chart of complete values with a legend, for a report."""
+    from bokeh.models import Range1d
+
+    fig = _figure(chart, columns, static=True)
+    fig.height, fig.toolbar_location = REPORT_HEIGHT, "right"
+    fig.add_tools("xpan", "xwheel_zoom", "reset")
+    fig.x_range = Range1d(start=0, end=max(columns["time"], default=1.0))
+    if fig.legend:
+        fig.legend.click_policy = "hide"
+        fig.legend.orientation = "horizontal"
+        fig.legend.label_text_font_size = "10px"
+        fig.add_layout(fig.legend[0], "above")
+    return fig
+
+
+def histogram_of(times: Histogram) -> Figure:
+    """The histogram of production times, for a report."""
+    from bokeh.models import DataRange1d
+    from bokeh.plotting import figure
+
+    fig = figure(
+        height=REPORT_HEIGHT, sizing_mode="stretch_width", toolbar_location=None, tools="hover", x_axis_type="log",
+        y_range=DataRange1d(start=0), x_axis_label="ms", y_axis_label="batches",
+        tooltips=[("batches", "@top"), ("ms", "@left{0.000} to @right{0.000}")],
+    )  # fmt: skip
+    left, right = list(times.edges[:-1]), list(times.edges[1:])
+    fig.quad(left=left, right=right, top=list(times.counts), bottom=0, color=palette.STAGES["fetch"], line_color=None)
+    return fig
+
+
+def _figure(chart: Chart, columns: Columns, *, static: bool = False) -> Figure:
+    from bokeh.models import (
+        BasicTicker,
+        ColumnDataSource,
+        DataRange1d,
+        HoverTool,
+        NumeralTickFormatter,
+        PrintfTickFormatter,
+        Range1d,
+    )
+    from bokeh.plotting import figure
+
+    names = ["time", *(s.column for s in chart.series), *(f"tip_{s.stage}" for s in chart.series if s.stage)]
+    if unknown := set(names) - set(columns):
+        raise ValueError(f"no such column: {sorted(unknown)}")
+    source = ColumnDataSource({name: columns[name] for name in names}, name="source")
+    follow_data = static and not chart.top  # the browser sets the axes of a live figure
+    fig = figure(
+        height=HEIGHT,
+        sizing_mode="stretch_width",
+        toolbar_location=None,
+        tools="",
+        x_range=Range1d(start=0, end=SECONDS_SHOWN),
+        y_range=DataRange1d(start=0, range_padding=0.12, min_interval=1, only_visible=True)
+        if follow_data
+        else Range1d(start=0, end=(chart.top or 1.0) * 1.04),
+        background_fill_alpha=0,
+        border_fill_alpha=0,
+        outline_line_color=None,
+        min_border=2,
+        min_border_left=38,  # aligns the plots, whatever the length of their labels
+    )
+    labels = [{"legend_label": s.label} if static and s.label else {} for s in chart.series]
+    if chart.stacked:
+        stack = [s.column for s in chart.series]
+        fig.varea_stack(
+            stack, x="time", color=[s.color for s in chart.series], alpha=STACK_ALPHA, source=source,
+            **({"legend_label": [s.label for s in chart.series]} if static else {}),
+        )  # fmt: skip
+    elif chart.filled:
+        for i, s in enumerate(chart.series):
+            area = fig.varea("time", 0, s.column, color=s.color, alpha=AREA_ALPHA, source=source, **labels[i])
+            line = fig.line("time", s.column, color=s.color, line_width=1.8, source=source, **labels[i])
+            area.visible = line.visible = i == 0
+            area.name = line.name = f"only {i}"
+    else:
+        for s, label, dash in zip(chart.series, labels, ("solid", "dashed", "dotdash"), strict=False):
+            fig.line("time", s.column, color=s.color, line_width=1.8, line_dash=dash, source=source, **label)
+    touched = fig.line("time", chart.series[0].column, alpha=0, source=source)  # areas do not react to the pointer
+    tips = [("", "@time{0.0} s")]
+    if chart.series[0].stage:
+        tips += [(s.label, f"@{s.column}{{0.00}} ms; p50 / p95 / p99: @tip_{s.stage}") for s in chart.series]
+    else:
+        form = "{0 %}" if chart.is_share else "{0.0}"
+        tips += [(s.label, f"@{s.column}{form}") for s in chart.series]
+    fig.add_tools(HoverTool(renderers=[touched], tooltips=tips, mode="vline", line_policy="nearest"))
+    fig.xaxis.formatter = PrintfTickFormatter(format="%g s" if static else "%d s")
+    fig.xaxis.ticker = BasicTicker(desired_num_ticks=5, min_interval=0.001 if static else 1)
+    fig.yaxis.ticker = fig.ygrid.ticker = BasicTicker(desired_num_ticks=3)
+    fig.yaxis.formatter = NumeralTickFormatter(format="0%" if chart.is_share else "0[.]0a")
+    fig.axis.axis_line_color = None
+    fig.axis.major_tick_line_color = None
+    fig.axis.minor_tick_line_color = None
+    fig.axis.major_label_text_font_size = "10px"
+    fig.xgrid.grid_line_color = None
+    return fig

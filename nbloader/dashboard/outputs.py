@@ -1,4 +1,4 @@
-"""Outputs of notebook cells: what is shown in them, and which cell runs now."""
+"""Outputs of notebook cells: displaying and replacing them, and which cell is running."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from IPython import get_ipython
 from IPython.display import publish_display_data
 
 TEXT = "nbloader dashboard"
-"""The text form, the same whatever the loader does, so that notebooks can be compared."""
+"""The plain-text form. It is constant, so that executed notebooks can be compared."""
 
 
 def display(display_id: str, data: dict[str, Any], *, update: bool = False) -> None:
-    """Show something in the output of the running cell, or in place of what has this id.
+    """Display something in the output of the running cell, or in place of what has this id.
 
     Args:
-        display_id: By which it can be replaced.
+        display_id: Identifies the output for a later update.
         data: By MIME type.
-        update: Whether it takes the place of what has this id.
+        update: Whether to replace what has this id.
     """
     with contextlib.suppress(ValueError, OSError):  # the kernel's channels are closed: nobody would see it
         publish_display_data(  # type: ignore[no-untyped-call]
@@ -26,8 +26,8 @@ def display(display_id: str, data: dict[str, Any], *, update: bool = False) -> N
         )
 
 
-def cell() -> str | None:
-    """Give the id of the message that runs the current cell."""
+def running_cell() -> str | None:
+    """The id of the message that runs the current cell."""
     kernel = getattr(get_ipython(), "kernel", None)
     header = kernel.get_parent("shell").get("header", {}) if kernel is not None else {}
     message_id: str | None = header.get("msg_id")

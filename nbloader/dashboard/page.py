@@ -1,4 +1,4 @@
-"""`loader.report()`: an epoch on one page of HTML that needs no kernel, no network and no other file."""
+"""`loader.report()`: an epoch as one page of HTML that needs no kernel, no network and no other file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbloader._util.format import plural
-from nbloader.dashboard import figures, plots
-from nbloader.dashboard.payload import columns_of
+from nbloader.dashboard import figures
+from nbloader.dashboard.panels.plots import HISTOGRAM_TITLE, HISTOGRAM_UNIT, charts_of, columns_of
 from nbloader.events import BatchRecord
 from nbloader.metrics.stage_times import histogram
 from nbloader.metrics.time_series import points_of
@@ -58,11 +58,11 @@ h1 {{ font-size: 20px; }} h2 {{ margin: 28px 0 6px; font-size: 16px; }}
 
 
 class Report:
-    """An epoch on a page; `loader.report()` makes one. In a notebook its summary is shown, and how to save the rest.
+    """An epoch as a page; `loader.report()` returns one. In a notebook it shows its summary and how to save the page.
 
     Args:
-        snapshot: The loader when the report was made.
-        trace: The events of the epoch.
+        snapshot: State of the loader when the report was made.
+        trace: Events of the epoch.
     """
 
     def __init__(self, snapshot: Snapshot, trace: Trace) -> None:
@@ -74,11 +74,11 @@ class Report:
         return f"<Report of {plural(len(self.trace), 'batch')}: save it with .save('report.html')>"
 
     def _repr_html_(self) -> str:
-        """The summary; the whole page has 1.3 MB of BokehJS in it, too much for a notebook."""
+        """The summary; the whole page contains 1.3 MB of BokehJS, too much for a notebook."""
         return render.to_html(self.snapshot) + "<p>With timeline and plots: <code>.save('report.html')</code></p>"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page, of about 1.5 MB, most of which is BokehJS.
+        """Write the page: about 1.5 MB, most of which is BokehJS.
 
         Args:
             path: File to write, such as "report.html".
@@ -87,27 +87,27 @@ class Report:
             The path.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         target = Path(path)
         target.write_text(self.html(), "utf-8")
         return target
 
     def html(self) -> str:
-        """The page."""
+        """The page as text."""
         from bokeh.embed import components
         from bokeh.resources import Resources
 
         points = columns_of(points_of(self.trace.batches))
-        charts_shown = plots.charts_of(placed=any(r.placed is not None for r in self.trace.batches))
-        made: dict[str, Model] = {
+        charts_shown = charts_of(device=any(r.placed is not None for r in self.trace.batches))
+        models: dict[str, Model] = {
             "timeline": figures.timeline(self.trace),
-            **{chart.name: plots.figure_of(chart, points) for chart in charts_shown},
-            "histogram": plots.histogram_of(histogram(self.trace.batches)),
+            **{chart.name: figures.figure_of(chart, points) for chart in charts_shown},
+            "histogram": figures.histogram_of(histogram(self.trace.batches)),
         }
-        script, divs = components(made)
+        script, divs = components(models)
         titles = {chart.name: f"{chart.title}, {chart.unit}" for chart in charts_shown}
-        titles["histogram"] = "Time to make a batch, batches by ms"
+        titles["histogram"] = f"{HISTOGRAM_TITLE}, {HISTOGRAM_UNIT}"
         charts = "".join(f"<figure><figcaption>{titles[n]}</figcaption>{divs[n]}</figure>" for n in titles)
         s = self.snapshot
         return _PAGE.format(

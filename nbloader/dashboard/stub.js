@@ -1,4 +1,4 @@
-// All that a saved notebook keeps of the dashboard. The rest is asked of the kernel, once per page.
+// All that a saved notebook keeps of the dashboard. The rest is requested from the kernel, once per page.
 const VERSION = "__VERSION__";
 const page = (globalThis.__nbloader ??= new Map());
 
@@ -6,17 +6,17 @@ async function asset(model, name) {
   const key = `${name} ${VERSION}`;
   if (page.has(key)) return page.get(key);
   const packed = await new Promise((resolve) => {
-    let wait = 2000, timer;
-    const take = (msg, buffers) => {
-      if (msg.kind !== "asset" || msg.name !== name) return;
+    let delay = 2000, timer;
+    const take = (message, buffers) => {
+      if (message.kind !== "asset" || message.name !== name) return;
       clearTimeout(timer);
       model.off("msg:custom", take);
       resolve(buffers[0]);
     };
-    const ask = () => {  // again and again: the kernel may be too busy to hear it
+    const ask = () => {  // again and again: the kernel may be too busy
       model.send({ kind: "asset", name });
-      timer = setTimeout(ask, wait);
-      wait = Math.min(2 * wait, 60000);
+      timer = setTimeout(ask, delay);
+      delay = Math.min(2 * delay, 60000);
     };
     model.on("msg:custom", take);
     ask();
@@ -27,22 +27,27 @@ async function asset(model, name) {
   return page.get(key);
 }
 
-async function module(model, name, wrap = (text) => text) {
-  const text = await asset(model, name);
+function load(name, text) {
   const key = `module ${name} ${VERSION}`;
-  if (!page.has(key)) {
-    const url = URL.createObjectURL(new Blob([wrap(text)], { type: "text/javascript" }));
-    page.set(key, import(url));
-  }
+  if (!page.has(key)) page.set(key, import(URL.createObjectURL(new Blob([text], { type: "text/javascript" }))));
   return page.get(key);
+}
+
+async function loadPanels(model) {
+  const sources = Object.entries(JSON.parse(await asset(model, "panels")));
+  return Object.fromEntries(await Promise.all(sources.map(async ([name, text]) => [name, await load(`panel ${name}`, text)])));
 }
 
 async function render({ model, el }) {
   el.classList.add("nbl-live");
-  const [styles, code] = await Promise.all([asset(model, "styles"), module(model, "code")]);
-  // BokehJS hangs itself on `this`: give it an object of our own, so that another Bokeh on the page stays untouched.
-  const bokeh = async () => (await module(model, "bokeh", (js) =>  // asked for when a plot is wanted
-    `const o = {}; (function () {${js}\n}).call(o); export default o.Bokeh;`)).default;
-  return code.mount({ model, el, styles, bokeh });
+  const [styles, core, panels] = await Promise.all([
+    asset(model, "styles"), asset(model, "code").then((text) => load("core", text)), loadPanels(model),
+  ]);
+  // BokehJS attaches itself to `this`: give it an object of our own, so that another Bokeh on the page is not touched.
+  const bokeh = async () => {
+    const text = await asset(model, "bokeh");
+    return (await load("bokeh", `const o = {}; (function () {${text}\n}).call(o); export default o.Bokeh;`)).default;
+  };
+  return core.mount({ model, el, styles, panels, bokeh });
 }
 export default { render };

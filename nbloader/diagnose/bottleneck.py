@@ -210,7 +210,7 @@ def _upload_limit(s: Snapshot, e: Evidence, u: UploadStats, waits: str) -> str:
     speed = "" if u.gb_per_second is None else f" ({number(u.gb_per_second)} GB/s)"
     copying = "" if u.copy is None else f", {_ms(u.copy)} to copy{speed}"
     remedy = "Smaller batches help: a smaller dtype (uint8 instead of float32), or fewer samples."
-    if u.ways[0][0] == "pageable":
+    if u.ways[0].memory == "pageable":
         remedy = "pin_memory=True makes copies quicker and lets them run ahead."
     elif not s.device:
         remedy = "device='cuda' pins batches where they lie, without this copy, and uploads them ahead."

@@ -1,8 +1,9 @@
-"""Lifecycle events in words: one line each, for the dashboard's log, the trace and reports. Pure."""
+"""Events as lines of text, for the dashboard's log, the trace and reports. Pure."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from nbloader._util.format import clean, duration, last_words, plural
 from nbloader.events import (
@@ -12,6 +13,7 @@ from nbloader.events import (
     EpochEnded,
     EpochStarted,
     Event,
+    LoaderClosed,
     LoaderPaused,
     LoaderResumed,
     SampleFailed,
@@ -23,7 +25,7 @@ from nbloader.events import (
     WorkerStarted,
 )
 
-KINDS = ("worker", "error", "epoch", "command")
+Kind: TypeAlias = Literal["worker", "error", "epoch", "command"]
 """What lines can be filtered by."""
 
 
@@ -32,56 +34,71 @@ class Line(NamedTuple):
 
     time: int
     """perf_counter ns."""
-    kind: str
-    """One of `KINDS`."""
+    kind: Kind
     text: str
-    """Cleaned, of bounded length; not escaped."""
+    """Printable and of bounded length; not escaped."""
 
 
 def line_of(event: Event) -> Line:
-    """Say what happened."""
+    """Describe an event."""
     time = event.delivered if isinstance(event, BatchRecord) else event.time
-    kind, text = _say(event)
-    return Line(time, kind, text)
+    return Line(time, *_DESCRIBE[type(event)](event))
 
 
-def _say(event: Event) -> tuple[str, str]:  # noqa: C901, PLR0911, PLR0912 - one branch per kind of event
-    if isinstance(event, BatchRecord):
-        return "epoch", f"batch {event.index} delivered"
-    if isinstance(event, WorkerStarted):
-        return "worker", f"worker {event.worker} started, pid {event.pid}"
-    if isinstance(event, WorkerReady):
-        return "worker", f"worker {event.worker} ready after {duration(event.startup_ns / 1e9)}"
-    if isinstance(event, WorkerDied):
-        held = f"; it held {plural(len(event.batches), 'batch')}" if event.batches else ""
-        if event.expected:
-            return "worker", f"worker {event.worker} (pid {event.pid}) was ended{held}"
-        last = last_words(event.stderr_tail)
-        said = f"; its last words: {last}" if last else ""
-        return "error", f"worker {event.worker} (pid {event.pid}) {clean(event.reason)}{held}{said}"
-    if isinstance(event, WorkerRestarted):
-        why = "by request" if event.reason == "request" else f"because the one before {clean(event.reason)}"
-        return "worker", f"worker {event.worker} replaced {why}"
-    if isinstance(event, EpochStarted):
-        count = "" if event.batches is None else f", {plural(event.batches, 'batch')}"
-        return "epoch", f"epoch {event.epoch} began{count}, {plural(event.num_workers, 'worker')}"
-    if isinstance(event, EpochEnded):
-        return "epoch", f"epoch {event.epoch} ended after {plural(event.batches, 'batch')}: {event.reason}"
-    if isinstance(event, BatchFailed):
-        where = "collate" if event.sample is None else f"sample {clean(event.sample, 40)}"
-        return "error", f"batch {event.index} failed in worker {event.worker}, at {where}: {clean(event.error)}"
-    if isinstance(event, SampleFailed):
-        of_sample = "" if event.sample is None else f"sample {clean(event.sample, 40)} of "
-        at = f"{of_sample}batch {event.index}"
-        return "error", f"{at} was {event.done}: {clean(event.error)}"
-    if isinstance(event, WorkersResized):
-        return "command", f"{plural(event.after, 'worker')} instead of {event.before}"
-    if isinstance(event, LoaderPaused):
-        return "command", "paused"
-    if isinstance(event, LoaderResumed):
-        return "command", "resumed"
-    if isinstance(event, DatasetReloaded):
-        return "command", "dataset reloaded"
-    if isinstance(event, SupervisorFailed):
-        return "error", f"the supervisor thread failed and was restarted: {clean(event.error)}"
-    return "epoch", "loader closed"
+Described: TypeAlias = tuple[Kind, str]
+
+
+def _worker_died(e: WorkerDied) -> Described:
+    held = f"; it held {plural(len(e.batches), 'batch')}" if e.batches else ""
+    if e.expected:
+        return "worker", f"worker {e.worker} (pid {e.pid}) stopped{held}"
+    last = last_words(e.stderr_tail)
+    output = f"; last output: {last}" if last else ""
+    return "error", f"worker {e.worker} (pid {e.pid}) {clean(e.reason)}{held}{output}"
+
+
+def _worker_restarted(e: WorkerRestarted) -> Described:
+    why = "by request" if e.reason == "request" else f"because it {clean(e.reason)}"
+    return "worker", f"worker {e.worker} restarted {why}"
+
+
+def _epoch_started(e: EpochStarted) -> Described:
+    count = "" if e.batches is None else f", {plural(e.batches, 'batch')}"
+    return "epoch", f"epoch {e.epoch} started{count}, {plural(e.num_workers, 'worker')}"
+
+
+def _epoch_ended(e: EpochEnded) -> Described:
+    return "epoch", f"epoch {e.epoch} ended after {plural(e.batches, 'batch')}: {e.reason}"
+
+
+def _batch_failed(e: BatchFailed) -> Described:
+    where = "collate" if e.sample is None else f"sample {clean(e.sample, 40)}"
+    return "error", f"batch {e.index} failed in worker {e.worker}, at {where}: {clean(e.error)}"
+
+
+def _sample_failed(e: SampleFailed) -> Described:
+    sample = "" if e.sample is None else f"sample {clean(e.sample, 40)} of "
+    return "error", f"{sample}batch {e.index} was {e.done}: {clean(e.error)}"
+
+
+def _supervisor_failed(e: SupervisorFailed) -> Described:
+    return "error", f"the supervisor thread failed and was restarted: {clean(e.error)}"
+
+
+_DESCRIBE: dict[type, Callable[[Any], Described]] = {
+    BatchRecord: lambda e: ("epoch", f"batch {e.index} delivered"),
+    WorkerStarted: lambda e: ("worker", f"worker {e.worker} started, pid {e.pid}"),
+    WorkerReady: lambda e: ("worker", f"worker {e.worker} ready after {duration(e.startup_ns / 1e9)}"),
+    WorkerDied: _worker_died,
+    WorkerRestarted: _worker_restarted,
+    EpochStarted: _epoch_started,
+    EpochEnded: _epoch_ended,
+    BatchFailed: _batch_failed,
+    SampleFailed: _sample_failed,
+    WorkersResized: lambda e: ("command", f"number of workers changed from {e.before} to {e.after}"),
+    LoaderPaused: lambda _: ("command", "paused"),
+    LoaderResumed: lambda _: ("command", "resumed"),
+    DatasetReloaded: lambda _: ("command", "dataset reloaded"),
+    SupervisorFailed: _supervisor_failed,
+    LoaderClosed: lambda _: ("epoch", "loader closed"),
+}

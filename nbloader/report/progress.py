@@ -1,4 +1,4 @@
-"""A bar in the terminal, by tqdm."""
+"""A progress bar in the terminal, drawn by tqdm."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from nbloader._util.format import percent
 
 EVERY = 0.5
-"""Seconds between two looks at the statistics."""
+"""Seconds between two updates of the statistics beside the bar."""
 
 
 def progress(loader: Any, options: dict[str, Any]) -> Iterator[Any]:
-    """Iterate a loader and draw a bar; `DataLoader.progress` describes it."""
+    """Iterate over a loader and draw a bar; see `DataLoader.progress`."""
     try:
         from tqdm import tqdm
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("loader.progress() needs tqdm: pip install tqdm", name="tqdm") from error
-    return _draw(loader, tqdm, options)
+    return _iterate(loader, tqdm, options)
 
 
-def _draw(loader: Any, tqdm: Any, options: dict[str, Any]) -> Iterator[Any]:
+def _iterate(loader: Any, tqdm: Any, options: dict[str, Any]) -> Iterator[Any]:
     batches = iter(loader)
     start = loader.stats()
     settings = {"desc": f"epoch {start.epoch}", "total": start.batches_total, "unit": "batch"} | options

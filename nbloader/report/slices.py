@@ -1,32 +1,107 @@
-"""Batch records as slices of time on lanes: one lane per worker, one for each loop that runs at a time. Pure.
+"""Batch records cut into slices of time on lanes. Pure.
 
-Where batches go to a device there is one more for pinning, and one for the uploads to each device.
-The trace file, the timeline of a finished epoch and the live timeline are all drawn from these.
+There is one lane per worker, one per loop that runs at the same time, one for pinning, and one per device for uploads.
+The trace file and all timelines (live, static and Bokeh) are drawn from these slices.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from nbloader._util import palette
+from nbloader._util.format import clean
 from nbloader.events import BatchRecord
 from nbloader.events.pauses import Pauses
 from nbloader.metrics.stage_times import back
 
-KINDS = ("fetch", "collate", "order", "pin", "upload", "wait", "step")
-"""Of slices: the worker gets samples, stacks them; the finished batch waits for an earlier one, is put into pinned
-memory, is copied to its device; the loop waits for a batch, works on it."""
-PIN_LANE = "pin"
 STALL_NS, STALL_TIMES, USUAL = 50_000_000, 2, 0.9
-"""The loop stalls when it waits for a batch longer than this, and than this many times as long as for so many others:
-where workers keep step, a wait for every eighth batch is nothing out of the ordinary."""
+"""The loop stalls when it waits for a batch longer than `STALL_NS`, and longer than `STALL_TIMES` times the `USUAL`
+quantile of the recent waits: with workers in lockstep, a wait for every eighth batch is normal."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceKind:
+    """How slices of one kind are labelled and drawn."""
+
+    name: str
+    label: str
+    color: str
+    below: bool = False
+    """Drawn as a thin strip below the others: the worker is already busy with its next batch."""
+    device: bool = False
+    """Occurs only if batches are pinned or uploaded."""
+
+
+KINDS: dict[str, SliceKind] = {
+    kind.name: kind
+    for kind in (
+        SliceKind("fetch", "fetching", palette.STAGES["fetch"]),
+        SliceKind("collate", "collating", palette.STAGES["collate"]),
+        SliceKind("reorder", "in the reorder buffer", palette.STAGES["reorder"], below=True),
+        SliceKind("pin", "pinning", palette.STAGES["pin"], device=True),
+        SliceKind("upload", "uploading", palette.STAGES["upload"], device=True),
+        SliceKind("wait", "loop waiting", palette.WAIT),
+        SliceKind("step", "loop working", palette.STAGES["step"]),
+    )
+}
+"""By name, in the order of the legend."""
+
+
+class LaneKind(enum.IntEnum):
+    """Kinds of lanes, from top to bottom: the reverse of the path of a batch."""
+
+    LOOP = 0
+    UPLOAD = 1
+    PIN = 2
+    WORKER = 3
+
+
+class Lane(NamedTuple):
+    """One lane of a timeline. Lanes sort in the order in which they are drawn."""
+
+    kind: LaneKind
+    number: int = 0
+    """Which loop or worker; -1 is the loader's own process."""
+    device: str = ""
+    """Target of uploads."""
+
+    @property
+    def label(self) -> str:
+        """Text beside the lane, unique among the lanes of a loader."""
+        if self.kind is LaneKind.LOOP:
+            return "your loop" if self.number == 0 else f"your loop {self.number + 1}"
+        if self.kind is LaneKind.UPLOAD:
+            return f"upload to {self.device}"
+        if self.kind is LaneKind.PIN:
+            return "pin"
+        return f"worker {self.number}" if self.number >= 0 else "this process"
+
+
+PIN_LANE = Lane(LaneKind.PIN)
+
+
+def worker_lane(worker: int) -> Lane:
+    """Lane of a worker; of the loader's own process for -1."""
+    return Lane(LaneKind.WORKER, worker)
+
+
+def loop_lane(number: int) -> Lane:
+    """Lane of a loop; 0 for the first of those that run at the same time."""
+    return Lane(LaneKind.LOOP, number)
+
+
+def upload_lane(device: str) -> Lane:
+    """Lane of the copies to a device."""
+    return Lane(LaneKind.UPLOAD, device=clean(device, 24))
 
 
 class Slice(NamedTuple):
-    """What one lane was at, for a while."""
+    """What one lane did during an interval."""
 
-    lane: str
-    """As `worker_lane` and `consumer_lanes` name it."""
+    lane: Lane
     kind: str
     """One of `KINDS`."""
     begin: int
@@ -35,23 +110,13 @@ class Slice(NamedTuple):
     record: BatchRecord
 
 
-def worker_lane(worker: int) -> str:
-    """Name the lane of a worker; of the notebook's own process for -1."""
-    return f"worker {worker}" if worker >= 0 else "in this process"
-
-
-def upload_lane(device: str) -> str:
-    """Name the lane of the copies to a device."""
-    return f"upload to {device}"
-
-
-def consumer_lanes(records: Iterable[BatchRecord]) -> dict[int, str]:
-    """Name the lane of each run's loop. Loops that run at the same time (`zip(loader, loader)`) get one each."""
+def consumer_lanes(records: Iterable[BatchRecord]) -> dict[int, Lane]:
+    """Assign a lane to the loop of each run; loops that overlap (`zip(loader, loader)`) get different lanes."""
     spans: dict[int, list[int]] = {}
     for r in records:
         span = spans.setdefault(r.run, [r.requested, back(r)])
         span[0], span[1] = min(span[0], r.requested), max(span[1], back(r))
-    lanes: dict[int, str] = {}
+    lanes: dict[int, Lane] = {}
     ends: list[int] = []
     for run, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
         free = next((i for i, until in enumerate(ends) if until <= begin), None)
@@ -59,32 +124,40 @@ def consumer_lanes(records: Iterable[BatchRecord]) -> dict[int, str]:
             free = len(ends)
             ends.append(end)
         ends[free] = end
-        lanes[run] = "your loop" if free == 0 else f"your loop, iterator {free + 1}"
+        lanes[run] = loop_lane(free)
     return lanes
 
 
 def slices(records: Sequence[BatchRecord], pauses: Pauses | None = None) -> Iterator[Slice]:
-    """Cut records into slices. What took no time, or was not stamped, gives none, nor do waits while it was paused."""
+    """Cut records into slices; intervals of zero length, missing time stamps and paused waiting give none."""
     loops = consumer_lanes(records)
     for r in records:
-        worker, loop = worker_lane(r.worker), loops[r.run]
-        for lane, kind, begin, end in (
-            (worker, "fetch", r.fetch_begin, r.fetched),
-            (worker, "collate", r.fetched, r.collated),
-            (worker, "order", r.received, r.in_order),
-            *_placing(r),
-            *((loop, "wait", *part) for part in _waits(r, pauses)),
-            (loop, "step", r.delivered, r.returned),
-        ):
-            if end > begin > 0:
-                yield Slice(lane, kind, begin, end, r)
+        yield from slices_of(r, loops[r.run], pauses)
 
 
-def _waits(r: BatchRecord, pauses: Pauses | None) -> Iterable[tuple[int, int]]:
-    return pauses.outside(r.requested, r.delivered) if pauses else ((r.requested, r.delivered),)
+def slices_of(r: BatchRecord, loop: Lane, pauses: Pauses | None = None) -> Iterator[Slice]:
+    """Cut one record into slices.
+
+    Args:
+        r: The record.
+        loop: Lane of its loop.
+        pauses: Intervals that do not count as waiting.
+    """
+    worker = worker_lane(r.worker)
+    waits = pauses.outside(r.requested, r.delivered) if pauses else ((r.requested, r.delivered),)
+    for lane, kind, begin, end in (
+        (worker, "fetch", r.fetch_begin, r.fetched),
+        (worker, "collate", r.fetched, r.collated),
+        (worker, "reorder", r.received, r.in_order),
+        *_device_slices(r),
+        *((loop, "wait", *part) for part in waits),
+        (loop, "step", r.delivered, r.returned),
+    ):
+        if end > begin > 0:
+            yield Slice(lane, kind, begin, end, r)
 
 
-def _placing(r: BatchRecord) -> tuple[tuple[str, str, int, int], ...]:
+def _device_slices(r: BatchRecord) -> tuple[tuple[Lane, str, int, int], ...]:
     p = r.placed
     if p is None:
         return ()
@@ -94,15 +167,8 @@ def _placing(r: BatchRecord) -> tuple[tuple[str, str, int, int], ...]:
     )
 
 
-def lane_order(lane: str) -> tuple[int, int, str]:
-    """Sort key of lanes: against the path of a batch, loops first, then devices, pinning, and workers by number."""
-    number = lane.rpartition(" ")[2]
-    place = 0 if lane.startswith("your loop") else 1 if lane.startswith("upload") else 2 if lane == PIN_LANE else 3
-    return (place, int(number) if number.isdigit() else -1, lane)
-
-
 def stalls(records: Sequence[BatchRecord], pauses: Pauses | None = None) -> list[BatchRecord]:
-    """The batches that the loop waited for unusually long, time paused left out."""
+    """The batches that the loop waited for unusually long, not counting paused time."""
     waits = [waited(r, pauses) for r in records]
     if not waits:
         return []
@@ -111,7 +177,7 @@ def stalls(records: Sequence[BatchRecord], pauses: Pauses | None = None) -> list
 
 
 def usual_wait(waits: Iterable[int]) -> int:
-    """What nine of ten waits do not exceed."""
+    """The wait that nine of ten do not exceed, ns."""
     ranked = sorted(waits)
     return ranked[int(USUAL * len(ranked))] if ranked else 0
 
@@ -119,3 +185,9 @@ def usual_wait(waits: Iterable[int]) -> int:
 def waited(r: BatchRecord, pauses: Pauses | None) -> int:
     """How long the loop waited for a batch while the loader was not paused, ns."""
     return pauses.active(r.requested, r.delivered) if pauses else r.waited
+
+
+def first_indices(r: BatchRecord) -> str:
+    """The first dataset indices of a batch as text: "3, 17, 4, ..."."""
+    more = r.samples > len(r.indices) > 0
+    return clean(", ".join(clean(i, 24) for i in r.indices)) + (", …" if more else "")

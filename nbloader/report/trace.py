@@ -1,10 +1,10 @@
-"""What happened to each batch, as a file for Perfetto, as a table, as a figure. Pure but for writing the file.
+"""The events of a loader as a trace file for Perfetto and as a table. Pure except for writing the file.
 
 The format is Chrome's "Trace Event Format" (JSON), which ui.perfetto.dev and chrome://tracing open: complete slices
 ("X") on a lane (a thread) per worker, one for the loop, and one each for pinning and for the uploads to a device; an
-arrow ("s" to "f", past its upload by "t") for each batch from the worker that made it to the loop that got it; waiting
-batches as asynchronous slices ("b", "e"), queue depths as counters ("C") and what happened to workers as instants
-("i"). Times are microseconds from the first event of the trace.
+arrow ("s" to "f", through its upload by "t") for each batch from the worker that produced it to the loop that received
+it; batches in the reorder buffer as asynchronous slices ("b", "e"), queue depths as counters ("C") and lifecycle events
+as instants ("i"). Times are microseconds from the first event of the trace.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nbloader.events.pauses import Pauses
 from nbloader.metrics.snapshot import STAGES
 from nbloader.metrics.stage_times import durations, share_of, shown_of
 from nbloader.report.eventlog import line_of
-from nbloader.report.slices import consumer_lanes, lane_order, slices, upload_lane, worker_lane
+from nbloader.report.slices import Lane, consumer_lanes, first_indices, slices, upload_lane, worker_lane
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,26 +32,26 @@ _STAMPS = ("requested", "dispatched", "fetch_begin", "fetched", "collated", "rec
 
 
 class Trace:
-    """The events of a loader up to now; `loader.trace` gives one.
+    """The events of a loader up to now; `loader.trace` returns one.
 
     Args:
         events: Events, oldest first. A loader keeps the last 10,000.
-        pauses: When the loader was paused; by default as the events say.
+        pauses: When the loader was paused; by default taken from the events.
     """
 
     def __init__(self, events: Iterable[Event], pauses: Pauses | None = None) -> None:
         self.events = tuple(events)
         """Batch records and lifecycle events, oldest first."""
         self.pauses = Pauses.of(self.events) if pauses is None else pauses
-        """When the loader was paused: its loop did not wait then."""
+        """When the loader was paused: the loop did not count as waiting then."""
         self.batches = tuple(e for e in self.events if isinstance(e, BatchRecord))
         """The batch records alone."""
         begins = [_begin(event) for event in self.events]
         self.origin = min(begins, default=0)
-        """The trace's zero, perf_counter ns."""
+        """Zero of the times in the trace, perf_counter ns."""
 
     def __len__(self) -> int:
-        """Batches."""
+        """Number of batches."""
         return len(self.batches)
 
     def __repr__(self) -> str:
@@ -61,7 +61,7 @@ class Trace:
         return f"<Trace of {plural(len(self.batches), 'batch')}{span}>"
 
     def epoch(self, run: int | None = None) -> Trace:
-        """The part that belongs to one epoch.
+        """Select the events of one epoch.
 
         Args:
             run: Number of the iterator (`BatchRecord.run`); None for the newest that delivered a batch.
@@ -86,7 +86,7 @@ class Trace:
             The path.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         target = Path(path)
         target.write_text(self.to_json(), "utf-8")
@@ -98,7 +98,7 @@ class Trace:
         return json.dumps(trace, separators=(",", ":"), allow_nan=False)
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row per batch: who made it, its stamps in seconds from the trace's zero, its stages in milliseconds.
+        """One row per batch: its worker, its time stamps in seconds from the trace's start, its stages in milliseconds.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -121,25 +121,24 @@ class Trace:
 
     def _chrome(self) -> Iterator[dict[str, Any]]:
         cut = list(slices(self.batches, self.pauses))
-        names = {worker_lane(r.worker) for r in self.batches} | set(consumer_lanes(self.batches).values())
-        names |= {s.lane for s in cut}
-        names |= {worker_lane(e.worker) for e in self.events if not isinstance(e, BatchRecord) and hasattr(e, "worker")}
-        tids = {name: tid for tid, name in enumerate(sorted(names, key=lane_order), start=1)}
+        loops = consumer_lanes(self.batches)
+        lanes = {worker_lane(r.worker) for r in self.batches} | set(loops.values()) | {s.lane for s in cut}
+        lanes |= {worker_lane(e.worker) for e in self.events if not isinstance(e, BatchRecord) and hasattr(e, "worker")}
+        tids = {lane: tid for tid, lane in enumerate(sorted(lanes), start=1)}
         yield _meta("process_name", 0, name="nbloader")
-        for name, tid in tids.items():
-            yield _meta("thread_name", tid, name=name)
+        for lane, tid in tids.items():
+            yield _meta("thread_name", tid, name=lane.label)
             yield _meta("thread_sort_index", tid, sort_index=tid)
         numbers = {id(r): n for n, r in enumerate(self.batches)}
-        for lane, kind, begin, end, r in cut:
-            common = {"pid": _PROCESS, "cat": kind, "name": f"{kind} {r.index}"}
-            if kind == "order":
-                common |= {"name": "waits for its turn", "id2": {"local": numbers[id(r)]}}
-                yield {**common, "ph": "b", "ts": self._us(begin)}
-                yield {**common, "ph": "e", "ts": self._us(end)}
+        for s in cut:
+            common = {"pid": _PROCESS, "cat": s.kind, "name": f"{s.kind} {s.record.index}"}
+            if s.kind == "reorder":
+                common |= {"name": "in the reorder buffer", "id2": {"local": numbers[id(s.record)]}}
+                yield {**common, "ph": "b", "ts": self._us(s.begin)}
+                yield {**common, "ph": "e", "ts": self._us(s.end)}
                 continue
-            span = {"ts": self._us(begin), "dur": (end - begin) / 1e3}
-            yield {**common, **span, "ph": "X", "tid": tids[lane], "args": _args(kind, r)}
-        loops = consumer_lanes(self.batches)
+            span = {"ts": self._us(s.begin), "dur": (s.end - s.begin) / 1e3}
+            yield {**common, **span, "ph": "X", "tid": tids[s.lane], "args": _args(s.kind, s.record)}
         for number, r in enumerate(self.batches):
             yield from self._arrow(number, r, tids, loops[r.run])
             depths = {"in flight": r.in_flight, "reorder": r.reordering, "ready": r.ready}
@@ -148,21 +147,21 @@ class Trace:
             if not isinstance(event, BatchRecord):
                 yield self._instant(event, tids)
 
-    def _arrow(self, number: int, r: BatchRecord, tids: dict[str, int], loop: str) -> Iterator[dict[str, Any]]:
-        """From the slice in which the batch was finished to the one in which the loop works on it."""
-        made = r.fetched if r.collated > r.fetched else r.fetch_begin
-        if not made or r.worker < 0:
+    def _arrow(self, number: int, r: BatchRecord, tids: dict[Lane, int], loop: Lane) -> Iterator[dict[str, Any]]:
+        """From the slice in which the batch was completed to the one in which the loop works on it."""
+        produced = r.fetched if r.collated > r.fetched else r.fetch_begin
+        if not produced or r.worker < 0:
             return
         common = {"pid": _PROCESS, "cat": "batch", "name": "batch", "id": number}
-        yield {**common, "ph": "s", "tid": tids[worker_lane(r.worker)], "ts": self._us(made)}
-        got = r.delivered if r.returned > r.delivered else r.requested
+        yield {**common, "ph": "s", "tid": tids[worker_lane(r.worker)], "ts": self._us(produced)}
+        arrived = r.delivered if r.returned > r.delivered else r.requested
         p = r.placed
-        if p is not None and made <= p.upload_begin < p.uploaded and p.upload_begin < (r.returned or r.delivered):
-            got = max(got, p.upload_begin)  # a device may begin to copy after the loop has got the batch
+        if p is not None and produced <= p.upload_begin < p.uploaded and p.upload_begin < (r.returned or r.delivered):
+            arrived = max(arrived, p.upload_begin)  # a device may start to copy after the loop has received the batch
             yield {**common, "ph": "t", "tid": tids[upload_lane(p.device)], "ts": self._us(p.upload_begin)}
-        yield {**common, "ph": "f", "bp": "e", "tid": tids[loop], "ts": self._us(got)}
+        yield {**common, "ph": "f", "bp": "e", "tid": tids[loop], "ts": self._us(arrived)}
 
-    def _instant(self, event: Event, tids: dict[str, int]) -> dict[str, Any]:
+    def _instant(self, event: Event, tids: dict[Lane, int]) -> dict[str, Any]:
         worker = getattr(event, "worker", None)
         lane = {} if worker is None else {"tid": tids[worker_lane(worker)]}
         scope = "p" if worker is None else "t"
@@ -216,9 +215,3 @@ def _args(kind: str, r: BatchRecord) -> dict[str, Any]:
     else:
         args |= {"worker": r.worker}
     return args
-
-
-def first_indices(r: BatchRecord) -> str:
-    """The dataset indices of a batch, the first of them, as text: "3, 17, 4, ..."."""
-    more = r.samples > len(r.indices) > 0
-    return clean(", ".join(clean(i, 24) for i in r.indices)) + (", …" if more else "")

@@ -112,7 +112,7 @@ def main() -> int:
             opened.run_all()
             page.locator(".nbl-live .nbl-verdict").wait_for()
             for part in ("plots", "samples", "events"):
-                page.locator(f".nbl-part-{part} > summary").click()
+                page.locator(f".nbl-panel-{part} > summary").click()
             page.locator(".nbl-live .nbl-plot canvas").nth(3).wait_for()
             cdp = page.context.new_cdp_session(page)
             cdp.send("Performance.enable")

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: every control while a cell is busy, foreign text, other places that show it."""
+"""The dashboard in a real browser: all controls while a cell is busy, untrusted text, exports and kernel restarts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ pytestmark = [
 SOUND = MAKE.replace("hang_at=130", "hang_at=-1")
 
 
-def open_part(page: Any, name: str) -> Any:
-    """Unfold a section of the live view, and give it."""
-    part = page.locator(f".nbl-live .nbl-part-{name}").first
+def unfold(page: Any, name: str) -> Any:
+    """Unfold a panel of the live view, and return it."""
+    part = page.locator(f".nbl-live .nbl-panel-{name}").first
     if part.get_attribute("open") is None:
         part.locator("summary").click()
     return part
@@ -33,7 +33,7 @@ def test_all_controls_work_while_a_cell_is_busy_and_a_worker_hangs(open_notebook
     notebook.run_all()
     page.locator(STUCK).wait_for()
 
-    page.locator(STUCK).get_by_role("button", name="Where worker").click()
+    page.locator(STUCK).get_by_role("button", name="Stack of worker").click()
     page.locator(".nbl-detail pre", has_text="sleepy.py").wait_for()
     assert "__getitem__" in page.locator(".nbl-detail:visible pre").inner_text()
 
@@ -46,21 +46,21 @@ def test_all_controls_work_while_a_cell_is_busy_and_a_worker_hangs(open_notebook
     workers = page.get_by_role("slider", name="Number of workers")
     workers.press("ArrowRight")
     page.locator(".nbl-live tr", has_text="3 · pid").wait_for()  # a fourth one
-    page.get_by_role("slider", name="Batches asked for ahead").press("ArrowRight")
+    page.get_by_role("slider", name="Batches prefetched per worker").press("ArrowRight")
     page.locator(".nbl-live .nbl-tile", has_text="of 12").wait_for()
 
     with page.expect_download() as download:
         page.get_by_role("button", name="Save a trace").click()
     assert json.loads(Path(download.value.path()).read_text())["traceEvents"]
 
-    events = open_part(page, "events")
+    events = unfold(page, "events")
     events.get_by_label("Which events to list").select_option("command")
-    events.locator(".nbl-log", has_text="4 workers instead of 3").wait_for()
+    events.locator(".nbl-log", has_text="number of workers changed from 3 to 4").wait_for()
     events.get_by_label("List only events that contain").fill("paused")
     events.locator(".nbl-log li").nth(0).wait_for()
     assert set(events.locator(".nbl-kind").all_inner_texts()) == {"command"}
 
-    samples = open_part(page, "samples")
+    samples = unfold(page, "samples")
     samples.get_by_role("button", name="Copy the index").first.click()
     samples.get_by_role("status").filter(has_text="Copied").wait_for()
 
@@ -69,13 +69,13 @@ def test_all_controls_work_while_a_cell_is_busy_and_a_worker_hangs(open_notebook
     assert_epoch_is_whole(notebook.wait_until_run(1))
 
 
-def test_stepping_lets_one_batch_go_at_a_time(open_notebook: Any) -> None:
+def test_stepping_delivers_one_batch_at_a_time(open_notebook: Any) -> None:
     notebook = open_notebook(SOUND, "loader.pause()\ndone = [batch for batch in loader]\nprint(len(done))")
     page = notebook.page
     notebook.run_all()
     page.locator(".nbl-live .nbl-chip", has_text="paused").wait_for()
     for number in range(1, 4):
-        page.get_by_role("button", name="Let one batch go").click()
+        page.get_by_role("button", name="Deliver one batch").click()
         page.locator(".nbl-live .nbl-progress", has_text=f"batch {number} of 100").wait_for()
         page.locator(".nbl-live .nbl-box-ready").wait_for()
     page.get_by_role("button", name="Resume the loader").click()
@@ -100,8 +100,8 @@ def test_text_from_samples_and_errors_shows_as_text(open_notebook: Any) -> None:
     page = notebook.page
     notebook.run_all()
     notebook.wait_until_run(1)
-    open_part(page, "samples").locator("li", has_text="<script>window.hacked").first.wait_for()
-    open_part(page, "events").locator("li", has_text="ValueError").first.wait_for()
+    unfold(page, "samples").locator("li", has_text="<script>window.hacked").first.wait_for()
+    unfold(page, "events").locator("li", has_text="ValueError").first.wait_for()
     texts = page.locator(".nbl-live").inner_text()
     assert "<img src=x" in texts
     assert "\U0001f600" in texts
@@ -110,14 +110,14 @@ def test_text_from_samples_and_errors_shows_as_text(open_notebook: Any) -> None:
     assert page.evaluate("() => window.hacked") is None
     assert page.locator(".nbl-live b, .nbl-live img, .nbl-live script").count() == 0
     screenshot(page, "foreign")
-    page.wait_for_function("() => document.querySelector('.nbl-picture')?.innerText.includes('ValueError')")
-    picture = next(o["data"]["text/html"] for o in json.loads(notebook.outputs(0)) if "text/html" in o.get("data", {}))
-    assert len("".join(picture)) < 100_000
-    assert "<script" not in "".join(picture)
+    page.wait_for_function("() => document.querySelector('.nbl-static')?.innerText.includes('ValueError')")
+    static = next(o["data"]["text/html"] for o in json.loads(notebook.outputs(0)) if "text/html" in o.get("data", {}))
+    assert len("".join(static)) < 100_000
+    assert "<script" not in "".join(static)
 
 
 @pytest.mark.parametrize("how", ["restart", "crash"])
-def test_after_a_kernel_restart_the_old_output_shows_its_picture_and_a_new_dashboard_works(
+def test_after_a_kernel_restart_the_old_output_is_static_and_a_new_dashboard_works(
     open_notebook: Any, how: str
 ) -> None:
     crash = "import os; os.kill(os.getpid(), 9 * (len(loader.events.batches()) > 100))"
@@ -125,17 +125,17 @@ def test_after_a_kernel_restart_the_old_output_shows_its_picture_and_a_new_dashb
     page = notebook.page
     notebook.run_all()
     notebook.wait_until_run(2)
-    page.wait_for_function("() => document.querySelector('.nbl-picture')?.innerText.includes('batch 100 of 100')")
+    page.wait_for_function("() => document.querySelector('.nbl-static')?.innerText.includes('batch 100 of 100')")
     if how == "crash":
         notebook.run(1)
         notebook.run(2)
         page.locator(".nbl-live .nbl-chip", has_text="kernel gone").wait_for()
         assert page.get_by_role("button", name="Restart all workers").is_disabled()
-        page.get_by_role("button", name="Ok", exact=True).click()  # JupyterLab says that it restarts it
+        page.get_by_role("button", name="Ok", exact=True).click()  # JupyterLab announces a restart
     else:
         page.evaluate(f"() => {notebook._PANEL}.context.sessionContext.session.kernel.restart()")
         page.locator(".nbl-live .nbl-chip", has_text="kernel gone").or_(
-            page.locator(".nbl-picture", has_text="batch 100 of 100")
+            page.locator(".nbl-static", has_text="batch 100 of 100")
         ).first.wait_for()
     assert page.get_by_text("Error displaying widget").locator("visible=true").count() == 0
     screenshot(page, f"kernel-{how}")
@@ -145,18 +145,18 @@ def test_after_a_kernel_restart_the_old_output_shows_its_picture_and_a_new_dashb
     assert page.get_by_role("button", name="Pause the loader").is_enabled()
 
 
-def test_an_html_export_shows_the_picture(open_notebook: Any) -> None:
+def test_an_html_export_shows_the_static_form(open_notebook: Any) -> None:
     notebook = open_notebook(SOUND, "for batch in loader: pass")
     page = notebook.page
     notebook.run_all()
     notebook.wait_until_run(1)
-    page.wait_for_function("() => document.querySelector('.nbl-picture')?.innerText.includes('batch 100 of 100')")
+    page.wait_for_function("() => document.querySelector('.nbl-static')?.innerText.includes('batch 100 of 100')")
     notebook.save()
     command = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "html", str(notebook.path)]
     subprocess.run(command, check=True, capture_output=True, timeout=100)
     page.goto(notebook.path.with_suffix(".html").as_uri(), wait_until="domcontentloaded")
-    page.locator(".nbl-picture", has_text="batch 100 of 100").wait_for()
-    assert page.locator(".nbl-picture .nbl-box-loop").is_visible()
+    page.locator(".nbl-static", has_text="batch 100 of 100").wait_for()
+    assert page.locator(".nbl-static .nbl-box-loop").is_visible()
     screenshot(page, "export")
 
 
@@ -200,8 +200,8 @@ def test_64_workers_and_2000_batches_a_second_do_not_freeze_the_page(open_notebo
     notebook = open_notebook(BUSY)
     page = notebook.page
     notebook.run_all()
-    open_part(page, "plots").locator(".nbl-plot canvas").nth(3).wait_for()
+    unfold(page, "plots").locator(".nbl-plot canvas").nth(3).wait_for()
     page.locator(".nbl-live tbody tr:not(.nbl-detail)").nth(63).wait_for()
     longest = page.evaluate(GAPS)
     screenshot(page, "busy")
-    assert longest < 700, f"the page stood still for {longest:.0f} ms"
+    assert longest < 700, f"the page was blocked for {longest:.0f} ms"

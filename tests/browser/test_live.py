@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: it moves, and its buttons work, while a cell is busy."""
+"""The dashboard in a real browser: it is live, and its buttons work, while a cell is busy."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ print("in order:", sum(batches, []) == list(range(400)), "batches:", len(batches
 print("stall after restart: %.3f s" % ((min(t for t in times if t > restarted[0]) - restarted[0]) / 1e9))
 print("pid:", pid == os.getpid())
 """
-"""The next batch that is delivered after the restart is the one that the loop was waiting for."""
+"""The first batch delivered after the restart is the one that the loop was waiting for."""
 
 STUCK = ".nbl-live tr.nbl-stuck"
 FAINT = (Path(__file__).parent / "faint.js").read_text()
-"""Lists the texts whose contrast with what lies behind them is less than people with weak eyes need."""
+"""Lists the texts whose contrast with their background is too low."""
 
 
 def screenshot(page: Any, name: str) -> None:
-    """Keep a picture of the page where NBLOADER_SCREENSHOTS says so."""
+    """Save a screenshot of the page in the folder NBLOADER_SCREENSHOTS, if it is set."""
     folder = os.environ.get("NBLOADER_SCREENSHOTS")
     if folder:
         page.screenshot(path=str(Path(folder) / f"{name}.png"))
 
 
 def restart_stuck_worker(page: Any) -> None:
-    """Click on the restart button of the worker that hangs."""
+    """Click the restart button of the stuck worker."""
     page.locator(STUCK).get_by_role("button", name="Restart worker").click()
 
 
 def assert_epoch_is_whole(output: str) -> None:
-    """What LOOP printed says that the click ended the stall, and that nothing was lost."""
+    """Check in what LOOP printed that the click ended the stall, and that no batch was lost."""
     assert "in order: True batches: 100 restarts: 1" in output, output
     assert "pid: True" in output, output
     stall = re.search(r"stall after restart: ([0-9.]+) s", output)
@@ -85,7 +85,7 @@ def test_a_click_restarts_a_hung_worker_while_the_cell_is_busy(open_notebook: An
     screenshot(page, f"ended-{app}-{kernel}")
 
 
-def test_reloading_the_page_in_mid_run_brings_the_dashboard_back_and_its_buttons_work(open_notebook: Any) -> None:
+def test_the_dashboard_and_its_buttons_work_after_the_page_is_reloaded_during_an_epoch(open_notebook: Any) -> None:
     show_end = "print('stored', sum(batches, []) == list(range(400)))"
     notebook = open_notebook(MAKE, LOOP, show_end)
     page = notebook.page
@@ -94,11 +94,11 @@ def test_reloading_the_page_in_mid_run_brings_the_dashboard_back_and_its_buttons
     notebook.save()
     notebook.open()
     page.locator(STUCK).wait_for()
-    page.locator(".nbl-live .nbl-part-plots > summary").click()
+    page.locator(".nbl-live .nbl-panel-plots > summary").click()
     page.locator(".nbl-live .nbl-plot canvas").nth(3).wait_for()
     restart_stuck_worker(page)
     page.locator(".nbl-live .nbl-progress", has_text="batch 100 of 100").wait_for()
-    # What was printed meanwhile went to the page that is gone; the kernel knows how it ended.
+    # What was printed meanwhile went to the old page; the kernel knows the result.
     notebook.run(2)
     assert "stored True" in notebook.wait_until_run(2)
 
@@ -127,52 +127,54 @@ def test_two_views_show_the_same_and_pausing_in_one_shows_in_both(open_notebook:
     assert "stopped" in notebook.wait_until_run(2)
 
 
-def test_a_picture_stays_when_the_kernel_is_gone(open_notebook: Any) -> None:
+def test_the_static_form_remains_when_the_kernel_is_gone(open_notebook: Any) -> None:
     notebook = open_notebook(MAKE.replace("hang_at=130", "hang_at=-1"), "for batch in loader: pass")
     page = notebook.page
     notebook.run_all()
     notebook.wait_until_run(1)
     page.locator(".nbl-live .nbl-progress", has_text="batch 100 of 100").wait_for()
-    page.wait_for_function("() => document.querySelector('.nbl-picture')?.innerText.includes('batch 100 of 100')")
-    assert not page.locator(".nbl-picture").is_visible()
+    page.wait_for_function("() => document.querySelector('.nbl-static')?.innerText.includes('batch 100 of 100')")
+    assert not page.locator(".nbl-static").is_visible()
 
     saved = notebook.save()
     outputs = saved.cells[0].outputs
-    picture = next(o.data["text/html"] for o in outputs if "text/html" in o.get("data", {}))
-    assert "batch 100 of 100" in picture
-    assert len(picture) < 100_000
-    rest = notebook.path.stat().st_size - len(json.dumps(picture))
+    static = next(o.data["text/html"] for o in outputs if "text/html" in o.get("data", {}))
+    assert "batch 100 of 100" in static
+    assert len(static) < 100_000
+    rest = notebook.path.stat().st_size - len(json.dumps(static))
     assert rest < 5_000
     assert {o.data["text/plain"] for o in outputs} == {"nbloader dashboard"}
 
     notebook.shut_down_kernel()
-    # A kernel that has the time to says goodbye: its picture takes the place of the live view. Else that one stays.
+    # If the kernel has the time, its static form replaces the live view on exit. Otherwise the live view stays.
     gone = page.locator(".nbl-live .nbl-chip", has_text="kernel gone")
-    picture_shown = page.locator(".nbl-picture", has_text="batch 100 of 100").locator("visible=true")
-    gone.or_(picture_shown).first.wait_for()
+    static_shown = page.locator(".nbl-static", has_text="batch 100 of 100").locator("visible=true")
+    gone.or_(static_shown).first.wait_for()
     if gone.count():
         assert page.get_by_role("button", name="Restart all workers").is_disabled()
     else:
-        assert picture_shown.count() == 1
+        assert static_shown.count() == 1
         assert not page.locator(".nbl-live").count()
     screenshot(page, "kernel-gone")
     notebook.open()
-    page.locator(".nbl-picture", has_text="batch 100 of 100").wait_for()
+    page.locator(".nbl-static", has_text="batch 100 of 100").wait_for()
     page.get_by_text("Error displaying widget").wait_for(state="hidden")
     screenshot(page, "reopened")
 
 
-def test_a_closed_loader_leaves_only_its_picture(open_notebook: Any) -> None:
+def test_a_closed_loader_leaves_only_the_static_form(open_notebook: Any) -> None:
     notebook = open_notebook(MAKE.replace("hang_at=130", "hang_at=-1"), "for batch in loader: pass\nloader.close()")
     page = notebook.page
     notebook.run_all()
     notebook.wait_until_run(1)
-    page.locator(".nbl-picture", has_text="batch 100 of 100").wait_for()
+    page.locator(".nbl-static", has_text="batch 100 of 100").wait_for()
     page.locator(".nbl-live").wait_for(state="detached")
     assert "widget-view" not in notebook.outputs(0)
 
 
-def test_the_view_is_served_by_the_kernel_and_follows_theme_width_and_keyboard(open_notebook: Any, window: Any) -> None:
+def test_the_view_is_served_by_the_kernel_and_responds_to_theme_width_and_keyboard(
+    open_notebook: Any, window: Any
+) -> None:
     asked: list[str] = []
     window.on("request", lambda request: asked.append(request.url))
     notebook = open_notebook(MAKE.replace("hang_at=130", "hang_at=-1"), "for batch in loader: pass")
@@ -180,10 +182,10 @@ def test_the_view_is_served_by_the_kernel_and_follows_theme_width_and_keyboard(o
     notebook.run_all()
     notebook.wait_until_run(1)
     live = page.locator(".nbl-live .nbl")
-    live.locator(".nbl-part-plots > summary").click()
+    live.locator(".nbl-panel-plots > summary").click()
     live.locator(".nbl-plot canvas").nth(3).wait_for()
     elsewhere = [url for url in asked if not url.startswith((notebook.server.url, "data:", "blob:"))]
-    assert not elsewhere, "all that the page asks for comes from the server: nothing from a CDN, no other port"
+    assert not elsewhere, "everything comes from the server: nothing from a CDN, no other port"
 
     page.mouse.move(0, 0)
     assert live.evaluate(FAINT) == []
@@ -199,26 +201,26 @@ def test_the_view_is_served_by_the_kernel_and_follows_theme_width_and_keyboard(o
     page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
 
     timeline = live.locator(".nbl-frame canvas")
-    note = live.locator(".nbl-part-timeline .nbl-note")
+    note = live.locator(".nbl-panel-timeline .nbl-note")
     timeline.focus()
     page.keyboard.press("+")
     page.keyboard.press("ArrowLeft")
-    note.filter(has_text="held").wait_for()
+    note.filter(has_text="not live").wait_for()
     page.keyboard.press("Escape")
-    note.filter(has_not_text="held").wait_for()
-    made = live.get_by_role("columnheader", name="Made")
-    made.get_by_role("button").press("Enter")
-    live.locator('th[aria-sort="descending"]', has_text="Made").wait_for()
+    note.filter(has_not_text="not live").wait_for()
+    produced = live.get_by_role("columnheader", name="Produced")
+    produced.get_by_role("button").press("Enter")
+    live.locator('th[aria-sort="descending"]', has_text="Produced").wait_for()
     rows = [int(text) for text in live.locator("tbody tr:not(.nbl-detail) td:nth-child(5)").all_inner_texts()]
     assert rows == sorted(rows, reverse=True)
-    summary = live.locator(".nbl-part-crew > summary")
+    summary = live.locator(".nbl-panel-workers > summary")
     summary.press("Enter")
     live.locator("table").wait_for(state="hidden")
     summary.press("Enter")
     live.locator("table").wait_for()
 
     live.evaluate("node => { node.style.width = '420px'; }")
-    assert live.evaluate("node => node.scrollWidth - node.clientWidth") <= 1, "nothing stands out of a narrow cell"
+    assert live.evaluate("node => node.scrollWidth - node.clientWidth") <= 1, "nothing overflows a narrow cell"
     clipped = live.locator(".nbl-box-title, .nbl-alarm, .nbl-controls button")
     assert clipped.evaluate_all("nodes => nodes.filter((n) => n.scrollWidth > n.clientWidth + 1).length") == 0
     screenshot(page, "narrow")

@@ -1,0 +1,45 @@
+"""Buttons and sliders: pause, step, restart, save a trace, change the number of workers and the prefetch factor."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from nbloader._util.system import cores
+from nbloader.dashboard.panels.base import Frame, Panel, Reply
+from nbloader.report.trace import Trace
+
+if TYPE_CHECKING:
+    from nbloader.metrics.control import LoaderControl
+
+MAX_WORKERS = max(8, 2 * cores())
+"""Upper end of the slider for workers, at least."""
+
+
+class Controls(Panel):
+    """Buttons and sliders. Clicks are commands (`dashboard/commands.py`), except for the trace."""
+
+    name = "controls"
+
+    def payload(self, frame: Frame) -> dict[str, Any]:
+        """What the buttons depend on. A worker's `incarnation` changes when it is restarted."""
+        return {
+            "state": frame.snapshot.state,
+            "incarnations": [incarnation(w.pid, w.restarts) for w in frame.snapshot.workers],
+            "workers": frame.num_workers,
+            "maxWorkers": max(MAX_WORKERS, frame.num_workers),
+            "prefetch": frame.prefetch_factor,
+        }
+
+    def respond(self, request: Mapping[str, Any], loader: LoaderControl) -> Reply | None:
+        """Give the trace of the recent batches as a file."""
+        if request.get("name") != "trace":
+            return None
+        data = gzip.compress(Trace(loader.events.recent()).to_json().encode(), 6)
+        return Reply({"file": f"nbloader-epoch-{max(0, loader.stats().epoch)}.json"}, [data])
+
+
+def incarnation(pid: int, restarts: int) -> str:
+    """Identify the process or thread behind a worker id."""
+    return f"{pid}/{restarts}"

@@ -1,0 +1,394 @@
+"""The plots over time and the histogram of production times.
+
+The description is here: charts, their series and colours, their values, axes and legends. The live view draws it with
+Bokeh in the browser (plots.js feeds documents that `dashboard/figures.py` builds), the static form as SVG, and the
+report as Bokeh figures.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from nbloader._util import palette
+from nbloader._util.format import number
+from nbloader.dashboard.panels.base import Frame, Panel, Reply, section
+from nbloader.metrics.snapshot import STAGES
+
+if TYPE_CHECKING:
+    from nbloader.metrics.control import LoaderControl
+    from nbloader.metrics.snapshot import Histogram, Point, Snapshot
+
+Columns: TypeAlias = dict[str, list[Any]]
+"""Name of a column -> its values; all of one length."""
+
+COLUMNS = (
+    "time", "in_flight", "reordering", "ready", "batches_per_second", "samples_per_second", "mb_per_second",
+    "wait_share", *(f"stage_{name}" for name in STAGES),
+)  # fmt: skip
+"""Columns of numbers. `time` in seconds, `wait_share` from 0 to 1, stages in milliseconds."""
+TIPS = tuple(f"tip_{name}" for name in STAGES)
+"""Columns of text: p50, p95 and p99 of a stage at that time."""
+
+SECONDS_SHOWN = 120
+"""The plots show the last two minutes."""
+SECONDS_AT_LEAST = 10
+"""Width of the time axis at first."""
+HEIGHT = 118
+"""Of a plot, pixels."""
+STATIC_POINTS = 110
+"""Points of each line in the static form."""
+BARS = 7
+"""Bars of the histogram that are labelled."""
+AREA_ALPHA, STACK_ALPHA = 0.22, 0.85
+"""Opacity of the area below a line, and of stacked areas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line or area of a plot."""
+
+    column: str
+    """One of `COLUMNS`."""
+    label: str
+    color: str
+    stage: str = ""
+    """Name of the stage whose median stands beside the label; "" for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One plot over time."""
+
+    name: str
+    title: str
+    unit: str
+    """Text beside the title."""
+    series: tuple[Series, ...]
+    stacked: bool = False
+    top: float | None = None
+    """Upper end of the y axis; None follows the data."""
+    one_of: bool = False
+    """Shows one series at a time, the first at first: they have different units."""
+
+    @property
+    def shown(self) -> tuple[Series, ...]:
+        """The series that are visible at first."""
+        return self.series[:1] if self.one_of else self.series
+
+    @property
+    def is_share(self) -> bool:
+        """Its values are shares of 0 to 1, labelled as percentages."""
+        return self.top == 1.0
+
+    @property
+    def filled(self) -> bool:
+        """The area below its line is filled."""
+        return len(self.shown) == 1
+
+
+CHARTS = (
+    Chart(
+        "queues",
+        "Queue depths",
+        "batches",
+        (
+            Series("in_flight", "in flight", palette.STAGES["fetch"]),
+            Series("reordering", "reordering", palette.STAGES["reorder"]),
+            Series("ready", "ready", palette.STAGES["collate"]),
+        ),
+    ),
+    Chart(
+        "stages",
+        "Latency by stage",
+        "ms per batch",
+        tuple(
+            Series(f"stage_{name}", name, palette.STAGES[name], name)
+            for name in ("queue", "fetch", "collate", "transport", "reorder", "ready")
+        ),
+        stacked=True,
+    ),
+    Chart(
+        "wait",
+        "Loop waiting",
+        "share of the loop's time",
+        (Series("wait_share", "", palette.WAIT),),
+        top=1.0,
+    ),
+    Chart(
+        "rate",
+        "Throughput",
+        "per second",
+        (
+            Series("batches_per_second", "batches", palette.STAGES["collate"]),
+            Series("samples_per_second", "samples", palette.STAGES["fetch"]),
+            Series("mb_per_second", "MB", palette.STAGES["transport"]),
+        ),
+        one_of=True,
+    ),
+    Chart(
+        "device",
+        "Pinning and upload",
+        "ms per batch, concurrent with other stages",
+        tuple(Series(f"stage_{name}", name, palette.STAGES[name], name) for name in ("pin", "upload")),
+    ),
+)
+"""In the order in which they are drawn."""
+
+
+class Axis(NamedTuple):
+    """The visible interval of an axis."""
+
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar of the histogram."""
+
+    label: str
+    """Below the bar; "" for none."""
+    count: int
+    tip: str
+
+
+HISTOGRAM_TITLE, HISTOGRAM_UNIT = "Production time", "number of batches by ms, the last 500"
+
+
+class Plots(Panel):
+    """Bokeh plots, drawn when the panel is unfolded for the first time. Points are news."""
+
+    name = "plots"
+    title = "Plots over time"
+    unfolded = False
+
+    def __init__(self) -> None:
+        self._points: Sequence[Point] = ()
+        self._sent_until = float("-inf")
+        self._device, self._new = False, True
+        self._x, self._y = Axis(0, SECONDS_AT_LEAST), dict[str, list[Axis]]()
+
+    def news(self, frame: Frame) -> list[Any]:
+        """Points of this frame, as columns."""
+        self._points = frame.points
+        start = bisect.bisect_right(frame.points, self._sent_until, key=lambda p: p.time)
+        points = frame.points[start:]
+        if not points:
+            return []
+        self._new, self._sent_until = True, points[-1].time
+        return [columns_of(points)]
+
+    def history(self) -> list[Any]:
+        """All points, as columns."""
+        return [columns_of(self._points)] if self._points else []
+
+    def payload(self, frame: Frame) -> dict[str, Any]:
+        """Axes and legends, and the histogram."""
+        device = bool(frame.snapshot.pinned or frame.snapshot.device)
+        if self._new or device != self._device:
+            self._new, self._device = False, device
+            self._x = x_axis([p.time for p in (*frame.points[:1], *frame.points[-1:])])
+            shown = _numbers([p for p in frame.points if p.time >= self._x.begin])
+            self._y = {chart.name: y_axes(chart, shown) for chart in charts_of(device=device)}
+        return {
+            "x": self._x,
+            "y": self._y,
+            "legend": _legend(frame.snapshot),
+            "bars": list(map(dataclasses.asdict, bars_of(frame.snapshot.make_times))),
+        }
+
+    def respond(self, request: Mapping[str, Any], loader: LoaderControl) -> Reply | None:  # noqa: ARG002 - it is not asked
+        """Give the Bokeh documents to draw with. The first time, Bokeh is imported."""
+        if request.get("name") != "figures":
+            return None
+        from bokeh.embed import json_item
+
+        from nbloader.dashboard.figures import live_figure
+
+        charts = [
+            {
+                "name": chart.name,
+                "title": chart.title,
+                "unit": chart.unit,
+                "oneOf": chart.one_of,
+                "series": [{"label": s.label, "color": s.color, "stage": s.stage} for s in chart.series if s.label],
+                "item": json_item(live_figure(chart)),
+            }
+            for chart in charts_of(device=self._device)
+        ]
+        return Reply({"charts": charts, "histogram": {"title": HISTOGRAM_TITLE, "unit": HISTOGRAM_UNIT}})
+
+    def html(self, payload: dict[str, Any]) -> str:
+        """The charts as SVG."""
+        columns = columns_of(self._points)
+        charts = "".join(_chart_html(chart, columns, payload) for chart in charts_of(device=self._device))
+        return section(self.title, f'<div class="nbl-charts">{charts}{_bars_html(payload["bars"])}</div>')
+
+
+# --- the description
+
+
+def charts_of(*, device: bool) -> tuple[Chart, ...]:
+    """The charts that have something to show.
+
+    Args:
+        device: Whether batches are pinned or uploaded.
+    """
+    return tuple(chart for chart in CHARTS if device or chart.name != "device")
+
+
+def columns_of(points: Sequence[Point]) -> Columns:
+    """Points as columns, one list for each of `COLUMNS` and `TIPS`. Values that are not finite become None."""
+    columns: Columns = {
+        name: [round(v, 4) if math.isfinite(v) else None for v in column] for name, column in _numbers(points).items()
+    }
+    for i, name in enumerate(TIPS):
+        columns[name] = [" / ".join(map(number, p.spread[i])) if p.spread else "" for p in points]
+    return columns
+
+
+def _numbers(points: Sequence[Point]) -> Columns:
+    rows = [
+        (p.time, p.in_flight, p.reordering, p.ready, p.batches_per_second, p.samples_per_second, p.mb_per_second,
+         p.wait_share, *p.stages)
+        for p in points
+    ]  # fmt: skip
+    values = zip(*rows, strict=True) if rows else ((),) * len(COLUMNS)
+    return {name: list(column) for name, column in zip(COLUMNS, values, strict=True)}
+
+
+def x_axis(times: Sequence[float]) -> Axis:
+    """The time axis for points at these times, seconds."""
+    first, last = (times[0], times[-1]) if times else (0.0, 0.0)
+    begin = max(first, last - SECONDS_SHOWN)
+    return Axis(round(begin, 3), round(max(last, begin + SECONDS_AT_LEAST), 3))
+
+
+def y_axes(chart: Chart, columns: Columns) -> list[Axis]:
+    """The y axis of a chart; of one that shows one series at a time, an axis for each."""
+    if chart.top is not None:
+        return [Axis(0, chart.top * 1.04)]
+    columns_shown = [[v if math.isfinite(v) else 0.0 for v in columns[s.column]] for s in chart.series]
+    if chart.stacked:
+        columns_shown = [[sum(values) for values in zip(*columns_shown, strict=True)]]
+    elif not chart.one_of:
+        columns_shown = [[value for column in columns_shown for value in column]]
+    return [Axis(0, _round_up(max(column, default=0.0))) for column in columns_shown]
+
+
+def bars_of(times: Histogram) -> list[Bar]:
+    """The bars of the histogram of production times."""
+    edges = [number(ms) for ms in times.edges]
+    every = max(1, math.ceil(len(edges) / BARS))
+    return [
+        Bar("" if i % every else edges[i], count, f"{edges[i]} to {edges[i + 1]} ms: {count}")
+        for i, count in enumerate(times.counts)
+    ]
+
+
+def _round_up(value: float) -> float:
+    """The next number that is round enough for the end of an axis."""
+    if not value > 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 3, 4, 5, 6, 8, 10) if step * power >= value * 0.999)
+
+
+def _legend(s: Snapshot) -> dict[str, dict[str, str]]:
+    return {
+        stage.name: {
+            "median": number(stage.p50),
+            "tip": f"p50 {number(stage.p50)} ms, p95 {number(stage.p95)} ms, p99 {number(stage.p99)} ms "
+            "over the last 200 batches",
+        }
+        for stage in s.stages
+    }
+
+
+# --- the static form
+
+_WIDTH = 480
+_LEFT, _RIGHT, _TOP, _BOTTOM = 34, 8, 8, 18
+
+
+def _chart_html(chart: Chart, columns: Columns, payload: dict[str, Any]) -> str:
+    medians = payload["legend"]
+    svg = _plot_svg(chart, columns, Axis(*payload["x"]), Axis(*payload["y"][chart.name][0]))
+    keys = "".join(
+        f'<span class="nbl-key" style="--nbl-key:{s.color}">{s.label} '
+        f"{escape(medians[s.stage]['median']) if s.stage in medians else ''}</span>"
+        for s in chart.shown
+        if s.label
+    )
+    return (
+        f'<figure class="nbl-chart"><figcaption>{chart.title}<div class="nbl-keys"><span>{chart.unit}</span>{keys}'
+        f'</div></figcaption><div class="nbl-plot">{svg}</div></figure>'
+    )
+
+
+def _plot_svg(chart: Chart, columns: Columns, x: Axis, y: Axis) -> str:
+    top = chart.top or y.end
+    times = [t or 0.0 for t in columns["time"]]
+    first = next((i for i, t in enumerate(times) if t >= x.begin), 0)
+    picked = range(first, len(times), max(1, math.ceil((len(times) - first) / STATIC_POINTS)))
+    lines = [[columns[s.column][i] or 0.0 for i in picked] for s in chart.shown]
+    if chart.stacked:
+        for below, line in itertools.pairwise(lines):
+            line[:] = [a + b for a, b in zip(below, line, strict=True)]
+
+    def across(time: float) -> float:
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (time - x.begin) / (x.end - x.begin)
+
+    def up(value: float) -> float:
+        return HEIGHT - _BOTTOM - (HEIGHT - _BOTTOM - _TOP) * min(value / top, 1.0)
+
+    xs = [across(times[i]) for i in picked]
+    out = [f'<svg viewBox="0 0 {_WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{chart.title}">']
+    out += [
+        f'<line class="nbl-grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{up(v):.1f}" y2="{up(v):.1f}"/>'
+        for v in (0, top / 2, top)
+    ]
+    base = [0.0] * len(xs)
+    for s, line in zip(chart.shown, lines, strict=True):
+        ys = [up(v) for v in line]
+        if xs and (chart.stacked or chart.filled):
+            area = _polyline(xs, ys) + " L" + _polyline(xs[::-1], [up(v) for v in base[::-1]])[1:] + "Z"
+            alpha = STACK_ALPHA if chart.stacked else AREA_ALPHA
+            out.append(f'<path d="{area}" fill="{s.color}" fill-opacity="{alpha}"/>')
+        if xs and not chart.stacked:
+            out.append(f'<path d="{_polyline(xs, ys)}" fill="none" stroke="{s.color}" stroke-width="1.8"/>')
+        base = line if chart.stacked else base
+    for value in (0, top / 2, top):
+        label = f"{100 * value:.0f}%" if chart.is_share else f"{value:g}"
+        out.append(f'<text x="{_LEFT - 5}" y="{up(value) + 3:.1f}" text-anchor="end">{label}</text>')
+    for time, anchor in ((x.begin, "start"), (x.end, "end")):
+        out.append(f'<text x="{across(time):.0f}" y="{HEIGHT - 4}" text-anchor="{anchor}">{time:.0f} s</text>')
+    out.append("</svg>")
+    return "".join(out)
+
+
+def _polyline(xs: Sequence[float], ys: Sequence[float]) -> str:
+    return "M" + " L".join(f"{x:.0f} {y:.1f}" for x, y in zip(xs, ys, strict=True))
+
+
+def _bars_html(bars: Sequence[Mapping[str, Any]]) -> str:
+    if not bars:
+        return ""
+    highest = max(bar["count"] for bar in bars) or 1
+    drawn = "".join(
+        f'<div title="{escape(bar["tip"])}"><i style="height:{86 * bar["count"] / highest:.0f}px"></i>'
+        f"<span>{bar['label']}</span></div>"
+        for bar in bars
+    )
+    return (
+        f'<figure class="nbl-chart"><figcaption>{HISTOGRAM_TITLE}'
+        f'<div class="nbl-keys"><span>{HISTOGRAM_UNIT}</span></div></figcaption>'
+        f'<div class="nbl-plot nbl-bars">{drawn}</div></figure>'
+    )

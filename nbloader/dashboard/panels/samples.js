@@ -1,0 +1,43 @@
+// The slowest and the failed samples. A click copies the index.
+
+export function create(el, { make, write, button, copy, note, unfolded }) {
+  const columns = make("div", "nbl-columns", el);
+  const said = make("p", "nbl-said", el);
+  said.setAttribute("role", "status");
+  const nodes = new Map();  // name of a list -> { list, key }
+
+  const fill = ({ name, title, samples }) => {
+    if (!nodes.has(name)) {
+      const box = make("div", "", columns);
+      make("div", "nbl-box-title", box, title);
+      nodes.set(name, { list: make("ul", "nbl-samples", box), key: null });
+    }
+    const entry = nodes.get(name);
+    const key = JSON.stringify(samples);
+    if (entry.key === key) return;
+    entry.key = key;
+    entry.list.replaceChildren();
+    if (!samples.length) make("li", "nbl-note", entry.list, "none");
+    for (const { index, what, where } of samples) {
+      const item = make("li", "", entry.list);
+      const node = button(item, index, `Copy the index ${index}`, async () => {
+        await copy(index);
+        write(said, `Copied: ${index}`);
+      });
+      node.title = "Copy the index";
+      make("span", "", item, what);
+      make("span", "nbl-note", item, where);
+    }
+  };
+
+  return {
+    update({ lists, failures }) {
+      const parts = [];
+      const slowest = lists.find(({ name }) => name === "slowest")?.samples[0];
+      if (slowest) parts.push(`slowest ${slowest.index.slice(0, 24)}: ${slowest.what}`);
+      if (failures) parts.push(`▲ ${failures} failed`);
+      note(parts.join(" · "), failures > 0);
+      if (unfolded()) lists.forEach(fill);
+    },
+  };
+}

@@ -1,0 +1,68 @@
+"""The slowest samples, and those that failed."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from nbloader._util.format import clean, duration
+from nbloader.dashboard.panels.base import Frame, Panel, section
+
+if TYPE_CHECKING:
+    from nbloader.metrics.snapshot import Snapshot
+
+FAILED = 20
+"""Failed samples listed."""
+STATIC = 10
+"""Samples per list in the static form."""
+TITLES = {"slowest": "Slowest of the last three epochs", "failed": "Failed"}
+_INDEX_LIMIT, _ERROR_LIMIT = 200, 160
+
+
+class Samples(Panel):
+    """Two lists; a click copies the index of a sample."""
+
+    name = "samples"
+    title = "Samples"
+    unfolded = False
+
+    def payload(self, frame: Frame) -> dict[str, Any]:
+        """Both lists, most important first."""
+        s = frame.snapshot
+        return {"lists": _lists(s), "failures": s.skipped + s.replaced}
+
+    def html(self, payload: dict[str, Any]) -> str:
+        """Both lists without buttons."""
+        columns = "".join(
+            f'<div><div class="nbl-box-title">{part["title"]}</div><ul class="nbl-samples">'
+            f"{''.join(map(_item_html, part['samples'][:STATIC]))}</ul></div>"
+            for part in payload["lists"]
+            if part["samples"]
+        )
+        return section(self.title, columns and f'<div class="nbl-columns">{columns}</div>', unfolded=False)
+
+
+def _lists(s: Snapshot) -> list[dict[str, Any]]:
+    slowest = [
+        _sample(x.index, duration(x.seconds), f"batch {x.batch} of epoch {x.epoch}", x.worker) for x in s.slowest
+    ]
+    failed = [
+        _sample(x.sample, clean(x.error, _ERROR_LIMIT), f"batch {x.index}, {x.done}", x.worker)
+        for x in reversed(s.failed_samples[-FAILED:])
+    ]
+    return [
+        {"name": "slowest", "title": TITLES["slowest"], "samples": slowest},
+        {"name": "failed", "title": TITLES["failed"], "samples": failed},
+    ]
+
+
+def _sample(index: object, what: str, where: str, worker: int) -> dict[str, str]:
+    who = "this process" if worker < 0 else f"worker {worker}"
+    return {"index": clean(index, _INDEX_LIMIT), "what": what, "where": f"{where}, {who}"}
+
+
+def _item_html(sample: dict[str, str]) -> str:
+    return (
+        f"<li><i>{escape(sample['index'])}</i><span>{escape(sample['what'])}</span>"
+        f'<span class="nbl-note">{escape(sample["where"])}</span></li>'
+    )

@@ -1,0 +1,103 @@
+"""The top of the dashboard: the verdict, the progress of the epoch, and four figures."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from nbloader._util.format import clean, duration, number, percent
+from nbloader.dashboard.panels.base import Frame, Panel
+
+if TYPE_CHECKING:
+    from nbloader.metrics.snapshot import Snapshot
+
+NONE = "\N{EN DASH}"
+
+
+class Summary(Panel):
+    """Verdict, progress and figures."""
+
+    name = "summary"
+
+    def payload(self, frame: Frame) -> dict[str, Any]:
+        """Texts. While the `topic` of the verdict stays the same, the browser updates the sentence less often."""
+        s = frame.snapshot
+        stuck = ",".join(str(w.worker) for w in s.workers if w.stuck)
+        return {
+            "state": s.state,
+            "verdict": clean(s.verdict, 300),
+            "topic": f"{s.state} {s.cause} {stuck}",
+            "progress": _progress(s),
+            "tiles": _tiles(s),
+        }
+
+    def html(self, payload: dict[str, Any]) -> str:
+        """The same elements as in the live view."""
+        progress = payload["progress"]
+        return (
+            f'<p class="nbl-verdict">{escape(payload["verdict"])}</p>'
+            f'<div class="nbl-progress"><span class="nbl-chip">snapshot · {escape(payload["state"])}</span>'
+            f'<div class="nbl-bar"><span style="width:{100 * (progress["share"] or 0):.1f}%">'
+            f"</span></div><span>{escape(progress['text'])}</span></div>"
+            f'<div class="nbl-tiles">{"".join(map(_tile_html, payload["tiles"]))}</div>'
+        )
+
+
+def _progress(s: Snapshot) -> dict[str, Any]:
+    share = None
+    if s.epoch < 0:
+        text = "no epoch yet"
+    elif s.batches_total:
+        share = round(s.batches_done / s.batches_total, 4)
+        text = f"epoch {s.epoch} · batch {s.batches_done:,} of {s.batches_total:,} · {percent(share)}"
+    else:
+        text = f"epoch {s.epoch} · batch {s.batches_done:,}"
+    if s.iterators > 1:
+        text += f" · newest of {s.iterators} iterators"
+    return {"share": share, "text": text}
+
+
+def _tiles(s: Snapshot) -> list[dict[str, str]]:
+    if s.epoch < 0:
+        return [_tile(label, NONE) for label in ("Throughput", "Time left", "Loop waiting", "In flight")]
+    samples, mb = number(s.samples_per_second), number(s.mb_per_second)
+    return [
+        _tile("Throughput", number(s.batches_per_second), "batches/s", f"{samples} samples/s · {mb} MB/s"),
+        _time(s),
+        _tile("Loop waiting", percent(s.wait_share), "of its time", _waiting(s)),
+        _ahead(s),
+    ]
+
+
+def _time(s: Snapshot) -> dict[str, str]:
+    took = duration(s.elapsed)
+    if s.state in ("starting", "running", "paused"):
+        return _tile("Time left", NONE if s.eta is None else duration(s.eta), "", f"{took} so far")
+    return _tile("Epoch duration", took, "", f"{number(s.epoch_rate)} batches/s on average")
+
+
+def _waiting(s: Snapshot) -> str:
+    if s.waiting is None:
+        return f"{percent(s.wait_share_epoch)} over the epoch"
+    if s.state == "paused":
+        return "paused" if s.waiting_for is None else f"paused before batch {s.waiting_for}"
+    return f"now for batch {NONE if s.waiting_for is None else s.waiting_for}: {duration(s.waiting)}"
+
+
+def _ahead(s: Snapshot) -> dict[str, str]:
+    if not s.workers:
+        took = sum(stage.mean for stage in s.stages if stage.name in ("fetch", "collate"))
+        return _tile("Time per batch", duration(took / 1e3) if took else NONE, "", "while your loop waits")
+    return _tile("In flight", str(s.in_flight), f"of {s.window}", f"{s.reordering} reordering · {s.ready} ready")
+
+
+def _tile(label: str, value: str, unit: str = "", note: str = "") -> dict[str, str]:
+    return {"label": label, "value": value, "unit": unit, "note": note}
+
+
+def _tile_html(tile: dict[str, str]) -> str:
+    return (
+        f'<div class="nbl-tile"><div class="nbl-label">{escape(tile["label"])}</div><div class="nbl-value">'
+        f'{escape(tile["value"])} <span class="nbl-unit">{escape(tile["unit"])}</span></div>'
+        f'<div class="nbl-note">{escape(tile["note"])}</div></div>'
+    )

@@ -1,0 +1,285 @@
+// The timeline: lanes of coloured blocks on a canvas. timeline.py says which block is where, and what its tooltip says.
+
+const LEAST = 50, KEPT_MS = 120000, KEPT_ROWS = 20000;  // ms; rows of all lanes
+const GUTTER = 84, AXIS = 18, TOP = 12;  // pixels
+const STEPS = [10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 30000];  // ms between two ticks of the axis
+
+class Timeline {
+  constructor(el, api) {
+    this.api = api;
+    const { make, button } = api;
+    const bar = make("div", "nbl-bar-line", el);
+    this.keys = make("div", "nbl-keys", bar);
+    const tools = make("div", "nbl-actions", bar);
+    button(tools, "−", "Show more time", () => this.zoom(2));
+    button(tools, "+", "Show less time", () => this.zoom(0.5));
+    this.liveButton = button(tools, "Live", "Go back to now", () => this.goLive());
+    this.frame = make("div", "nbl-frame", el);
+    this.canvas = make("canvas", "", this.frame);
+    this.canvas.tabIndex = 0;
+    this.canvas.setAttribute("role", "img");
+    this.tip = make("div", "nbl-tip", this.frame);
+    this.tip.hidden = true;
+    this.clear();
+    this.end = null;  // null follows the clock
+    this.listen();
+    this.resized = new ResizeObserver(() => this.draw());
+    this.resized.observe(this.frame);
+  }
+  clear() {
+    this.lanes = new Map();  // label -> rows, by time
+    this.rows = new Map();  // lane and key -> row: a batch in the reorder buffer gets a new row when it is delivered
+  }
+  remove() {
+    this.resized.disconnect();
+  }
+  retheme() {
+    this.draw();
+  }
+
+  update(data, { entries, reset, now }) {
+    if (reset) this.clear();
+    this.data = data;
+    this.now = now;
+    this.span ??= 1000 * data.seconds;
+    this.showLegend(data.kinds);
+    for (const entry of entries) this.add(entry);
+    this.forget();
+    this.draw();
+  }
+  showLegend(kinds) {
+    const names = kinds.map(({ name }) => name).join();
+    if (names === this.legend) return;
+    this.legend = names;
+    this.kinds = new Map(kinds.map((kind) => [kind.name, kind]));
+    this.keys.replaceChildren();
+    for (const { label, color } of kinds) this.api.make("span", "nbl-key", this.keys, label).style.setProperty("--nbl-key", color);
+    this.api.make("span", "nbl-key-stall", this.keys, "stall");
+  }
+  add(entry) {
+    const id = `${entry.lane} ${entry.key}`;
+    const begin = entry.blocks[0][1];
+    const until = Math.max(...entry.blocks.map(([, , end]) => end ?? Infinity));
+    const row = { ...entry, id, begin, until };
+    const old = this.rows.get(id);
+    if (old) {
+      Object.assign(old, row);
+      return;
+    }
+    this.rows.set(id, row);
+    if (!this.lanes.has(entry.lane)) this.lanes.set(entry.lane, []);
+    const lane = this.lanes.get(entry.lane);
+    let at = lane.length;
+    while (at && lane[at - 1].begin > begin) at--;
+    lane.splice(at, 0, row);
+  }
+  forget() {
+    const excess = this.rows.size > KEPT_ROWS;
+    for (const [name, lane] of this.lanes) {
+      let drop = excess ? lane.length >> 2 : 0;
+      while (drop < lane.length && lane[drop].until < this.now - KEPT_MS) drop++;
+      for (const row of lane.splice(0, drop)) this.rows.delete(row.id);
+      if (!lane.length) this.lanes.delete(name);
+    }
+  }
+
+  range() {
+    const { live, seconds } = this.data;
+    if (live) this.last = undefined;
+    else if (this.last === undefined) {  // the epoch has ended: stay at its last batch
+      const ends = [...this.lanes.values()].map((lane) => lane.at(-1).until).filter(Number.isFinite);
+      this.last = Math.max(0, ...ends) || this.now;
+    }
+    const end = this.end ?? this.last ?? this.now;
+    let span = this.span;
+    if (this.end === null && span === 1000 * seconds) {  // the first seconds fill the width
+      const first = Math.min(...[...this.lanes.values()].map((lane) => lane[0].begin), end);
+      span = Math.min(span, Math.max(10000, (end - first) * 1.02));
+    }
+    return [end - span, end];
+  }
+  draw() {
+    if (!this.data || !this.api.unfolded()) return;
+    const width = this.frame.clientWidth;
+    if (!width) return;
+    const { lanes } = this.data;
+    const height = Math.max(8, Math.min(20, Math.floor(440 / lanes.length)));
+    const total = TOP + lanes.length * height + AXIS;
+    const ratio = devicePixelRatio || 1;
+    if (this.canvas.width !== Math.round(width * ratio) || this.canvas.height !== Math.round(total * ratio)) {
+      this.canvas.width = Math.round(width * ratio);
+      this.canvas.height = Math.round(total * ratio);
+      this.canvas.style.height = `${total}px`;
+    }
+    const pen = this.canvas.getContext("2d");
+    const style = getComputedStyle(this.canvas);
+    const [begin, until] = this.range();
+    Object.assign(this, { laneHeight: height, begin, until, width, total });
+    this.theme = Object.fromEntries(["line", "ink", "ink2", "warn", "wait"].map((name) => [name, style.getPropertyValue(`--nbl-${name}`).trim()]));
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, width, total);
+    pen.font = "10px system-ui, sans-serif";
+    pen.textBaseline = "middle";
+    this.drawPauses(pen);
+    this.drawAxis(pen);
+    pen.save();
+    pen.beginPath();
+    pen.rect(GUTTER, 0, width - GUTTER, total);
+    pen.clip();
+    this.labelledUntil = GUTTER;
+    lanes.forEach((name, i) => {
+      for (const row of this.lanes.get(name) ?? []) this.drawRow(pen, row, TOP + i * height);
+    });
+    for (const block of this.data.open) this.drawOpen(pen, block, TOP + lanes.indexOf(block.lane) * height);
+    pen.restore();
+    pen.fillStyle = this.theme.ink2;
+    pen.textAlign = "left";
+    const every = Math.ceil(11 / height);
+    lanes.forEach((name, i) => { if (i % every === 0) pen.fillText(name, 2, TOP + (i + 0.5) * height, GUTTER - 6); });
+    this.liveButton.disabled = this.end === null;
+    const seconds = Math.round((until - begin) / 100) / 10;
+    this.canvas.setAttribute("aria-label",
+      `Timeline of ${lanes.length} lanes, ${seconds} seconds. Arrow keys move, plus and minus zoom, Escape goes to now.`);
+    this.api.note(`${seconds} s${this.end === null ? "" : ", not live"}`);
+  }
+  x(ms) {
+    return GUTTER + ((ms - this.begin) / (this.until - this.begin)) * (this.width - GUTTER);
+  }
+  drawAxis(pen) {
+    const step = STEPS.find((ms) => (ms / (this.until - this.begin)) * this.width > 70) ?? 60000;
+    const zero = this.last ?? this.now;
+    pen.strokeStyle = this.theme.line;
+    pen.fillStyle = this.theme.ink2;
+    pen.textAlign = "center";
+    for (let n = Math.ceil((this.begin - zero) / step); zero + n * step <= this.until; n++) {
+      const at = Math.round(this.x(zero + n * step)) + 0.5;
+      pen.beginPath();
+      pen.moveTo(at, TOP - 4);
+      pen.lineTo(at, this.total - AXIS);
+      pen.stroke();
+      const label = n ? `${(n * step) / 1000} s`.replace("-", "−") : this.data.live ? "now" : "end";
+      pen.textAlign = at > this.width - 14 ? "right" : "center";
+      pen.fillText(label, Math.max(Math.min(at, this.width - 1), GUTTER + 14), this.total - 8);
+    }
+  }
+  drawRow(pen, row, top) {
+    if (row.begin > this.until || row.until < this.begin) return;
+    for (const [name, begin, end] of row.blocks) {
+      const kind = this.kinds.get(name);
+      const left = this.x(begin), right = this.x(end ?? this.now);
+      if (!kind || right < GUTTER || left > this.width || right <= left) continue;
+      pen.fillStyle = kind.color;
+      const strip = Math.max(2, this.laneHeight * 0.2);
+      if (kind.below) pen.fillRect(left, top + this.laneHeight - strip - 1, Math.max(right - left, 0.7), strip);
+      else pen.fillRect(left, top + 1, Math.max(right - left - 0.4, 0.7), this.laneHeight * 0.62);
+    }
+    if (row.stall) this.drawStall(pen, row.stall);
+  }
+  drawOpen(pen, { kind, begin, stuck }, top) {
+    const left = Math.max(this.x(begin), GUTTER), right = this.x(this.now);
+    if (right <= left || top < TOP) return;
+    const height = this.laneHeight * 0.62;
+    pen.globalAlpha = 0.55;
+    pen.fillStyle = stuck ? this.theme.warn : this.kinds.get(kind).color;
+    pen.fillRect(left, top + 1, right - left, height);
+    pen.globalAlpha = 1;
+    if (!stuck) return;
+    pen.fillStyle = this.theme.ink;
+    pen.textAlign = "right";
+    pen.fillText("stuck", right - 4, top + 1 + height / 2);
+  }
+  drawPauses(pen) {
+    pen.textAlign = "left";
+    for (const [begin, end] of this.data.pauses) {
+      const left = Math.max(this.x(begin), GUTTER), right = Math.min(this.x(end), this.width);
+      if (right <= left) continue;
+      pen.fillStyle = this.theme.line;
+      pen.globalAlpha = 0.35;
+      pen.fillRect(left, TOP - 4, right - left, this.total - AXIS - TOP + 4);
+      pen.globalAlpha = 1;
+      pen.fillStyle = this.theme.ink2;
+      if (right - left > 44) pen.fillText("paused", left + 5, TOP + this.laneHeight * 0.36);
+    }
+  }
+  drawStall(pen, { at, label }) {
+    const x = this.x(at);
+    pen.fillStyle = this.theme.wait;
+    pen.beginPath();
+    pen.moveTo(x - 4, 2);
+    pen.lineTo(x + 4, 2);
+    pen.lineTo(x, 9);
+    pen.fill();
+    const free = this.labelledUntil;
+    this.labelledUntil = x + 6;
+    if (x - 8 - pen.measureText(label).width < free) return;
+    pen.textAlign = "right";
+    pen.fillStyle = this.theme.ink2;
+    pen.fillText(label, x - 6, 6);
+  }
+
+  listen() {
+    const canvas = this.canvas;
+    const time = (event) => this.begin + ((event.offsetX - GUTTER) / (this.width - GUTTER)) * (this.until - this.begin);
+    let drag = null;
+    canvas.addEventListener("pointerdown", (event) => {
+      drag = { x: event.offsetX, end: this.until };
+      canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointerup", () => (drag = null));
+    canvas.addEventListener("pointermove", (event) => {
+      if (!drag) return this.point(event, time(event));
+      const moved = ((event.offsetX - drag.x) / (this.width - GUTTER)) * (this.until - this.begin);
+      if (Math.abs(event.offsetX - drag.x) > 3) this.hold(drag.end - moved);
+    });
+    canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
+    canvas.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey && !event.shiftKey) return;  // the page scrolls
+      event.preventDefault();
+      this.zoom((event.deltaY || event.deltaX) > 0 ? 1.25 : 0.8, time(event));
+    }, { passive: false });
+  }
+  key(event) {
+    if (event.target !== this.canvas) return false;
+    const act = {
+      ArrowLeft: () => this.hold(this.until - this.span / 5), ArrowRight: () => this.hold(this.until + this.span / 5),
+      "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2),
+      Escape: () => this.goLive(), Home: () => this.goLive(),
+    }[event.key];
+    if (!act) return false;
+    event.preventDefault();
+    act();
+    return true;
+  }
+  hold(end) {
+    const latest = this.last ?? this.now;
+    this.end = end >= latest ? null : Math.max(end, latest - KEPT_MS + this.span);
+    this.draw();
+  }
+  goLive() {
+    this.end = null;
+    this.span = 1000 * this.data.seconds;
+    this.draw();
+  }
+  zoom(factor, at = this.until) {
+    const span = Math.min(KEPT_MS, Math.max(LEAST, this.span * factor));
+    const end = at + ((this.until - at) * span) / this.span;
+    this.span = span;
+    if (at !== this.until || this.end !== null) this.hold(end);
+    else this.draw();
+  }
+  point(event, at) {
+    const name = this.data?.lanes[Math.floor((event.offsetY - TOP) / this.laneHeight)];
+    const near = this.span / 400;
+    const row = name === undefined || event.offsetX < GUTTER ? undefined
+      : (this.lanes.get(name) ?? []).findLast(({ begin, until }) => begin - near <= at && at <= until + near);
+    this.tip.hidden = !row;
+    if (!row) return;
+    this.api.write(this.tip, row.tip);
+    this.tip.style.left = `${Math.min(event.offsetX + 12, this.width - this.tip.offsetWidth - 4)}px`;
+    this.tip.style.top = `${event.offsetY + 14}px`;
+  }
+}
+
+export function create(el, api) {
+  return new Timeline(el, api);
+}

@@ -1,0 +1,213 @@
+"""The timeline of the last seconds: which lane did what, and when. `report/timeline.py` describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nbloader.dashboard.panels.base import Frame, Panel, section
+from nbloader.events import BatchRecord
+from nbloader.metrics.stage_times import back
+from nbloader.report import timeline as description
+from nbloader.report.slices import KINDS, Lane, loop_lane, worker_lane
+
+if TYPE_CHECKING:
+    from nbloader.metrics.snapshot import Snapshot
+    from nbloader.report.timeline import Block, Row
+
+SECONDS = 30
+"""What the timeline shows."""
+PAUSES, PAUSES_NS = 40, 120 * 10**9
+"""Pauses drawn at most, the last ones, and how far back, ns."""
+BLOCKS = 400
+"""Blocks of the static form at most, about 45 bytes each; neighbours are joined until there are no more."""
+LANES = 65
+"""Lanes of the static form at most."""
+_WIDTH, _GUTTER, _AXIS, _TOP = 1000, 84, 16, 4
+
+
+class Timeline(Panel):
+    """A canvas that can be zoomed and moved. Its rows are news."""
+
+    name = "timeline"
+    title = "Timeline"
+
+    def __init__(self) -> None:
+        self._timeline = description.Timeline()
+
+    def news(self, frame: Frame) -> list[Any]:
+        """Rows for the batches of this frame."""
+        self._frame = frame
+        for event in frame.events:
+            self._timeline.pauses.note(event)
+        begin = frame.now - SECONDS * 10**9
+        records = [e for e in frame.events if isinstance(e, BatchRecord) and back(e) > begin]
+        return [_row_json(row, frame) for row in self._timeline.take(records, frame.snapshot.made)]
+
+    def history(self) -> list[Any]:
+        """The rows kept."""
+        return [_row_json(row, self._frame) for row in self._timeline.rows]
+
+    def payload(self, frame: Frame) -> dict[str, Any]:
+        """Legend, lanes, pauses, and the blocks that have begun and not ended."""
+        s = frame.snapshot
+        device = bool(s.pinned or s.device)
+        pauses = self._timeline.pauses.between(frame.now - PAUSES_NS, frame.now)[-PAUSES:]
+        return {
+            "kinds": [
+                {"name": kind.name, "label": kind.label, "color": kind.color, "below": kind.below}
+                for kind in KINDS.values()
+                if device or not kind.device
+            ],
+            "lanes": [lane.label for lane in self._timeline.lanes(w.worker for w in s.workers)],
+            "pauses": [[frame.ms(begin), frame.ms(end)] for begin, end in pauses],
+            "open": list(_open_blocks(s, frame)),
+            "live": s.state in ("starting", "running", "paused"),
+            "seconds": SECONDS,
+        }
+
+    def html(self, payload: dict[str, Any]) -> str:
+        """The last seconds as SVG."""
+        drawn = svg(self._timeline.rows)
+        keys = "".join(
+            f'<span class="nbl-key" style="--nbl-key:{kind["color"]}">{kind["label"]}</span>'
+            for kind in payload["kinds"]
+        )
+        return section(self.title, drawn and f'<div class="nbl-keys">{keys}</div><div class="nbl-frame">{drawn}</div>')
+
+
+def _row_json(row: Row, frame: Frame) -> dict[str, Any]:
+    """Blocks are `[kind, begin, end]`, times in ms, the end null while a block lasts."""
+    entry: dict[str, Any] = {
+        "lane": row.lane.label,
+        "key": f"{row.run}/{row.batch}",
+        "blocks": [[b.kind, frame.ms(b.begin), frame.ms(b.end) if b.end else None] for b in row.blocks],
+        "tip": row.tip,
+    }
+    if row.stall:
+        entry["stall"] = {"at": frame.ms(row.stalled_until), "label": description.stall_label(row)}
+    return entry
+
+
+def _open_blocks(s: Snapshot, frame: Frame) -> Iterator[dict[str, Any]]:
+    """What workers and the loop have begun and not ended."""
+
+    def since(seconds: float) -> float:
+        return round(frame.ms(frame.now) - 1e3 * seconds, 1)
+
+    if s.state in ("running", "starting"):
+        lane = loop_lane(0).label
+        if s.waiting is not None:
+            yield {"lane": lane, "kind": "wait", "begin": since(s.waiting)}
+        elif s.at is not None and s.at_for is not None:
+            yield {"lane": lane, "kind": "step", "begin": since(s.at_for)}
+    for w in s.workers:
+        if w.batch_age is not None:
+            kind = "collate" if w.state == "collating" else "fetch"
+            yield {
+                "lane": worker_lane(w.worker).label, "kind": kind, "begin": since(w.batch_age), "stuck": w.stuck
+            }  # fmt: skip
+
+
+# --- the static form
+
+
+class _Area(NamedTuple):
+    """Where a static timeline draws, and at what scale."""
+
+    begin: int
+    """Left end, perf_counter ns."""
+    pixels_per_ns: float
+    lane_height: int
+    tops: dict[Lane, int]
+
+    def x(self, ns: int) -> float:
+        return _GUTTER + max(0, ns - self.begin) * self.pixels_per_ns
+
+
+class _Bar:
+    """A block of the drawing; neighbours closer than a pixel or so are joined."""
+
+    __slots__ = ("left", "right")
+
+    def __init__(self, left: float, right: float) -> None:
+        self.left, self.right = left, right
+
+
+def svg(rows: Iterable[Row]) -> str:
+    """Draw the last 30 seconds of a timeline, up to its last batch, as SVG of bounded size.
+
+    Args:
+        rows: Of a `report.timeline.Timeline`.
+
+    Returns:
+        An `svg` element; "" if no batch was delivered yet.
+    """
+    rows = list(rows)
+    end = max((row.end for row in rows), default=0)
+    begin = max(end - SECONDS * 10**9, min((row.begin for row in rows), default=0))
+    if end <= begin:
+        return ""
+    rows = sorted((row for row in rows if row.end >= begin), key=lambda row: row.begin)
+    lanes = sorted({row.lane for row in rows})[:LANES]
+    height = max(6, min(18, 400 // len(lanes)))
+    tops = {lane: _TOP + height * i for i, lane in enumerate(lanes)}
+    area = _Area(begin, (_WIDTH - _GUTTER) / (end - begin), height, tops)
+    joined = 1.0
+    while True:
+        paths, count = _paths(rows, area, joined)
+        if count <= BLOCKS:
+            break
+        joined *= 2
+    total = _TOP + height * len(lanes) + _AXIS
+    every = -(-10 // height)
+    labels = "".join(
+        f'<text x="0" y="{top + height * 0.7:.0f}">{escape(lane.label)}</text>'
+        for i, (lane, top) in enumerate(tops.items())
+        if not i % every
+    )
+    span = (end - begin) / 1e9
+    axis = f'<text x="{_GUTTER}" y="{total - 4}">\N{MINUS SIGN}{span:.3g} s</text>'
+    axis += f'<text x="{_WIDTH}" y="{total - 4}" text-anchor="end">last batch</text>'
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {total}" role="img" aria-label="Timeline of the last {span:.3g} seconds">'
+        f"{paths}{labels}{axis}</svg>"
+    )
+
+
+def _paths(rows: Sequence[Row], area: _Area, joined: float) -> tuple[str, int]:
+    """One path per kind of block, and how many blocks they draw; gaps below `joined` pixels are closed."""
+    pieces: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    pending: dict[tuple[str, int], _Bar] = {}
+
+    def flush(kind: str, top: int) -> None:
+        bar = pending.pop((kind, top))
+        deep, y = (0.22, top + area.lane_height * 0.72) if KINDS[kind].below else (0.62, top + 1.0)
+        deep *= area.lane_height
+        pieces[kind].append(f"M{bar.left:.1f} {y:.1f}h{bar.right - bar.left:.1f}v{deep:.1f}H{bar.left:.1f}z")
+
+    for row in rows:
+        top = area.tops.get(row.lane)
+        if top is None:
+            continue
+        for kind, left, right in _spans(row.blocks, area):
+            bar = pending.get((kind, top))
+            if bar is not None and left - bar.right < joined:
+                bar.right = max(bar.right, right)
+                continue
+            if bar is not None:
+                flush(kind, top)
+            pending[kind, top] = _Bar(left, right)
+    for kind, top in list(pending):
+        flush(kind, top)
+    count = sum(map(len, pieces.values()))
+    return "".join(f'<path fill="{KINDS[k].color}" d="{"".join(d)}"/>' for k, d in pieces.items() if d), count
+
+
+def _spans(blocks: Iterable[Block], area: _Area) -> Iterator[tuple[str, float, float]]:
+    """Kind, left and right of the blocks that are visible."""
+    for block in blocks:
+        if block.end > max(block.begin, area.begin):
+            left = area.x(block.begin)
+            yield block.kind, left, max(area.x(block.end), left + 0.6)

@@ -1,0 +1,177 @@
+"""The table of workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from nbloader._util.format import clean, duration, megabytes, number, percent, plural, tail
+from nbloader.dashboard.panels.base import Frame, Panel, Reply, section
+from nbloader.dashboard.panels.controls import incarnation
+from nbloader.report.render import state_of
+
+if TYPE_CHECKING:
+    from nbloader.metrics.control import LoaderControl
+    from nbloader.metrics.snapshot import Snapshot, WorkerStats
+
+COLUMNS = (
+    "Worker", "State", "Current batch", "Queued", "Produced", "Rate", "Errors", "CPU", "Private + shared", "Restarts",
+)  # fmt: skip
+"""Headings; in the live view a column of buttons follows."""
+STATIC_ROWS = 64
+"""Workers listed in the static form."""
+STACK_LINES = 200
+_INDEX_LIMIT = 40
+_STDERR_LIMIT = 600
+_NONE = "\N{EN DASH}"
+_BUSY = ("fetching", "collating", "sending")
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    text: str
+    order: float | str
+    """What the column is sorted by."""
+
+
+class Workers(Panel):
+    """One row per worker. Rows are news: only those that changed are sent."""
+
+    name = "workers"
+    title = "Workers"
+
+    def __init__(self) -> None:
+        self._rows: dict[int, dict[str, Any]] = {}
+
+    def payload(self, frame: Frame) -> dict[str, Any]:
+        """What stands around the rows."""
+        s = frame.snapshot
+        return {"columns": list(COLUMNS), "count": len(s.workers), "deaths": s.deaths, "notes": _notes(s)}
+
+    def news(self, frame: Frame) -> list[Any]:
+        """Rows that are new or changed."""
+        before, here = self._rows, os.getpid()
+        self._rows = {w.worker: _row(w, here) for w in frame.snapshot.workers}
+        return [row for worker, row in self._rows.items() if before.get(worker) != row]
+
+    def history(self) -> list[Any]:
+        """All rows."""
+        return list(self._rows.values())
+
+    def respond(self, request: Mapping[str, Any], loader: LoaderControl) -> Reply | None:
+        """Give the stack of a worker."""
+        if request.get("name") != "stack":
+            return None
+        worker = request.get("worker")
+        try:
+            text = loader.stack(int(worker))  # type: ignore[arg-type]
+        except Exception as error:  # noqa: BLE001 - whatever the reason that there is no stack, it is shown in its place
+            text = str(error)
+        lines = [clean(line, 300) for line in text.splitlines()[:STACK_LINES]]
+        return Reply({"worker": worker, "stack": "\n".join(lines)})
+
+    def html(self, payload: dict[str, Any]) -> str:
+        """The table without buttons."""
+        rows = []
+        for row in list(self._rows.values())[:STATIC_ROWS]:
+            first, state, *rest = (escape(text) for text in row["cells"])
+            head = f'<th scope="row">{first}</th><td class="nbl-state">{state}</td>'
+            rows.append(f'<tr class="{row["look"]}">{head}{"".join(f"<td>{text}</td>" for text in rest)}</tr>')
+        if len(self._rows) > STATIC_ROWS:
+            rows.append(f"<tr><td>… {len(self._rows) - STATIC_ROWS} more</td></tr>")
+        head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
+        table = (
+            f'<div class="nbl-scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        )
+        notes = f'<p class="nbl-notes">{escape(" · ".join(payload["notes"]))}</p>'
+        return section(self.title, table) + notes if rows else notes
+
+
+def state_word(w: WorkerStats) -> str:
+    """A worker's state in a word."""
+    return "stuck" if w.stuck else "discarding" if w.left else state_of(w)
+
+
+def look_of(state: str) -> str:
+    """The CSS class of a state."""
+    return "nbl-busy" if state in _BUSY else f"nbl-{state.replace(' ', '-')}"
+
+
+def _row(w: WorkerStats, here: int) -> dict[str, Any]:
+    state = state_word(w)
+    cells = _cells(w, state, here)
+    row = {
+        "id": w.worker,
+        "incarnation": incarnation(w.pid, w.restarts),
+        "state": state,
+        "look": look_of(state),
+        "stuck": w.stuck,
+        "cells": [cell.text for cell in cells],
+        "order": [cell.order for cell in cells],
+    }
+    if w.exit_reason:
+        row["exit"] = clean(w.exit_reason)
+    if w.stderr_tail:
+        row["output"] = "\n".join(tail(w.stderr_tail, _STDERR_LIMIT))
+    return row
+
+
+def _cells(w: WorkerStats, state: str, here: int) -> tuple[_Cell, ...]:
+    """In the order of `COLUMNS`."""
+    memory = w.private if w.private is not None else w.rss
+    return (
+        _Cell(_name(w, here), w.worker),
+        _Cell(state, state),
+        _Cell(_current(w), -1 if w.batch_age is None else round(w.batch_age, 3)),
+        _Cell(str(w.queued), w.queued),
+        _Cell(f"{w.batches:,}", w.batches),
+        _Cell(f"{number(w.batches_per_second)}/s", round(w.batches_per_second, 3)),
+        _Cell(f"{w.errors:,}" if w.errors else _NONE, w.errors),
+        _Cell(_NONE if w.cpu_percent is None else f"{w.cpu_percent:.0f} %", round(w.cpu_percent or 0)),
+        _Cell(_memory(w), -1 if memory is None else round(memory, -6)),
+        _Cell(str(w.restarts), w.restarts),
+    )
+
+
+def _name(w: WorkerStats, here: int) -> str:
+    if w.pid == here:
+        return f"{w.worker} · thread"
+    return f"{w.worker} · pid {w.pid}" if w.pid else str(w.worker)
+
+
+def _current(w: WorkerStats) -> str:
+    if w.batch is None:
+        return _NONE
+    age = "" if w.batch_age is None else f", {duration(w.batch_age)}"
+    if w.left:
+        return f"of an iterator that has ended{age}"
+    sample = "" if w.sample is None else f", sample {clean(w.sample, _INDEX_LIMIT)}"
+    return f"{w.batch}{sample}{age}"
+
+
+def _memory(w: WorkerStats) -> str:
+    """Private and shared memory; the resident size if these are not known."""
+    if w.private is None or w.shared is None:
+        return _NONE if w.rss is None else megabytes(round(w.rss, -6))
+    return f"{round(w.private / 1e6):,} + {round(w.shared / 1e6):,} MB"
+
+
+def _notes(s: Snapshot) -> list[str]:
+    notes = []
+    if s.cpu_share is not None:
+        notes.append(f"fetching is {percent(s.cpu_share)} CPU time")
+    for count, noun, what in (
+        (s.errors, "batch", "failed"),
+        (s.skipped, "sample", "skipped"),
+        (s.replaced, "sample", "replaced"),
+        (s.deaths, "worker", "died"),
+        (s.restarts, "worker", "restarted"),
+    ):
+        if count:
+            notes.append(f"{plural(count, noun)} {what}")
+    if not s.workers and s.state != "closed":
+        notes.append("no workers: batches are produced in the notebook's own process")
+    return notes

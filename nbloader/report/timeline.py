@@ -1,0 +1,300 @@
+"""The description of a timeline: rows of coloured blocks with tooltips. Pure.
+
+The live canvas, the static SVG and the Bokeh figure all draw these rows; none of them knows what a batch record is.
+
+A batch that is in the reorder buffer has no record yet. Its row comes from the snapshot and is replaced when the record
+arrives. While there are more batches than an eye can tell apart, consecutive batches of a worker become one row.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from nbloader._util.format import clean, duration, megabytes, number, percent, plural
+from nbloader.events import BatchRecord
+from nbloader.events.pauses import Pauses
+from nbloader.metrics.stage_times import back, share_of, shown_of
+from nbloader.report.slices import (
+    PIN_LANE,
+    STALL_NS,
+    STALL_TIMES,
+    Lane,
+    LaneKind,
+    consumer_lanes,
+    first_indices,
+    loop_lane,
+    slices_of,
+    stalls,
+    upload_lane,
+    usual_wait,
+    waited,
+    worker_lane,
+)
+
+if TYPE_CHECKING:
+    from nbloader.events import Placed
+    from nbloader.events.gauges import ProducedBatch
+
+SINGLE = 60
+"""Batches per interval that get a row each; more are merged."""
+INTERVAL_NS = 250_000_000
+"""Length of the intervals in which batches are merged, ns."""
+KEPT = 6000
+"""Rows kept."""
+
+
+class Block(NamedTuple):
+    """One coloured block of a row."""
+
+    kind: str
+    """One of `slices.KINDS`."""
+    begin: int
+    """perf_counter ns."""
+    end: int
+    """0 while it lasts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one lane did with one batch, or with several that are drawn as one."""
+
+    lane: Lane
+    run: int
+    batch: int
+    """Number of the first batch."""
+    batches: int
+    """How many batches it stands for."""
+    blocks: tuple[Block, ...]
+    tip: str
+    """Tooltip, of several lines."""
+    stall: int = 0
+    """The longest unusual wait of the loop in it, ns; 0 for none. It ended where the last "wait" block ends."""
+
+    @property
+    def begin(self) -> int:
+        """When its first block begins, ns."""
+        return self.blocks[0].begin
+
+    @property
+    def end(self) -> int:
+        """When its last block ends, ns; the begin of a block that lasts."""
+        return max(block.end or block.begin for block in self.blocks)
+
+    @property
+    def stalled_until(self) -> int:
+        """When its last wait ended, ns."""
+        return max((block.end for block in self.blocks if block.kind == "wait"), default=self.begin)
+
+
+def rows_of(records: Sequence[BatchRecord], pauses: Pauses | None = None) -> list[Row]:
+    """Describe complete records, as of an epoch that has ended; none of them is merged."""
+    loops = consumer_lanes(records)
+    stalled = {id(r) for r in stalls(records, pauses)}
+    rows: list[Row] = []
+    for r in records:
+        rows += _single(r, loops[r.run], pauses, waited(r, pauses) if id(r) in stalled else 0)
+    return rows
+
+
+class Timeline:
+    """Collects the rows of a loader while it runs."""
+
+    def __init__(self) -> None:
+        self.pauses = Pauses()
+        """Pauses of the loader; note a pause before the batches that waited during it."""
+        self._rows: dict[tuple[Lane, int, int], Row] = {}  # ordered by arrival
+        self._lanes: collections.Counter[Lane] = collections.Counter()  # rows in each
+        self._seen: collections.deque[tuple[int, int]] = collections.deque(maxlen=256)
+        self._waits: collections.deque[int] = collections.deque(maxlen=101)
+        self._loops: dict[int, int] = {}  # run -> number of its lane
+        self._ends: list[int] = []  # of the loops' lanes
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows kept, oldest first."""
+        return list(self._rows.values())
+
+    def lanes(self, workers: Iterable[int] = ()) -> list[Lane]:
+        """The lanes to draw, from top to bottom.
+
+        Args:
+            workers: Workers that get a lane even if they have no row.
+        """
+        return sorted({loop_lane(0), *map(worker_lane, workers), *self._lanes})
+
+    def take(self, records: Sequence[BatchRecord], waiting: Iterable[ProducedBatch] = ()) -> list[Row]:
+        """Add rows for what is new.
+
+        Args:
+            records: Records published since the last call.
+            waiting: Batches that have been received and not delivered.
+
+        Returns:
+            The new rows. A row with the lane, run and batch of an earlier one replaces it.
+        """
+        rows: list[Row] = []
+        for _, group in itertools.groupby(records, key=lambda r: back(r) // INTERVAL_NS):
+            interval = list(group)
+            rows += self._singly(interval) if len(interval) <= SINGLE else self._merged(interval)
+        for m in waiting:
+            if m.fetch_begin and (m.run, m.number) not in self._seen:
+                self._seen.append((m.run, m.number))
+                rows.append(_received(m))
+        for row in rows:
+            key = row.lane, row.run, row.batch
+            self._lanes[row.lane] += key not in self._rows
+            self._rows[key] = row
+        for key in list(itertools.islice(self._rows, max(0, len(self._rows) - KEPT))):
+            lane = self._rows.pop(key).lane
+            self._lanes[lane] -= 1
+            if not self._lanes[lane]:
+                del self._lanes[lane]
+        return rows
+
+    def _singly(self, records: Iterable[BatchRecord]) -> list[Row]:
+        rows: list[Row] = []
+        for r in records:
+            rows += _single(r, self._lane(r), self.pauses, self._stall([waited(r, self.pauses)]))
+        return rows
+
+    def _merged(self, records: Sequence[BatchRecord]) -> list[Row]:
+        workers: dict[tuple[int, int], list[BatchRecord]] = collections.defaultdict(list)
+        loops: dict[int, list[BatchRecord]] = collections.defaultdict(list)
+        for r in records:
+            workers[r.worker, r.run].append(r)
+            loops[r.run].append(r)
+        rows = [_merged_worker(own) for own in workers.values()]
+        for own in loops.values():
+            waits = [waited(r, self.pauses) for r in own]
+            rows.append(_merged_loop(own, self._lane(own[-1]), sum(waits), self._stall(waits)))
+            devices: dict[str, list[BatchRecord]] = collections.defaultdict(list)
+            for r in own:
+                if r.placed is not None:
+                    devices[r.placed.device].append(r)
+            for sent in devices.values():
+                rows += _device_rows(sent)
+        return rows
+
+    def _stall(self, waits: Sequence[int]) -> int:
+        """The longest of some waits, ns, if it is unusually long; else 0."""
+        longest = max(waits)
+        usual = usual_wait(self._waits) if longest > STALL_NS else 0
+        self._waits.extend(waits)
+        return longest if longest > max(STALL_NS, STALL_TIMES * usual) else 0
+
+    def _lane(self, r: BatchRecord) -> Lane:
+        """The lane of a record's loop; loops that run at the same time get different ones."""
+        lane = self._loops.get(r.run)
+        if lane is None:
+            lane = next((i for i, end in enumerate(self._ends) if end <= r.requested), len(self._ends))
+            self._loops = {run: i for run, i in self._loops.items() if i != lane} | {r.run: lane}
+            if lane == len(self._ends):
+                self._ends.append(0)
+        self._ends[lane] = back(r)
+        return loop_lane(lane)
+
+
+def _single(r: BatchRecord, loop: Lane, pauses: Pauses | None, stall: int) -> Iterator[Row]:
+    lanes: dict[Lane, list[Block]] = collections.defaultdict(list)
+    for s in slices_of(r, loop, pauses):
+        lanes[s.lane].append(Block(s.kind, s.begin, s.end))
+    for lane, blocks in lanes.items():
+        if lane.kind is LaneKind.WORKER:
+            yield Row(lane, r.run, r.index, 1, tuple(blocks), _worker_tip(r))
+        elif lane.kind is LaneKind.LOOP:
+            tip = _loop_tip(f"batch {r.index}", waited(r, pauses), back(r) - r.delivered, stall=stall, batches=1)
+            yield Row(lane, r.run, r.index, 1, tuple(blocks), tip, stall)
+    if r.placed is not None:
+        yield from _device_rows([r])
+
+
+def _received(m: ProducedBatch) -> Row:
+    """The row of a batch that is not delivered yet."""
+    blocks = [Block("fetch", m.fetch_begin, m.fetched), Block("collate", m.fetched, m.collated)]
+    tip = [f"batch {m.number}", f"fetch {_ns(m.fetched - m.fetch_begin)}, collate {_ns(m.collated - m.fetched)}"]
+    if not m.in_order or m.in_order > m.received:
+        blocks.append(Block("reorder", m.received, m.in_order))
+        tip.append(f"reorder buffer {_ns(m.in_order - m.received)}" if m.in_order else "waiting in the reorder buffer")
+    return Row(worker_lane(m.worker), m.run, m.number, 1, tuple(blocks), "\n".join(tip))
+
+
+def _merged_worker(own: Sequence[BatchRecord]) -> Row:
+    begins, fetched, collated = (
+        list(map(operator.attrgetter(stamp), own)) for stamp in ("fetch_begin", "fetched", "collated")
+    )
+    begin, end = min(begins), max(collated)
+    fetching, producing = sum(fetched) - sum(begins), sum(collated) - sum(begins)
+    until_fetched, until_collated = begin + min(fetching, end - begin), begin + min(producing, end - begin)
+    tip = f"{_batches(own)}\nfetch {_ns(fetching)}, collate {_ns(producing - fetching)} in total"
+    blocks = (Block("fetch", begin, until_fetched), Block("collate", until_fetched, until_collated))
+    return Row(worker_lane(own[0].worker), own[0].run, own[0].index, len(own), blocks, tip)
+
+
+def _merged_loop(own: Sequence[BatchRecord], lane: Lane, wait: int, stall: int) -> Row:
+    begin, end = own[0].requested, back(own[-1])
+    wait = min(wait, max(0, end - begin))
+    blocks = (Block("wait", begin, begin + wait), Block("step", begin + wait, end))
+    tip = _loop_tip(_batches(own), wait, end - begin - wait, stall=stall, batches=len(own))
+    return Row(lane, own[0].run, own[0].index, len(own), blocks, tip, stall)
+
+
+def _device_rows(records: Sequence[BatchRecord]) -> Iterator[Row]:
+    """Rows of one or several records that were pinned or copied to one device."""
+    first, head = records[0], _batches(records)
+    placed = [r.placed for r in records if r.placed is not None]
+    pinned = [p for p in placed if p.pinned > p.begin]
+    if pinned:
+        begin, took = pinned[0].begin, sum(p.pinned - p.begin for p in pinned)
+        block = Block("pin", begin, min(pinned[-1].pinned, begin + took))
+        how = "in place" if pinned[0].memory == "registered" else "by a copy"
+        tip = f"{head}\npinned {how} in {_ns(took)}"
+        yield Row(PIN_LANE, first.run, first.index, len(records), (block,), tip)
+    copies = [p for p in placed if p.uploaded > p.upload_begin > 0]
+    if copies:
+        begin, took = copies[0].upload_begin, sum(p.uploaded - p.upload_begin for p in copies)
+        block = Block("upload", begin, min(copies[-1].uploaded, begin + took))
+        tip = f"{head}\n{_upload_tip(copies, took)}"
+        yield Row(upload_lane(copies[0].device), first.run, first.index, len(records), (block,), tip)
+
+
+def _upload_tip(copies: Sequence[Placed], took: int) -> str:
+    nbytes = sum(p.nbytes for p in copies)
+    text = f"{megabytes(nbytes)} to {clean(copies[0].device, 24)} in {_ns(took)}: {number(nbytes / took)} GB/s"
+    if all(p.needed for p in copies):
+        text += f"\n{percent(1 - share_of(sum(map(shown_of, copies)), took))} hidden behind the work of the loop"
+    return text
+
+
+def _worker_tip(r: BatchRecord) -> str:
+    lines = [f"batch {r.index}", f"fetch {_ns(r.fetched - r.fetch_begin)}, collate {_ns(r.collated - r.fetched)}"]
+    if r.in_order > r.received > 0:
+        lines.append(f"reorder buffer {_ns(r.in_order - r.received)}")
+    if r.indices:
+        lines.append(f"{plural(r.samples, 'sample')}: {first_indices(r)}")
+    if r.slowest_ns:
+        lines.append(f"slowest sample {clean(r.slowest_index, 40)}: {_ns(r.slowest_ns)}")
+    return "\n".join(lines)
+
+
+def _loop_tip(head: str, wait: int, step: int, *, stall: int, batches: int) -> str:
+    mark = "" if not stall else " (stall)" if batches == 1 else f", including a stall of {_ns(stall)}"
+    return f"{head}\nloop waited {_ns(wait)}{mark}\nloop worked {_ns(step)}"
+
+
+def _batches(records: Sequence[BatchRecord]) -> str:
+    first, last = records[0].index, records[-1].index
+    return f"batch {first}" if len(records) == 1 else f"{plural(len(records), 'batch')}, {first} to {last}"
+
+
+def _ns(ns: int) -> str:
+    return duration(max(0, ns) / 1e9)
+
+
+def stall_label(row: Row) -> str:
+    """How long a stall took, for the mark above it."""
+    return duration(row.stall / 1e9)
