@@ -313,7 +313,7 @@ def test_batch_samplers_may_give_any_iterable():
 def test_a_batch_sampler_that_gives_single_indices_is_told_of(workers):
     with (
         DataLoader(Numbers(10), num_workers=workers, batch_sampler=[4, 5]) as loader,
-        pytest.raises(TypeError, match=r"must give lists of indices, but gave 4 \(int\): is it a sampler="),
+        pytest.raises(TypeError, match=r"must yield lists of indices, but yielded 4 \(int\): pass it as sampler="),
     ):
         list(loader)
 

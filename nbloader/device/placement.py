@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
+from nbloader._util.user_warning import warn
 from nbloader._util.validate import natural
 from nbloader.device.transfer import Accelerator, DeviceTransfer
 
@@ -82,10 +82,7 @@ def check_pin(pin_memory: bool) -> bool:
 
     if torch.accelerator.is_available():
         return True
-    warnings.warn(
-        "pin_memory=True has no effect: no accelerator was found, so batches stay in pageable memory.",
-        stacklevel=3,  # the line that creates the loader
-    )
+    warn("pin_memory=True has no effect: no accelerator was found, so batches stay in pageable memory.")
     return False
 
 

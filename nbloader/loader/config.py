@@ -1,267 +1,599 @@
-"""The loader's arguments: checked when it is made, with the value in the message. Messages begin as torch's do."""
+"""The arguments of `DataLoader`, each declared once: type, default, check and documentation.
+
+`LoaderConfig` is that declaration. The constructor's signature and the argument list in the documentation of
+`DataLoader` are made from it, and it travels, frozen, to the parts that need it. To add an argument, add a field here,
+and read `config.<name>` where it is used.
+"""
+# ruff: noqa: RUF009 - `_argument` declares a field, as `dataclasses.field` does, which takes a default that is immutable
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import functools
+import inspect
+import multiprocessing.context
+import os
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args
+
+import torch
+from torch.utils.data import IterableDataset
 
 from nbloader._util.validate import natural, one_of
+from nbloader.batch.chunking import check_chunk
+from nbloader.device.placement import check_devices
+from nbloader.device.transfer import Accelerator
+from nbloader.engine.iterator import check_names
 from nbloader.loader import torch_compat
-from nbloader.sampling import samplers
-from nbloader.sampling.samplers import LAST_BATCH, Samplers
+from nbloader.sampling import datapipes, samplers
+from nbloader.sampling.source import Source
+from nbloader.workers.fetcher import OnError
 
-LONGEST = 2_147_483
-"""Seconds that a wait can be limited to: the system counts milliseconds in a C int."""
-PREFETCH_FACTOR = "it is the number of batches asked for ahead, per worker"
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+LoaderT = TypeVar("LoaderT")
+P = ParamSpec("P")
+
+WorkerKind: TypeAlias = Literal["process", "thread"]
+Output: TypeAlias = Literal["torch", "numpy"]
+Transport: TypeAlias = Literal["shared_memory", "pickle"]
+Dispatch: TypeAlias = Literal["least_loaded", "round_robin"]
+LastBatch: TypeAlias = Literal["keep", "discard", "rollover"]
+OnTimeout: TypeAlias = Literal["raise", "restart"]
+Device: TypeAlias = str | int | torch.device | Accelerator
+
+MAX_TIMEOUT = 2_147_483
+"""Seconds. The system's limit for a wait: it counts milliseconds in a C int."""
+DEFAULT_PREFETCH_FACTOR = 2
+"""Batches requested ahead per worker where neither `prefetch_factor` nor `prefetch` is given."""
+PREFETCH_FACTOR_HINT = "it is the number of batches to request ahead, per worker"
+
+
+class MapDataset(Protocol[T_co]):
+    """Anything with `__getitem__` (and `__len__`, unless a sampler is given): `torch.utils.data.Dataset`, a list."""
+
+    def __getitem__(self, index: Any, /) -> T_co:
+        """Give one sample."""
+        ...
+
+
+DatasetLike: TypeAlias = MapDataset[T_co] | Iterable[T_co]
+
+
+# ---- checks of one argument: they take its name and value, and return the value to keep --------------------------
+
+
+def _choice(name: str, value: Any, *, among: Any) -> Any:
+    one_of(name, value, get_args(among))
+    return value
+
+
+def _worker_kind(name: str, value: Any) -> Any:
+    if isinstance(value, int):
+        raise TypeError(
+            f"workers must be 'process' or 'thread', the kind of worker, not {value!r}; "
+            f"the number of workers is num_workers={value}"
+        )
+    return _choice(name, value, among=WorkerKind)
+
+
+def _natural(name: str, value: Any, *, hint: str) -> int:
+    return natural(name, value, hint)
+
+
+def _optional_natural(name: str, value: Any, *, hint: str) -> int | None:
+    return None if value is None else natural(name, value, hint)
+
+
+def _function(name: str, value: Any) -> Any:
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be callable or None, not {type(value).__name__}: {value!r}")
+    return value
+
+
+def _iterable(name: str, value: Any) -> Any:
+    if value is not None and not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
+        raise TypeError(f"{name} must be iterable or None, not {type(value).__name__}: {value!r}")
+    return value
+
+
+def _dataset(name: str, value: Any) -> Any:
+    if isinstance(value, (str, bytes, os.PathLike)):
+        raise TypeError(
+            f"{name} must be an object that gives samples, not the path {value!r}. For a folder with one subfolder of "
+            f"images per class use torchvision.datasets.ImageFolder({os.fsdecode(value)!r}); for other files write a "
+            "class with __len__ and __getitem__ that opens the i-th file of a list"
+        )
+    if isinstance(value, type):
+        raise TypeError(f"{name} is the class {value.__name__} itself: create an object of it, {value.__name__}(...)")
+    if not any(hasattr(value, method) for method in ("__getitem__", "__getitems__", "__iter__")):
+        raise TypeError(f"{name} must have __getitem__ and __len__, or __iter__; {type(value).__name__} has neither")
+    return value
+
+
+def _timeout(name: str, value: Any) -> float:
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+    if not 0 <= value <= MAX_TIMEOUT:  # NaN too
+        allowed = f"at most {MAX_TIMEOUT} seconds" if value > 0 else "non-negative"
+        raise ValueError(f"{name} option should be {allowed}, not {value!r}; 0 waits without limit")
+    return value
+
+
+def _generator(name: str, value: Any) -> Any:
+    if value is not None and not isinstance(value, torch.Generator):
+        raise TypeError(f"{name} must be a torch.Generator or None, not {type(value).__name__}: {value!r}")
+    return value
+
+
+def _on_error(name: str, value: Any) -> Any:
+    if not callable(value) and value not in ("raise", "skip"):
+        raise ValueError(
+            f"{name} must be 'raise', 'skip' or a function from (index, exception) to a sample, not {value!r}"
+        )
+    return value
+
+
+def _names(_name: str, value: Any) -> Any:
+    check_names(value)
+    return value
+
+
+# ---- the declaration ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """What follows from the arguments."""
+class _Declared:
+    """What is declared of an argument beside its name, type and default."""
 
-    dataset: Any
-    batch_size: int | None
-    shuffle: bool
-    sampler: Any
-    batch_sampler: Any
-    last_batch: str
-    num_workers: int
-    prefetch_factor: int | None
-    prefetch: int | None
-    multiprocessing_context: Any
-    iterable: bool
-    """Whether the dataset can only be iterated."""
+    doc: str
+    check: Callable[[str, Any], Any] | None
+    fixed: bool
+    """Whether the loader's attribute cannot be assigned after construction."""
+    attribute: bool
+    """Whether the loader keeps the value as an attribute of this name, as torch's does."""
 
-    def samplers(self, generator: Any, group: int) -> Samplers:
-        """The sampler and the batch sampler (None where batching is off).
 
-        Args:
-            generator: Decides random orders.
-            group: Batches that are delivered together.
-        """
+def _argument(
+    default: T,
+    check: Callable[[str, Any], Any] | None = None,
+    *,
+    doc: str,
+    fixed: bool = False,
+    attribute: bool = True,
+) -> T:
+    declared: T = field(default=default, metadata={"declared": _Declared(doc, check, fixed, attribute)})
+    return declared
+
+
+@dataclass(frozen=True, eq=False)
+class LoaderConfig(Generic[T_co]):
+    """The arguments of `DataLoader`, checked, and what follows from them.
+
+    Raises:
+        ValueError: A wrong value. The message names the argument, the value and what is allowed; where torch has the
+            same check, it begins as torch's.
+        TypeError: A wrong type.
+        RuntimeError: `device` does not exist on this machine.
+    """
+
+    dataset: DatasetLike[T_co] = field(
+        repr=False,
+        metadata={
+            "declared": _Declared(
+                doc="Anything with `__len__` and `__getitem__`: torch datasets, lists, NumPy arrays, tensors. Or an "
+                "iterable dataset: torch's, or any object with `__iter__` only; each worker iterates its own shard, "
+                "which the dataset selects with `get_worker_info()`. Classes and functions defined in the notebook "
+                "work with workers too.",
+                check=_dataset,
+                fixed=True,
+                attribute=True,
+            )
+        },
+    )
+    batch_size: int | None = _argument(
+        1, fixed=True, doc="Samples per batch; None passes samples on unbatched, as in torch."
+    )
+    shuffle: bool | None = _argument(None, attribute=False, doc="Visit the samples in a new random order each epoch.")
+    sampler: Iterable[Any] | None = _argument(
+        None, _iterable, fixed=True, attribute=False, doc="Yields the indices, one by one. Excludes `shuffle`."
+    )
+    batch_sampler: Iterable[Any] | None = _argument(
+        None, _iterable, fixed=True, attribute=False,
+        doc="Yields lists of indices. Excludes `batch_size`, `shuffle`, `sampler` and `drop_last`.",
+    )  # fmt: skip
+    num_workers: int = _argument(
+        0, functools.partial(_natural, hint="use num_workers=0 to load in this process"),
+        doc="Number of workers; 0 loads each batch in this process when it is requested.",
+    )  # fmt: skip
+    collate_fn: Callable[[Any], Any] | None = _argument(
+        None, _function, attribute=False,
+        doc="Makes a batch from a list of samples. The default follows torch's `default_collate` and writes straight "
+        "into shared memory.",
+    )  # fmt: skip
+    pin_memory: bool = _argument(False, doc="Copy batches to pinned memory; without an accelerator a warning.")
+    drop_last: bool = _argument(False, fixed=True, doc="Drop the last batch of an epoch if it is incomplete.")
+    timeout: float = _argument(
+        0, _timeout,
+        doc="Seconds to wait for one batch. 0 waits without limit, and after 30 s reports in the cell what the loop "
+        "is waiting for. Needs workers.",
+    )  # fmt: skip
+    worker_init_fn: Callable[[int], None] | None = _argument(
+        None, _function,
+        doc="Called with the worker id in each worker before it starts. Each batch is seeded by its number, unless "
+        "this function calls `torch.manual_seed`.",
+    )  # fmt: skip
+    multiprocessing_context: str | multiprocessing.context.BaseContext | None = _argument(
+        None, attribute=False,
+        doc='"forkserver" or "spawn", or a context of `multiprocessing` with that start method. "fork" is replaced by '
+        '"forkserver", with a warning.',
+    )  # fmt: skip
+    generator: torch.Generator | None = _argument(
+        None, _generator, doc="The `torch.Generator` that the order and the seeds are drawn from, as in torch."
+    )
+    _: KW_ONLY
+    prefetch_factor: int | None = _argument(
+        None, functools.partial(_optional_natural, hint=PREFETCH_FACTOR_HINT),
+        doc="Batches to request ahead, per worker; 2 by default. If it is not given, the window grows for small and "
+        "quick batches; and while one batch is late, workers continue beyond it, by at most 16 batches each and "
+        "128 MB.",
+    )  # fmt: skip
+    persistent_workers: bool = _argument(
+        False, fixed=True,
+        doc="Workers always stay alive between epochs here. With False (the default, as in torch), changes of the "
+        "dataset object between epochs still reach them: they are replaced when its pickle differs; and each epoch "
+        "of an iterable dataset starts on a fresh copy.",
+    )  # fmt: skip
+    pin_memory_device: str = _argument("", doc="Deprecated in torch; accepted and ignored.")
+    in_order: bool = _argument(True, doc="False delivers batches in the order in which they are completed.")
+    prefetch: int | None = _argument(
+        None, functools.partial(_optional_natural, hint="0 requests a batch when the loop asks for it"), fixed=True,
+        doc="Batches to request ahead in total; overrides `prefetch_factor`. 0 requests a batch when the loop asks "
+        "for it. With `num_workers=0`, a thread loads this many batches ahead.",
+    )  # fmt: skip
+    workers: WorkerKind = _argument(
+        "process", _worker_kind, fixed=True,
+        doc='"process", or "thread" for threads of this process. With threads nothing is pickled or copied, and only '
+        "one of them runs Python code at a time: use them for samples that are waited for or loaded by native code. "
+        "Batches are the same as with processes, except for a few random functions that "
+        "`nbloader.workers.thread_rng` lists.",
+    )  # fmt: skip
+    output: Output = _argument(
+        "torch", functools.partial(_choice, among=Output), fixed=True, doc='"torch" for tensors or "numpy" for arrays.'
+    )
+    transport: Transport = _argument(
+        "shared_memory", functools.partial(_choice, among=Transport), fixed=True,
+        doc='"shared_memory", or "pickle" to pickle batches through the connection, for comparison.',
+    )  # fmt: skip
+    dispatch: Dispatch = _argument(
+        "least_loaded", functools.partial(_choice, among=Dispatch), fixed=True,
+        doc='"least_loaded" assigns a batch to the worker with the least work. "round_robin" is torch\'s rule: batch i '
+        "of an epoch goes to worker i modulo their number, for datasets that keep something per worker; a slow batch "
+        "then delays those behind it.",
+    )  # fmt: skip
+    device: Device | Sequence[Device | None] | None = _argument(
+        None, fixed=True,
+        doc='Where batches are placed: None or "cpu", or an accelerator such as "cuda": then they are uploaded from '
+        "pinned memory on a separate stream, whether or not `pin_memory` is set. With a list of devices each step "
+        "gives a list of batches, one per device; an incomplete last list follows `last_batch`.",
+    )  # fmt: skip
+    upload_ahead: int = _argument(
+        1, functools.partial(_natural, hint="0 uploads a batch when the loop asks for it"), fixed=True,
+        doc="Batches to upload to each device before the loop asks for them.",
+    )  # fmt: skip
+    last_batch: LastBatch | None = _argument(
+        None, fixed=True,
+        doc='What to do with an incomplete last batch, as in Gluon: "keep", "discard" (torch\'s `drop_last=True`) or '
+        '"rollover": its samples start the next epoch.',
+    )  # fmt: skip
+    auto_reload: bool = _argument(
+        False, fixed=True, doc="Start to load the next epoch as soon as an epoch has been iterated to its end."
+    )
+    names: Sequence[str] | None = _argument(
+        None, _names, fixed=True, doc="Names for the parts of a batch: tuples and lists become dicts."
+    )
+    chunk_size: int | None = _argument(
+        None, fixed=True,
+        doc="Samples per chunk: several workers load one batch together, each a chunk of it, into one segment of "
+        "shared memory. It must divide `batch_size`; with a `batch_sampler` the last chunk may be smaller. A "
+        "`collate_fn` receives all samples of the batch, and then runs in this process.",
+    )  # fmt: skip
+    on_error: OnError = _argument(
+        "raise", _on_error, fixed=True,
+        doc='What to do when the dataset raises. "raise" raises in the loop. "skip" makes the batch from the other '
+        "samples, and leaves it out if none is left. A function is called with (index, exception), where the dataset "
+        "runs, and returns a sample to use instead. What was skipped or replaced is counted, and kept with its "
+        "traceback, in `stats()`.",
+    )  # fmt: skip
+    on_timeout: OnTimeout = _argument(
+        "raise", functools.partial(_choice, among=OnTimeout), fixed=True,
+        doc='"raise" raises `LoaderTimeoutError` with the stack of the worker that is processing the batch. "restart" '
+        "replaces that worker and has the batch loaded again; it raises after three workers have failed to produce "
+        "the batch, or if a worker takes longer than 30 s to start.",
+    )  # fmt: skip
+    max_restarts: int = _argument(
+        100, functools.partial(_natural, hint="0 raises when the first worker dies"), fixed=True,
+        doc="Unexpected worker deaths to tolerate before the loader gives up.",
+    )  # fmt: skip
+
+    # ---- what follows from the arguments ----
+
+    iterable: bool = field(init=False)
+    """Whether the dataset can only be iterated, in its own order."""
+    chunk: int | None = field(init=False)
+    """Samples per chunk; None where batches are not chunked."""
+    devices: tuple[Any, ...] = field(init=False)
+    """The checked device of each batch of a step; None for the host's memory."""
+
+    def __post_init__(self) -> None:
+        for name, declared in _declarations():
+            if declared.check is not None:
+                self._set(name, declared.check(name, getattr(self, name)))
+        dataset, shuffle = datapipes.settle(self.dataset, self.shuffle, self.workers)
+        self._set("dataset", dataset)
+        self._set("shuffle", shuffle)
+        self._set("iterable", isinstance(dataset, IterableDataset) or not _has_items(dataset))
+        self._check_order()
+        self._check_workers()
+        self._check_batching()
+        self._check_last_batch()
+        self._set("drop_last", self.incomplete_batch == "discard")
+        self._set("devices", tuple(self._check_devices()))
+        size = self.batch_sampler.batch_size if isinstance(self.batch_sampler, Source) else self.batch_size
+        self._set(
+            "chunk",
+            check_chunk(
+                self.chunk_size, batch_size=size, batch_sampler=self.batch_sampler, iterable=self.iterable
+            ),
+        )  # fmt: skip
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    # ---- checks of several arguments together ----
+
+    def _check_order(self) -> None:
         if self.iterable:
-            return samplers.make_endless(batch_size=self.batch_size, drop_last=self.last_batch == "discard")
+            for name in ("shuffle", "sampler", "batch_sampler"):
+                value = getattr(self, name)
+                if value is not None and value is not False:
+                    raise ValueError(
+                        f"DataLoader with IterableDataset: expected unspecified {name} option, but got {name}={value}; "
+                        "the dataset defines the order"
+                    )
+        elif self.sampler is None and self.batch_sampler is None and not hasattr(self.dataset, "__len__"):
+            raise TypeError(f"dataset {type(self.dataset).__name__} has no __len__: add one, or pass a sampler")
+
+    def _check_workers(self) -> None:
+        if self.workers == "thread":
+            if self.multiprocessing_context is not None:
+                raise ValueError(
+                    f"multiprocessing_context={self.multiprocessing_context!r} applies to worker processes: omit it "
+                    'with workers="thread"'
+                )
+            if self.transport != "shared_memory":
+                raise ValueError(
+                    f'transport={self.transport!r} applies to worker processes: omit it with workers="thread"'
+                )
+        if self.on_timeout == "restart" and not (self.timeout and self.num_workers):
+            raise ValueError(
+                f"on_timeout='restart' needs workers and a timeout in seconds, not num_workers={self.num_workers}, "
+                f"timeout={self.timeout!r}"
+            )
+        if self.num_workers == 0:
+            if self.prefetch_factor is not None:
+                raise ValueError(
+                    "prefetch_factor option could only be specified in multiprocessing: set num_workers > 0, or omit "
+                    f"prefetch_factor={self.prefetch_factor!r}"
+                )
+            if self.persistent_workers:
+                raise ValueError("persistent_workers option needs num_workers > 0")
+        self._set(
+            "multiprocessing_context", torch_compat.check_context(self.multiprocessing_context, self.num_workers)
+        )  # fmt: skip
+
+    def _check_batching(self) -> None:
+        if self.sampler is not None and self.shuffle:
+            raise ValueError("sampler option is mutually exclusive with shuffle: omit one of them")
+        if self.batch_sampler is not None:
+            if self.batch_size != 1 or self.shuffle or self.sampler is not None or self.drop_last:
+                raise ValueError(
+                    "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last: got "
+                    f"batch_size={self.batch_size!r}, shuffle={self.shuffle!r}, "
+                    f"sampler={'given' if self.sampler is not None else None}, drop_last={self.drop_last!r} with it"
+                )
+            self._set("batch_size", None)
+        elif self.batch_size is None:
+            if self.drop_last:
+                raise ValueError(
+                    "batch_size=None option disables auto-batching and is mutually exclusive with drop_last"
+                )
+        else:
+            check_batch_size(self.batch_size)
+
+    def _check_last_batch(self) -> None:
+        if self.last_batch is None:
+            return
+        one_of("last_batch", self.last_batch, get_args(LastBatch))
+        if self.batch_size is None:
+            raise ValueError(
+                f"last_batch={self.last_batch!r} needs a batch_size: it is mutually exclusive with batch_sampler and "
+                "with batch_size=None"
+            )
+        if self.iterable and self.last_batch == "rollover":
+            raise ValueError(
+                "last_batch='rollover' is for map datasets: with an iterable dataset each worker ends its own shard"
+            )
+        if self.drop_last and self.last_batch != "discard":
+            raise ValueError(
+                f"drop_last=True means last_batch='discard' and is mutually exclusive with "
+                f"last_batch={self.last_batch!r}"
+            )
+
+    def _check_devices(self) -> list[Any]:
+        one, several = check_devices(self.device, self.output)
+        return several or [one]
+
+    # ---- derived values ----
+
+    @property
+    def incomplete_batch(self) -> str:
+        """What becomes of an incomplete last batch: "keep", "discard" or "rollover"."""
+        return self.last_batch or ("discard" if self.drop_last else "keep")
+
+    @property
+    def effective_prefetch_factor(self) -> int | None:
+        """Batches to request ahead per worker, with the default filled in; None without workers."""
+        if self.prefetch_factor is None and self.num_workers:
+            return DEFAULT_PREFETCH_FACTOR
+        return self.prefetch_factor
+
+    @property
+    def adapts_window(self) -> bool:
+        """Whether the prefetch window may be extended for small and quick batches."""
+        given = self.prefetch is not None or self.prefetch_factor is not None
+        return not given and (self.in_order or self.dispatch != "round_robin")
+
+    @property
+    def batches_per_step(self) -> int | None:
+        """How many batches a step of the loop gets, as a list; None where it gets one batch, not in a list."""
+        return len(self.devices) if isinstance(self.device, (list, tuple)) else None
+
+    def attributes(self) -> dict[str, Any]:
+        """The values that the loader keeps as attributes of the same name."""
+        return {name: getattr(self, name) for name, declared in _declarations() if declared.attribute}
+
+    def make_samplers(self) -> tuple[Any, Any]:
+        """Create the sampler and the batch sampler; the latter is None where batching is off."""
+        if self.iterable:
+            return samplers.make_endless(batch_size=self.batch_size, drop_last=self.drop_last)
         return samplers.make_samplers(
-            self.dataset, batch_size=self.batch_size, shuffle=self.shuffle, sampler=self.sampler,
-            batch_sampler=self.batch_sampler, last_batch=self.last_batch, group=group, generator=generator,
+            self.dataset, batch_size=self.batch_size, shuffle=bool(self.shuffle), sampler=self.sampler,
+            batch_sampler=self.batch_sampler, last_batch=self.incomplete_batch, group=self.batches_per_step or 1,
+            generator=self.generator,
         )  # fmt: skip
 
 
-def check(
-    *,
-    dataset: Any,
-    batch_size: int | None,
-    shuffle: bool | None,
-    sampler: Iterable[Any] | None,
-    batch_sampler: Iterable[Any] | None,
-    num_workers: int,
-    workers: str,
-    collate_fn: Any,
-    drop_last: bool,
-    last_batch: str | None,
-    timeout: float,
-    worker_init_fn: Any,
-    multiprocessing_context: Any,
-    generator: Any,
-    prefetch_factor: int | None,
-    persistent_workers: bool,
-    prefetch: int | None,
-    output: str,
-    transport: str,
-    dispatch: str,
-    max_restarts: int,
-    on_error: Any,
-    on_timeout: Any,
-) -> Chosen:
-    """Check the arguments of `DataLoader`.
+def _has_items(dataset: Any) -> bool:
+    return hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
+
+
+def _declarations() -> Iterator[tuple[str, _Declared]]:
+    for argument in dataclasses.fields(LoaderConfig):
+        if "declared" in argument.metadata:
+            yield argument.name, argument.metadata["declared"]
+
+
+FIXED = frozenset(name for name, declared in _declarations() if declared.fixed)
+"""Attributes of a loader that cannot be assigned after construction."""
+ARGUMENTS = frozenset(name for name, _declared in _declarations())
+"""The names of all arguments."""
+
+
+# ---- the constructor's signature and documentation ----------------------------------------------------------------
+
+_SYNONYMS = {"n_jobs": "num_workers", "batchify_fn": "collate_fn", "bs": "batch_size"}
+"""Names in other libraries that do not resemble ours."""
+
+
+def constructor(
+    config: Callable[P, LoaderConfig[Any]],  # noqa: ARG001 - for type checkers
+) -> Callable[[Callable[[LoaderT, LoaderConfig[Any]], None]], Callable[Concatenate[LoaderT, P], None]]:
+    """Give an `__init__` that takes a `LoaderConfig` the signature of `LoaderConfig` itself.
+
+    Type checkers see that signature too, through `P`.
+
+    Args:
+        config: `LoaderConfig`, with the type of the samples: only type checkers use it.
+    """
+
+    def decorate(init: Callable[[LoaderT, LoaderConfig[Any]], None]) -> Callable[Concatenate[LoaderT, P], None]:
+        @functools.wraps(init)
+        def construct(self: LoaderT, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            _check_names_of_arguments(kwargs)
+            try:
+                signature.bind(self, *args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"DataLoader() {error}") from None
+            init(self, create(*args, **kwargs))
+
+        own = next(iter(inspect.signature(init).parameters.values()))
+        create = cast("Callable[P, LoaderConfig[Any]]", LoaderConfig)  # without the alias of `typing` around it
+        signature = inspect.signature(LoaderConfig, eval_str=True)
+        signature = signature.replace(
+            parameters=[own.replace(kind=own.POSITIONAL_OR_KEYWORD), *signature.parameters.values()],
+            return_annotation=None,
+        )
+        construct.__signature__ = signature  # type: ignore[attr-defined]
+        del construct.__wrapped__
+        return construct
+
+    return decorate
+
+
+def _check_names_of_arguments(given: Iterable[str]) -> None:
+    for name in given:
+        if name not in ARGUMENTS:
+            message = f"DataLoader() got an unexpected keyword argument {name!r}"
+            similar = [_SYNONYMS.get(name, "")] if name in _SYNONYMS else difflib.get_close_matches(name, ARGUMENTS, 1)
+            raise TypeError(message + (f"; did you mean {similar[0]}?" if similar else ""))
+
+
+def document(cls: type[Any]) -> None:
+    """Write the documentation of the arguments into a class's docstring, in the place of its "Args:" section."""
+    if cls.__doc__ is None:  # python -OO
+        return
+    lines = ["Args:"]
+    for name, declared in _declarations():
+        lines += textwrap.wrap(
+            f"{name}: {declared.doc}", 116, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False
+        )
+    before, _args, after = inspect.cleandoc(cls.__doc__).partition("Args:\n")
+    cls.__doc__ = before + "\n".join(lines) + "\n" + after.partition("\n")[2]
+
+
+# ---- checks after construction ------------------------------------------------------------------------------------
+
+
+def check_batch_size(value: Any) -> None:
+    """Check a batch size.
 
     Raises:
-        ValueError: A wrong value.
-        TypeError: A wrong type.
+        ValueError: It is not a positive integer.
     """
-    iterable = _check_dataset(dataset, shuffle=shuffle or None, sampler=sampler, batch_sampler=batch_sampler)
-    num_workers = natural("num_workers", num_workers, "use num_workers=0 to make batches in this process")
-    if not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
-    if not 0 <= timeout <= LONGEST:  # NaN too
-        allowed = f"at most {LONGEST} seconds" if timeout > 0 else "non-negative"
-        raise ValueError(f"timeout option should be {allowed}, not {timeout!r}; 0 waits for ever")
-    for name, value in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
-        if value is not None and not callable(value):
-            raise TypeError(f"{name} must be callable or None, not {type(value).__name__}: {value!r}")
-    for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
-        if value is not None and not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
-            raise TypeError(f"{name} must be iterable or None, not {type(value).__name__}: {value!r}")
-    _check_workers(workers, transport, multiprocessing_context)
-    one_of("output", output, ("torch", "numpy"))
-    one_of("transport", transport, ("shared_memory", "pickle"))
-    one_of("dispatch", dispatch, ("least_loaded", "round_robin"))
-    _check_on_error(on_error)
-    _check_on_timeout(on_timeout, num_workers, timeout)
-    natural("max_restarts", max_restarts, "0 raises at the first worker that dies")
-    _check_workers_needed(num_workers, prefetch_factor, persistent_workers)
-    _check_generator(generator)
-    batch_size, drop_last = _check_batching(batch_size, shuffle, sampler, batch_sampler, drop_last)
-    last_batch = _check_last_batch(last_batch, drop_last=drop_last, batch_size=batch_size, iterable=iterable)
-    if prefetch_factor is not None:
-        prefetch_factor = natural("prefetch_factor", prefetch_factor, PREFETCH_FACTOR)
-    elif num_workers:
-        prefetch_factor = 2
-    if prefetch is not None:
-        prefetch = natural("prefetch", prefetch, "0 asks for a batch when it is wanted")
-    return Chosen(
-        dataset, batch_size, bool(shuffle), sampler, batch_sampler, last_batch, num_workers, prefetch_factor, prefetch,
-        torch_compat.check_context(multiprocessing_context, num_workers), iterable,
-    )  # fmt: skip
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ValueError(f"batch_size should be a positive integer value, but got batch_size={value!r}")
 
 
-def _check_on_error(on_error: Any) -> None:
-    if not callable(on_error) and on_error not in ("raise", "skip"):
-        raise ValueError(
-            f"on_error must be 'raise', 'skip' or a function from (index, exception) to a sample, not {on_error!r}"
-        )
-
-
-def _check_on_timeout(on_timeout: Any, num_workers: int, timeout: float) -> None:
-    one_of("on_timeout", on_timeout, ("raise", "restart"))
-    if on_timeout == "restart" and not (timeout and num_workers):
-        raise ValueError(
-            f"on_timeout='restart' needs workers and a timeout in seconds, not num_workers={num_workers}, "
-            f"timeout={timeout!r}"
-        )
-
-
-def _check_dataset(dataset: Any, **order: Any) -> bool:
-    """Check the dataset, and what orders its samples. Returns whether it can only be iterated, in its own order."""
-    iterable = _is_iterable(dataset)
-    if iterable:
-        for name, value in order.items():
-            if value is not None:
-                raise ValueError(
-                    f"DataLoader with IterableDataset: expected unspecified {name} option, but got {name}={value}; "
-                    "the order is the dataset's own"
-                )
-    elif order["sampler"] is None and order["batch_sampler"] is None and not hasattr(dataset, "__len__"):
-        raise TypeError(f"dataset {type(dataset).__name__} has no __len__: add one, or give a sampler")
-    return iterable
-
-
-def _is_iterable(dataset: Any) -> bool:
-    """Whether the dataset can only be iterated."""
-    if isinstance(dataset, type):
-        raise TypeError(
-            f"dataset is the class {dataset.__name__} itself: make an object of it, {dataset.__name__}(...)"
-        )
-    of_torch = "torch.utils.data" in sys.modules and isinstance(
-        dataset, sys.modules["torch.utils.data"].IterableDataset
-    )
-    if of_torch or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
-        if not hasattr(dataset, "__iter__"):
-            raise TypeError(
-                f"dataset must have __getitem__ and __len__, or __iter__; {type(dataset).__name__} has neither"
-            )
-        return True
-    return False
-
-
-def _check_workers_needed(num_workers: int, prefetch_factor: Any, persistent_workers: bool) -> None:
-    if num_workers == 0:
-        if prefetch_factor is not None:
-            raise ValueError(
-                "prefetch_factor option could only be specified in multiprocessing: let num_workers > 0, or leave "
-                f"prefetch_factor={prefetch_factor!r} out"
-            )
-        if persistent_workers:
-            raise ValueError("persistent_workers option needs num_workers > 0")
-
-
-def _check_batching(
-    batch_size: Any, shuffle: Any, sampler: Any, batch_sampler: Any, drop_last: bool
-) -> tuple[int | None, bool]:
-    if sampler is not None and shuffle:
-        raise ValueError("sampler option is mutually exclusive with shuffle: leave one out")
-    if batch_sampler is not None:
-        if batch_size != 1 or shuffle or sampler is not None or drop_last:
-            raise ValueError(
-                "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last: got "
-                f"batch_size={batch_size!r}, shuffle={shuffle!r}, sampler={'given' if sampler is not None else None}, "
-                f"drop_last={drop_last!r} beside it"
-            )
-        return None, False
-    if batch_size is None:
-        if drop_last:
-            raise ValueError("batch_size=None option disables auto-batching and is mutually exclusive with drop_last")
-        return None, False
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size <= 0:
-        raise ValueError(f"batch_size should be a positive integer value, but got batch_size={batch_size!r}")
-    return batch_size, drop_last
-
-
-def _check_last_batch(last_batch: str | None, *, drop_last: bool, batch_size: int | None, iterable: bool) -> str:
-    if last_batch is None:
-        return "discard" if drop_last else "keep"
-    one_of("last_batch", last_batch, LAST_BATCH)
-    if batch_size is None:
-        raise ValueError(
-            f"last_batch={last_batch!r} needs a batch_size: it is mutually exclusive with batch_sampler and with "
-            "batch_size=None"
-        )
-    if iterable and last_batch == "rollover":
-        raise ValueError("last_batch='rollover' is for map datasets: each worker ends its own shard of an iterable one")
-    if drop_last and last_batch != "discard":
-        raise ValueError(
-            f"drop_last=True is last_batch='discard' and mutually exclusive with last_batch={last_batch!r}"
-        )
-    return last_batch
-
-
-def _check_generator(generator: Any) -> None:
-    if generator is None:
-        return
-    import torch
-
-    if not isinstance(generator, torch.Generator):
-        raise TypeError(f"generator must be a torch.Generator or None, not {type(generator).__name__}: {generator!r}")
-
-
-def _check_workers(workers: str, transport: str, multiprocessing_context: Any) -> None:
-    one_of("workers", workers, ("process", "thread"))
-    if workers == "process":
-        return
-    if multiprocessing_context is not None:
-        raise ValueError(
-            f"multiprocessing_context={multiprocessing_context!r} is about worker processes: leave it out beside "
-            'workers="thread"'
-        )
-    if transport != "shared_memory":
-        raise ValueError(f'transport={transport!r} is for worker processes: leave it out beside workers="thread"')
-
-
-def check_source(batch_size: Any, arguments: dict[str, Any]) -> None:
+def check_source(source: Any, batch_size: Any, arguments: dict[str, Any]) -> None:
     """Check the arguments of `DataLoader.from_source`.
 
     Raises:
-        ValueError: A wrong value, or an argument that chooses samples.
+        TypeError: `source` is not callable.
+        ValueError: A wrong value, or an argument that selects samples.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size <= 0:
-        raise ValueError(f"batch_size should be a positive integer value, but got batch_size={batch_size!r}")
+    if not callable(source):
+        raise TypeError(f"source must be callable with a batch size, not {type(source).__name__}: {source!r}")
+    check_batch_size(batch_size)
     for name in ("dataset", "shuffle", "sampler", "batch_sampler", "drop_last", "last_batch"):
         if arguments.get(name):
             raise ValueError(f"from_source and {name} are mutually exclusive: got {name}={arguments[name]!r}")
 
 
 def check_not_empty(dataset: Any, sampler: Any) -> None:
-    """Raise before an epoch that would have no sample, because the dataset has none.
+    """Raise before an epoch that would have no samples because the dataset has none.
 
     Raises:
         ValueError: `len(dataset)` is 0.
     """
     if samplers.length(dataset) == 0 and not samplers.length(sampler):
         raise ValueError(
-            f"the dataset ({type(dataset).__name__}) is empty: its len() is 0. Check the path or the filter that it is "
-            "made from."
+            f"the dataset ({type(dataset).__name__}) is empty: its len() is 0. Check the path or the filter that it "
+            "was created from."
         )
 
 
@@ -281,12 +613,6 @@ def with_current_class(dataset: Any) -> Any:
         except TypeError as error:
             raise TypeError(
                 f"the dataset cannot take the new definition of {cls.__name__}: {error}. "
-                "Make a new object and give it to reload(dataset)."
+                "Create a new object and pass it to reload(dataset)."
             ) from error
     return dataset
-
-
-def point_samplers_at(dataset: Any, old: Any, sampler: Any) -> None:
-    """Let torch's samplers count the new dataset."""
-    if getattr(sampler, "data_source", None) is old:
-        sampler.data_source = dataset

@@ -1,20 +1,22 @@
-"""The loader. A reader starts here.
+"""The public `DataLoader`. A reader starts here.
 
-    sampler -> dispatch -> worker: fetch, collate into shared memory -> receive -> reorder -> [pin] -> [upload] -+
-                  ^                                                                                              v
-                  +------------------------- credit (prefetch window) <------------------------------------- consumer
+    sampler -> dispatcher -> worker: fetch, collate into shared memory -> receive -> reorder -> [pin] -> [upload] -+
+                  ^                                                                                                v
+                  +------------------------- prefetch window <------------------------------------------- consumer
 
-    sampler   indices of each batch (sampler.py), asked for on the consumer's thread
-    dispatch  who makes which batch; retry, credit, order: a state machine without I/O (dispatch.py, assigning.py,
-              reorder.py)
-    worker    a process (worker.py) that fetches (fetch.py) and collates (collate.py) into a segment (shm.py),
-              or a thread (threads.py)
-    receive   connections, deaths, output: one selector (pool.py, wire.py, forkserver.py); who replaces whom (crew.py)
-    engine    the lock, the supervisor thread, commands (engine.py, driver.py); what users may ask (steering.py)
-    consumer  the iterator (epoch.py)
+    sampler     the indices of each batch (sampling), requested on the consumer's thread
+    dispatcher  which worker produces which batch, retries, window, order: a state machine without I/O (scheduler)
+    worker      a process or a thread that fetches and collates (workers, batch, shm)
+    receive     connections, deaths, output: one selector (workers.process_pool, transport)
+    engine      the lock, the supervisor thread, the worker group, thread-safe commands (engine)
+    consumer    the iterator (engine.iterator)
 
-Every stage stamps its time; when the consumer comes back for the next batch the record goes to the event bus
-(events.py), from which statistics (stats.py), traces and the dashboard are made (watching.py).
+Every stage records its times. When the consumer returns for the next batch, the record is published on the event bus
+(events); statistics (metrics), traces (report) and the dashboard are made from it.
+
+`DataLoader` connects the parts and delegates to them: `LoaderConfig` holds the arguments, `Control` passes commands to
+the engine, `Checkpoint` saves and restores the position, `EpochPrefetch` holds an epoch that was started early, and
+`Monitor` aggregates events.
 """
 
 from __future__ import annotations
@@ -23,310 +25,147 @@ import atexit
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch.utils.data
-from torch.utils.data._utils import collate as theirs
+from torch.utils.data._utils import collate as torch_collate
 
 from nbloader import events as ev
-from nbloader.batch.chunking import check_chunk
 from nbloader.batch.torch_collate import collate_for_workers
-from nbloader.device import placement as dev
-from nbloader.diagnose.bottleneck import judge
+from nbloader.device import placement
 from nbloader.engine.config import EngineConfig
 from nbloader.engine.engine import IDLE, Engine
 from nbloader.engine.inline_engine import LocalEngine
 from nbloader.engine.iterator import Consumer, DeviceGroups, EpochIterator, IteratorContext, check_names
-from nbloader.loader import config, reruns, torch_compat
-from nbloader.loader.checkpoint import Resuming
-from nbloader.loader.control import Steering
-from nbloader.loader.watching import Watching
-from nbloader.metrics.aggregator import Aggregator
-from nbloader.metrics.probe import ProcessProbe
+from nbloader.loader import config as cfg
+from nbloader.loader import reruns, torch_compat
+from nbloader.loader.checkpoint import Checkpoint, State
+from nbloader.loader.config import LoaderConfig
+from nbloader.loader.control import Control
+from nbloader.loader.epoch_prefetch import EpochPrefetch
+from nbloader.loader.monitor import Monitor
+from nbloader.metrics.snapshot import Point, Snapshot
+from nbloader.report.trace import Trace
 from nbloader.sampling import datapipes
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochContext, batches_of
+from nbloader.sampling.samplers import warn_if_exhausted
 from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.sampling.source import Made, Source
 from nbloader.transport import forkserver, preload
 from nbloader.workers.api import PoolKind
-from nbloader.workers.fetcher import OnError
 from nbloader.workers.process_pool import Processes
 from nbloader.workers.thread_pool import Threads
 
+if TYPE_CHECKING:
+    from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
+
+    from nbloader.dashboard import Dashboard
+    from nbloader.dashboard.page import Report
+    from nbloader.metrics.control import LoaderControl
+
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
-
-_FIXED = frozenset({
-    "dataset", "batch_size", "batch_sampler", "sampler", "drop_last", "last_batch", "workers", "persistent_workers",
-    "prefetch", "output", "transport", "device", "auto_reload", "names", "chunk_size",
-    "on_error", "on_timeout", "max_restarts", "dispatch",
-})  # fmt: skip
 
 _engines: weakref.WeakSet[Engine | LocalEngine] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    """At interpreter exit: end all workers, quietly."""
+    """End all workers silently when the interpreter exits."""
     for engine in list(_engines):
         engine.close()
 
 
-def _kind(workers: str, start_method: str, output: str, transport: str, dataset: Any, *, sharded: bool) -> PoolKind:
-    if workers == "thread":
-        return Threads(output, sharded)
-    if start_method == "forkserver":  # it gets ready while the notebook goes on to the loop
-        forkserver.start(preload.expected(dataset, by_torch=transport == "pickle"))
-    return Processes(start_method, output, transport)
+class DataLoader(torch.utils.data.DataLoader[T_co]):
+    """Loads batches of samples; a drop-in for `torch.utils.data.DataLoader` that can be watched and controlled.
 
-
-class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader[T_co]):
-    """Loads batches of samples; a drop-in for `torch.utils.data.DataLoader` that can be watched and steered.
-
-    It is a subclass of torch's loader, since programs ask for one (`isinstance`), but shares no code with it.
+    It is a subclass of torch's loader, because programs check for that with `isinstance`, but shares no code with it.
+    The type parameter is the type of the dataset's samples, as in torch.
 
     Args:
-        dataset: Anything with `__len__` and `__getitem__`: torch datasets, lists, NumPy arrays, tensors. Or an iterable
-            dataset: torch's, or anything with `__iter__` only; each worker iterates a shard of its own, which the
-            dataset chooses by `get_worker_info()`. Classes and functions of the notebook work with workers too.
-        batch_size: Samples a batch; None passes samples unbatched, as torch does.
-        shuffle: Draw samples in a new random order each epoch.
-        sampler: Gives the indices, one by one. Excludes `shuffle`.
-        batch_sampler: Gives lists of indices. Excludes `batch_size`, `shuffle`, `sampler` and `drop_last`.
-        num_workers: How many workers; 0 makes batches in this process when they are asked for.
-        collate_fn: Makes a batch of a list of samples. The default follows torch's `default_collate` and writes
-            straight into shared memory.
-        pin_memory: Copy batches to pinned memory; without an accelerator a warning.
-        drop_last: Leave out the last batch of an epoch if it is incomplete.
-        timeout: Seconds to wait for one batch; 0 waits for ever, and tells in the cell after 30 s what the loop waits
-            for. Needs workers.
-        worker_init_fn: Called with the worker id in each worker before it begins. Each batch is seeded by its number;
-            one that calls `torch.manual_seed` is obeyed instead.
-        multiprocessing_context: "forkserver" or "spawn", or a context of `multiprocessing` with that start method.
-            "fork" is taken for "forkserver", with a warning.
-        generator: A `torch.Generator` for the order and the seeds, as torch's.
-        prefetch_factor: Batches asked for ahead, per worker; 2 by default. Left open, small and quick batches are
-            asked for further ahead; and while one batch is late, workers go on beyond it, by at most 16 batches each
-            and 128 MB.
-        persistent_workers: Workers always stay between epochs here. False (as in torch, the default) still makes
-            changes of the dataset object between epochs reach them: they are replaced when its pickle differs; and
-            each epoch of an iterable dataset begins on a fresh copy.
-        pin_memory_device: Deprecated in torch; accepted.
-        in_order: False delivers batches as they are made.
-        prefetch: Batches asked for ahead in total; wins over `prefetch_factor`. 0 asks for a batch when it is wanted.
-            Without workers, a thread makes so many ahead.
-        workers: "process", or "thread" for threads of this process: nothing is pickled or copied, and Python code runs
-            in one of them at a time, so they are for samples that are waited for or made by native code. Batches are
-            the same as with processes; private.py says which few random functions are beyond that.
-        output: "torch" for tensors or "numpy" for arrays.
-        transport: "shared_memory", or "pickle" for plain pickling through the connection, to compare.
-        dispatch: "least_loaded" gives a batch to the worker that has the least to do. "round_robin" as torch: batch i
-            of an epoch is made by worker i modulo their number, for datasets that keep something for each worker; a
-            slow batch then holds up those behind it.
-        device: Where batches shall be: None or "cpu", or an accelerator such as "cuda": then they are uploaded from
-            pinned memory on a stream of their own, whether or not `pin_memory` is set. With a list of devices each
-            step gives a list of batches, one for each; a last incomplete list follows `last_batch`.
-        upload_ahead: Batches uploaded to each device before they are asked for.
-        last_batch: What becomes of an incomplete last batch, as in Gluon: "keep", "discard" (torch's `drop_last=True`)
-            or "rollover": its samples open the next epoch.
-        auto_reload: Begin to make the next epoch's first batches as soon as one has been iterated to its end.
-        names: Names of a batch's parts: tuples and lists become dicts.
-        chunk_size: Samples of a piece: several workers make one batch at once, each a piece of it, side by side in one
-            segment. It must divide `batch_size`; with a `batch_sampler` the last piece may be smaller. A `collate_fn`
-            is given all samples, and then runs in this process.
-        on_error: What to do when the dataset raises. "raise" raises in the loop. "skip" makes the batch of the other
-            samples, and leaves it out if there is none. A function is given (index, exception) and returns a sample
-            to take in its place; it runs where the dataset does. What was skipped or replaced is counted, and kept
-            with its traceback, in `stats()`.
-        on_timeout: "raise" raises `LoaderTimeoutError` with the stack of the worker that holds the batch. "restart"
-            replaces that worker and has the batch made again, and raises when three workers did not make it, or one
-            took 30 s to start.
-        max_restarts: Workers that may die unasked before the loader gives up.
+        See `nbloader.loader.config.LoaderConfig`, from which this section is made.
 
     Raises:
         ValueError: A wrong value; the message names the argument, the value and what is allowed.
-        TypeError: A wrong type.
-        RuntimeError: `device` is not on this machine.
+        TypeError: A wrong type, or an argument that does not exist.
+        RuntimeError: `device` does not exist on this machine.
     """
 
     _iterator = None
-    """Where torch's loader keeps the iterator whose workers persist: programs ask before they shut it down."""
+    """Where torch's loader keeps the iterator whose workers persist. Programs look for it before they shut it down."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int | None = 1,
-        shuffle: bool | None = None,
-        sampler: Iterable[Any] | None = None,
-        batch_sampler: Iterable[Any] | None = None,
-        num_workers: int = 0,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        drop_last: bool = False,
-        timeout: float = 0,
-        worker_init_fn: Callable[[int], None] | None = None,
-        multiprocessing_context: Any = None,
-        generator: Any = None,
-        *,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
-        pin_memory_device: str = "",
-        in_order: bool = True,
-        prefetch: int | None = None,
-        workers: str = "process",
-        output: str = "torch",
-        transport: str = "shared_memory",
-        dispatch: str = "least_loaded",
-        device: Any = None,
-        upload_ahead: int = 1,
-        last_batch: str | None = None,
-        auto_reload: bool = False,
-        names: Sequence[str] | None = None,
-        chunk_size: int | None = None,
-        on_error: OnError = "raise",
-        on_timeout: str = "raise",
-        max_restarts: int = 100,
-    ) -> None:
-        dataset, shuffle = datapipes.settle(dataset, shuffle, workers)
-        chosen = config.check(
-            dataset=dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
-            num_workers=num_workers, workers=workers, collate_fn=collate_fn, drop_last=drop_last,
-            last_batch=last_batch, timeout=timeout,
-            worker_init_fn=worker_init_fn, multiprocessing_context=multiprocessing_context, generator=generator,
-            prefetch_factor=prefetch_factor, persistent_workers=persistent_workers, prefetch=prefetch, output=output,
-            transport=transport, dispatch=dispatch, max_restarts=max_restarts, on_error=on_error,
-            on_timeout=on_timeout,
-        )  # fmt: skip
-        self.dataset = dataset
-        self._num_workers = num_workers = chosen.num_workers
-        self._prefetch_factor = chosen.prefetch_factor
-        self._iterable = chosen.iterable
-        self._promised: int | None = None  # len() of an iterable dataset, once somebody asked for len(loader)
-        self.pin_memory = pin_memory
-        self.pin_memory_device = pin_memory_device
-        self.timeout = timeout
-        self.worker_init_fn = worker_init_fn
-        self.workers = workers
-        self.multiprocessing_context = chosen.multiprocessing_context
-        self.generator = generator
-        self.persistent_workers = persistent_workers
-        self.in_order = in_order
-        self.drop_last = chosen.last_batch == "discard"
-        self.batch_size = chosen.batch_size
-        self._device, self._devices = dev.check_devices(device, output)
-        self._names = check_names(names)
-        self._chunk = check_chunk(
-            chunk_size, batch_size=batch_sampler.batch_size if isinstance(batch_sampler, Source) else chosen.batch_size,
-            batch_sampler=batch_sampler, iterable=chosen.iterable,
-        )  # fmt: skip
-        self.sampler, self.batch_sampler = chosen.samplers(generator, len(self._devices) or 1)
-        default = theirs.default_convert if self.batch_sampler is None else theirs.default_collate
-        self.collate_fn: Callable[[Any], Any] = default if collate_fn is None else collate_fn
-        self._on_error = on_error
-        self._output = output
-        self._placer = dev.device_transfer(
-            self._devices or [self._device], pin=dev.check_pin(pin_memory), ahead=upload_ahead
+    dataset: Any
+    batch_size: int | None
+    drop_last: bool
+    generator: torch.Generator | None
+    in_order: bool
+    last_batch: str | None
+    persistent_workers: bool
+    worker_init_fn: Callable[[int], None] | None
+
+    @cfg.constructor(LoaderConfig[T_co])
+    def __init__(self, config: LoaderConfig[Any]) -> None:
+        vars(self).update(config.attributes())  # Lightning and `from_torch` make similar loaders from vars(loader)
+        self._config = config
+        self.sampler, self.batch_sampler = config.make_samplers()
+        self.collate_fn = config.collate_fn or (
+            torch_collate.default_convert if self.batch_sampler is None else torch_collate.default_collate
         )
+        self._names = check_names(config.names)
+        self._placer = placement.device_transfer(
+            list(config.devices), pin=placement.check_pin(config.pin_memory), ahead=config.upload_ahead
+        )
+        self._length_reported: int | None = None
+        """`len()` of an iterable dataset, if `len(loader)` was ever called."""
+        self._iterations = 0
         self.events = ev.EventBus()
         """The event bus: `loader.events.subscribe(...)`, `loader.events.batches()`."""
-        self._fold = Aggregator(judge)
-        self.events.subscribe(self._fold.update)
-        self._probe = ProcessProbe()
-        self._iterations = 0
-        self._auto_reload = auto_reload
-        self._ahead = None
-        # Lightning, and from_torch(), make loaders like this one of what they find in vars(loader).
-        vars(self).update(
-            num_workers=num_workers, prefetch_factor=prefetch_factor, prefetch=prefetch, output=output,
-            transport=transport, device=device, last_batch=last_batch, auto_reload=auto_reload, names=names,
-            chunk_size=chunk_size, on_error=on_error, on_timeout=on_timeout, max_restarts=max_restarts,
-            dispatch=dispatch,
-        )  # fmt: skip
-        streaming = None
-        if self._iterable:
-            streaming = IterableOptions(
-                self.drop_last, fresh=num_workers > 0 and not persistent_workers, alone=not num_workers,
-                prepare=datapipes.preparation(dataset),
-            )  # fmt: skip
-        if num_workers == 0 and not prefetch:
-            self._engine = LocalEngine(
-                self.events, batched=self.batch_sampler is not None, output=output, streaming=streaming
-            )
-        else:
-            torch_compat.warn_of_a_crowd(num_workers)
-            start_method = torch_compat.start_method(chosen.multiprocessing_context)
-            self._engine = Engine(
-                self.events,
-                EngineConfig(
-                    num_workers=num_workers or 1,
-                    prefetch_factor=chosen.prefetch_factor or 0,
-                    prefetch=chosen.prefetch,
-                    adapts=prefetch is None and prefetch_factor is None and (in_order or dispatch != "round_robin"),
-                    kind=_kind(
-                        workers if num_workers else "thread",
-                        start_method,
-                        output,
-                        transport,
-                        dataset,
-                        sharded=streaming is not None and not streaming.alone,
-                    ),
-                    in_turn=dispatch == "round_robin",
-                    in_order=in_order,
-                    timeout=timeout,
-                    on_timeout=on_timeout,
-                    max_restarts=max_restarts,
-                    idle=None if persistent_workers else IDLE,
-                    options={
-                        "batched": self.batch_sampler is not None,
-                        "output": output,
-                        "transport": transport,
-                        "seed": 0,
-                        "streaming": streaming,
-                    },
-                ),
-            )
+        self._engine = _make_engine(config, self.events, batched=self.batch_sampler is not None)
+        self._control = Control(self._engine, config.num_workers, config.effective_prefetch_factor)
+        self.multiprocessing_context = config.multiprocessing_context  # a property of torch's loader
+        self._checkpoint = Checkpoint(config)
+        self._prefetch = EpochPrefetch()
+        self._monitor = Monitor(self.events, self._engine, self._placer)
         self._finalizer = weakref.finalize(self, self._engine.close_soon)
-        self._finalizer.atexit = False  # then all are closed, by _close_all
+        self._finalizer.atexit = False  # at exit `_close_all` closes every engine
         _engines.add(self._engine)
         reruns.supersede_older(self._engine)
-        self._own = frozenset(vars(self))
+        self._own_attributes = frozenset(vars(self))
 
     @classmethod
     def from_source(cls, source: Callable[[int], Sequence[Any]], batch_size: int, **arguments: Any) -> DataLoader[Any]:
-        """Make a loader over a source: a function that says what to make next, as DI-engine's.
+        """Create a loader over a source: a function that decides what to load next, as in DI-engine.
 
         The source is called on a thread of its own, ahead of the loop by the prefetch window and two batches. One
-        iterator goes on until the source raises StopIteration.
+        iterator continues until the source raises StopIteration.
 
         Args:
-            source: Called with `batch_size`; gives a list: functions, which are called in the workers and give a sample
-                each; or samples that are ready; or both.
-            batch_size: Samples a batch.
-            arguments: Arguments of this class, such as `num_workers=4`; not those that choose samples.
+            source: Called with `batch_size`; returns a list of functions, each of which is called in a worker and
+                returns a sample, or of samples, or of both.
+            batch_size: Samples per batch.
+            arguments: Arguments of this class, such as `num_workers=4`, except those that select samples.
 
         Raises:
-            TypeError: `source` cannot be called.
+            TypeError: `source` is not callable.
             ValueError: A wrong value.
         """
-        if not callable(source):
-            raise TypeError(f"source must be callable with a batch size, not {type(source).__name__}: {source!r}")
-        config.check_source(batch_size, arguments)
+        cfg.check_source(source, batch_size, arguments)
         return cls(Made(), batch_sampler=Source(source, batch_size), **arguments)
 
     @classmethod
     def from_torch(cls, loader: torch.utils.data.DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:
-        """Make a loader that gives what an existing loader of torch gives.
+        """Create a loader that yields what an existing loader of torch yields.
 
-        One that Accelerate made is a shell around torch's loader, for placement, gradient accumulation and
-        synchronized shuffling: there the loader inside is exchanged, and the same shell is given back.
+        A loader that Accelerate prepared is a shell around torch's loader, for placement, gradient accumulation and
+        synchronized shuffling: there the loader inside is replaced, and the same shell is returned.
 
         Args:
             loader: torch's loader, or what Lightning or Accelerate made of one. Its dataset, samplers and functions
-                are used on.
-            changes: Arguments of this class that shall differ, such as `num_workers=4`.
+                are reused.
+            changes: Arguments of this class to change, such as `num_workers=4`.
 
         Raises:
-            TypeError: It is no loader of torch.
+            TypeError: It is not a loader of torch.
         """
         inside = getattr(loader, "base_dataloader", None)
         if inside is not None:
@@ -338,26 +177,60 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
 
     # ---- iteration ------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
-        """Begin an epoch: workers start and the first batches are asked for at once.
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Start an epoch: workers start, and the first batches are requested at once.
 
         Raises:
             LoaderClosedError: After `close()`.
             DatasetTransferError: The dataset cannot be sent to workers.
             ValueError: The dataset is empty.
         """
-        self._check_open()
-        if not self._iterable:
-            config.check_not_empty(self.dataset, self.sampler)
-        ahead = self._take_ahead()
-        epoch = self._make_epoch() if ahead is None else ahead
-        self._draw = epoch.plan
+        self._control.check_open()
+        if not self._config.iterable:
+            cfg.check_not_empty(self.dataset, self.sampler)
+        prefetched = self._take_prefetched()
+        epoch = self._make_epoch() if prefetched is None else prefetched
+        self._checkpoint.plan = epoch.plan
         epoch.begin(Consumer(self.num_workers, self.__len__, self._epoch_over))
-        return DeviceGroups(epoch, len(self._devices)) if self._devices else epoch  # type: ignore[return-value]
+        group = self._config.batches_per_step
+        return epoch if group is None else DeviceGroups(epoch, group)
 
-    def _make_epoch(self) -> EpochIterator[T_co]:
+    def __len__(self) -> int:
+        """Batches per epoch (lists of them where there are several devices), as torch counts them.
+
+        For an iterable dataset they are derived from its `len()`.
+
+        Raises:
+            TypeError: The sampler, or the iterable dataset, has no `len()`.
+        """
+        if self._config.iterable:
+            self._length_reported = len(self.dataset)
+            batches = batches_of(self._length_reported, self.batch_size, drop_last=self.drop_last)
+        else:
+            batches = len(self._index_sampler)
+        group = self._config.batches_per_step or 1
+        return (batches + group - 1) // group
+
+    def refresh(self) -> None:
+        """Start to load the first batches of the next epoch now, as Gluon's loader does.
+
+        The next `iter(loader)` takes them. What its order depends on (samplers, generators, the seed) is drawn now.
+        Where nothing can be loaded ahead (`num_workers=0`, `prefetch=0`) nothing happens.
+
+        Raises:
+            LoaderClosedError: After `close()`.
+        """
+        self._control.check_open()
+        if self._engine.ahead:
+            self._prefetch.start(self._make_epoch)
+
+    def clean(self) -> None:
+        """Discard what `refresh()` or `auto_reload` has started, as Gluon's loader does."""
+        self._prefetch.discard()
+
+    def _make_epoch(self) -> EpochIterator[Any]:
         run, self._iterations = self._iterations, self._iterations + 1
-        plan = self._begin_draw()
+        plan = self._checkpoint.plan_epoch(self._epoch_context())
         if not (self.persistent_workers and self._engine.loaded) and self._load():
             self._engine.replace_all()
         engine: Any = self._engine
@@ -366,65 +239,319 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
         )
         return EpochIterator(context, run, plan)
 
+    def _take_prefetched(self) -> EpochIterator[Any] | None:
+        """The epoch that was started early, if it is still valid: changes of the dataset must reach the workers."""
+        if self._prefetch.epoch is not None and not self.persistent_workers and self._load():
+            self._prefetch.discard()
+            self._engine.replace_all()
+        return self._prefetch.take()
+
     def _epoch_context(self) -> EpochContext:
-        """What an epoch that begins now depends on."""
-        chunk_spec = None
-        if self._chunk is not None:
-            chunk_spec = ChunkSpec(self._chunk, collate_for_workers(self.collate_fn, batched=True))
+        """What an epoch that starts now depends on."""
+        config = self._config
         return EpochContext(
             dataset=self.dataset,
-            iterable=self._iterable,
+            iterable=config.iterable,
             index_sampler=self._index_sampler,
             batched=self.batch_sampler is not None,
-            batch_size=self.batch_size,
-            drop_last=self.drop_last,
+            batch_size=config.batch_size,
+            drop_last=config.drop_last,
             generator=self.generator,
             in_order=self.in_order,
             num_shards=self.num_workers,
-            chunk_spec=chunk_spec,
-            promised_length=self._promised,
+            chunk_spec=(
+                None
+                if config.chunk is None
+                else ChunkSpec(config.chunk, collate_for_workers(self.collate_fn, batched=True))
+            ),
+            promised_length=self._length_reported,
         )
 
-    def __len__(self) -> int:
-        """Batches an epoch (lists of them where there are several devices), as torch counts them.
+    def _epoch_over(self, empty: bool) -> None:
+        """An epoch was iterated to its end.
 
-        Those of an iterable dataset are what its `len()` says.
+        Args:
+            empty: Whether it had no batch.
+        """
+        if empty:
+            warn_if_exhausted(dataset=self.dataset, sampler=self.sampler, batch_sampler=self.batch_sampler)
+        notify = getattr(self.batch_sampler, "epoch_over", None)
+        if notify is not None:
+            notify()
+        if self._config.auto_reload and not self._engine.closed:
+            self.refresh()
+
+    # ---- the dataset ------------------------------------------------------------------------------------------------
+
+    def reload(self, dataset: Any = None, *, keep: bool = True) -> None:
+        """Give new workers a new dataset, or the old one with its class as it is now defined.
+
+        During an epoch the change takes effect after the batches that are already produced, at most the prefetch
+        window; without workers, or with `keep=False`, with the next batch.
+
+        Args:
+            dataset: The new dataset; of the same length if an epoch is in progress. None keeps the old object and
+                gives it the present definition of its class (from a notebook cell or a reloaded module).
+            keep: Whether batches that are already produced are delivered; False has them produced again with the new
+                dataset.
 
         Raises:
-            TypeError: The sampler, or the iterable dataset, has no `len()`.
+            DatasetTransferError: It cannot be sent to workers; the old one stays.
+            LoaderClosedError: After `close()`.
         """
-        group = len(self._devices) or 1
-        if self._iterable:
-            self._promised = len(self.dataset)
-            batches = batches_of(self._promised, self.batch_size, drop_last=self.drop_last)
-        else:
-            batches = len(self._index_sampler)
-        return (batches + group - 1) // group
+        self._control.check_open()
+        if dataset is None:
+            dataset = cfg.with_current_class(self.dataset)
+        old, vars(self)["dataset"] = self.dataset, dataset
+        try:
+            self._load()
+        except Exception:
+            vars(self)["dataset"] = old
+            raise
+        self.clean()
+        self._engine.replace_all(keep=keep)
+        if getattr(self.sampler, "data_source", None) is old:  # torch's samplers ask it for its length
+            self.sampler.data_source = dataset  # type: ignore[attr-defined]
+        self.events.publish(ev.DatasetReloaded(_clock()))
+
+    def _load(self) -> bool:
+        """Give the engine the dataset and the functions that workers need. Returns whether they differ from before."""
+        collate = collate_for_workers(self.collate_fn, batched=self.batch_sampler is not None)
+        if collate is not None and self._config.chunk is not None:
+            collate = list  # the consumer collates all chunks at once
+        return self._engine.load(self.dataset, collate, self.worker_init_fn, self._config.on_error)
+
+    # ---- control ----------------------------------------------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers. Assign another number at any time, also during an epoch and from any thread.
+
+        The batches that a leaving worker was assigned are produced by others. In workers that already run,
+        `get_worker_info().num_workers` keeps its value.
+
+        Raises:
+            ValueError: 0 for a loader with workers, or anything but 0 for one without: create a new loader for that.
+            TypeError: Not an int.
+        """
+        return self._control.num_workers
+
+    @num_workers.setter
+    def num_workers(self, value: int) -> None:
+        self._control.resize(value)
+        vars(self)["num_workers"] = self._control.num_workers
+
+    @property
+    def prefetch_factor(self) -> int | None:
+        """Batches requested ahead, per worker; None without workers. Can be assigned at any time.
+
+        An assigned value also replaces `prefetch` and a window that adapted itself.
+
+        Raises:
+            ValueError: It is negative, or there are no workers.
+            TypeError: Not an int.
+        """
+        return self._control.prefetch_factor
+
+    @prefetch_factor.setter
+    def prefetch_factor(self, value: int | None) -> None:
+        self._control.set_prefetch_factor(value)
+        vars(self)["prefetch_factor"] = self._control.prefetch_factor
+
+    def restart_workers(self, ids: int | Iterable[int] | None = None) -> None:
+        """Replace workers by new ones, at any time and from any thread; returns at once.
+
+        The batches that they were assigned are produced by others; the consumer gets every batch once and in order.
+        Modules that were edited are imported anew. Without workers nothing happens.
+
+        Args:
+            ids: A worker id, or several; all when None.
+
+        Raises:
+            ValueError: There is no such worker.
+            TypeError: It is not a worker id.
+            LoaderClosedError: After `close()`.
+        """
+        self._control.restart_workers(ids)
+
+    def stack(self, worker: int) -> str:
+        """The current Python stack of a worker, innermost frame first, even while it hangs in C code. From any thread.
+
+        A worker process is asked by a signal. The signal interrupts C functions that sleep and do not resume by
+        themselves (the C library's `sleep`, not Python's).
+
+        Args:
+            worker: A worker id. For a loader without workers 0, and the stack is that of the main thread.
+
+        Raises:
+            ValueError: There is no such worker.
+            NbloaderError: It is not running, or did not respond within two seconds.
+        """
+        return self._control.stack(worker)
+
+    def pause(self) -> None:
+        """Stop delivering and dispatching until `resume()`; workers finish what they process. From any thread.
+
+        Raises:
+            LoaderClosedError: After `close()`.
+        """
+        self._control.pause()
+
+    def resume(self) -> None:
+        """Continue after `pause()` or `step()`. From any thread.
+
+        Raises:
+            LoaderClosedError: After `close()`.
+        """
+        self._control.resume()
+
+    def step(self) -> None:
+        """Pause, if not paused already, and deliver exactly one batch to the consumer. From any thread.
+
+        The prefetch window advances by that batch; nothing else moves until the next `step()` or `resume()`.
+
+        Raises:
+            LoaderClosedError: After `close()`.
+        """
+        self._control.step()
+
+    def on_wait(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call a function from inside `__next__`, on the consumer's thread, at most every 100 ms.
+
+        It is called while the consumer waits, and also when batches are ready at once, so that a front end can handle
+        its messages while a cell is busy. It must be quick and must not iterate the loader. One that raises is
+        removed and logged.
+
+        Returns:
+            A function that unregisters it.
+        """
+        return self._engine.callbacks.add(callback)
+
+    # ---- observation ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> Snapshot:
+        """A frozen snapshot of the loader now; `print` it, or leave it as the last line of a cell."""
+        return self._monitor.stats(iterated=self._iterations > 0)
+
+    def points(self) -> list[Point]:
+        """The history that the dashboard plots: one point per call of `stats()`, at least 0.2 s apart."""
+        return self._monitor.points()
+
+    @property
+    def trace(self) -> Trace:
+        """What happened to the last 10,000 batches: `loader.trace.save("epoch.json")` writes it for Perfetto."""
+        return self._monitor.trace
+
+    def timeline(self, epoch: int | None = None) -> Figure:
+        """A Bokeh figure of what each worker and the loop did over time; for `bokeh.plotting.show`.
+
+        Args:
+            epoch: Its number; the newest by default.
+        """
+        return self._monitor.timeline(epoch)
+
+    def report(self, epoch: int | None = None) -> Report:
+        """The figures of an epoch on an HTML page that needs no kernel: `loader.report().save("report.html")`.
+
+        Args:
+            epoch: Its number; the newest by default.
+        """
+        return self._monitor.report(epoch, iterated=self._iterations > 0)
+
+    def dashboard(self) -> Dashboard:
+        """Show the live dashboard in this cell's output. A loader as the last line of a cell does the same.
+
+        Raises:
+            RuntimeError: This is not a notebook.
+        """
+        from nbloader.dashboard import show
+
+        return show(cast("LoaderControl", self))
+
+    def progress(self, **options: Any) -> Iterator[Any]:
+        """Iterate with a progress bar in the terminal: `for batch in loader.progress():`.
+
+        Beside tqdm's own figures it shows the share of time that the loop waits, and at the end what limited it.
+
+        Args:
+            **options: Options of `tqdm.tqdm`, such as `desc`, `leave` or `file`.
+
+        Raises:
+            ModuleNotFoundError: tqdm is not installed.
+        """
+        from nbloader.report.progress import progress
+
+        return progress(self, options)
+
+    def _ipython_display_(self) -> None:
+        self.dashboard()
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> State:
+        """The loader's position: which batches of which epoch have been delivered, and how the rest is to be drawn.
+
+        The batch that the loop is processing counts as delivered. It can be called at any moment. The state is
+        JSON-serializable and a few kB, whatever the size of the dataset. The method names are those of torchdata's
+        StatefulDataLoader.
+
+        From the first call on, what would be drawn from torch's global generator (the order with `shuffle=True` and no
+        `generator=`, and the seeds) is drawn from a seed of the loader's own, here and in the process that resumes:
+        both then yield the same later epochs, which `torch.manual_seed` no longer changes.
+
+        Raises:
+            TypeError: The state of a custom sampler cannot be stored as JSON, or the loader is over a source.
+        """
+        prefetched = self._prefetch.epoch
+        return self._checkpoint.state_dict(self._epoch_context(), None if prefetched is None else prefetched.plan)
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """Resume, with the next `iter(loader)`, where `state_dict()` was called, in this process or another one.
+
+        The rest of that epoch and all later ones are equal to the byte, whatever the number of workers. With an
+        iterable dataset the rest of the epoch is loaded in as many shards as there were; later epochs are sharded by
+        the number of workers here.
+
+        Args:
+            state_dict: What `state_dict()` returned, possibly via JSON.
+
+        Raises:
+            ValueError: It belongs to another dataset or other arguments, or cannot be read; the loader is unchanged.
+            TypeError: It is not a dict.
+        """
+        context = self._epoch_context()
+        self._checkpoint.check(state_dict, context)
+        self._checkpoint.load(state_dict, context)
+        self.clean()
+
+    # ---- the object -------------------------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, but for those that the loader was made of.
+        """Set an attribute, unless the loader was built from it.
 
         Raises:
-            ValueError: It would change nothing any more (as torch's DataLoader says of most of them).
+            ValueError: It would no longer have an effect (as torch's DataLoader says of most of them).
         """
-        if name in _FIXED and "_engine" in self.__dict__:
-            instead = "use loader.reload(dataset)" if name == "dataset" else "make a new loader"
+        if name in cfg.FIXED and "_engine" in vars(self):
+            instead = "use loader.reload(dataset)" if name == "dataset" else "create a new loader"
             raise ValueError(f"{name} attribute should not be set after DataLoader is initialized: {instead}")
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copying and pickling give a loader of the same arguments, with workers of its own, that has begun nothing."""
-        added = {name: value for name, value in vars(self).items() if name not in self._own and name[:1] != "_"}
+        """Copying and pickling give a loader with the same arguments and its own workers, before its first epoch."""
+        added = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in self._own_attributes and not name.startswith("_")
+        }
         return torch_compat.make, (type(self), torch_compat.arguments_of(self)), added
 
     def __repr__(self) -> str:
         """One line."""
         return f"<nbloader.DataLoader of {type(self.dataset).__name__}, num_workers={self.num_workers}>"
 
-    # ---- the end ----------------------------------------------------------------------------------------------------
-
     def close(self) -> None:
-        """End the workers, now. The loader cannot be used any more; closing twice is harmless."""
+        """End the workers now. The loader cannot be used any more; closing twice is harmless."""
         self.clean()
         if not self._engine.closed:
             self._engine.close()
@@ -442,3 +569,57 @@ class DataLoader(Steering, Watching[T_co], Resuming, torch.utils.data.DataLoader
     def __exit__(self, *_exc: object) -> None:
         """Close it."""
         self.close()
+
+
+cfg.document(DataLoader)
+
+
+def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, *, batched: bool) -> Engine | LocalEngine:
+    """Create the engine that a configuration asks for.
+
+    Args:
+        config: The configuration.
+        bus: The loader's event bus.
+        batched: Whether samples are batched.
+    """
+    streaming = None
+    if config.iterable:
+        streaming = IterableOptions(
+            config.drop_last, fresh=config.num_workers > 0 and not config.persistent_workers,
+            alone=not config.num_workers, prepare=datapipes.preparation(config.dataset),
+        )  # fmt: skip
+    if config.num_workers == 0 and not config.prefetch:
+        return LocalEngine(bus, batched=batched, output=config.output, streaming=streaming)
+    torch_compat.warn_if_too_many_workers(config.num_workers)
+    return Engine(
+        bus,
+        EngineConfig(
+            num_workers=config.num_workers or 1,
+            prefetch_factor=config.effective_prefetch_factor or 0,
+            prefetch=config.prefetch,
+            adapts=config.adapts_window,
+            kind=_make_pool_kind(config, sharded=streaming is not None and not streaming.alone),
+            in_turn=config.dispatch == "round_robin",
+            in_order=config.in_order,
+            timeout=config.timeout,
+            on_timeout=config.on_timeout,
+            max_restarts=config.max_restarts,
+            idle=None if config.persistent_workers else IDLE,
+            options={
+                "batched": batched,
+                "output": config.output,
+                "transport": config.transport,
+                "seed": 0,
+                "streaming": streaming,
+            },
+        ),
+    )
+
+
+def _make_pool_kind(config: LoaderConfig[Any], *, sharded: bool) -> PoolKind:
+    start_method = torch_compat.start_method(config.multiprocessing_context)
+    if config.workers == "thread" or config.num_workers == 0:  # a single thread loads `prefetch` batches ahead
+        return Threads(config.output, sharded)
+    if start_method == "forkserver":  # it gets ready while the program continues
+        forkserver.start(preload.expected(config.dataset, by_torch=config.transport == "pickle"))
+    return Processes(start_method, config.output, config.transport)

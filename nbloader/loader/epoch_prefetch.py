@@ -1,81 +1,42 @@
-"""The turn from one epoch to the next: the next one's first batches can be made before it is asked for."""
+"""The next epoch's first batches, loaded before the loop asks for it: `refresh()`, `clean()` and `auto_reload`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nbloader.engine.iterator import EpochIterator
-from nbloader.sampling.samplers import warn_if_exhausted
-
 if TYPE_CHECKING:
-    from nbloader.engine.engine import Engine
-    from nbloader.engine.inline_engine import LocalEngine
+    from nbloader.engine.iterator import EpochIterator
 
 
-class Turns:
-    """The part of `DataLoader` that begins epochs."""
+class EpochPrefetch:
+    """Holds at most one epoch that was started before anybody iterates it. It does not refer to the loader."""
 
-    persistent_workers: bool
-    dataset: Any
-    sampler: Any
-    batch_sampler: Any
-    _engine: Engine | LocalEngine
-    _auto_reload: bool
-    _iterations: int
-    _ahead: EpochIterator[Any] | None
-    """An epoch that nobody has asked for yet. It does not refer to the loader."""
+    def __init__(self) -> None:
+        self._epoch: EpochIterator[Any] | None = None
 
-    def refresh(self) -> None:
-        """Begin to make the first batches of the next epoch now, as Gluon's loader does.
+    @property
+    def epoch(self) -> EpochIterator[Any] | None:
+        """The epoch that was started; None if there is none."""
+        return self._epoch
 
-        The next `iter(loader)` takes them. What its order depends on (samplers, generators, the seed) is drawn now.
-        Without anybody to make batches ahead (`num_workers=0`, `prefetch=0`) nothing happens.
-
-        Raises:
-            LoaderClosedError: After `close()`.
-        """
-        self._check_open()
-        if self._ahead is None and self._engine.ahead:
-            self._ahead = self._make_epoch()
-            self._ahead.prefetch()
-
-    def clean(self) -> None:
-        """Drop what `refresh()` or `auto_reload` has begun, as Gluon's loader does."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.drop()
-
-    def _take_ahead(self) -> EpochIterator[Any] | None:
-        """The epoch that was begun ahead, if it still holds: a changed dataset must be seen."""
-        if self._ahead is None:
-            return None
-        if not self.persistent_workers and self._load():
-            self.clean()
-            self._engine.replace_all()
-        ahead, self._ahead = self._ahead, None
-        return ahead
-
-    def _epoch_over(self, empty: bool) -> None:
-        """An epoch was iterated to its end.
+    def start(self, make_epoch: Callable[[], EpochIterator[Any]]) -> None:
+        """Start the next epoch, unless that has been done.
 
         Args:
-            empty: Whether it had no batch.
+            make_epoch: Creates its iterator.
         """
-        over = getattr(self.batch_sampler, "epoch_over", None)
-        if over is not None:
-            over()
-        if self._auto_reload and not self._engine.closed:
-            self.refresh()
-        if empty:
-            warn_if_exhausted(
-                dataset=self.dataset, sampler=self.sampler, batch_sampler=self.batch_sampler, stacklevel=7
-            )
+        if self._epoch is None:
+            self._epoch = make_epoch()
+            self._epoch.prefetch()
 
-    def _make_epoch(self) -> EpochIterator[Any]:
-        raise NotImplementedError
+    def take(self) -> EpochIterator[Any] | None:
+        """Hand over the epoch that was started; None if there is none."""
+        epoch, self._epoch = self._epoch, None
+        return epoch
 
-    def _load(self) -> bool:
-        raise NotImplementedError
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
+    def discard(self) -> None:
+        """Drop the epoch that was started, if any, with what was loaded for it."""
+        epoch = self.take()
+        if epoch is not None:
+            epoch.drop()

@@ -1,25 +1,31 @@
-"""torch's own habits, kept for programs that count on them: start methods, attributes."""
+"""Compatibility with torch's loader: start methods, and loaders that are made from other loaders."""
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import multiprocessing.context
 import sys
-import warnings
 from typing import Any
 
 from nbloader._util.system import cores
+from nbloader._util.user_warning import warn
 
-CROWD = 16
-"""Workers per core from which on torch's warning about too many is given; fewer are right for work that waits."""
+TOO_MANY_PER_CORE = 16
+"""Workers per core above which torch's warning is given. Fewer are right for samples that are waited for."""
+
+_SELECTS_SAMPLES = frozenset({
+    "self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last",
+})  # fmt: skip
+"""Parameters of torch's loader that `arguments_of` derives from its samplers."""
 
 
 def check_context(context: Any, num_workers: int) -> Any:
     """The `multiprocessing_context` as torch keeps it: a context object, or None.
 
     Raises:
-        ValueError: A name that is no start method here, or there are no workers.
-        TypeError: Neither a name nor a context.
+        ValueError: It names no start method of this system, or there are no workers.
+        TypeError: It is neither a name nor a context.
     """
     if context is None:
         return None
@@ -45,76 +51,65 @@ def check_context(context: Any, num_workers: int) -> Any:
 
 
 def start_method(context: Any) -> str:
-    """How workers start: "forkserver" or "spawn"; "fork" is taken for the first, with a warning.
+    """How workers start: "forkserver" or "spawn". "fork" is replaced by "forkserver", with a warning.
 
-    A kernel has several threads, and a fork of it can stand still for ever in a lock that one of them held.
+    A notebook's kernel has several threads, and a forked copy of it can deadlock on a lock that one of them held.
 
     Args:
-        context: What `check_context` gave.
+        context: What `check_context` returned.
     """
     name = context.get_start_method() if context is not None else None
     if name == "fork":
-        warnings.warn(
+        warn(
             "multiprocessing_context names fork: a process with threads (a notebook's kernel has about nine) cannot be "
-            'forked safely, so workers start by "forkserver", which takes about 10 ms each. Name that, or leave the '
-            "argument out.",
-            stacklevel=3,  # the line that made the loader
+            'forked safely, so workers are started with "forkserver", which takes about 10 ms each. Pass that, or omit '
+            "the argument."
         )
     return "spawn" if name == "spawn" or sys.platform == "win32" else "forkserver"
 
 
-def warn_of_a_crowd(num_workers: int) -> None:
-    """Warn as torch does when there are very many workers for the cores of this machine."""
-    if num_workers > CROWD * cores():
-        warnings.warn(
+def warn_if_too_many_workers(num_workers: int) -> None:
+    """Warn as torch does when there are far more workers than cores."""
+    if num_workers > TOO_MANY_PER_CORE * cores():
+        warn(
             f"This DataLoader will create {num_workers} worker processes in total, on {cores()} cores. Please be aware "
             "that excessive worker creation might get DataLoader running slow or even freeze, lower the worker number "
-            "to avoid potential slowness/freeze if necessary.",
-            stacklevel=3,
+            "to avoid potential slowness/freeze if necessary."
         )
 
 
-# ---- loaders of others --------------------------------------------------------------------------------------------
-
-_SAME = (
-    "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
-    "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order", "collate_fn",
-)  # fmt: skip
-
-
-_OURS = (
-    "num_workers", "prefetch_factor", "prefetch", "workers", "output", "transport", "device", "last_batch",
-    "auto_reload", "names", "chunk_size", "on_error", "on_timeout", "max_restarts", "dispatch",
-)  # fmt: skip
-
-
 def arguments_of(loader: Any) -> dict[str, Any]:
-    """The arguments that make a loader like this one of torch's, or of ours.
+    """The arguments with which a loader of torch's or of ours can be created again.
 
-    Samplers are taken over as they are: whoever calls their `set_epoch` goes on doing so.
+    Samplers are reused, not copied: their owner may call `set_epoch` on them.
     """
     from torch.utils.data import BatchSampler, IterableDataset
+    from torch.utils.data import DataLoader as TorchLoader
 
+    from nbloader.loader.config import ARGUMENTS, LoaderConfig
     from nbloader.sampling.samplers import FullBatches
 
-    out: dict[str, Any] = {name: getattr(loader, name) for name in _SAME if hasattr(loader, name)}
-    if "_engine" in vars(loader):  # one of ours
-        out |= {name: vars(loader)[name] for name in _OURS if vars(loader)[name] is not None}
-    out["dataset"] = loader.dataset
+    config = getattr(loader, "_config", None)
+    ours = isinstance(config, LoaderConfig)
+    iterable = config.iterable if isinstance(config, LoaderConfig) else isinstance(loader.dataset, IterableDataset)
+    names = (ARGUMENTS if ours else frozenset(inspect.signature(TorchLoader.__init__).parameters)) - _SELECTS_SAMPLES
+    given = vars(loader)  # what the user gave, where a property shows what is in effect
+    arguments = {name: given.get(name, getattr(loader, name)) for name in names if hasattr(loader, name)}
+    arguments["dataset"] = loader.dataset
     batch_sampler = loader.batch_sampler
-    if isinstance(loader.dataset, IterableDataset) or getattr(loader, "_iterable", False):
-        out.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
+    if iterable:
+        arguments.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
     elif batch_sampler is None:
-        out.update(batch_size=None, sampler=loader.sampler)
+        arguments.update(batch_size=None, sampler=loader.sampler)
     elif type(batch_sampler) in {BatchSampler, FullBatches} and loader.batch_size is not None:
-        out.update(batch_size=loader.batch_size, sampler=loader.sampler, drop_last=loader.drop_last)
+        arguments.update(batch_size=loader.batch_size, sampler=loader.sampler, drop_last=loader.drop_last)
     else:
-        out["batch_sampler"] = batch_sampler
-    return out
+        arguments["batch_sampler"] = batch_sampler
+    return arguments
 
 
 def make(cls: type[Any], arguments: dict[str, Any]) -> Any:
-    """A loader of ours, or of a subclass whose `__init__` may take other arguments."""
+    """Create a loader without calling the `__init__` of its subclass, which may take other arguments."""
     from nbloader.loader.dataloader import DataLoader
 
     loader: Any = object.__new__(cls)

@@ -11,9 +11,10 @@ that is renamed makes older states unreadable.
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, NamedTuple
+
+from nbloader._util.user_warning import warn
 
 LAST_BATCH = ("keep", "discard", "rollover")
 """Values of the argument `last_batch`."""
@@ -216,20 +217,18 @@ def make_endless(*, batch_size: int | None, drop_last: bool) -> Samplers:
     return Samplers(endless, BatchSampler(endless, batch_size, drop_last) if batch_size is not None else None)
 
 
-def warn_if_exhausted(*, stacklevel: int, **sources: Any) -> None:
+def warn_if_exhausted(**sources: Any) -> None:
     """After an epoch without batches: warn if a source that can be iterated only once is the likely cause.
 
     Args:
-        stacklevel: As for `warnings.warn`, counted from this function.
         sources: Dataset and samplers, by the name of the loader's argument.
     """
     for name, source in sources.items():
         builtin = type(source).__module__ in {"builtins", "itertools", "_io"}
         if builtin and hasattr(source, "__next__"):
-            warnings.warn(
+            warn(
                 f"this epoch had no batches: {name} is a {type(source).__name__}, which can be iterated once and is "
-                f"exhausted. Pass a list, or an object whose __iter__ starts anew, as {name}",
-                stacklevel=stacklevel,
+                f"exhausted. Pass a list, or an object whose __iter__ starts anew, as {name}"
             )
 
 

@@ -1,0 +1,24 @@
+"""Warnings that point to the user's line."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning at the innermost frame that is not nbloader's own.
+
+    Args:
+        message: The text.
+        category: Its class.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    level = 2
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, category, stacklevel=level)

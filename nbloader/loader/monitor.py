@@ -1,0 +1,72 @@
+"""Observation of a loader: statistics, the trace, reports and the live dashboard."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from nbloader.device.transfer import DeviceTransfer
+from nbloader.diagnose.bottleneck import judge
+from nbloader.engine.engine import Engine
+from nbloader.engine.inline_engine import LocalEngine
+from nbloader.events import EventBus
+from nbloader.metrics.aggregator import Aggregator
+from nbloader.metrics.probe import ProcessProbe
+from nbloader.metrics.snapshot import Point, Snapshot
+from nbloader.report.trace import Trace
+
+if TYPE_CHECKING:
+    from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
+
+    from nbloader.dashboard.page import Report
+
+
+class Monitor:
+    """Aggregates a loader's events. It changes nothing about the loading.
+
+    Args:
+        events: The loader's event bus.
+        engine: Its engine.
+        transfer: What moves batches to their devices; None where they stay as they are.
+    """
+
+    def __init__(self, events: EventBus, engine: Engine | LocalEngine, transfer: DeviceTransfer | None) -> None:
+        self._events = events
+        self._engine = engine
+        self._transfer = transfer
+        self._aggregator = Aggregator(judge)
+        self._probe = ProcessProbe()
+        events.subscribe(self._aggregator.update)
+
+    def stats(self, *, iterated: bool) -> Snapshot:
+        """See `DataLoader.stats`.
+
+        Args:
+            iterated: Whether an epoch has ever been started.
+        """
+        gauges = self._engine.gauges("idle" if iterated else "new")
+        if self._transfer is not None:
+            begun = self._transfer.started(gauges.run)
+            gauges = dataclasses.replace(gauges, pinned=self._transfer.pins, device=self._transfer.name, begun=begun)
+        return self._aggregator.snapshot(self._probe.fill(gauges))
+
+    def points(self) -> list[Point]:
+        """See `DataLoader.points`."""
+        return self._aggregator.points()
+
+    @property
+    def trace(self) -> Trace:
+        """See `DataLoader.trace`."""
+        return Trace(self._events.recent())
+
+    def timeline(self, epoch: int | None) -> Figure:
+        """See `DataLoader.timeline`."""
+        from nbloader.dashboard.figures import timeline
+
+        return timeline(self.trace.epoch(epoch))
+
+    def report(self, epoch: int | None, *, iterated: bool) -> Report:
+        """See `DataLoader.report`."""
+        from nbloader.dashboard.page import Report
+
+        return Report(self.stats(iterated=iterated), self.trace.epoch(epoch))
