@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbloader.transport.channel import READ_SIZE, Channel, Kind
+from nbloader.batch.header import BatchHeader
+from nbloader.transport.channel import HEADER, READ_SIZE, Channel, Kind
 
 pytestmark = pytest.mark.unit
 
@@ -160,7 +161,7 @@ def test_an_end_within_a_frame_is_an_end(sent):
     a, b = socket.socketpair()
     with contextlib.closing(Channel(b, blocking=False)) as right:
         with contextlib.closing(a):
-            a.sendall((4 * READ_SIZE).to_bytes(4, "little") + Kind.BATCH.to_bytes(4, "little") + bytes(sent))
+            a.sendall(HEADER.pack(4 * READ_SIZE, Kind.BATCH) + bytes(sent))
         with pytest.raises(EOFError):
             pump(right, right, 1)
 
@@ -218,3 +219,36 @@ def test_descriptors_that_must_wait_for_room_come_with_their_frame():
     os.close(unsent)
     sender.close()
     receiver.close()
+
+
+class Huge(bytes):
+    """A buffer that says that it is larger than it is."""
+
+    def __len__(self):
+        return 5 << 30
+
+
+def test_frames_may_be_larger_than_4_gib():
+    """By the length fields alone: the fake socket accepts any number of bytes."""
+
+    class Socket:
+        sent = ()
+
+        def setblocking(self, _blocking):
+            pass
+
+        def fileno(self):
+            return -1
+
+        def sendmsg(self, buffers, _ancillary):
+            self.sent = buffers
+            return sum(map(len, buffers))
+
+    sock = Socket()
+    channel = Channel(sock, blocking=True)
+    channel.send(Kind.BATCH, b"header", Huge())
+    assert HEADER.unpack(sock.sent[0]) == (6 + (5 << 30), Kind.BATCH)
+    channel.send_all([(Kind.INIT, Huge())])
+    assert HEADER.unpack(sock.sent[0]) == (5 << 30, Kind.INIT)
+    header = BatchHeader(0, 1, -1, -1, 6 << 30, 5 << 30, 1 << 33, *range(7))
+    assert BatchHeader.unpack(header.pack() + b"extras") == header

@@ -100,7 +100,7 @@ def test_a_worker_that_cannot_answer_is_an_error_in_bounded_time(monkeypatch):
         wait_for(lambda: all(w.state == "idle" for w in loader.stats().workers))
         assert "_next_task" in loader.stack(1)
         os.kill(pids(loader)[0], signal.SIGSTOP)
-        with pytest.raises(NbloaderError, match=r"did not tell its stack within 0\.3 s: .*stopped"):
+        with pytest.raises(NbloaderError, match=r"did not respond to a stack request within 0\.3 s: .*stopped"):
             loader.stack(0)
         os.kill(pids(loader)[0], signal.SIGCONT)
         with pytest.raises(ValueError, match="no worker 2"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-_STRUCT = struct.Struct("<qqiiqIIqqqqqiq")
+_STRUCT = struct.Struct("<qqiiqqqqqqqqqq")
 
 HEADER_SIZE = _STRUCT.size
 """Bytes of a packed header."""

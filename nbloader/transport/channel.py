@@ -1,7 +1,7 @@
 """Frames between the notebook's process and one worker, over one duplex Unix socket, with file descriptors.
 
-A frame is 8 bytes of header (length, kind) and its body. Many small frames arrive with one system call. The
-notebook's end never blocks: what the socket does not take is kept, and sent when it can be written to again.
+A frame is a header (64-bit length, kind) and its body. Many small frames are received with one system call. The
+notebook's end never blocks: what the socket does not accept is kept, and sent when the socket is writable again.
 """
 
 from __future__ import annotations
@@ -18,56 +18,60 @@ from typing import Any, TypeAlias
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
-HEADER = struct.Struct("<II")
-READ_SIZE = 1 << 16  # below malloc's mmap threshold: a larger buffer costs page faults at every call
-MAX_PIECES = 512  # of one system call; the kernel takes 1024
-MAX_FDS = 64  # with one frame
-# Programs that a dataset runs must not hold our connections. Plain numbers: to add two flags of an enum takes 1 us.
+HEADER = struct.Struct("<QI")
+"""Length of the body in bytes, and kind of the frame."""
+READ_SIZE = 1 << 16
+"""Bytes of one read. Below malloc's mmap threshold: a larger buffer costs page faults at every call."""
+MAX_PIECES = 512
+"""Buffers of one system call; the kernel takes 1024."""
+MAX_FDS = 64
+"""Descriptors with one frame."""
+# Programs that a dataset runs must not inherit our descriptors. Plain ints: adding two flags of an enum takes 1 us.
 CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
-AT_ONCE = CLOSE_ON_EXEC | int(socket.MSG_DONTWAIT)
+NO_WAIT = CLOSE_ON_EXEC | int(socket.MSG_DONTWAIT)
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * MAX_FDS)
 
 
 @unique
 class Kind(IntEnum):
-    """What a frame holds."""
+    """What a frame holds. A number may have another meaning in each direction."""
 
     INIT = 1
-    """To the worker: surroundings and dataset."""
+    """To the worker: `bootstrap.InitMessage`."""
     TASK = 2
-    """To the worker: make this batch."""
+    """To the worker: produce this batch."""
     CANCEL = 3
-    """To the worker: forget these batches of a run, as far as they came before and have not begun; all of them and the
-    run's iterators where none is named."""
+    """To the worker: drop these batches of an iteration, where they were received before this frame and are not begun.
+    Without numbers: drop all of them, and the iterators over shards that belong to the iteration."""
     READY = 4
-    """From the worker: the dataset is there."""
+    """From the worker: it has its dataset."""
     SEGMENT = 5
-    """From the worker, with a descriptor: a new segment. To the worker: one for batches that several write."""
+    """With a descriptor. From the worker: a new segment. To the worker: a new arena for chunks."""
     LAYOUT = 6
-    """From the worker: the structure that later batches refer to. To the worker: that of batches that several write."""
+    """From the worker: a layout to which later batches refer. To the worker: the layout of chunks in arenas."""
     BATCH = 7
     """From the worker: a batch."""
     ERROR = 8
-    """From the worker: a batch that could not be made."""
+    """From the worker: a batch that could not be produced."""
     INIT_ERROR = 9
     """From the worker: the dataset could not be rebuilt, or `worker_init_fn` raised."""
-    SPARED = 12
-    """From the worker, before the batch: samples of it that were left out or replaced; the batch is none if all were
-    left out."""
     FORK = 10
     """To the fork server, with four descriptors: start a worker."""
     PRELOAD = 11
     """To the fork server: import these modules."""
+    SPARED = 12
+    """From the worker, before the batch: samples of it that were skipped or replaced. No batch follows if all of them
+    were skipped."""
     END = 13
-    """From the worker: the shard has no such batch."""
-    HANDED = 15
-    """To the worker, before INIT, with descriptors: what its dataset shares with the notebook's process."""
-    DROP = 16
-    """To the worker: a segment for batches that several write is not used any more. From the worker: nor are these."""
-    REST = 17
-    """To the worker: segments that came back, and nothing is to do for now."""
+    """From the worker: the shard is exhausted, there is no such batch."""
     STATE = 14
-    """From the worker: how to come where an iterator is."""
+    """From the worker: the state of an iterator over a shard."""
+    HANDED = 15
+    """To the worker, before INIT, with descriptors: those of `multiprocessing` objects in its dataset."""
+    DROP = 16
+    """To the worker: an arena is not used any more. From the worker: these segments are not used any more."""
+    REST = 17
+    """To the worker: segments that came back, and the worker may free memory since nothing is to do."""
 
 
 class Channel:
@@ -80,6 +84,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket, *, blocking: bool) -> None:
         sock.setblocking(blocking)
+        self._blocking = blocking
         self._sock = sock
         self._fileno = sock.fileno()
         self._tail = b""
@@ -95,7 +100,7 @@ class Channel:
 
     @property
     def backlogged(self) -> bool:
-        """Whether some bytes wait until the socket can be written to."""
+        """Whether bytes are waiting until the socket is writable."""
         return bool(self._backlog)
 
     def send(self, kind: Kind, *parts: Bytes, fds: tuple[int, ...] = ()) -> None:
@@ -103,11 +108,11 @@ class Channel:
 
         Args:
             kind: What it holds.
-            parts: Its body, in pieces that are not joined before they are sent.
-            fds: Descriptors that go with it; the caller still owns (and closes) its own.
+            parts: Its body, in buffers that are sent without joining them.
+            fds: Descriptors to send with it; the caller keeps (and closes) its own.
 
         Raises:
-            OSError: The other end is gone.
+            OSError: The other end is closed.
         """
         self._send([HEADER.pack(sum(len(p) for p in parts), kind), *parts], fds)
 
@@ -115,7 +120,7 @@ class Channel:
         """Send several frames, (kind, body) each, with one system call.
 
         Raises:
-            OSError: The other end is gone.
+            OSError: The other end is closed.
         """
         self._send([piece for kind, body in frames for piece in (HEADER.pack(len(body), kind), body)], fds)
 
@@ -139,13 +144,18 @@ class Channel:
             sent -= len(piece)
 
     def _keep(self, pieces: list[Bytes], fds: tuple[int, ...]) -> None:
-        """Have these wait until the socket can be written to; the descriptors go with the first."""
+        """Queue these until the socket is writable; the descriptors go with the first.
+
+        The notebook's end copies what may change meanwhile. The worker's end sends all before it returns.
+        """
         for piece in pieces:
-            self._backlog.append((memoryview(bytes(piece)), tuple(map(os.dup, fds))))
+            view = memoryview(piece)
+            kept = view if self._blocking or view.readonly else memoryview(bytes(view))
+            self._backlog.append((kept, tuple(map(os.dup, fds))))
             fds = ()
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it (all of it on a blocking one)."""
+        """Send what is queued, as far as the socket accepts it (all of it on a blocking one)."""
         while self._backlog:
             head, fds = self._backlog[0]
             try:
@@ -160,10 +170,10 @@ class Channel:
                 self._backlog[0] = head[sent:], ()
 
     def receive(self, *, wait: bool = True) -> list[tuple[int, Bytes]]:
-        """Read what is there: the frames that are complete now, as (kind, body). May be empty.
+        """Read once and return the frames that are complete now, as (kind, body). May be empty.
 
         Args:
-            wait: False makes a blocking channel return at once when nothing is there.
+            wait: False makes a blocking channel return at once when nothing has arrived.
 
         Raises:
             EOFError: The other end is closed and everything it sent has been read.
@@ -174,7 +184,7 @@ class Channel:
             return frames
         try:
             data, ancillary, _flags, _address = self._sock.recvmsg(
-                READ_SIZE, ANCILLARY_SIZE, CLOSE_ON_EXEC if wait else AT_ONCE
+                READ_SIZE, ANCILLARY_SIZE, CLOSE_ON_EXEC if wait else NO_WAIT
             )
         except BlockingIOError:
             return frames
@@ -202,11 +212,11 @@ class Channel:
         return frames
 
     def take_fd(self) -> int:
-        """The oldest descriptor that has arrived and was not taken yet; the caller owns it from now on."""
+        """The oldest descriptor that has arrived and was not taken yet; the caller owns it then."""
         return self._fds.popleft()
 
     def shut_down(self) -> None:
-        """Tell the other end that nothing more will come; what it sends can still be read."""
+        """Close the sending side; what the other end sends can still be read."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 

@@ -1,15 +1,15 @@
-"""A small process that forks workers, so that the notebook's own process is never forked.
+"""The fork server: a small process that forks workers, so that the notebook's own process is never forked.
 
-A kernel has many threads, and a fork of it can deadlock. The fork server is started once for the notebook's process,
-imports what all workers need (numpy, and torch where a dataset uses it: that is a second server), has one thread, and
-forks a worker in 8 ms.
+A kernel has many threads, and forking it can deadlock. The fork server is started once for the notebook's process,
+imports what all workers need (numpy; torch in a second server, for datasets that use it), has one thread, and forks a
+worker in 8 ms.
 
 `multiprocessing`'s own fork server is not used because it imports `__main__` again in each worker, cannot import
-more once it runs (torch, when the second dataset needs it), and leaves its children running when the parent is killed
-and a child hangs. This one kills them: it sees the connection close.
+more modules once it runs (torch, when the second dataset needs it), and leaves its children running when the parent is
+killed and a child hangs. This one kills them when its connection closes.
 
 For each worker the notebook's process gets a lifeline, the read end of a pipe: the server writes the worker's pid to
-it, and its wait status when it has ended.
+it, and the wait status when the worker has ended.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import multiprocessing
 import os
@@ -35,33 +36,35 @@ from nbloader._util.system import cores
 from nbloader.transport.channel import Channel, Kind
 
 LIFELINE = struct.Struct("<q")
-"""What a lifeline carries: the pid, then `~status` (negative) of the wait status, as `os.waitpid` gives it."""
+"""Content of a lifeline: the pid, then `~status` (negative), with the wait status as `os.waitpid` returns it."""
 
+WORKER_MODULE = "nbloader.workers.process_worker"
+"""Its `main(fd)` runs a worker. The server process imports it by name: this package does not import workers."""
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 # ---- the notebook's side ----------------------------------------------------------------------------------------
 
 UNUSED_S = 60.0
-"""How long a server that was started on a guess waits for somebody to need it."""
+"""Seconds after which a server that was started early ends if no loader uses it."""
 
 
 class _Server:
     """A server's process and the connection to it.
 
     Args:
-        early: Modules it imports before it listens, where it is started on a guess: it ends when it stays unused.
+        early: Modules it imports before it listens, where it is started early; it ends if no loader uses it.
     """
 
     def __init__(self, early: tuple[str, ...] = ()) -> None:
         self.owner = os.getpid()
-        self.asked = False  # by a loader: it is no guess any more
+        self.used = False  # by a loader
         self._forked = False
         ours, theirs = socket.socketpair()
         entry = f"from nbloader.transport.forkserver import main; main({theirs.fileno()}, {early!r})"
         try:
-            # A kernel that is shut down ends all children in its process group first, and waits until they are reaped,
-            # which nobody does by then: this one ends by itself when the kernel does.
+            # A kernel that shuts down kills all children in its process group and waits until they are reaped, which
+            # nobody does by then. In a session of its own the server survives that, and ends when the kernel does.
             self.process = subprocess.Popen(
                 python_command(entry), pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=worker_environment(),
                 start_new_session=True,
@@ -77,7 +80,7 @@ class _Server:
         return self.owner == os.getpid() and self.process.poll() is None
 
     def send(self, kind: Kind, preload: list[str], fds: tuple[int, ...] = ()) -> None:
-        self.asked = True
+        self.used = True
         self._forked |= kind == Kind.FORK
         self._channel.send(kind, json.dumps(preload).encode(), fds=fds)
 
@@ -86,7 +89,7 @@ class _Server:
         self._channel.close()
         if self.owner == os.getpid():
             if not self._forked:
-                self.process.kill()  # it may be in the middle of an import, and hear of nothing
+                self.process.kill()  # it may be importing, and not read its connection
             self.process.wait()
         else:
             self.process.returncode = 0  # another process's child: not to be waited for here
@@ -94,35 +97,35 @@ class _Server:
 
 _lock = threading.Lock()
 _servers: dict[bool, _Server] = {}
-"""One for workers that need torch (True), and one for those that do not: it is ready in 0.2 s, torch takes another."""
+"""By whether workers need torch. A server without torch is ready in 0.2 s; torch takes another second."""
 
 
 def python_command(entry: str) -> list[str]:
     """The command that runs `entry` (code) in a new interpreter that finds the modules which this one finds.
 
     Raises:
-        OSError: This is no process of an interpreter's.
+        OSError: This process has no interpreter that could be started (`sys.executable`).
     """
     if not sys.executable:
         raise FileNotFoundError(f"sys.executable is {sys.executable!r}: set it to the path of a Python interpreter")
-    entries: list[object] = list(sys.path)  # Python passes over what is no text, such as a pathlib.Path
+    entries: list[object] = list(sys.path)  # Python ignores entries that are not str, such as a pathlib.Path
     path = [place for place in entries if isinstance(place, str)]
     code = f"import sys; sys.path[:] = {path!r}; {entry}"
     return [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
 
 
 def worker_environment() -> dict[str, str]:
-    """This process's environment, with one thread for each numeric library that is not told otherwise."""
+    """This process's environment, with one thread for each numeric library whose number of threads is not set."""
     return {**dict.fromkeys(ONE_THREAD, "1"), **os.environ}
 
 
 def start_early() -> None:
-    """Start the server with torch while this process itself imports torch, on the guess that a loader will need it.
+    """Start the server with torch while this process itself imports torch, in case a loader will need it.
 
-    So workers with torch are ready when the first loader is iterated, even in the same breath; else they come a second
-    later. The first loader decides: one that needs no torch ends it; and so does a minute without a loader.
+    Then workers with torch are ready when the first loader is iterated; else they come a second later. The server ends
+    if the first loader does not need torch, or if there is no loader for a minute.
     """
-    a_worker = "nbloader.workers.process_worker" in sys.modules or multiprocessing.parent_process() is not None
+    a_worker = WORKER_MODULE in sys.modules or multiprocessing.parent_process() is not None
     if a_worker or cores() == 1:  # alone on its core it would only delay this process's import
         return
     with _lock, contextlib.suppress(OSError):
@@ -136,9 +139,9 @@ def start(preload: list[str]) -> None:
     Args:
         preload: Modules for it to import.
     """
-    with _lock, contextlib.suppress(OSError):  # what fails here fails again in `fork`, where somebody asks for it
+    with _lock, contextlib.suppress(OSError):  # `fork` will raise the same error, where it can be handled
         torch = _with_torch(preload)
-        if not torch and True in _servers and not _servers[True].asked:
+        if not torch and True in _servers and not _servers[True].used:
             _servers.pop(True).end()
         _ensure(torch).send(Kind.PRELOAD, preload)
 
@@ -147,7 +150,7 @@ def fork(sock: int, stdout: int, stderr: int, preload: list[str]) -> int:
     """Start a worker.
 
     Args:
-        sock: Descriptor of the worker's end of its connection.
+        sock: Descriptor of the worker's end of the connection.
         stdout: Descriptor that becomes its standard output.
         stderr: Descriptor that becomes its standard error.
         preload: Modules for the server to import first (never the user's own: those may be edited).
@@ -162,7 +165,7 @@ def fork(sock: int, stdout: int, stderr: int, preload: list[str]) -> int:
         with _lock:
             try:
                 _ensure(torch).send(Kind.FORK, preload, fds)
-            except OSError:  # the server was killed in this moment: start another
+            except OSError:  # the server was killed just now: start another
                 if torch in _servers:
                     _servers.pop(torch).end()
                 _ensure(torch).send(Kind.FORK, preload, fds)
@@ -192,7 +195,7 @@ def _with_torch(preload: list[str]) -> bool:
 
 def _ensure(torch: bool) -> _Server:
     for key, server in list(_servers.items()):
-        if not server.alive():  # killed, or it was the early one and has ended unused
+        if not server.alive():  # killed, or it was started early and has ended unused
             del _servers[key]
             server.end()
     if torch not in _servers:
@@ -200,25 +203,25 @@ def _ensure(torch: bool) -> _Server:
     return _servers[torch]
 
 
-weakref.finalize(_lock, shutdown)  # at exit, after the finalizers of all loaders, which are made later
+weakref.finalize(_lock, shutdown)  # at exit, after the finalizers of all loaders, which are registered later
 
 
 # ---- the server -------------------------------------------------------------------------------------------------
 
 
 def main(fd: int, early: tuple[str, ...] = ()) -> None:
-    """The server: fork workers when asked, report their ends, and kill them all when the notebook's process is gone.
+    """Run the server: fork workers on request, report their ends, kill them all when the notebook's process is gone.
 
     Args:
         fd: Descriptor of the connected socket.
-        early: Modules to import at once; then the server ends when nobody asks for anything within `UNUSED_S`.
+        early: Modules to import first; then the server ends if there is no request within `UNUSED_S`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    gc.disable()  # it takes a sixth of the time of importing torch, and finds nothing
+    gc.disable()  # a sixth of the time of importing torch, for nothing
     import numpy.random  # noqa: F401 - lazily imported by NumPy
 
-    import nbloader.workers.process_worker  # noqa: F401 - what every worker needs, imported once
+    importlib.import_module(WORKER_MODULE)  # what every worker needs, imported once
 
     wakeup, wakeup_write = os.pipe()
     os.set_blocking(wakeup, False)
@@ -227,22 +230,22 @@ def main(fd: int, early: tuple[str, ...] = ()) -> None:
     channel = Channel(socket.socket(fileno=fd), blocking=True)
     lifelines: dict[int, int] = {}
     _import_all(early)
-    patience = UNUSED_S if early else None
+    timeout = UNUSED_S if early else None
     with selectors.DefaultSelector() as selector:
         selector.register(channel, selectors.EVENT_READ)
         selector.register(wakeup, selectors.EVENT_READ)
         while True:
-            ready = selector.select(patience)
-            if not ready and patience is not None:
+            ready = selector.select(timeout)
+            if not ready and timeout is not None:
                 os._exit(0)
-            patience = None
+            timeout = None
             for key, _events in ready:
                 if key.fileobj is channel:
                     try:
                         frames = channel.receive()
                     except EOFError:
                         _kill_all(lifelines)
-                        os._exit(0)  # at once: with torch imported an interpreter takes a second to end
+                        os._exit(0)  # with torch imported, a normal exit takes a second
                     for kind, body in frames:
                         _import_all(json.loads(bytes(body)))
                         if kind == Kind.FORK:
@@ -254,10 +257,10 @@ def main(fd: int, early: tuple[str, ...] = ()) -> None:
 
 def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[int]) -> None:
     sock, stdout, stderr, lifeline = (channel.take_fd() for _ in range(4))
-    gc.freeze()  # workers do not look at what is here, which would give each a copy of it
+    gc.freeze()  # a collection in a worker would copy the pages of all objects that exist now
     try:
         pid = os.fork()
-    except OSError as error:  # no process left: the worker's place sees its lifeline end, and this as its last words
+    except OSError as error:  # the pool sees the lifeline end, and this text as the worker's last output
         os.write(stderr, f"no process could be started: {error}\n".encode())
         for fd in (sock, stdout, stderr, lifeline):
             os.close(fd)
@@ -267,7 +270,7 @@ def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[in
             os.close(fd)
         _become_worker(sock, stdout, stderr)
     lifelines[pid] = lifeline
-    with contextlib.suppress(BrokenPipeError):  # given up meanwhile: it will see its connection closed
+    with contextlib.suppress(BrokenPipeError):  # the pool has given it up: the worker will see its connection closed
         os.write(lifeline, LIFELINE.pack(pid))
     for fd in (sock, stdout, stderr):
         os.close(fd)
@@ -284,13 +287,11 @@ def _become_worker(sock: int, stdout: int, stderr: int) -> NoReturn:
         os.dup2(stderr, 2)
         os.close(stdout)
         os.close(stderr)
-        from nbloader.workers import process_worker
-
-        process_worker.main(sock)
+        sys.modules[WORKER_MODULE].main(sock)
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:  # noqa: BLE001 - nothing above this frame but the server's loop, which must not run in a worker
+    except BaseException:  # noqa: BLE001 - above this frame is only the server's loop, which must not run in a worker
         sys.excepthook(*sys.exc_info())
     finally:
         with contextlib.suppress(Exception):
@@ -300,7 +301,7 @@ def _become_worker(sock: int, stdout: int, stderr: int) -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """On Linux: have the kernel kill this process when its parent (a single-threaded one) ends."""
+    """On Linux: have the kernel kill this process when its parent (which must be single-threaded) ends."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
@@ -309,7 +310,7 @@ def die_with_parent() -> None:
 def _import_all(names: Iterable[str]) -> None:
     for name in names:
         if name not in sys.modules:
-            with contextlib.suppress(Exception):  # the worker will meet the same error and report it
+            with contextlib.suppress(Exception):  # the worker will raise the same error and report it
                 __import__(name)
 
 

@@ -1,7 +1,7 @@
-"""The Python stack of a worker, asked for from outside, also while it hangs in C code that holds the interpreter lock.
+"""The Python stack of a worker, requested from outside, even while it hangs in C code that holds the interpreter lock.
 
-A signal makes faulthandler write it into a pipe of its own: that needs neither the lock nor memory. Nothing marks the
-end of what it writes but the outermost frame, which is the same in every worker.
+A signal makes faulthandler write the stack into a pipe, which needs neither the lock nor memory. The end of the stack
+is recognized by its outermost frame, which is the same in every worker.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from nbloader.errors import NbloaderError
 SIGNAL: int = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Libraries use SIGUSR1 and SIGUSR2, and the C library the first real-time signals."""
 WAIT = 2.0
-"""Seconds that a worker gets to answer. It takes about a millisecond; one that is stopped never does."""
+"""Seconds that a worker has to respond. It takes about a millisecond; a stopped process never responds."""
 AGAIN = 0.25
-"""Seconds without an answer after which it is asked again: a signal that comes while faulthandler ends its last answer,
-for another thread of the process, goes unheard."""
+"""Seconds without a response after which the signal is sent again: one that arrives while faulthandler still handles
+the last one, on another thread of the process, is lost."""
 QUIET = 0.2
 """Seconds without another line after which a stack with an unusual outermost frame counts as complete."""
 
@@ -42,7 +42,7 @@ def answer(fd: int) -> None:
 
 
 class StackPipe:
-    """The notebook's end: asks one worker.
+    """The notebook's end: requests the stack of one worker.
 
     Args:
         fd: The read end of a pipe; neither end blocks.
@@ -50,11 +50,11 @@ class StackPipe:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        """To be closed by whoever made it."""
-        self._lock = threading.Lock()  # one question at a time
+        """The owner closes it."""
+        self._lock = threading.Lock()  # one request at a time
 
     def asker(self, pid: int, gone: Callable[[], bool]) -> Callable[[], str]:
-        """A function that asks the process and waits for the answer; to be called once, on any thread.
+        """A function that requests the stack and waits for it; to be called once, on any thread.
 
         Args:
             pid: The process; it has called `answer`.
@@ -73,7 +73,7 @@ class StackPipe:
 
 
 def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
-    _read(fd)  # what came too late for the one who asked before
+    _read(fd)  # a late response to the request before
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     text = ""
@@ -92,8 +92,8 @@ def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
             break
     if not text:
         raise NbloaderError(
-            f"the worker (pid {pid}) did not tell its stack within {WAIT:g} s: it has ended, or is stopped, or waits "
-            "for a disk or a driver in a call that signals do not reach"
+            f"the worker (pid {pid}) did not respond to a stack request within {WAIT:g} s: it has ended, or is "
+            "stopped, or is blocked in the kernel (a disk or a driver), where signals are not delivered"
         )
     return text
 
@@ -127,7 +127,7 @@ def _lines(frame: FrameType | None) -> str:
 
 
 def place(stack: str) -> str:
-    """Where a stack stands, in the user's own code if it is there: "data.py, line 3 in __getitem__"."""
+    """The innermost frame of a stack, in the user's own code if there is one: "data.py, line 3 in __getitem__"."""
     _before, _mark, main = stack.rpartition("Current thread")
     frames: list[tuple[str, str, str]] = _FRAME.findall(main.partition("\n\n")[0])
     if not frames:
@@ -140,7 +140,7 @@ def place(stack: str) -> str:
 
 
 def _cell(path: str) -> str:
-    """A cell's name, "Cell In[3]", for the file name that IPython gives to its code; else ""."""
+    """The name of a cell, "Cell In[3]", for the file name that IPython gives to its code; else ""."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     named = shell.compile.format_code_name(path) if shell is not None else None
