@@ -21,7 +21,7 @@ from nbloader.device.transfer import BatchKey, DeviceTransfer, PendingPlacement,
 from nbloader.engine.engine import Delivered, Engine
 from nbloader.errors import LoaderClosedError
 from nbloader.sampling.epoch_plan import EpochPlan
-from nbloader.sampling.source import Reader, numbers
+from nbloader.sampling.source import SourceReader, item_numbers
 from nbloader.workers.worker_view import WorkerView
 
 T_co = TypeVar("T_co", covariant=True)
@@ -154,7 +154,7 @@ class EpochIterator(Iterator[T_co]):
         if engine.ahead:  # the first batch of an epoch produced in advance does not wait until a worker is awake
             self._refill(wait=False, soon=task.number == plan.first and got.ready > 0)
         if plan.reader is not None:  # records and errors are kept for long: they hold no samples
-            task.indices = numbers(task.indices)
+            task.indices = item_numbers(task.indices)
         if payload.failed:
             plan.delivered(task, 0)
             raise payload.to_exception(task.number, task.indices, batched=self._batched)
@@ -191,7 +191,7 @@ class EpochIterator(Iterator[T_co]):
             self._engine.add(self._run, batches, soon=soon)
         return bool(batches)
 
-    def _readable(self, reader: Reader, room: int, *, wait: bool) -> int:
+    def _readable(self, reader: SourceReader, room: int, *, wait: bool) -> int:
         """How many batches a source can be asked for now."""
         while wait and not reader.ready() and not self._engine.outstanding(self._run):
             self._engine.wait_for_source(self._run, self._resources.wakeup)
@@ -250,7 +250,7 @@ class _Resources:
         self.run = run
         self.wakeup = Wakeup()
         self.delivered = 0
-        self.reader: Reader | None = None
+        self.reader: SourceReader | None = None
         self.begun = False
         """Whether a consumer has come."""
         self.record: _Record | None = None

@@ -17,7 +17,7 @@ from nbloader.loader.config import LoaderConfig
 from nbloader.sampling import samplers
 from nbloader.sampling.epoch_plan import EpochContext, EpochPlan, plan_epoch
 from nbloader.sampling.resumable_sampler import draw_seed, generators, parts
-from nbloader.sampling.source import Source
+from nbloader.sampling.source import SourceSampler
 
 VERSION = 1
 State = dict[str, Any]
@@ -89,7 +89,7 @@ class Checkpoint:
             context: What the next epoch would depend on.
             prefetched: The plan of an epoch that was started before a consumer asked for it.
         """
-        if isinstance(context.index_sampler, Source):
+        if isinstance(context.index_sampler, SourceSampler):
             raise TypeError("a loader over a source has no state: only the source knows what it yields next")
         if self._loaded is not None:
             return copy.deepcopy(self._loaded)

@@ -30,7 +30,7 @@ from nbloader.device.transfer import Accelerator
 from nbloader.engine.iterator import check_names
 from nbloader.loader import torch_compat
 from nbloader.sampling import datapipes, samplers
-from nbloader.sampling.source import Source
+from nbloader.sampling.source import SourceSampler
 from nbloader.workers.fetcher import OnError
 
 T = TypeVar("T")
@@ -333,7 +333,7 @@ class LoaderConfig(Generic[T_co]):
         for name, declared in _declarations():
             if declared.check is not None:
                 self._set(name, declared.check(name, getattr(self, name)))
-        dataset, shuffle = datapipes.settle(self.dataset, self.shuffle, self.workers)
+        dataset, shuffle = datapipes.apply_shuffle(self.dataset, self.shuffle, self.workers)
         self._set("dataset", dataset)
         self._set("shuffle", shuffle)
         self._set("iterable", isinstance(dataset, IterableDataset) or not _has_items(dataset))
@@ -343,7 +343,7 @@ class LoaderConfig(Generic[T_co]):
         self._check_last_batch()
         self._set("drop_last", self.incomplete_batch == "discard")
         self._set("devices", tuple(self._check_devices()))
-        size = self.batch_sampler.batch_size if isinstance(self.batch_sampler, Source) else self.batch_size
+        size = self.batch_sampler.batch_size if isinstance(self.batch_sampler, SourceSampler) else self.batch_size
         self._set(
             "chunk",
             check_chunk(

@@ -50,7 +50,7 @@ from nbloader.sampling import datapipes
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochContext, batches_of
 from nbloader.sampling.samplers import warn_if_exhausted
 from nbloader.sampling.shard_plan import IterableOptions
-from nbloader.sampling.source import Made, Source
+from nbloader.sampling.source import SourceDataset, SourceSampler
 from nbloader.transport import forkserver, preload
 from nbloader.workers.api import PoolKind
 from nbloader.workers.process_pool import Processes
@@ -150,7 +150,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             ValueError: A wrong value.
         """
         cfg.check_source(source, batch_size, arguments)
-        return cls(Made(), batch_sampler=Source(source, batch_size), **arguments)
+        return cls(SourceDataset(), batch_sampler=SourceSampler(source, batch_size), **arguments)
 
     @classmethod
     def from_torch(cls, loader: torch.utils.data.DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:
@@ -555,7 +555,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.clean()
         if not self._engine.closed:
             self._engine.close()
-            if isinstance(self.batch_sampler, Source):
+            if isinstance(self.batch_sampler, SourceSampler):
                 self.batch_sampler.close()
             if self._placer is not None:
                 self._placer.close()

@@ -1,31 +1,38 @@
-"""torch's DataPipes: shuffled, seeded and shared out as torch's loader does it, wherever they are iterated."""
+"""torch's DataPipes: shuffled, seeded and sharded as torch's DataLoader does it, in every kind of worker."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 
+class ShuffledDataset(NamedTuple):
+    """A dataset, and what is left of the argument `shuffle`."""
+
+    dataset: Any
+    shuffle: bool | None
+
+
 @dataclass(frozen=True)
 class Prepare:
-    """Makes a DataPipe ready for one pass over one shard."""
+    """Prepares a DataPipe for one pass over one shard."""
 
     world: int
-    """Processes of a distributed training, each with a loader of its own."""
+    """Number of processes of a distributed training, each with its own loader."""
     rank: int
-    """Which of them this is."""
+    """Rank of this process."""
 
     def __call__(self, pipe: Any, shard: int, shards: int, seed: int) -> None:
-        """Seed the shufflers of its graph, alike in all shards, and give each sharding filter its part.
+        """Seed the shufflers of its graph, equally in all shards, and set the shard of each sharding filter.
 
         Args:
             pipe: The last DataPipe of the graph.
-            shard: Which shard.
-            shards: How many there are in this process; 0 for one without workers.
+            shard: Number of the shard in this process, from 0.
+            shards: Number of shards in this process; 0 for a single one without workers.
             seed: The epoch's base seed.
         """
         from torch.utils.data import graph_settings
@@ -36,8 +43,8 @@ class Prepare:
         graph_settings.apply_sharding(pipe, max(shards, 1) * self.world, shard * self.world + self.rank)
 
 
-def settle(dataset: Any, shuffle: bool | None, workers: str) -> tuple[Any, bool | None]:
-    """For a DataPipe, let `shuffle` switch its shufflers. Other datasets are left as they are.
+def apply_shuffle(dataset: Any, shuffle: bool | None, workers: str) -> ShuffledDataset:
+    """For a DataPipe, apply `shuffle` to its shufflers. Other datasets are returned as they are.
 
     Args:
         dataset: Any dataset.
@@ -45,28 +52,28 @@ def settle(dataset: Any, shuffle: bool | None, workers: str) -> tuple[Any, bool 
         workers: The loader's argument.
 
     Returns:
-        The dataset (with a shuffler at its end where it had none and shall be shuffled; torch warns then), and what is
-        left of the argument.
+        The dataset (torch appends a shuffler, with a warning, if it has none and `shuffle` is True), and `shuffle`, or
+        None if it was applied.
 
     Raises:
-        ValueError: It is for threads, which cannot have a copy each: a DataPipe has one iterator at a time.
+        ValueError: `workers` is "thread": a DataPipe has one iterator at a time, and threads share the dataset.
     """
     if not isinstance(dataset, (IterDataPipe, MapDataPipe)):
-        return dataset, shuffle
-    dataset = getattr(dataset, "_datapipe", dataset)  # torch's loader of several processes wraps it
+        return ShuffledDataset(dataset, shuffle)
+    dataset = getattr(dataset, "_datapipe", dataset)  # torch's loader wraps it for several processes
     if not isinstance(dataset, IterDataPipe):
-        return dataset, shuffle
+        return ShuffledDataset(dataset, shuffle)
     if workers == "thread":
         raise ValueError("workers='thread' and a DataPipe are mutually exclusive: it has one iterator at a time")
     if shuffle is not None:
         from torch.utils.data import graph_settings
 
         dataset = graph_settings.apply_shuffle_settings(dataset, shuffle=shuffle)
-    return dataset, None
+    return ShuffledDataset(dataset, None)
 
 
 def preparation(dataset: Any) -> Prepare | None:
-    """What makes this dataset ready for a shard; None where nothing need be done."""
+    """What prepares this dataset for a shard; None if it is no DataPipe."""
     if not isinstance(dataset, IterDataPipe):
         return None
     if _distributed():
@@ -75,7 +82,7 @@ def preparation(dataset: Any) -> Prepare | None:
 
 
 def common_seed(seed: int) -> int:
-    """The base seed of the first process of a distributed training, in all of them: they shuffle alike, then share."""
+    """The base seed of rank 0 in all ranks of a distributed training, so that all shuffle equally before sharding."""
     if not _distributed():
         return seed
     group = torch.distributed.new_group(backend="gloo")

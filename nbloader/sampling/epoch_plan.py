@@ -19,7 +19,7 @@ from nbloader._util.rng import mix
 from nbloader.sampling import datapipes, samplers
 from nbloader.sampling.resumable_sampler import ResumableSampler, draw_seed, generators
 from nbloader.sampling.shard_plan import IteratorState, ShardPlan, ShardProgress
-from nbloader.sampling.source import Reader
+from nbloader.sampling.source import SourceReader
 
 State = dict[str, Any]
 
@@ -93,7 +93,7 @@ class EpochPlan(ABC):
     """Batches of the whole epoch; None where unknown."""
     shards: ShardPlan | None = None
     """The shards of an iterable dataset."""
-    reader: Reader | None = None
+    reader: SourceReader | None = None
     """The reader of a source (`DataLoader.from_source`)."""
     chunk_spec: ChunkSpec | None = None
     """How batches are divided into chunks; None where they are produced whole."""

@@ -24,7 +24,7 @@ from nbloader._util import rng
 from nbloader._util.rng import PreservedRandomState
 from nbloader._util.state_dict import as_json, is_stateful
 from nbloader.sampling.samplers import FilterSampler, FullBatches, IntervalSampler, LargeRandomSampler
-from nbloader.sampling.source import Reader
+from nbloader.sampling.source import SourceReader
 
 BEFORE_EPOCH = -1
 """Position of a `SavedState` that was taken before the epoch began."""
@@ -125,7 +125,7 @@ class ResumableSampler:
         self.seed = draw_seed(generator) if base_seed is None else base_seed
         if remaining is None:
             collections.deque(itertools.islice(indices, position), maxlen=0)  # in C: 30 ns an index
-        self.reader = indices if isinstance(indices, Reader) else None
+        self.reader = indices if isinstance(indices, SourceReader) else None
         """The reader of a source, which must not be asked before it has something."""
         drawn = at_once and not self.keeps_states and self.reader is None
         self._indices = itertools.chain(_first(indices), indices) if drawn else indices

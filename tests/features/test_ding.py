@@ -113,7 +113,7 @@ def test_a_function_that_raises_is_named_and_the_others_come(how):
 def test_a_source_that_gives_nothing_of_use_says_so(given, how):
     with (
         DataLoader.from_source(lambda _n: given, 2, **how) as loader,
-        pytest.raises(TypeError, match="the source must give a list of functions or samples"),
+        pytest.raises(TypeError, match="the source must return a list of functions or samples"),
     ):
         next(iter(loader))
 
