@@ -17,7 +17,7 @@ from typing import Any
 from nbloader.batch.payload import BatchOutcome, JoinedPayload
 from nbloader.batch.pytree import merge
 from nbloader.batch.task import ChunkedBatch
-from nbloader.events.failures import Failure, Nothing
+from nbloader.events.failures import EmptyBatch, WorkerFailure
 
 
 def check_chunk(chunk_size: Any, *, batch_size: int | None, batch_sampler: Any, iterable: bool) -> int | None:
@@ -51,7 +51,7 @@ def join(whole: ChunkedBatch[Any], collate_fn: Callable[[list[Any]], Any] | None
                 other.discard()
             if whole.place is not None:
                 whole.place.give_back()
-            if not isinstance(part, Failure) or part.position < 0:
+            if not isinstance(part, WorkerFailure) or part.position < 0:
                 return part
             return dataclasses.replace(part, position=whole.start(piece) + part.position)
     left: list[Any] = [
@@ -62,7 +62,7 @@ def join(whole: ChunkedBatch[Any], collate_fn: Callable[[list[Any]], Any] | None
         return JoinedPayload(left, make, whole.place, complete=len(left) == len(parts))
     if whole.place is not None:
         whole.place.give_back()
-    return Nothing()
+    return EmptyBatch()
 
 
 def _collate_all(collate_fn: Callable[[list[Any]], Any], parts: list[list[Any]]) -> Any:

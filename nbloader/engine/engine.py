@@ -38,7 +38,7 @@ from nbloader.engine.wait_hooks import WaitCallbacks
 from nbloader.engine.worker_group import WorkerGroup
 from nbloader.engine.worker_output import WorkerOutput
 from nbloader.errors import DatasetTransferError, LoaderClosedError, LoaderTimeoutError, NbloaderError
-from nbloader.events.failures import Given, samples_failed, shown
+from nbloader.events.failures import LoaderFailure, abbreviated, samples_failed
 from nbloader.events.gauges import Gauges
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan
 from nbloader.scheduler.dispatcher import Cancel, Dispatcher, WaitPlan
@@ -245,8 +245,8 @@ class Engine:
             given.setdefault(uid, []).append(task)
         for uid, tasks in given.items():
             for task, error in pool.give(uid, tasks):
-                why = f"the indices {shown(task.indices)} of batch {task.number} cannot be pickled: {error}"
-                self._dispatcher.result(uid, task.run, task.job, Given(DatasetTransferError(why)), now)
+                why = f"the indices {abbreviated(task.indices)} of batch {task.number} cannot be pickled: {error}"
+                self._dispatcher.result(uid, task.run, task.job, LoaderFailure(DatasetTransferError(why)), now)
 
     def _cancel(self, cancels: list[Cancel]) -> None:
         pool = self._group.pool

@@ -25,8 +25,9 @@ from nbloader.engine.engine import Delivered
 from nbloader.engine.timeouts import PAUSED, WaitTimer
 from nbloader.engine.wait_hooks import WaitCallbacks
 from nbloader.errors import LoaderClosedError
-from nbloader.events.failures import Nothing, add_note, samples_failed
+from nbloader.events.failures import EmptyBatch, samples_failed
 from nbloader.events.gauges import Gauges
+from nbloader.events.remote_errors import add_note
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan
 from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.transport import stack_probe
@@ -182,12 +183,12 @@ class LocalEngine:
 
     def _make_pieces(self, task: Task, cut: ChunkSpec) -> JoinedPayload | None:
         """The batch in the pieces that workers would make of it: with the same seeds."""
-        whole: ChunkedBatch[LocalPayload | Nothing] = ChunkedBatch(task, cut.size)
+        whole: ChunkedBatch[LocalPayload | EmptyBatch] = ChunkedBatch(task, cut.size)
         whole.place = Together(len(task.indices), cut.size, 0, self._output)
         for indices, seed in whole.cut():
             piece = Task(task.run, task.number, indices, seed, job=len(whole.pieces), whole=whole)
             whole.pieces.append(piece)
-            whole.put(piece, self._make(piece) or Nothing())
+            whole.put(piece, self._make(piece) or EmptyBatch())
         joined = join(whole, cut.collate_fn)
         if isinstance(joined, JoinedPayload):
             return joined

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nbloader.events.failures import shown
+from nbloader.events.failures import abbreviated
 from nbloader.events.gauges import WorkerGauge
 
 DELAY_NOTICE = 30.0
@@ -86,7 +86,7 @@ def activity(worker: WorkerGauge, now: int, place: str = "") -> str:
         text += f" batch {worker.batch}"
     text += f" for {(now - worker.since) / 1e9:.1f} s"
     if worker.sample is not None:
-        text += f", at sample {shown(worker.sample)}"
+        text += f", at sample {abbreviated(worker.sample)}"
     return f"{text}: {place}" if place else text
 
 

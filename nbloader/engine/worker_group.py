@@ -11,8 +11,9 @@ from nbloader import events as ev
 from nbloader.batch.task import Task
 from nbloader.engine.config import EngineConfig
 from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
-from nbloader.events.failures import Given, died_message, rebuild, start_message
+from nbloader.events.failures import LoaderFailure, died_message, start_message
 from nbloader.events.gauges import WorkerGauge
+from nbloader.events.remote_errors import rebuild
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
 from nbloader.transport.messages import (
     WorkerGone,
@@ -199,7 +200,7 @@ class WorkerGroup:
             message_text = died_message(
                 poisoned.number, poisoned.indices, MAX_DEATHS, handle.pid, exitcode, reason, tail
             )
-            self._dispatcher.fail(poisoned, Given(WorkerDiedError(message_text)), now)
+            self._dispatcher.fail(poisoned, LoaderFailure(WorkerDiedError(message_text)), now)
         if slot.handle is not handle or self.pool is None:
             return  # replaced already, or all are being stopped
         slot.handle = None
@@ -263,7 +264,7 @@ class WorkerGroup:
             return False  # it has ended meanwhile
         poisoned = self._dismiss(handle, blame=True)
         if poisoned is not None:
-            self._dispatcher.fail(poisoned, Given(error), _clock())
+            self._dispatcher.fail(poisoned, LoaderFailure(error), _clock())
         self._slots[handle.worker].exit_reason = reason
         self._replace(handle.worker, reason)
         return poisoned is None

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from nbloader.batch.payload import BatchOutcome
-from nbloader.events.failures import Described, SpareSample
+from nbloader.events.failures import SampleFailure
+from nbloader.events.remote_errors import ErrorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class WorkerInitFailed:
     """The worker could not rebuild the dataset, or `worker_init_fn` raised; it ends."""
 
     uid: int
-    error: Described
+    error: ErrorInfo
     raised: Exception | None = None
     """The exception itself, from a thread."""
 
@@ -56,7 +57,7 @@ class BatchDone:
     number: int
     """Job number: of the batch, or of the chunk."""
     outcome: BatchOutcome
-    spared: Sequence[SpareSample] = ()
+    spared: Sequence[SampleFailure] = ()
     """Samples of the batch that could not be fetched and were skipped or replaced."""
 
 

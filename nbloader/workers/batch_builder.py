@@ -17,7 +17,7 @@ from nbloader.batch.payload import LocalPayload
 from nbloader.batch.rebuild import builder
 from nbloader.batch.serialize import tensor_of
 from nbloader.batch.task import Task
-from nbloader.events.failures import Nothing, SpareSample
+from nbloader.events.failures import EmptyBatch, SampleFailure
 from nbloader.workers.fetcher import OnError, fetch
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.status import WorkerState, WorkerStatus
@@ -63,14 +63,14 @@ class BatchBuilder:
         self._known = LayoutCache()
         self._writer = Writer()
         self.iterable_fetcher = iterable_fetcher
-        self.failed_samples: Sequence[SpareSample] = ()
+        self.failed_samples: Sequence[SampleFailure] = ()
         """Samples of the last batch that were skipped or replaced; also if its collation raised."""
 
-    def build(self, task: Task) -> LocalPayload | Nothing:
+    def build(self, task: Task) -> LocalPayload | EmptyBatch:
         """Build a batch, or a chunk of one.
 
         Returns:
-            The batch; `Nothing` if all its samples were skipped.
+            The batch; `EmptyBatch` if all its samples were skipped.
 
         Raises:
             ExhaustedError: The shard of an iterable dataset has no such batch.
@@ -85,7 +85,7 @@ class BatchBuilder:
             fetched = fetch(self._dataset, task.indices, batched=self.batched, status=status, on_error=self._on_error)
         self.failed_samples = fetched.failed
         if fetched.nothing_left:
-            return Nothing()
+            return EmptyBatch()
         cpu_fetched = time.thread_time_ns()
         status.state, status.since = WorkerState.COLLATING, fetched.end
         batch, nbytes, extras = None, 0, None

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from nbloader.events.failures import SpareSample, describe
+from nbloader.events.failures import SampleFailure
+from nbloader.events.remote_errors import describe
 from nbloader.workers.status import WorkerState, WorkerStatus
 
 _clock = time.perf_counter_ns
@@ -35,7 +36,7 @@ class FetchedBatch(NamedTuple):
     slowest: int
     """Position in the batch of the slowest sample; -1 if the samples were fetched by one call."""
     slowest_ns: int
-    failed: Sequence[SpareSample] = ()
+    failed: Sequence[SampleFailure] = ()
     """Samples that raised and were skipped or replaced."""
     exhausted: bool = False
     """Whether an iterator ended before the batch was complete."""
@@ -122,7 +123,7 @@ def fetch_each(
     begin = before = _clock()
     status.state, status.since = _FETCHING, begin
     samples: list[Any] = []
-    failed: list[SpareSample] = []
+    failed: list[SampleFailure] = []
     exhausted = False
     slowest = slowest_ns = -1
     for position, key in enumerate(keys):
@@ -151,6 +152,6 @@ def fetch_each(
     return FetchedBatch(result, size, begin, before, slowest, slowest_ns, failed, exhausted)
 
 
-def _failed_sample(position: int, error: Exception, done: str) -> SpareSample:
-    _data, name, message, trace = describe(error, by_value=False)
-    return SpareSample(position, f"{name}: {message}", trace, done)
+def _failed_sample(position: int, error: Exception, done: str) -> SampleFailure:
+    info = describe(error, by_value=False)
+    return SampleFailure(position, info.summary, info.traceback, done)

@@ -18,7 +18,7 @@ from nbloader.batch.chunk_writer import Placed
 from nbloader.batch.payload import Layout
 from nbloader.batch.task import Task
 from nbloader.errors import NbloaderError
-from nbloader.events.failures import SpareSample
+from nbloader.events.failures import SampleFailure
 from nbloader.sampling.shard_plan import Ticket
 from nbloader.shm.segment import SegmentMaps, anonymous_file, mapped
 from nbloader.transport.channel import Channel
@@ -99,7 +99,7 @@ class ProcessHandle(Handle):
             ends.stdout: ("stdout", bytearray()),
             ends.stderr: ("stderr", bytearray()),
         }
-        self.spared: list[SpareSample] = []
+        self.spared: list[SampleFailure] = []
         """Samples that were left out of the batch that it sends next, or replaced."""
         self.channel = Channel(ends.sock, blocking=False)
 
@@ -113,7 +113,7 @@ class ProcessHandle(Handle):
         for line in text.splitlines(keepends=True)[-100:]:
             self.tail.append(line if len(line) <= TAIL_LINE else f"{line[:TAIL_LINE]}...\n")
 
-    def take_spared(self) -> list[SpareSample]:
+    def take_spared(self) -> list[SampleFailure]:
         """Those of the batch that has just come."""
         if not self.spared:
             return self.spared

@@ -21,7 +21,7 @@ from typing import Any
 from nbloader.batch.chunk_writer import Board, Placed
 from nbloader.batch.payload import Layout, SegmentPayload
 from nbloader.batch.task import ChunkedBatch, Task
-from nbloader.events.failures import Failure, Nothing
+from nbloader.events.failures import EmptyBatch, WorkerFailure
 from nbloader.transport import forkserver
 from nbloader.transport.bootstrap import Environment, InitMessage
 from nbloader.transport.channel import MAX_FDS, Bytes, Kind
@@ -297,12 +297,12 @@ class Pool:
     def _read_fault(self, handle: ProcessHandle, kind: int, body: Bytes) -> Iterator[BatchDone]:
         if kind == Kind.ERROR:
             run, number, stage, position, error = pickle.loads(body)
-            failure = Failure(handle.worker, handle.pid, stage, position, error)
+            failure = WorkerFailure(handle.worker, handle.pid, stage, position, error)
             yield BatchDone(handle.uid, run, number, failure, handle.take_spared())
         else:
             run, number, left, handle.spared = pickle.loads(body)
             if not left:
-                yield BatchDone(handle.uid, run, number, Nothing(), handle.take_spared())
+                yield BatchDone(handle.uid, run, number, EmptyBatch(), handle.take_spared())
 
     def _read_lifeline(self, handle: ProcessHandle, fd: int, reports: list[WorkerMessage]) -> None:
         if handle.popen is not None:

@@ -35,7 +35,7 @@ from nbloader.batch.collate import NotPlannedError, Plan, collate_object, conver
 from nbloader.batch.header import IN_ARENA, NO_SEGMENT, PICKLED, BatchHeader
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object
-from nbloader.events.failures import describe
+from nbloader.events.remote_errors import describe
 from nbloader.shm.segment import INLINE_LIMIT, SegmentPool
 from nbloader.transport import stack_probe
 from nbloader.transport.bootstrap import InitMessage

@@ -25,7 +25,8 @@ from nbloader.batch.chunk_arena import Together
 from nbloader.batch.payload import LocalPayload
 from nbloader.batch.task import Task
 from nbloader.errors import DatasetTransferError
-from nbloader.events.failures import Failure, Nothing, describe, users_part
+from nbloader.events.failures import EmptyBatch, WorkerFailure
+from nbloader.events.remote_errors import describe, user_traceback
 from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.transport import stack_probe
 from nbloader.transport.messages import (
@@ -333,7 +334,7 @@ def _live(handle: ThreadHandle, options: dict[str, Any], shared: Shared, outbox:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException as error:  # noqa: BLE001 - the end of this worker, as it would be of a process
         code = 1
-        handle.tail = describe(error, by_value=False)[3]
+        handle.tail = describe(error, by_value=False).traceback
         outbox.put(OutputText(handle.uid, "stderr", handle.tail))
     outbox.put(WorkerGone(handle.uid, code))
 
@@ -345,7 +346,7 @@ def _settle(handle: ThreadHandle, own: Shared, context: ThreadContext, outbox: O
             with context.torch_mode():
                 own.worker_init_fn(handle.worker)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the consumer
-            raised = error.with_traceback(users_part(error))
+            raised = error.with_traceback(user_traceback(error))
             outbox.put(WorkerInitFailed(handle.uid, describe(error, by_value=False), raised))
             return False
     outbox.put(WorkerInitialized(handle.uid))
@@ -379,7 +380,7 @@ def _work(handle: ThreadHandle, maker: BatchBuilder, context: ThreadContext, out
         task = _next_task(handle, maker.iterable_fetcher)
         if task is None:
             return
-        result: LocalPayload | Nothing | Failure
+        result: LocalPayload | EmptyBatch | WorkerFailure
         try:
             status.run, status.number = task.run, task.job
             if not seeded:
@@ -414,9 +415,9 @@ def _next_task(handle: ThreadHandle, streams: IterableFetcher | None) -> Task | 
             return task
 
 
-def _failure(handle: ThreadHandle, error: Exception, *, batched: bool) -> Failure:
+def _failure(handle: ThreadHandle, error: Exception, *, batched: bool) -> WorkerFailure:
     fetching = handle.progress.state == WorkerState.FETCHING
     position = handle.progress.position if fetching and batched else -1
     stage = "fetch" if fetching else "collate"
     said = describe(error, by_value=False)
-    return Failure(handle.worker, handle.pid, stage, position, said, error.with_traceback(users_part(error)))
+    return WorkerFailure(handle.worker, handle.pid, stage, position, said, error.with_traceback(user_traceback(error)))
