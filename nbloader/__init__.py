@@ -1,7 +1,8 @@
-"""nbloader: a data loader for notebooks: fast, open to the eye while it runs, steerable without restarting the kernel.
+"""nbloader: a fast data loader for notebooks that can be watched and controlled while it runs.
 
-`import nbloader` imports neither torch nor ipywidgets nor bokeh. `nbloader.DataLoader`, when it is first named, imports
-torch, and starts the process that workers come from (forkserver.py).
+`import nbloader` imports neither torch nor ipywidgets nor bokeh, and starts no process. `nbloader.DataLoader` imports
+torch when it is first looked up; in a notebook's kernel it also starts the process that workers are forked from
+(`nbloader.warm_up`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
     from nbloader.loader.upload_benchmark import compare_uploads
     from nbloader.sampling.samplers import FilterSampler, IntervalSampler
     from nbloader.shm.dataset_store import share
+    from nbloader.transport.early_start import warm_up
     from nbloader.workers.worker_info import get_worker_info
 
 __version__ = "0.1.0"
+__path__.append(f"{__path__[0]}/_v0_1")  # modules that pickles of earlier versions name
 
-_HOME = {
+_MODULES = {
     "DataLoader": "nbloader.loader",
     "DatasetTransferError": "nbloader.errors",
     "FilterSampler": "nbloader.sampling.samplers",
@@ -39,6 +42,7 @@ _HOME = {
     "compare_uploads": "nbloader.loader.upload_benchmark",
     "get_worker_info": "nbloader.workers.worker_info",
     "share": "nbloader.shm.dataset_store",
+    "warm_up": "nbloader.transport.early_start",
 }
 
 __all__ = [
@@ -54,19 +58,20 @@ __all__ = [
     "compare_uploads",
     "get_worker_info",
     "share",
+    "warm_up",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'nbloader' has no attribute {name!r}")
-    if name == "DataLoader":  # its module imports torch: the fork server does so at the same time
-        importlib.import_module("nbloader.transport.forkserver").start_early()
-    value = getattr(importlib.import_module(home), name)
+    if name == "DataLoader":  # before its module imports torch: the fork server imports torch at the same time
+        importlib.import_module("nbloader.transport.early_start").on_lookup()
+    value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__") and name.endswith("__"))})

@@ -159,10 +159,12 @@ EARLY = """
 import json, os, sys, threading
 import numpy as np
 import psutil
+import nbloader
 from nbloader.transport import forkserver
 assert not forkserver.pids()
-from nbloader import DataLoader
+nbloader.warm_up()
 [early] = forkserver.pids()
+from nbloader import DataLoader
 import torch
 
 class Numbers:
@@ -182,7 +184,7 @@ def said_by(code, tmp_path):
 
 
 @pytest.mark.skipif(system.cores() == 1, reason="on one core nothing starts early")
-class TestTheServerThatStartsWithTheImport:
+class TestTheServerThatWarmUpStarts:
     def test_gives_a_loader_that_needs_torch_its_workers(self, tmp_path):
         said = said_by(
             """
@@ -214,8 +216,9 @@ class TestTheServerThatStartsWithTheImport:
 
     def test_is_not_started_by_workers(self, tmp_path, monkeypatch):
         (tmp_path / "has_loader.py").write_text(
-            "from nbloader import DataLoader\n"
+            "import nbloader\n"
             "from nbloader.transport import forkserver\n"
+            "nbloader.warm_up()\n"
             "class Servers:\n"
             "    def __len__(self): return 1\n"
             "    def __getitem__(self, i): return len(forkserver.pids())\n"

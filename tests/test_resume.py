@@ -349,17 +349,17 @@ def spoilt(state, path, value):
     [
         (["nbloader"], 2, "version 2; this nbloader reads version 1"),
         (["nbloader"], KeyError, "version None"),
-        (["length"], 42, r"made with len\(dataset\)=42, here it is 41"),
-        (["batch_size"], 8, "made with batch_size=8, here it is 4"),
-        (["last_batch"], "rollover", "made with last_batch='rollover', here it is 'keep'"),
-        (["sampler"], "Other", "made with sampler='Other', here it is 'BatchSampler/RandomSampler'"),
-        (["kind"], "iterable", "made with kind='iterable', here it is 'map'"),
+        (["length"], 42, r"saved with len\(dataset\)=42, here it is 41"),
+        (["batch_size"], 8, "saved with batch_size=8, here it is 4"),
+        (["last_batch"], "rollover", "saved with last_batch='rollover', here it is 'keep'"),
+        (["sampler"], "Other", "saved with sampler='Other', here it is 'BatchSampler/RandomSampler'"),
+        (["kind"], "iterable", "saved with kind='iterable', here it is 'map'"),
         (["own_seed"], "x", "'own_seed' of the state must be int, not 'x'"),
         (["next_epoch"], True, "'next_epoch' of the state must be int, not True"),
         (["epoch"], [], "'epoch' of the state must be dict or NoneType"),
         (["epoch", "position"], -1, "'position' of the epoch of the state must not be negative"),
         (["epoch", "position"], 1.5, "'position' of the epoch of the state must be int"),
-        (["epoch", "position"], 12, "position 12.*has 11 batches"),
+        (["epoch", "position"], 12, "position 12.*with 11 batches"),
         (["epoch", "beyond"], ["a"], "'beyond'.*batch numbers"),
         (["epoch", "seed"], KeyError, "the epoch of the state has no 'seed'"),
         (["epoch", "order"], "x", "'order' of the epoch of the state must be int or dict or NoneType"),
@@ -387,7 +387,7 @@ def test_what_is_no_state_is_refused():
             with pytest.raises(TypeError, match="takes what state_dict"):
                 loader.load_state_dict(wrong)
         for path, value, message in (
-            (["epoch", "count"], 3, "3 shards, but 2 are there"),
+            (["epoch", "count"], 3, "2 shards instead of 3"),
             (["epoch", "shards", 0], 7, "a shard of the state has no 'position'"),
             (["epoch", "shards", 0, "over"], 1, "'over' of a shard of the state must be bool, not 1"),
             (["epoch", "shards", 0, "state"], [1], "'state' of a shard"),

@@ -256,7 +256,7 @@ def test_a_closed_loader_does_nothing_in_silence(workers):
     calls = [loader.pause, loader.resume, loader.step, loader.reload, loader.restart_workers]
     calls += [lambda: setattr(loader, "num_workers", 3), lambda: setattr(loader, "prefetch_factor", 3)]
     for call in calls:
-        with pytest.raises(LoaderClosedError, match="closed: make a new one"):
+        with pytest.raises(LoaderClosedError, match="closed: create a new one"):
             call()
     loader.close()
 

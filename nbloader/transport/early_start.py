@@ -1,0 +1,36 @@
+"""Starting the fork server before the first loader is created: explicitly, or when a notebook names `DataLoader`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from nbloader.transport import forkserver
+
+SWITCH = "NBLOADER_EARLY_START"
+"""Environment variable: 0 keeps a notebook from starting the fork server before the first loader is created."""
+
+
+def warm_up() -> None:
+    """Start the process that workers are forked from, so that the first loader gets its workers sooner.
+
+    The process imports torch while this one continues. It ends by itself if the first loader does not need torch, or
+    if no loader is created within a minute. Without this call, it starts when a loader with worker processes is
+    created; in a notebook's kernel, when `nbloader.DataLoader` is first looked up, unless the environment variable
+    `NBLOADER_EARLY_START` is 0.
+
+    In a worker process, and on a machine with one core, nothing happens.
+    """
+    forkserver.start_early()
+
+
+def on_lookup() -> None:
+    """Warm up in a notebook's kernel, where people pause between the import and the loop, unless that is off."""
+    if os.environ.get(SWITCH) != "0" and _in_kernel():
+        warm_up()
+
+
+def _in_kernel() -> bool:
+    if "ipykernel" not in sys.modules or "IPython" not in sys.modules:
+        return False
+    return getattr(sys.modules["IPython"].get_ipython(), "kernel", None) is not None
