@@ -216,7 +216,7 @@ def test_time_paused_is_neither_waiting_nor_working():
     paused = fold.snapshot(gauges(now + 60 * S, state="paused", waiting_since=now, waiting_for=20, ready=2))
     assert paused.wait_share == pytest.approx(before.wait_share)
     assert paused.batches_per_second == pytest.approx(before.batches_per_second)
-    assert paused.verdict == "Paused for 60.0 s with 2 batches ready; resume() goes on."
+    assert paused.verdict == "Paused for 60.0 s with 2 batches ready; call resume() to continue."
     assert paused.eta is None
     fold.update(LoaderResumed(now + 60 * S))
     fold.update(record(now, wait=60 * S + 10 * MS, step=30 * MS, index=20))
@@ -311,7 +311,7 @@ def test_an_abandoned_epoch_stands_still():
     assert first == dataclasses.replace(later, now=first.now)
     assert (first.batches_done, first.eta) == (21, None)
     assert first.elapsed == pytest.approx(0.2)
-    assert first.verdict.startswith("Epoch 0 was left early after 21 of 100 batches in 200 ms; the loop waited 0 %")
+    assert first.verdict.startswith("Epoch 0 was abandoned after 21 of 100 batches in 200 ms; the loop waited 0 %")
 
 
 def test_faults_are_counted_by_worker():
@@ -455,10 +455,10 @@ def test_verdict_while_starting_up():
     assert (cause, text) == ("starting", "Starting up for 1.2 s: 1 of 2 workers ready.")
     busy = gauge(0, state="fetching", batch=0, sample=17), gauge(1, state="fetching", batch=1, since=START + S)
     cause, text = verdict(fold, gauges(START + 12 * S, *busy, waiting_since=START, waiting_for=0))
-    assert text == "Starting up for 12.0 s: no batch yet. Worker 0 is at batch 0, sample 17, for 12.0 s."
+    assert text == "Starting up for 12.0 s: no batch yet. Worker 0 is processing batch 0, sample 17, for 12.0 s."
     fold.update(record(START, wait=13 * S))
     cause, text = verdict(fold, gauges(START + 14 * S, *pair(), waiting_since=START + 13 * S + 10 * MS))
-    assert (cause, text) == ("starting", "The first batch came after 13.0 s; one is too few to judge by.")
+    assert (cause, text) == ("starting", "The first batch came after 13.0 s; one is too few for a verdict.")
 
 
 def test_verdict_the_consumer_limits():
@@ -467,7 +467,7 @@ def test_verdict_the_consumer_limits():
     assert verdict(fold, gauges(now, *pair())) == (
         "consumer",
         (
-            "Your loop is the limit: it waits 2 % of the time; the loader keeps 4 batches ready, "
+            "Your loop is the bottleneck: it waits 2 % of the time; the loader keeps 4 batches ready, "
             "and the loop spends 20.0 ms per batch."
         ),
     )
@@ -476,11 +476,11 @@ def test_verdict_the_consumer_limits():
 @pytest.mark.parametrize(
     ("cpu", "cores", "use", "cause", "advice"),
     [
-        (0.97, 8, 97.0, "workers_compute", "97 % computing, so more workers help up to the 8 cores; cheaper"),
-        (0.97, 2, 60.0, "workers_compute", "there are 2 cores, so cheaper transforms help, more workers hardly."),
+        (0.97, 8, 97.0, "workers_compute", "97 % CPU time, so more workers help up to the 8 cores; cheaper"),
+        (0.97, 2, 60.0, "workers_compute", "there are 2 cores, so cheaper transforms help, more workers hardly do."),
         (0.30, 2, 98.0, "workers_compute", "They use 1.96 of 2 cores, so cheaper transforms help, more workers do not"),
-        (0.08, 2, 8.0, "workers_wait", "92 % waiting (disk, network, sleep), so more workers help, also beyond"),
-        (0.55, 2, 50.0, "workers", "55 % computing and else waits, so more workers help."),
+        (0.08, 2, 8.0, "workers_wait", "92 % waiting (disk, network, sleep), so more workers help, even beyond"),
+        (0.55, 2, 50.0, "workers", "55 % CPU time and otherwise waiting, so more workers help."),
     ],
 )
 def test_verdict_the_workers_limit(cpu: float, cores: int, use: float, cause: str, advice: str):
@@ -488,7 +488,10 @@ def test_verdict_the_workers_limit(cpu: float, cores: int, use: float, cause: st
     now = loop(fold, 50, wait=34 * MS, step=20 * MS, fetch_cpu=int(cpu * 18 * MS))
     found, text = verdict(fold, gauges(now, *pair(cpu_percent=use)))
     assert found == cause
-    head = "Workers limit the loop: it waits 63 % of the time; 2 workers make 18.5 batches/s, the loop could take 50.0."
+    head = (
+        "Workers are the bottleneck: the loop waits 63 % of the time; 2 workers produce 18.5 batches/s, "
+        "the loop could consume 50.0."
+    )
     assert text.startswith(head)
     assert advice in text
 
@@ -498,15 +501,15 @@ def test_verdict_something_else_uses_the_cores():
     now = loop(fold, 50, wait=34 * MS, step=20 * MS, fetch_cpu=3 * MS)
     found, text = verdict(fold, gauges(now, *pair(cpu_percent=8.0, core_wait=0.75)))
     assert found == "workers"
-    assert "Fetching is 17 % computing and 50 % waiting for a core: something else, be it your loop" in text
+    assert "Fetching is 17 % CPU time and 50 % waiting for a core: something else, possibly your loop" in text
     assert verdict(fold, gauges(now, *pair(cpu_percent=8.0, core_wait=0.4)))[0] == "workers_wait"
 
 
 def test_verdict_a_single_worker_limits():
     fold = Aggregator(cores=4)
     now = loop(fold, 50, workers=1, wait=30 * MS)
-    assert "The worker limits the loop" in fold.snapshot(gauges(now, gauge())).verdict
-    assert "1 worker makes 25.0 batches/s" in fold.snapshot(gauges(now, gauge())).verdict
+    assert "The worker is the bottleneck" in fold.snapshot(gauges(now, gauge())).verdict
+    assert "1 worker produces 25.0 batches/s" in fold.snapshot(gauges(now, gauge())).verdict
 
 
 def test_verdict_a_worker_is_stuck():
@@ -518,13 +521,13 @@ def test_verdict_a_worker_is_stuck():
     assert (s.cause, s.verdict) == (
         "worker",
         (
-            "Worker 1 seems stuck: at batch 50, sample 938, for 34.0 s, where a batch takes 50.0 ms; the loop waits "
-            "for it. Restart it: loader.restart_workers([1])."
+            "Worker 1 seems stuck: it has been processing batch 50, sample 938, for 34.0 s; a batch usually takes "
+            "50.0 ms, and the loop is waiting for it. Restart it: loader.restart_workers([1])."
         ),
     )
     both = (gauge(0, state="fetching", batch=51, since=now + S), hung)
     text = fold.snapshot(gauges(now + 34 * S, *both)).verdict
-    assert text.startswith("Worker 1 seems stuck (and 1 other too): at batch 50")
+    assert text.startswith("Worker 1 seems stuck (and 1 other too): it has been processing batch 50")
     assert "restart_workers([0, 1])" in text
 
 
@@ -546,8 +549,8 @@ def test_verdict_a_worker_holds_the_loop_up():
         fold, gauges(now + 1400 * MS, gauge(0), busy, waiting_since=now, waiting_for=50, reordering=1)
     )
     assert cause == "worker"
-    assert text.startswith("Worker 1 holds the loop up: at batch 50, sample 938, for 1.4 s, where a batch takes 50.0")
-    assert "with 1 later batch behind it" in text
+    assert text.startswith("Worker 1 delays the loop: it has been processing batch 50, sample 938, for 1.4 s; a batch ")
+    assert "and 1 later batch is waiting behind it" in text
 
 
 def test_verdict_a_worker_is_slow():
@@ -561,7 +564,7 @@ def test_verdict_a_worker_is_slow():
         now = made.returned
     cause, text = verdict(fold, gauges(now, *pair()))
     assert cause == "worker"
-    assert text.startswith("Worker 1 is slow: its batches take 400 ms, those of the others 40.0 ms and then 90.0 ms")
+    assert text.startswith("Worker 1 is slow: its batches take 400 ms, those of the others 40.0 ms, plus 90.0 ms")
     assert "restart_workers([1])" in text
     replaced = gauge(0), gauge(1, pid=4242)
     assert fold.snapshot(gauges(now, *replaced)).cause != "worker", "the process that was slow is gone"
@@ -584,7 +587,7 @@ def test_verdict_transport_limits():
         now = made.returned
     cause, text = verdict(fold, gauges(now, *pair()))
     assert cause == "transport"
-    assert "a batch of 38.0 MB takes 40.5 ms from worker to notebook and 10.0 ms to make" in text
+    assert "a batch of 38.0 MB takes 40.5 ms from worker to loop and 10.0 ms to produce" in text
     assert "pickle" in text
 
 
@@ -593,11 +596,11 @@ def test_verdict_without_workers():
     now = loop(fold, 50, workers=0, wait=20 * MS, step=10 * MS)
     cause, text = verdict(fold, gauges(now))
     assert cause == "in_process"
-    assert "Making one takes 20.0 ms (100 % of fetching is computing), a step 10.0 ms." in text
+    assert "Producing one takes 20.0 ms (100 % of fetching is CPU time), a step 10.0 ms." in text
     fold = Aggregator()
     now = loop(fold, 50, workers=0, wait=MS // 10)
     assert fold.snapshot(gauges(now)).verdict == (
-        "Your loop is the limit: it waits 1 % of the time, and spends 10.0 ms per batch."
+        "Your loop is the bottleneck: it waits 1 % of the time, and spends 10.0 ms per batch."
     )
 
 
@@ -607,7 +610,7 @@ def test_verdict_after_the_epoch_and_after_close():
     fold.update(EpochEnded(now, 0, 0, 100, "exhausted"))
     cause, text = verdict(fold, gauges(now + S, *pair(), state="idle"))
     assert cause == "workers_compute"
-    assert text.startswith("Epoch 0 ended after 100 batches in 4.0 s; the loop waited 75 % of the time. Workers limit")
+    assert text.startswith("Epoch 0 ended after 100 batches in 4.0 s; the loop waited 75 % of the time. Workers are")
     fold.update(LoaderClosed(now + S))
     assert verdict(fold, gauges(now + S, state="closed")) == (
         "closed",
@@ -622,7 +625,7 @@ def test_verdict_after_a_tiny_epoch_claims_no_cause():
     fold.update(EpochEnded(now, 0, 0, 2, "error"))
     assert verdict(fold, gauges(now, state="idle")) == (
         "idle",
-        "Epoch 0 stopped at an error after 2 of 100 batches in 20.0 ms; the loop waited 0 % of the time.",
+        "Epoch 0 ended with an error after 2 of 100 batches in 20.0 ms; the loop waited 0 % of the time.",
     )
 
 
@@ -649,14 +652,14 @@ def test_repr_is_one_short_line():
 def test_text_has_everything_aligned_within_a_terminal():
     text = str(full_snapshot(text="killed by SIGKILL"))
     lines = text.splitlines()
-    assert lines[0].startswith("Workers limit the loop: it waits ")
+    assert lines[0].startswith("Workers are the bottleneck: the loop waits ")
     assert max(map(len, lines)) <= 90
     assert "Epoch   0, running  [############............]  50 of 100 batches (50 %)" in lines
     assert "Queues  in flight 2 of 4   reorder 0   ready 0" in lines
     stage_rows = [line for line in lines if line.split(" ")[0] in STAGES]
     assert [row.split()[0] for row in stage_rows] == [s for s in STAGES if s not in ("pin", "upload")]
     assert len({len(row) for row in stage_rows}) == 1, "columns line up"
-    assert "worker 1, the one before: killed by SIGKILL" in lines
+    assert "worker 1, previous process: killed by SIGKILL" in lines
     assert "97 %" in text
     assert "212 MB" in text
 
@@ -889,7 +892,7 @@ def test_a_worker_without_a_process_is_not_called_dead():
 
 def test_a_batch_that_nobody_wants_any_more_is_told_from_others():
     s = Aggregator().snapshot(gauges(START, gauge(0, state="fetching", batch=7, left=True)))
-    assert "fetching, unwanted" in str(s)
+    assert "fetching, discarding" in str(s)
     assert "an iterator that has ended" in str(s)
 
 

@@ -138,7 +138,7 @@ def test_everywhere_in_a_loader_whose_device_is_slower_than_its_loop():
     assert stages["pin"].mean > 0
     assert any(begun), "the next batch is on its way while the loop works on this one"
     assert s.cause == "upload"
-    assert "The way to stand-in:0 limits the loop" in s.verdict
+    assert "The transfer to stand-in:0 is the bottleneck" in s.verdict
     assert {"upload to stand-in:0", "pin"} <= {x.lane.label for x in slices(trace.batches)}
     upload = next(box for box in describe(s).boxes if box.id == "upload")
     assert "GB/s" in upload.note

@@ -1,14 +1,14 @@
-"""What limits the loop, in one sentence with the numbers that it rests on. Pure.
+"""Finds what limits the loop, and says it in one sentence with the numbers that it rests on. Pure.
 
 The rules, first match wins:
 
-1. Nothing to judge: closed, never iterated, paused, starting up, or too few batches.
-2. One worker holds the others up: its batch has lasted far too long, or its batches take several times as long.
-3. The loop waits less than 5 % of the time: the loop is the limit.
-4. Batches are made in the notebook's own process: the loop waits for every one of them.
-5. The loop mostly waits for batches that are made and on their way into pinned memory or to the device: upload.
-6. Batches take longer to travel than to make: transport.
-7. Else the workers are the limit; CPU time beside wall time says whether they compute or wait.
+1. There is nothing to judge: the loader is closed, new, paused or starting, or there are too few batches.
+2. One worker delays the others: its current batch takes far too long, or its batches take several times as long.
+3. The loop waits less than 5 % of the time: the loop is the bottleneck.
+4. Batches are produced in the loader's own process: the loop waits for each of them.
+5. The loop mostly waits for batches that are produced, and are being pinned or uploaded: upload.
+6. Batches take longer to transport than to produce: transport.
+7. Otherwise the workers are the bottleneck. CPU time compared to wall time shows whether they compute or wait.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot, UploadStats, WorkerStats
 
 WAIT_IS_SMALL = 0.05
-"""Below this share of waiting the loop itself is the limit."""
+"""Below this share of waiting, the loop itself is the bottleneck."""
 ENOUGH = 3
-"""Batches of an epoch, after its first, that a judgement needs."""
+"""Batches of an epoch after its first that a verdict needs."""
 STRAGGLES = 3.0
-"""A worker straggles when its batch takes this many times as long as those of the others."""
+"""A worker straggles if its batch takes this many times as long as those of the others."""
 LASTS = 0.3
-"""Seconds that a straggling batch has lasted at least, to be spoken of."""
+"""A straggling batch is reported after this many seconds."""
 COMPUTES, WAITS = 0.75, 0.4
-"""CPU time over wall time of fetching, above and below which workers compute or wait."""
+"""CPU time over wall time of fetching: above the first workers compute, below the second they wait."""
 FULL = 0.85
-"""Workers that together use this share of the cores leave none free."""
+"""Workers that together use this share of the cores saturate them."""
 QUEUES = 0.25
-"""Workers that have no core for this share of their fetching are slow because something else computes."""
+"""If workers wait for a core for this share of their fetching, something else is using the cores."""
 _MOST = 0.99
 _CARRIED = 1e5
-"""Bytes of a mean batch from which carrying it can limit a loop: a smaller one mostly waits to be read."""
+"""Mean size of a batch, bytes, from which transport can be the bottleneck."""
 _MOSTLY = 0.5
 _NO_STEP = 0.1
 _WHOLE = 0.05
@@ -49,10 +49,10 @@ def judge(s: Snapshot, e: Evidence) -> Verdict:
 
     Args:
         s: The snapshot, complete but for `cause` and `verdict`.
-        e: Further measurements.
+        e: Additional measurements.
 
     Returns:
-        The cause (one of those listed at `Snapshot.cause`) and the sentence.
+        The cause and the sentence.
     """
     if s.state == "closed":
         return Verdict("closed", f"The loader is closed{_so_far(s)}.")
@@ -60,7 +60,7 @@ def judge(s: Snapshot, e: Evidence) -> Verdict:
         return Verdict("new", "No batches yet: iterate over the loader to start it.")
     if s.state == "paused":
         since = "" if e.paused_for is None else f" for {duration(e.paused_for)}"
-        return Verdict("paused", f"Paused{since} with {plural(s.ready, 'batch')} ready; resume() goes on.")
+        return Verdict("paused", f"Paused{since} with {plural(s.ready, 'batch')} ready; call resume() to continue.")
     if e.ended:
         return _after_epoch(s, e)
     return _stuck(s, e) or _starting(s, e) or _limit(s, e)
@@ -74,13 +74,13 @@ def _so_far(s: Snapshot) -> str:
 
 
 def _after_epoch(s: Snapshot, e: Evidence) -> Verdict:
-    how = {"exhausted": "ended", "error": "stopped at an error", "closed": "was closed"}.get(e.ended, "was left early")
+    how = {"exhausted": "ended", "error": "ended with an error", "closed": "was closed"}.get(e.ended, "was abandoned")
     total = "" if s.batches_total is None or e.ended == "exhausted" else f" of {s.batches_total:,}"
     head = f"Epoch {s.epoch} {how} after {s.batches_done:,}{total} batches in {duration(s.elapsed)}"
     waited = f"; the loop waited {percent(s.wait_share_epoch)} of the time."
     if e.recent < ENOUGH:
         return Verdict("idle", head + waited)
-    # The limit at the end of the epoch is still the advice for the next one.
+    # The bottleneck at the end of the epoch is the advice for the next one.
     cause, sentence = _limit(s, e)
     return Verdict(cause, f"{head}{waited} {sentence}")
 
@@ -94,7 +94,7 @@ def _starting(s: Snapshot, e: Evidence) -> Verdict | None:
                 f"Starting up for {duration(s.elapsed)}: {ready} of {plural(len(s.workers), 'worker')} ready.",
             )
         at = max((w for w in s.workers if w.batch is not None), key=lambda w: w.batch_age or 0.0, default=None)
-        where = "" if at is None else f" Worker {at.worker} is at {_place(at)}."
+        where = "" if at is None else f" Worker {at.worker} is processing {_place(at)}."
         return Verdict("starting", f"Starting up for {duration(s.elapsed)}: no batch yet.{where}")
     if not e.recent and s.at is not None and s.at_for is not None:
         return Verdict(
@@ -106,9 +106,9 @@ def _starting(s: Snapshot, e: Evidence) -> Verdict | None:
         done = plural(s.batches_done, "batch")
         return Verdict(
             "starting",
-            f"The first batch came after {duration(e.first_batch)}; {done} are too few to judge by."
+            f"The first batch came after {duration(e.first_batch)}; {done} are too few for a verdict."
             if s.batches_done != 1
-            else f"The first batch came after {duration(e.first_batch)}; one is too few to judge by.",
+            else f"The first batch came after {duration(e.first_batch)}; one is too few for a verdict.",
         )
     return None
 
@@ -119,17 +119,18 @@ def _place(w: WorkerStats) -> str:
 
 
 def _stuck(s: Snapshot, e: Evidence) -> Verdict | None:
-    """One worker has been at its batch for far too long, or the loop waits for it while others are done."""
+    """One worker has been processing its batch for far too long, or the loop waits for it while others are done."""
     stuck = sorted((w for w in s.workers if w.stuck), key=lambda w: (w.batch != s.waiting_for, -(w.batch_age or 0.0)))
     if stuck:
         w = stuck[0]
         more = f" (and {plural(len(stuck) - 1, 'other')} too)" if len(stuck) > 1 else ""
-        waits = "; the loop waits for it" if s.waiting_for is not None and s.waiting_for == w.batch else ""
+        waits = ", and the loop is waiting for it" if s.waiting_for is not None and s.waiting_for == w.batch else ""
         ids = ", ".join(str(x.worker) for x in sorted(stuck, key=lambda x: x.worker)[:8])
         return Verdict(
             "worker",
-            f"Worker {w.worker} seems stuck{more}: at {_place(w)}, where a batch takes {duration(e.make_ms / 1e3)}"
-            f"{waits}. Restart {'it' if len(stuck) == 1 else 'them'}: loader.restart_workers([{ids}]).",
+            f"Worker {w.worker} seems stuck{more}: it has been processing {_place(w)}; "
+            f"a batch usually takes {duration(e.make_ms / 1e3)}{waits}. "
+            f"Restart {'it' if len(stuck) == 1 else 'them'}: loader.restart_workers([{ids}]).",
         )
     limit = max(LASTS, STRAGGLES * e.make_ms / 1e3)
     if e.first_batch is None or s.waiting is None or s.reordering == 0:
@@ -138,15 +139,16 @@ def _stuck(s: Snapshot, e: Evidence) -> Verdict | None:
         if w.batch is not None and w.batch == s.waiting_for and (w.batch_age or 0.0) > limit:
             return Verdict(
                 "worker",
-                f"Worker {w.worker} holds the loop up: at {_place(w)}, where a batch takes "
-                f"{duration(e.make_ms / 1e3)}, with {plural(s.reordering, 'later batch')} behind it. If it lasts, "
+                f"Worker {w.worker} delays the loop: it has been processing {_place(w)}; a batch usually takes "
+                f"{duration(e.make_ms / 1e3)}, and {plural(s.reordering, 'later batch')} "
+                f"{'is' if s.reordering == 1 else 'are'} waiting behind it. If this persists, "
                 f"restart it: loader.restart_workers([{w.worker}]).",
             )
     return None
 
 
 def _slow_worker(s: Snapshot, e: Evidence) -> Verdict | None:
-    """One worker's batches take several times as long as the others', and those wait for it in the reorder buffer."""
+    """The batches of one worker take several times as long as the others, which wait in the reorder buffer."""
     reorder = next((stage.mean for stage in s.stages if stage.name == "reorder"), 0.0)
     if not e.make_ms_by_worker:
         return None
@@ -158,7 +160,7 @@ def _slow_worker(s: Snapshot, e: Evidence) -> Verdict | None:
     return Verdict(
         "worker",
         f"Worker {worker} is slow: its batches take {duration(slow / 1e3)}, those of the others "
-        f"{duration(usual / 1e3)} and then {duration(reorder / 1e3)} behind it in the reorder buffer; the loop waits "
+        f"{duration(usual / 1e3)}, plus {duration(reorder / 1e3)} in the reorder buffer; the loop waits "
         f"{percent(s.wait_share)} of the time. If it stays slow, restart it: loader.restart_workers([{worker}]).",
     )
 
@@ -170,21 +172,25 @@ def _limit(s: Snapshot, e: Evidence) -> Verdict:  # noqa: PLR0911 - one return p
         mean.get("fetch", 0.0) + mean.get("collate", 0.0),
         mean.get("transport", 0.0),
     )
-    waits = f"it waits {percent(s.wait_share)} of the time"
+    waits = f"the loop waits {percent(s.wait_share)} of the time"
     if s.wait_share < WAIT_IS_SMALL:
+        consumer = f"Your loop is the bottleneck: it waits {percent(s.wait_share)} of the time"
         if e.in_process:
-            return Verdict("consumer", f"Your loop is the limit: {waits}, and spends {_ms(step)} per batch.")
+            return Verdict(
+                "consumer",
+                f"{consumer}, and spends {_ms(step)} per batch.",
+            )
         return Verdict(
             "consumer",
-            f"Your loop is the limit: {waits}; the loader keeps {_mean_batches(e.ready_mean)} ready, "
+            f"{consumer}; the loader keeps {_mean_batches(e.ready_mean)} ready, "
             f"and the loop spends {_ms(step)} per batch.",
         )
-    computing = "" if s.cpu_share is None else f" ({percent(s.cpu_share)} of fetching is computing)"
+    computing = "" if s.cpu_share is None else f" ({percent(s.cpu_share)} of fetching is CPU time)"
     if e.in_process:
         return Verdict(
             "in_process",
-            f"Loading limits the loop: {waits}, because batches are made between its steps. Making one takes "
-            f"{_ms(make)}{computing}, a step {_ms(step)}. With num_workers=1 or more they are made meanwhile.",
+            f"Loading is the bottleneck: {waits}, because batches are produced between its steps. Producing one takes "
+            f"{_ms(make)}{computing}, a step {_ms(step)}. With num_workers=1 or more they are produced in parallel.",
         )
     if e.handing > _MOSTLY and s.uploads is not None:
         return Verdict("upload", _upload_limit(s, e, s.uploads, waits))
@@ -193,14 +199,14 @@ def _limit(s: Snapshot, e: Evidence) -> Verdict:  # noqa: PLR0911 - one return p
         return slow
     if transport > make and transport > 1.0 and e.nbytes_mean > _CARRIED:
         remedy = (
-            "They travel by pickle: a collate function that returns tensors or arrays moves them by shared memory."
+            "They are pickled: a collate function that returns tensors or arrays lets them use shared memory."
             if e.pickled > _MOSTLY
             else "Smaller batches help: a smaller dtype (uint8 instead of float32), or fewer samples."
         )
         return Verdict(
             "transport",
-            f"Transport limits the loop: {waits}; a batch of {megabytes(e.nbytes_mean)} takes {_ms(transport)} "
-            f"from worker to notebook and {_ms(make)} to make. {remedy}",
+            f"Transport is the bottleneck: {waits}; a batch of {megabytes(e.nbytes_mean)} takes {_ms(transport)} "
+            f"from worker to loop and {_ms(make)} to produce. {remedy}",
         )
     return _workers_limit(s, e, step=step, waits=waits)
 
@@ -211,29 +217,29 @@ def _upload_limit(s: Snapshot, e: Evidence, u: UploadStats, waits: str) -> str:
     copying = "" if u.copy is None else f", {_ms(u.copy)} to copy{speed}"
     remedy = "Smaller batches help: a smaller dtype (uint8 instead of float32), or fewer samples."
     if u.ways[0].memory == "pageable":
-        remedy = "pin_memory=True makes copies quicker and lets them run ahead."
+        remedy = "pin_memory=True makes copies faster and lets them run ahead."
     elif not s.device:
-        remedy = "device='cuda' pins batches where they lie, without this copy, and uploads them ahead."
+        remedy = "device='cuda' pins batches in place, without this copy, and uploads them ahead of time."
     return (
-        f"The way to {where} limits the loop: {waits}, {percent(e.handing)} of that for batches that are made; one of "
-        f"{megabytes(e.nbytes_mean)} takes {_ms(u.pin)} to pin{copying}. {remedy}"
+        f"The transfer to {where} is the bottleneck: {waits}, {percent(e.handing)} of that for finished batches; "
+        f"one of {megabytes(e.nbytes_mean)} takes {_ms(u.pin)} to pin{copying}. {remedy}"
     )
 
 
 def _workers_limit(s: Snapshot, e: Evidence, *, step: float, waits: str) -> Verdict:
     alive = sum(w.state != "dead" for w in s.workers)
-    head = "Workers limit" if alive != 1 else "The worker limits"
-    makes = "makes" if alive == 1 else "make"
+    head = "Workers are" if alive != 1 else "The worker is"
+    produce = "produces" if alive == 1 else "produce"
     could = number(1e3 / step) if step > _NO_STEP else "over 10,000"
     head = (
-        f"{head} the loop: {waits}; {plural(alive, 'worker')} {makes} {number(s.batches_per_second)} batches/s, "
-        f"the loop could take {could}."
+        f"{head} the bottleneck: {waits}; {plural(alive, 'worker')} {produce} "
+        f"{number(s.batches_per_second)} batches/s, the loop could consume {could}."
     )
     share = s.cpu_share
     if share is None:
         return Verdict("workers", head)
     known = [w.cpu_percent for w in s.workers if w.cpu_percent is not None]
-    # Workers that queue for a core look as if they waited for a disk: what they use together tells them apart.
+    # Workers that wait for a core look like workers that wait for a disk; their total CPU use tells them apart.
     if sum(known) >= 100 * FULL * e.cores and alive >= e.cores:
         use = f"They use {number(sum(known) / 100)} of {plural(e.cores, 'core')}"
         return Verdict("workers_compute", f"{head} {use}, so cheaper transforms help, more workers do not.")
@@ -247,32 +253,34 @@ def _by_cpu_share(s: Snapshot, e: Evidence, head: str, share: float, alive: int)
     if queued >= QUEUES:
         return Verdict(
             "workers",
-            f"{head} Fetching is {percent(share)} computing and {percent(queued)} waiting for a core: something else, "
-            f"be it your loop, uses the {plural(e.cores, 'core')}, too.",
+            f"{head} Fetching is {percent(share)} CPU time and {percent(queued)} waiting for a core: something else, "
+            f"possibly your loop, is using the {plural(e.cores, 'core')} too.",
         )
     if share >= COMPUTES and alive >= e.cores:
         return Verdict(
             "workers_compute",
-            f"{head} Fetching is {percent(share)} computing and there are {plural(e.cores, 'core')}, "
-            f"so cheaper transforms help, more workers hardly.",
+            f"{head} Fetching is {percent(share)} CPU time and there are {plural(e.cores, 'core')}, "
+            f"so cheaper transforms help, more workers hardly do.",
         )
     if share >= COMPUTES:
         return Verdict(
             "workers_compute",
-            f"{head} Fetching is {percent(share)} computing, so more workers help up to the {plural(e.cores, 'core')}; "
+            f"{head} Fetching is {percent(share)} CPU time, so more workers help up to the {plural(e.cores, 'core')}; "
             f"cheaper transforms help too.",
         )
     if share <= WAITS:
         return Verdict(
             "workers_wait",
             f"{head} Fetching is {percent(1 - share)} waiting (disk, network, sleep), "
-            f"so more workers help, also beyond the {plural(e.cores, 'core')}.",
+            f"so more workers help, even beyond the {plural(e.cores, 'core')}.",
         )
-    return Verdict("workers", f"{head} Fetching is {percent(share)} computing and else waits, so more workers help.")
+    return Verdict(
+        "workers", f"{head} Fetching is {percent(share)} CPU time and otherwise waiting, so more workers help."
+    )
 
 
 def _mean_batches(count: float) -> str:
-    """Give a mean number of batches: "4 batches", "3.6 batches"."""
+    """A mean number of batches: "4 batches", "3.6 batches"."""
     return plural(round(count), "batch") if abs(count - round(count)) < _WHOLE else f"{count:.1f} batches"
 
 

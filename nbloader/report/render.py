@@ -1,6 +1,6 @@
-"""A snapshot as text for a terminal and as HTML for a notebook. Pure.
+"""Renders a snapshot as text for a terminal and as HTML for a notebook. Pure.
 
-Whatever comes from samples, workers or errors is foreign: it is cut to 200 characters, made printable, and escaped.
+Text from samples, workers and errors is untrusted: it is cut to 200 characters, made printable, and escaped.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot, WorkerStats
 
 WIDTH = 80
-WORKERS = "Workers, batches since the loader was made"
+WORKERS = "Workers; batches since the loader was created"
+WORKER_COLUMNS = ("worker", "pid", "state", "batch", "for", "batches", "per s", "CPU", "memory", "restarts")
+STAGE_COLUMNS = ("stage, ms", "mean", "median", "95 %", "99 %", "max")
+SAMPLE_COLUMNS = ("sample", "took", "batch", "epoch", "worker")
 SLOWEST = "Slowest samples of the last three epochs"
 BAR = 24
 STAGE_MEANING = {
-    "queue": "sent to a worker, waits for it",
-    "fetch": "the worker gets the samples",
-    "collate": "the worker stacks them",
-    "transport": "on its way to the notebook",
-    "reorder": "waits for an earlier batch",
-    "ready": "waits for the loop",
-    "pin": "beside it: copied into pinned memory",
-    "upload": "beside it: copied to the device",
+    "queue": "assigned to a worker, not started",
+    "fetch": "the worker fetches the samples",
+    "collate": "the worker collates them",
+    "transport": "from the worker to the loop's process",
+    "reorder": "waiting for an earlier batch",
+    "ready": "waiting for the loop",
+    "pin": "concurrently: into pinned memory",
+    "upload": "concurrently: to the device",
     "step": "the loop works on it",
 }
 
@@ -38,7 +41,7 @@ STAGE_MEANING = {
 
 
 def one_line(s: Snapshot) -> str:
-    """Give the snapshot's `repr`: state, progress, rate and queues in one line."""
+    """The `repr` of a snapshot: state, progress, rate and queue depths in one line."""
     return (
         f"<Snapshot {s.state}: epoch {s.epoch}, {_done(s)}, {number(s.batches_per_second)} batches/s, "
         f"loop waits {percent(s.wait_share)}, in flight {s.in_flight}, reorder {s.reordering}, ready {s.ready}>"
@@ -46,22 +49,21 @@ def one_line(s: Snapshot) -> str:
 
 
 def to_text(s: Snapshot) -> str:
-    """Give the whole snapshot as aligned text of about 80 columns."""
+    """The whole snapshot as aligned text of about 80 columns."""
     blocks = ["\n".join(textwrap.wrap(s.verdict, WIDTH)), _progress_text(s)]
     if s.stages:
         rows = [[st.name, *(f"{ms:,.2f}" for ms in (st.mean, st.p50, st.p95, st.p99, st.max))] for st in s.stages]
-        grid = text_table([["stage, ms", "mean", "median", "95 %", "99 %", "max"], *rows], left=(0,))
+        grid = text_table([STAGE_COLUMNS, *rows], left=(0,))
         blocks.append(f"Stages, the last 200 batches\n{grid}")
     if s.workers and not any(w.pid or w.exit_reason for w in s.workers):
         blocks.append(_no_workers(s))
     elif s.workers:
-        head = ["worker", "pid", "state", "at batch", "for", "batches", "per s", "CPU", "memory", "restarts"]
         notes = [note for w in s.workers for note in _notes(w)]
-        grid = text_table([head, *(_worker_row(w) for w in s.workers)], left=(2,))
+        grid = text_table([WORKER_COLUMNS, *(_worker_row(w, s) for w in s.workers)], left=(2,))
         blocks.append("\n".join([WORKERS, grid, *(textwrap.shorten(note, WIDTH, placeholder="...") for note in notes)]))
     if s.slowest:
         rows = [[clean(x.index, 30), duration(x.seconds), str(x.batch), str(x.epoch), str(x.worker)] for x in s.slowest]
-        blocks.append(f"{SLOWEST}\n{text_table([['sample', 'took', 'batch', 'epoch', 'worker'], *rows], left=(0,))}")
+        blocks.append(f"{SLOWEST}\n{text_table([SAMPLE_COLUMNS, *rows], left=(0,))}")
     return "\n\n".join(blocks)
 
 
@@ -112,19 +114,19 @@ def _faults(s: Snapshot) -> str:
 
 
 def uploads(s: Snapshot) -> str:
-    """How batches come to their device, in a line; "" where they do not."""
+    """How batches are transferred to their device, in one line; "" if they are not."""
     u = s.uploads
     if u is None:
         return ""
     where = f"to {s.device} from" if s.device else "no device, into"
     way = ", ".join(f"{way} ({count})" if len(u.ways) > 1 else way for way, count in u.ways)
     parts = [f"{where} {way} memory"]
-    if u.pin >= 0.01:  # noqa: PLR2004 - 10 us: less is only the clock
+    if u.pin >= 0.01:  # noqa: PLR2004 - 10 us: less is measurement noise
         parts.append(f"pinned in {duration(u.pin / 1e3)}")
     if u.copy is not None and u.gb_per_second is not None:
         parts.append(f"{duration(u.copy / 1e3)} a batch, {number(u.gb_per_second)} GB/s")
     if u.hidden is not None:
-        parts.append(f"{percent(u.hidden)} of it hidden behind the loop's work")
+        parts.append(f"{percent(u.hidden)} of it hidden behind the work of the loop")
     return ", ".join(parts)
 
 
@@ -152,11 +154,11 @@ def _progress_text(s: Snapshot) -> str:
     return "\n".join(lines)
 
 
-def _worker_row(w: WorkerStats) -> list[str]:
+def _worker_row(w: WorkerStats, s: Snapshot) -> list[str]:
     return [
         str(w.worker),
         str(w.pid or "-"),
-        state_of(w) + (" (!)" if w.stuck else ""),
+        state_of(w, s) + (" (!)" if w.stuck else ""),
         "-" if w.batch is None else str(w.batch),
         "-" if w.batch_age is None else duration(w.batch_age),
         f"{w.batches:,}",
@@ -167,24 +169,27 @@ def _worker_row(w: WorkerStats) -> list[str]:
     ]
 
 
-def state_of(w: WorkerStats) -> str:
-    """Give a worker's state for people: a place that has no process is not a dead one."""
-    if w.state == "dead" and not w.pid and not w.exit_reason:
-        return "not started"
-    return f"{clean(w.state, 12)}, unwanted" if w.left else clean(w.state, 12)
+def state_of(w: WorkerStats, s: Snapshot) -> str:
+    """A worker's state in a word or two; without a process it is not necessarily "dead"."""
+    if w.state == "dead" and not w.pid:
+        if s.state in ("idle", "closed") and (w.batches or w.exit_reason):
+            return "stopped"
+        if not w.exit_reason:
+            return "not started"
+    return f"{clean(w.state, 12)}, discarding" if w.left else clean(w.state, 12)
 
 
 def _notes(w: WorkerStats) -> list[str]:
     notes = []
     if w.stuck:
         sample = "" if w.sample is None else f", sample {clean(w.sample, 40)}"
-        notes.append(f"worker {w.worker} seems stuck at batch {w.batch}{sample}")
+        notes.append(f"worker {w.worker} seems stuck: batch {w.batch}{sample}")
     if w.left:
-        notes.append(f"worker {w.worker} finishes a batch of an iterator that has ended")
+        notes.append(f"worker {w.worker} is finishing a batch of an iterator that has ended")
     if w.errors:
         notes.append(f"worker {w.worker}: {plural(w.errors, 'failed batch')}")
     if w.exit_reason:
-        notes.append(f"worker {w.worker}, the one before: {clean(w.exit_reason)}")
+        notes.append(f"worker {w.worker}, previous process: {clean(w.exit_reason)}")
     return notes
 
 
@@ -200,14 +205,14 @@ def text_table(rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> str:
     )
 
 
-# --- HTML: styles stand in the elements, so that it works alone, and colours come from the page around it
+# --- HTML: inline styles, so that it needs no style sheet; text colours come from the page
 
 _MUTED = "opacity:.65"
 _LINE = "1px solid rgba(128,128,128,.28)"
 
 
 def to_html(s: Snapshot) -> str:
-    """Give the whole snapshot as HTML without scripts or style sheets, for light and dark pages."""
+    """The whole snapshot as HTML without scripts or style sheets, for light and dark pages."""
     parts = [_verdict_html(s), _progress_html(s), _stages_html(s), _workers_html(s), _slowest_html(s)]
     return (
         '<div class="nbloader-report" style="font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif);'
@@ -250,8 +255,8 @@ def _progress_html(s: Snapshot) -> str:
     )
     faults = _faults(s)
     more = f'<div style="color:{palette.CAUSES["worker"]};margin-top:4px">{faults}</div>' if faults else ""
-    several = f" {s.iterators} iterators are under way; rates and queues are of all." if s.iterators > 1 else ""
-    loop = f'<div style="{_MUTED};margin-top:4px">The loop {_loop(s)}; rates are of the last 5 s.{several}</div>'
+    several = f" {s.iterators} iterators are active; rates and queues cover all of them." if s.iterators > 1 else ""
+    loop = f'<div style="{_MUTED};margin-top:4px">The loop {_loop(s)}; rates cover the last 5 s.{several}</div>'
     way = "" if s.uploads is None else f'<div style="{_MUTED};margin-top:4px">Upload {_text(uploads(s))}.</div>'
     return head + bar + _chips([*_rates(s), *chips]) + loop + way + more
 
@@ -282,11 +287,11 @@ def _stages_html(s: Snapshot) -> str:
         ]
         for stage in s.stages
     ]
-    share = "" if s.cpu_share is None else f"; fetching is {percent(s.cpu_share)} computing"
+    share = "" if s.cpu_share is None else f"; fetching is {percent(s.cpu_share)} CPU time"
     return (
-        _title(f"The path of a batch, the last 200: {duration(total / 1e3)} on average{share}")
+        _title(f"Stages of the last 200 batches: {duration(total / 1e3)} on average{share}")
         + f'<div style="display:flex;height:14px;border-radius:4px;overflow:hidden;margin:0 0 4px">{bar}</div>'
-        + html_table(["stage, ms", "mean", "median", "95 %", "99 %", "max"], rows, left=(0,))
+        + html_table(STAGE_COLUMNS, rows, left=(0,))
     )
 
 
@@ -297,14 +302,13 @@ def _workers_html(s: Snapshot) -> str:
         return f'<div style="{_MUTED};margin-top:10px">{_no_workers(s)}</div>'
     rows = []
     for w in s.workers:
-        row = [html.escape(cell) for cell in _worker_row(w)]
+        row = [html.escape(cell) for cell in _worker_row(w, s)]
         colour = palette.CAUSES["worker"] if w.stuck else palette.STATES.get(w.state, palette.OTHER)
-        state = f"{_text(state_of(w))}, stuck" if w.stuck else _text(state_of(w))
+        state = f"{_text(state_of(w, s))}, stuck" if w.stuck else _text(state_of(w, s))
         row[2] = _dot(colour, radius="50%") + state
         rows.append(row)
-    head = ["worker", "pid", "state", "at batch", "for", "batches", "per s", "CPU", "memory", "restarts"]
     notes = "".join(f'<div style="{_MUTED}">{_text(note)}</div>' for w in s.workers for note in _notes(w))
-    return _title(WORKERS) + html_table(head, rows, left=(2,)) + notes + "".join(map(_stderr_html, s.workers))
+    return _title(WORKERS) + html_table(WORKER_COLUMNS, rows, left=(2,)) + notes + "".join(map(_stderr_html, s.workers))
 
 
 def _stderr_html(w: WorkerStats) -> str:
@@ -314,7 +318,7 @@ def _stderr_html(w: WorkerStats) -> str:
     text = "<br>".join(html.escape(line) for line in lines)
     return (
         f'<details style="margin-top:3px"><summary style="{_MUTED};cursor:pointer">'
-        f"last words of worker {w.worker} on standard error</summary>"
+        f"last lines of standard error of worker {w.worker}</summary>"
         f'<div style="font-family:var(--jp-code-font-family,monospace);font-size:12px;overflow-wrap:anywhere;'
         f'border-left:2px solid rgba(128,128,128,.35);padding:2px 9px;margin:3px 0">{text}</div></details>'
     )
@@ -334,7 +338,7 @@ def _slowest_html(s: Snapshot) -> str:
         ]
         for x in s.slowest
     ]
-    return _title(SLOWEST) + html_table(["sample", "took", "batch", "epoch", "worker"], rows, left=(0,))
+    return _title(SLOWEST) + html_table(SAMPLE_COLUMNS, rows, left=(0,))
 
 
 def _title(text: str) -> str:

@@ -105,7 +105,7 @@ def describe(s: Snapshot) -> PathDescription:
     compact = len(s.workers) > ROWS
     return PathDescription(
         boxes=(sampler, _workers(s), *_transport(s), _reorder(s, early), _ready(s, ready), *_device(s), _loop(s)),
-        workers=tuple(_worker(w, compact=compact) for w in s.workers[:CELLS]),
+        workers=tuple(_worker(w, s, compact=compact) for w in s.workers[:CELLS]),
         compact=compact,
         wanted=s.waiting_for,
         animate=animate,
@@ -140,14 +140,14 @@ def _workers(s: Snapshot) -> Box:
     return _box("workers", title, note=note)
 
 
-def _worker(w: WorkerStats, *, compact: bool) -> WorkerCell:
+def _worker(w: WorkerStats, s: Snapshot, *, compact: bool) -> WorkerCell:
     held = list(w.held)
     current = w.batch is not None and not w.left
     if w.batch is not None and current and w.batch not in held[:1]:
         held = [w.batch, *(n for n in held if n != w.batch)]
     keep = 1 if compact else max(2, min(5, _DIGITS // len(str(max(held, default=0)))))
     more = 0 if compact else max(0, w.queued + current - len(held[:keep]))
-    state = state_word(w)
+    state = state_word(w, s)
     return WorkerCell(w.worker, state, look_of(state), held[:keep], more)
 
 

@@ -170,8 +170,9 @@ class Timeline {
       if (!kind || right < GUTTER || left > this.width || right <= left) continue;
       pen.fillStyle = kind.color;
       const strip = Math.max(2, this.laneHeight * 0.2);
-      if (kind.below) pen.fillRect(left, top + this.laneHeight - strip - 1, Math.max(right - left, 0.7), strip);
-      else pen.fillRect(left, top + 1, Math.max(right - left - 0.4, 0.7), this.laneHeight * 0.62);
+      const gap = right - left > 3 ? 0.4 : 0;  // blocks narrower than a pixel blend: each kind keeps its share
+      if (kind.below) pen.fillRect(left, top + this.laneHeight - strip - 1, Math.max(right - left, 0.2), strip);
+      else pen.fillRect(left, top + 1, Math.max(right - left - gap, 0.2), this.laneHeight * 0.62);
     }
     if (row.stall) this.drawStall(pen, row.stall);
   }

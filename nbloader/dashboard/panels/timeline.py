@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import collections
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,17 +15,19 @@ from nbloader.report.slices import KINDS, Lane, loop_lane, worker_lane
 
 if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot
-    from nbloader.report.timeline import Block, Row
+    from nbloader.report.timeline import Row
 
 SECONDS = 30
 """What the timeline shows."""
 PAUSES, PAUSES_NS = 40, 120 * 10**9
 """Pauses drawn at most, the last ones, and how far back, ns."""
 BLOCKS = 400
-"""Blocks of the static form at most, about 45 bytes each; neighbours are joined until there are no more."""
+"""Bars of the static form at most, about 45 bytes each; neighbours are joined until there are no more."""
 LANES = 65
 """Lanes of the static form at most."""
 _WIDTH, _GUTTER, _AXIS, _TOP = 1000, 84, 16, 4
+_LEAST = 0.4
+"""Width of the narrowest bar, pixels."""
 
 
 class Timeline(Panel):
@@ -126,13 +129,19 @@ class _Area(NamedTuple):
         return _GUTTER + max(0, ns - self.begin) * self.pixels_per_ns
 
 
-class _Bar:
-    """A block of the drawing; neighbours closer than a pixel or so are joined."""
+class _Band(NamedTuple):
+    """The body of a lane, or the strip below it."""
 
-    __slots__ = ("left", "right")
+    top: int
+    below: bool
 
-    def __init__(self, left: float, right: float) -> None:
-        self.left, self.right = left, right
+
+class _Bar(NamedTuple):
+    """A coloured bar of the drawing, pixels."""
+
+    left: float
+    right: float
+    kind: str
 
 
 def svg(rows: Iterable[Row]) -> str:
@@ -154,12 +163,14 @@ def svg(rows: Iterable[Row]) -> str:
     height = max(6, min(18, 400 // len(lanes)))
     tops = {lane: _TOP + height * i for i, lane in enumerate(lanes)}
     area = _Area(begin, (_WIDTH - _GUTTER) / (end - begin), height, tops)
-    joined = 1.0
+    bands = _bands(rows, area)
+    size = 1.0
     while True:
-        paths, count = _paths(rows, area, joined)
-        if count <= BLOCKS:
+        bars = {band: list(_joined(own, size)) for band, own in bands.items()}
+        if sum(map(len, bars.values())) <= BLOCKS:
             break
-        joined *= 2
+        size *= 2
+    paths = "".join(_path(kind, bars, height) for kind in KINDS)
     total = _TOP + height * len(lanes) + _AXIS
     every = -(-10 // height)
     labels = "".join(
@@ -176,38 +187,49 @@ def svg(rows: Iterable[Row]) -> str:
     )
 
 
-def _paths(rows: Sequence[Row], area: _Area, joined: float) -> tuple[str, int]:
-    """One path per kind of block, and how many blocks they draw; gaps below `joined` pixels are closed."""
-    pieces: dict[str, list[str]] = {kind: [] for kind in KINDS}
-    pending: dict[tuple[str, int], _Bar] = {}
-
-    def flush(kind: str, top: int) -> None:
-        bar = pending.pop((kind, top))
-        deep, y = (0.22, top + area.lane_height * 0.72) if KINDS[kind].below else (0.62, top + 1.0)
-        deep *= area.lane_height
-        pieces[kind].append(f"M{bar.left:.1f} {y:.1f}h{bar.right - bar.left:.1f}v{deep:.1f}H{bar.left:.1f}z")
-
+def _bands(rows: Iterable[Row], area: _Area) -> dict[_Band, list[_Bar]]:
+    """The visible blocks, from left to right."""
+    bands: dict[_Band, list[_Bar]] = collections.defaultdict(list)
     for row in rows:
         top = area.tops.get(row.lane)
         if top is None:
             continue
-        for kind, left, right in _spans(row.blocks, area):
-            bar = pending.get((kind, top))
-            if bar is not None and left - bar.right < joined:
-                bar.right = max(bar.right, right)
-                continue
-            if bar is not None:
-                flush(kind, top)
-            pending[kind, top] = _Bar(left, right)
-    for kind, top in list(pending):
-        flush(kind, top)
-    count = sum(map(len, pieces.values()))
-    return "".join(f'<path fill="{KINDS[k].color}" d="{"".join(d)}"/>' for k, d in pieces.items() if d), count
+        for kind, begin, end in row.blocks:
+            if end > max(begin, area.begin):
+                bands[_Band(top, KINDS[kind].below)].append(_Bar(area.x(begin), area.x(end), kind))
+    return {band: sorted(bars) for band, bars in bands.items()}
 
 
-def _spans(blocks: Iterable[Block], area: _Area) -> Iterator[tuple[str, float, float]]:
-    """Kind, left and right of the blocks that are visible."""
-    for block in blocks:
-        if block.end > max(block.begin, area.begin):
-            left = area.x(block.begin)
-            yield block.kind, left, max(area.x(block.end), left + 0.6)
+def _joined(bars: Iterable[_Bar], size: float) -> Iterator[_Bar]:
+    """Put neighbours together until they are `size` pixels wide; each kind keeps its share of the width."""
+    group: list[_Bar] = []
+    for bar in bars:
+        if group and (group[-1].right - group[0].left >= size or bar.left - group[-1].right > size):
+            yield from _merged(group)
+            group = []
+        group.append(bar)
+    yield from _merged(group)
+
+
+def _merged(group: Sequence[_Bar]) -> Iterator[_Bar]:
+    if len(group) == 1:
+        (bar,) = group
+        yield bar._replace(right=max(bar.right, bar.left + _LEAST))
+        return
+    left = group[0].left if group else 0.0
+    for kind in KINDS:
+        width = sum(bar.right - bar.left for bar in group if bar.kind == kind)
+        if width >= _LEAST:
+            yield _Bar(left, left + width, kind)
+        left += width
+
+
+def _path(kind: str, bars: Mapping[_Band, Iterable[_Bar]], height: int) -> str:
+    """All bars of a kind as one path."""
+    pieces = []
+    for band, own in bars.items():
+        deep, y = (height * 0.22, band.top + height * 0.72) if band.below else (height * 0.62, band.top + 1.0)
+        pieces += [
+            f"M{left:.1f} {y:.1f}h{right - left:.1f}v{deep:.1f}H{left:.1f}z" for left, right, k in own if k == kind
+        ]
+    return f'<path fill="{KINDS[kind].color}" d="{"".join(pieces)}"/>' if pieces else ""

@@ -54,7 +54,7 @@ class Workers(Panel):
     def news(self, frame: Frame) -> list[Any]:
         """Rows that are new or changed."""
         before, here = self._rows, os.getpid()
-        self._rows = {w.worker: _row(w, here) for w in frame.snapshot.workers}
+        self._rows = {w.worker: _row(w, frame.snapshot, here) for w in frame.snapshot.workers}
         return [row for worker, row in self._rows.items() if before.get(worker) != row]
 
     def history(self) -> list[Any]:
@@ -90,9 +90,9 @@ class Workers(Panel):
         return section(self.title, table) + notes if rows else notes
 
 
-def state_word(w: WorkerStats) -> str:
+def state_word(w: WorkerStats, s: Snapshot) -> str:
     """A worker's state in a word."""
-    return "stuck" if w.stuck else "discarding" if w.left else state_of(w)
+    return "stuck" if w.stuck else "discarding" if w.left else state_of(w, s)
 
 
 def look_of(state: str) -> str:
@@ -100,8 +100,8 @@ def look_of(state: str) -> str:
     return "nbl-busy" if state in _BUSY else f"nbl-{state.replace(' ', '-')}"
 
 
-def _row(w: WorkerStats, here: int) -> dict[str, Any]:
-    state = state_word(w)
+def _row(w: WorkerStats, s: Snapshot, here: int) -> dict[str, Any]:
+    state = state_word(w, s)
     cells = _cells(w, state, here)
     row = {
         "id": w.worker,
