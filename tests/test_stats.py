@@ -28,6 +28,7 @@ from nbloader.events import (
     LoaderPaused,
     LoaderResumed,
     Placed,
+    SampleFailed,
     SupervisorFailed,
     WorkerDied,
     WorkerReady,
@@ -329,6 +330,15 @@ def test_faults_are_counted_by_worker():
     assert "1 failed batch, 1 worker death, 2 restarts" in str(s)
     assert s.supervisor_failures == 0
     assert "supervisor" not in str(s) + s._repr_html_()
+
+
+def test_failed_samples_are_counted_by_what_was_done():
+    fold = Aggregator()
+    for index, done in enumerate(("skipped", "replaced", "retried", "retried")):
+        fold.update(SampleFailed(START, 0, index, 1, 17, "ValueError: no", "Traceback ...", done))
+    s = fold.snapshot(gauges(START + S, *pair()))
+    assert (s.skipped, s.replaced, s.retried) == (1, 1, 2)
+    assert [x.index for x in s.failed_samples] == [0, 1, 2, 3]
 
 
 def test_failures_of_the_supervisor_are_counted_and_shown():

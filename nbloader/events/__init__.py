@@ -1,4 +1,4 @@
-"""What a loader reports about itself: event records, the bus that carries them, gauges, and failures."""
+"""What a loader reports about itself: event records and the bus that carries them, gauges, failures."""
 
 from nbloader.events.bus import EventBus, Subscription
 from nbloader.events.records import (

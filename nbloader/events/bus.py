@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 
 class Subscription:
-    """A bounded buffer of events, or a callback, attached to a bus. Close it, or use it in a `with`.
+    """A bounded buffer of events, or a callback, attached to a bus. Close it, or use it as a context manager.
 
     Args:
-        bus: The bus it is attached to.
-        callback: Called with each event on the thread that publishes it; None to buffer instead.
-        maxlen: Events kept when buffering; the oldest go first and are counted in `dropped`.
+        bus: The bus.
+        callback: Called with each event on the publishing thread; None to buffer events instead.
+        maxlen: Maximum number of buffered events. The oldest are dropped first, and counted in `dropped`.
     """
 
     __slots__ = ("_buffer", "_bus", "_callback", "dropped")
@@ -32,10 +32,10 @@ class Subscription:
         self._callback = callback
         self._buffer: collections.deque[Event] = collections.deque(maxlen=maxlen)
         self.dropped = 0
-        """Events lost because nobody drained the buffer in time."""
+        """Number of events lost because the buffer was full."""
 
     def drain(self) -> list[Event]:
-        """Take out all buffered events, oldest first."""
+        """Remove and return all buffered events, oldest first."""
         out: list[Event] = []
         try:
             while True:
@@ -44,11 +44,11 @@ class Subscription:
             return out
 
     def close(self) -> None:
-        """Detach from the bus. Closing twice is harmless."""
+        """Detach from the bus. Can be called more than once."""
         self._bus._remove(self)
 
     def __enter__(self) -> Subscription:
-        """Give the subscription itself."""
+        """The subscription itself."""
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -56,7 +56,7 @@ class Subscription:
         self.close()
 
     def __iter__(self) -> Iterator[Event]:
-        """Drain: iterate over the events buffered now."""
+        """Iterate over the events that are buffered now, and remove them."""
         return iter(self.drain())
 
     def _offer(self, event: Event) -> None:
@@ -69,28 +69,32 @@ class Subscription:
 
 
 class EventBus:
-    """Carries events from the loader to whoever listens, and keeps the last ones.
+    """Hands events from the loader to subscribers, and keeps the last ones.
 
     Args:
-        history: Events kept. The default of 10,000 takes about 4 MB.
+        history: Maximum number of events that are kept. The default of 10,000 takes about 4 MB.
     """
 
     def __init__(self, history: int = 10_000) -> None:
         self.history: collections.deque[Event] = collections.deque(maxlen=history)
-        """The last events, oldest first. It moves: before a long look copy it, by `recent()`."""
+        """The last events, oldest first. Other threads append to it: iterate over the copy that `recent()` returns."""
         self._subscribers: tuple[Subscription, ...] = ()
         self._lock = threading.Lock()
 
     def subscribe(self, callback: Callable[[Event], object] | None = None, *, maxlen: int = 10_000) -> Subscription:
-        """Listen to all events from now on.
+        """Subscribe to all events from now on.
 
         Args:
-            callback: Called with each event on the publishing thread (mostly the one that runs the loop), so it must
-                be quick. One that raises is removed and logged. Without it events are buffered for `drain()`.
-            maxlen: Size of that buffer, in events.
+            callback: Called with each event on the publishing thread (usually the one that runs the loop), so it must
+                be fast. A callback that raises is removed and logged. Without one, events are buffered for `drain()`.
+            maxlen: Maximum number of buffered events.
 
         Returns:
             The subscription; `close()` ends it.
+
+        Raises:
+            TypeError: `callback` is not callable.
+            ValueError: `maxlen` is less than 1.
         """
         if callback is not None and not callable(callback):
             raise TypeError(f"callback must be callable or None, not {type(callback).__name__}: {callback!r}")
@@ -102,7 +106,7 @@ class EventBus:
         return subscription
 
     def publish(self, event: Event) -> None:
-        """Hand an event to the history and to every subscriber. Never raises, never waits."""
+        """Add an event to the history and hand it to every subscriber. Never raises, never blocks on a subscriber."""
         self.history.append(event)
         for subscription in self._subscribers:
             try:

@@ -1,4 +1,7 @@
-"""Gauges: what the engine knows of itself and of its workers at one moment, beside the events."""
+"""Gauges: the present state of a loader and its workers, from which snapshots are made together with the events.
+
+Times are perf_counter ns.
+"""
 
 from __future__ import annotations
 
@@ -8,97 +11,100 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class WorkerGauge:
-    """What the pool knows of one worker at this moment; the input of `WorkerStats`."""
+    """The present state of one worker."""
 
     worker: int
-    """Worker id, from 0. A replaced worker keeps the id of the one before."""
+    """Worker id, from 0. A replacement keeps the id."""
     pid: int
+    """Process id; 0 while there is no process."""
     state: str
     """"starting", "idle", "fetching", "collating", "sending", or "dead"."""
     batch: int | None
-    """Number of the batch it is at, None when idle."""
+    """Number of the batch that it is processing; None when idle."""
     since: int
-    """When it entered this state (for a batch: when it began with it), perf_counter ns."""
+    """When it entered this state (for a batch: when it began to process it), ns."""
     sample: Any
     """Dataset index of the sample that it is fetching; None when idle or unknown."""
     queued: int
-    """Batches waiting in its queue behind the current one."""
+    """Number of batches in its queue behind the current one."""
     exit_reason: str
-    """Why the process before this one ended; "" when none has."""
+    """Why the previous process with this id ended; "" if none has."""
     stderr_tail: str
-    """Last lines written to its standard error (up to 4 kB)."""
+    """The last lines that it wrote to standard error, at most 4 kB."""
     cpu_percent: float | None
-    """CPU use since the last picture, 100 = one core. None where unknown."""
+    """CPU use since the previous snapshot; 100 is one core. None where unknown."""
     rss: int | None
-    """Resident memory, bytes. None where unknown."""
+    """Resident memory, bytes; None where unknown."""
     held: tuple[int, ...] = ()
-    """Numbers of the batches it was given, the one it is at first; the first eight."""
+    """Numbers of the batches that were dispatched to it, the current one first; at most eight."""
     left: bool = False
-    """The iterator of the batch it is at has ended: what it makes will be thrown away."""
+    """Whether the iterator of its current batch has ended: the batch will be discarded."""
     private: int | None = None
-    """Memory that is its own, bytes. None where unknown; looked up now and then."""
+    """Memory that no other process shares, bytes; None where unknown. Measured now and then."""
     shared: int | None = None
-    """Resident memory that it shares with other processes (dataset, segments, libraries), bytes."""
+    """Resident memory shared with other processes (dataset, segments, libraries), bytes; None where unknown."""
     made: int = 0
-    """Batches made by this worker id; from 0 again where its place was given up and taken anew."""
+    """Batches produced by this worker id; counted from 0 again if the id was removed and added again."""
     core_wait: float | None = None
-    """Of the time that it could run, the share in which it had no core, 0 to 1. None where unknown."""
+    """Share of the time that it could run in which it had no core, 0 to 1; None where unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducedBatch:
-    """A batch that has come from its worker and has not gone to the consumer. Times are perf_counter ns."""
+    """A batch that was received from its worker and not delivered to the consumer. Times in ns."""
 
     run: int
+    """Number of the iterator."""
     number: int
     worker: int
+    """Worker id; -1 for the notebook's own process."""
     fetch_begin: int
     fetched: int
     collated: int
     received: int
     in_order: int
-    """When every earlier batch had come too; 0 while one has not."""
+    """When every earlier batch had been received too; 0 while one has not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What the loader knows of itself at this moment, beside the events."""
+    """The present state of a loader."""
 
     now: int
-    """perf_counter ns."""
+    """When the gauges were read, ns."""
     state: str
     """"new" (never iterated), "starting" (workers not ready), "running", "paused", "idle" (between epochs) or
     "closed"."""
     window: int
-    """Credit: batches that may be asked for ahead."""
+    """Prefetch window: batches that may be requested ahead."""
     in_flight: int
-    """Batches sent to workers, not yet received."""
+    """Batches dispatched to workers and not received."""
     reordering: int
     """Batches received that wait for an earlier one."""
     ready: int
     """Batches in order that wait for the consumer."""
     waiting_since: int | None
-    """When the consumer began to wait in `__next__`; None while it works on a batch. perf_counter ns."""
+    """When the consumer began to wait in `__next__`, ns; None while it processes a batch."""
     waiting_for: int | None
-    """Number of the batch that the consumer waits for; None while it works."""
+    """Number of the batch that the consumer waits for; None while it processes one."""
     workers: tuple[WorkerGauge, ...]
     iterators: int = 0
-    """Iterators that have not ended. Queue depths are over all; what follows is of the newest."""
+    """Iterators that have not ended. The queue depths above are over all of them, the fields below of the newest."""
     run: int = -1
-    """The newest iterator that has not ended; -1 for none."""
+    """Number of the newest iterator that has not ended; -1 for none."""
     delivered: int = 0
-    """Batches that it has delivered, the one that the consumer is at included."""
+    """Batches delivered, including the one that the consumer is processing."""
     at: int | None = None
-    """Number of the batch that the consumer is at; None before the first and while it waits."""
+    """Number of the batch that the consumer is processing; None before the first and while it waits."""
     at_since: int = 0
-    """When the consumer got it, perf_counter ns; 0 where unknown."""
+    """When the consumer received it, ns; 0 where unknown."""
     asked: tuple[int, ...] = ()
-    """Numbers of the batches that no worker has been given yet, the first 64."""
+    """Numbers of the batches that were requested and not dispatched yet; at most 64."""
     made: tuple[ProducedBatch, ...] = ()
-    """Batches that have come and wait: first those that are in order; of each kind the first 64."""
+    """Batches that wait for the consumer or for an earlier one: first those in order; at most 64 of each."""
     pinned: bool = False
-    """Batches go through pinned memory."""
+    """Whether batches go through pinned memory."""
     device: str = ""
-    """Where batches are moved; "" for nowhere."""
+    """Device to which batches are uploaded; "" for none."""
     begun: tuple[int, ...] = ()
-    """Numbers of the batches whose way to the device has begun before they were asked for."""
+    """Numbers of the batches whose upload was started before they were asked for."""

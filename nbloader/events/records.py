@@ -1,6 +1,6 @@
-"""Event records: one per batch, and one for each step in the life of a loader and of its workers.
+"""Event records: one per batch, and one for each step in the life of a loader and its workers.
 
-All times are `time.perf_counter_ns()`, in nanoseconds, comparable between the processes of one machine.
+Every time is `time.perf_counter_ns()`, in nanoseconds, comparable between the processes of one machine.
 """
 
 from __future__ import annotations
@@ -10,54 +10,54 @@ from typing import Any, NamedTuple, TypeAlias
 
 
 class Placed(NamedTuple):
-    """How a batch came into pinned memory or onto an accelerator. Part of its `BatchRecord`."""
+    """How a batch was pinned or uploaded to an accelerator. Part of its `BatchRecord`."""
 
     device: str
-    """Such as "cuda:0"; "" where it was only pinned."""
+    """Such as "cuda:0"; "" if it was only pinned."""
     memory: str
-    """Where the device read it: "registered" (the shared memory in which the worker wrote it, pinned where it lies),
-    "copied" (to a pool of pinned memory) or "pageable"."""
+    """The memory that the device read: "registered" (the shared memory into which a worker wrote the batch, pinned in
+    place), "copied" (a pool of pinned memory) or "pageable"."""
     begin: int
-    """When it was taken up, between `in_order` and `delivered`, ns."""
+    """When its transfer was started, between `in_order` and `delivered`, ns."""
     pinned: int
-    """When it lay in pinned memory, ns: at once where that is "registered". 0 where it is "pageable"."""
+    """When it lay in pinned memory, ns; 0 if `memory` is "pageable"."""
     upload_begin: int
-    """When the copy to the device began, ns: a time of the device, told in this machine's clock. 0 where there was no
-    copy, or where the epoch ended before it was known."""
+    """When the device began to copy it, ns; measured by the device, converted to this machine's clock. 0 if there was
+    no copy, or the epoch ended before the time was known."""
     uploaded: int
-    """When that copy was done, ns; a time of the device."""
+    """When the device had copied it, ns; measured by the device."""
     needed: int
-    """When the consumer's work on the device came to this batch, ns; a time of the device. What of the copy lies
-    before it was hidden behind the work on earlier batches."""
+    """When the consumer's work on the device reached this batch, ns; measured by the device. The part of the copy
+    before this time was hidden behind the work on earlier batches."""
     nbytes: int
     """Bytes copied to the device."""
 
 
 class BatchRecord(NamedTuple):
-    """Where one batch spent its time. Published when the consumer comes back for the next batch.
+    """Timing and origin of one batch. Published when the consumer asks for the next batch.
 
-    A named tuple and not a dataclass like the other events: one is made per batch, and a frozen dataclass of this
-    many fields takes 3.5 us to make against 0.2 us.
+    A named tuple, unlike the other events: one is created per batch, and a frozen dataclass with this many fields takes
+    3.5 us to construct, a named tuple 0.2 us.
     """
 
     run: int
-    """Which iterator of this loader made the batch: 0 for the first `iter(loader)`, 1 for the second, ..."""
+    """Number of the iterator that delivered the batch: 0 for the first `iter(loader)`, 1 for the second, ..."""
     epoch: int
     """Epoch number, from 0."""
     index: int  # type: ignore[assignment]  # it hides tuple.index
     """Batch number within the epoch, from 0."""
     worker: int
-    """Worker id, from 0; -1 for a batch made in the notebook's own process."""
+    """Worker id, from 0; -1 for a batch produced in the notebook's own process."""
     pid: int
-    """Process that made the batch."""
+    """Process that produced the batch."""
     attempt: int
-    """1 when the batch was made at the first try; one more for each worker that died or was restarted under it."""
+    """1 if the batch was produced at the first attempt; plus 1 for each worker that ended while it processed it."""
     samples: int
-    """Samples in the batch."""
+    """Number of samples in the batch."""
     nbytes: int
-    """Size of the batch's arrays, in bytes."""
+    """Size of the batch's arrays, bytes."""
     transport: str
-    """How it travelled: "segment" (shared memory), "inline" (small, with the message), "pickle", "local"."""
+    """How it was transported: "segment" (shared memory), "inline" (small, in the message), "pickle", or "local"."""
     requested: int
     """When the consumer asked for this batch, ns."""
     dispatched: int
@@ -65,36 +65,37 @@ class BatchRecord(NamedTuple):
     fetch_begin: int
     """When the worker began to fetch its samples, ns."""
     fetched: int
-    """When the last sample was there, ns."""
+    """When the last sample was fetched, ns."""
     collated: int
-    """When the batch lay ready in its segment, ns."""
+    """When the batch was collated and lay in its segment, ns."""
     received: int
-    """When the notebook's process learned of it, ns: at once where the loop waited for this batch, up to 2 ms later
-    where it waited for another one of quick batches, and up to 20 ms later where it was away."""
+    """When the notebook's process received it, ns. At once if the consumer waited for this batch; up to 2 ms later if
+    it waited for another one of quick batches, and up to 20 ms later if it was processing one."""
     in_order: int
     """When every earlier batch had been received too, ns."""
     delivered: int
-    """When the consumer got it, ns."""
+    """When the consumer received it, ns."""
     returned: int
-    """When the consumer came back for the next batch, or ended the loop, ns."""
+    """When the consumer asked for the next batch, or ended the loop, ns."""
     fetch_cpu: int
-    """CPU time of fetching, ns. Near `fetched - fetch_begin`: computing; far below: waiting (disk, network, sleep)."""
+    """CPU time of fetching, ns. Near `fetched - fetch_begin` for computation; far below it for waiting (disk, network,
+    sleep)."""
     collate_cpu: int
     """CPU time of collating, ns."""
     in_flight: int
-    """At delivery: batches sent to workers and not yet received."""
+    """At delivery: batches dispatched to workers and not received."""
     reordering: int
     """At delivery: batches received that wait for an earlier one."""
     ready: int
-    """At delivery: batches that wait, in order, for the consumer (this one not counted)."""
+    """At delivery: batches in order that wait for the consumer, without this one."""
     slowest_index: Any
-    """Dataset index of the slowest sample of the batch (None where samples are not fetched one by one)."""
+    """Dataset index of the slowest sample of the batch; None if samples are not fetched one by one."""
     slowest_ns: int
-    """Time of that sample, ns."""
+    """Time to fetch that sample, ns."""
     indices: Any = ()
     """The first eight of its dataset indices."""
     placed: Placed | None = None
-    """How it was pinned and uploaded; None where neither was asked for."""
+    """How it was pinned and uploaded; None if neither was requested."""
 
     @property
     def waited(self) -> int:
@@ -104,19 +105,23 @@ class BatchRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted:
-    """A worker process or thread was started; it is not ready yet."""
+    """A worker process or thread was started. It is not ready yet."""
 
     time: int
+    """When, ns."""
     worker: int
+    """Worker id, from 0."""
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker has rebuilt the dataset and waits for work."""
+    """A worker has loaded the dataset and waits for batches."""
 
     time: int
+    """When, ns."""
     worker: int
+    """Worker id, from 0."""
     pid: int
     startup_ns: int
     """From the request to start it until it was ready, ns."""
@@ -124,42 +129,49 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """A worker ended, by itself or because it was told to."""
+    """A worker ended, by itself or on request."""
 
     time: int
+    """When, ns."""
     worker: int
+    """Worker id, from 0."""
     pid: int
     exitcode: int | None
-    """As `multiprocessing`: the exit status, or minus the signal that ended it; None where unknown."""
+    """As `multiprocessing`: the exit status, or minus the signal that killed it; None where unknown."""
     reason: str
-    """A phrase for people, such as "killed by SIGKILL" or "restarted by request"."""
+    """A phrase such as "killed by SIGKILL" or "restarted by request"."""
     expected: bool
-    """True when the loader asked for it (restart, resize, close)."""
+    """Whether the loader ended it (restart, resize, close)."""
     batches: tuple[int, ...]
-    """Batch numbers it held, which others make again."""
+    """Numbers of the batches that it held, which other workers produce again."""
     stderr_tail: str
-    """The last lines that it wrote to its standard error."""
+    """The last lines that it wrote to standard error, at most 4 kB."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRestarted:
-    """A worker's place was given to a new process."""
+    """A worker was replaced by a new process with the same id."""
 
     time: int
+    """When, ns."""
     worker: int
+    """Worker id, from 0."""
     reason: str
-    """"request" for a restart by the user, else why the old one had ended."""
+    """"request" for a restart by the user, else why the previous process ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochStarted:
-    """An iterator was made."""
+    """An iterator was created."""
 
     time: int
+    """When, ns."""
     run: int
+    """Number of the iterator, as `BatchRecord.run`."""
     epoch: int
+    """Epoch number, from 0."""
     batches: int | None
-    """Batches that the epoch will have; None where that is not known."""
+    """Number of batches in the epoch; None where unknown."""
     num_workers: int
 
 
@@ -168,45 +180,59 @@ class EpochEnded:
     """An iterator ended."""
 
     time: int
+    """When, ns."""
     run: int
+    """Number of the iterator, as `BatchRecord.run`."""
     epoch: int
+    """Epoch number, from 0."""
     batches: int
-    """Batches delivered."""
+    """Number of batches delivered."""
     reason: str
     """"exhausted", "abandoned" (the loop was left early), "error" or "closed"."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFailed:
-    """A batch could not be made: the dataset or the collate function raised."""
+    """A batch could not be produced: the dataset or the collate function raised."""
 
     time: int
+    """When, ns."""
     run: int
+    """Number of the iterator, as `BatchRecord.run`."""
     index: int
+    """Batch number."""
     worker: int
+    """Worker id; -1 for the notebook's own process."""
     sample: Any
-    """Dataset index at which the error was raised; None when it was in collate."""
+    """Dataset index of the sample at which the dataset raised; None if collating raised."""
     error: str
     """Type and message."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleFailed:
-    """A sample could not be fetched, and `on_error` made the batch without it or with another in its place."""
+    """A sample could not be fetched, and its batch was produced all the same.
+
+    With `on_error`, the sample was skipped or replaced. With `__getitems__`, a whole fetch may have failed and been
+    repeated sample by sample.
+    """
 
     time: int
+    """When, ns."""
     run: int
+    """Number of the iterator, as `BatchRecord.run`."""
     index: int
     """Batch number."""
     worker: int
-    """Worker id; -1 for a batch made in the notebook's own process."""
+    """Worker id; -1 for the notebook's own process."""
     sample: Any
-    """Dataset index; None if `__getitems__` raised for a whole batch."""
+    """Dataset index; None if a fetch of the whole batch failed."""
     error: str
     """Type and message."""
     traceback: str
+    """The traceback as text."""
     done: str
-    """"skipped", "replaced", or "retried": `__getitems__` raised, and the samples were then fetched one by one."""
+    """"skipped", "replaced" or "retried" (one by one, after `__getitems__` raised)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,29 +240,35 @@ class WorkersResized:
     """The number of workers was changed."""
 
     time: int
+    """When, ns."""
     before: int
+    """Workers before."""
     after: int
+    """Workers after."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderPaused:
-    """No batch is delivered or dispatched until `resume()`."""
+    """The loader was paused: no batch is delivered or dispatched until `resume()`."""
 
     time: int
+    """When, ns."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderResumed:
-    """The loader goes on after `pause()`."""
+    """The loader was resumed after `pause()`."""
 
     time: int
+    """When, ns."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetReloaded:
-    """Workers got a new dataset, or the old one under its class as it is now defined."""
+    """Workers received a new dataset, or the old one under the present definition of its class."""
 
     time: int
+    """When, ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +276,7 @@ class SupervisorFailed:
     """The supervisor thread raised, which is a defect of nbloader; it was restarted."""
 
     time: int
+    """When, ns."""
     error: str
     """Type and message; the traceback is logged."""
 
@@ -253,6 +286,7 @@ class LoaderClosed:
     """The loader was closed."""
 
     time: int
+    """When, ns."""
 
 
 LifecycleEvent: TypeAlias = (

@@ -1,1 +1,1 @@
-"""Aggregates events into snapshots. Pure: no threads, no clocks of its own, no I/O."""
+"""Aggregates events and gauges into snapshots; measures the worker processes for them."""

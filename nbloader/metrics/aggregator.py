@@ -258,6 +258,7 @@ class Aggregator:
             uploads=upload_stats(last),
             now=g.now,
             supervisor_failures=self._supervisor_failures,
+            retried=self._failed_by_outcome["retried"],
         )
         cause, sentence = self._judge(snapshot, self._evidence(g, last, typical_ns, rates))
         return replace(snapshot, cause=cause, verdict=sentence), records

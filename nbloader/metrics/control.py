@@ -1,33 +1,32 @@
-"""The small protocol by which a dashboard, or any other program, watches and steers a loader.
+"""The protocol by which a dashboard, or any other program, observes and controls a loader.
 
-The dashboard knows a loader only through this: it never touches the pool.
+The dashboard uses nothing else of a loader. The protocol names `Snapshot` and `Point`, so it lives beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from nbloader.events import EventBus
-    from nbloader.metrics.snapshot import Point, Snapshot
+from nbloader.events import EventBus
+from nbloader.metrics.snapshot import Point, Snapshot
 
 
 class LoaderControl(Protocol):
-    """What can be asked of a running loader. Every method may be called from any thread at any time.
+    """Commands and observations of a running loader. Every method is thread-safe.
 
-    None of them waits for the work to be done: they hand a command to the supervisor and return.
+    Commands return at once: the supervisor carries them out. Only `stack` waits for an answer.
     """
 
     events: EventBus
 
     @property
     def num_workers(self) -> int:
-        """Workers. Assigning another number changes how many there are, in mid-epoch too.
+        """Number of workers. Assigning another one adds or removes workers, also during an epoch.
 
         Raises:
-            ValueError: 0 for a loader with workers, or anything but 0 for one without.
-            TypeError: Not an int.
+            ValueError: The number is 0 for a loader with workers, or not 0 for one without.
+            TypeError: The number is not an int.
         """
         ...
 
@@ -36,11 +35,11 @@ class LoaderControl(Protocol):
 
     @property
     def prefetch_factor(self) -> int | None:
-        """Batches asked for ahead, per worker; None without workers. Can be assigned in mid-epoch.
+        """Batches requested ahead, per worker; None without workers. Can be assigned during an epoch.
 
         Raises:
-            ValueError: It is negative, or there are no workers.
-            TypeError: Not an int.
+            ValueError: The number is negative, or there are no workers.
+            TypeError: The number is not an int.
         """
         ...
 
@@ -48,52 +47,53 @@ class LoaderControl(Protocol):
     def prefetch_factor(self, value: int) -> None: ...
 
     def stats(self) -> Snapshot:
-        """A frozen picture of the loader now. Cheap enough for four times a second."""
+        """A snapshot of the loader. Cheap enough to be taken four times per second."""
         ...
 
     def points(self) -> list[Point]:
-        """The plots over time of the last minutes, oldest first; `stats()` adds to them.
+        """The time series of the last minutes, oldest first; `stats()` adds to it.
 
-        Points are added at the end and leave at the beginning; one that was given stays as it was.
+        Points are appended at the end and removed at the beginning; they never change.
         """
         ...
 
     def restart_workers(self, ids: Iterable[int] | None = None) -> None:
-        """Replace these workers (all when None); what they held is made again by others."""
+        """Replace these workers (all if None). Other workers produce the batches that they held."""
         ...
 
     def pause(self) -> None:
-        """Deliver and dispatch nothing until `resume()`."""
+        """Deliver and dispatch no batches until `resume()`."""
         ...
 
     def resume(self) -> None:
-        """Go on after `pause()` or `step()`."""
+        """Continue after `pause()` or `step()`."""
         ...
 
     def step(self) -> None:
-        """Pause if that is not so already, and let exactly one batch go to the consumer.
+        """Pause if the loader is not paused, and deliver exactly one batch.
 
-        What credit it frees is dispatched; nothing else moves until the next `step()` or `resume()`.
+        The batch that takes its place in the prefetch window is dispatched; nothing else until the next `step()` or
+        `resume()`.
         """
         ...
 
     def stack(self, worker: int) -> str:
-        """The Python stack of a worker now, innermost frame first, also while it hangs in C code.
+        """The present Python stack of a worker, innermost frame first, also while it hangs in C code.
 
-        The one method that waits, two seconds at most.
+        Waits two seconds at most.
 
         Raises:
             ValueError: There is no such worker.
-            NbloaderError: It does not run now, or does not answer.
+            NbloaderError: It is not running, or does not respond.
         """
         ...
 
     def on_wait(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call `callback` from inside `__next__`, on the consumer's thread, at most every 100 ms.
+        """Call `callback` from `__next__`, on the consumer's thread, at most every 100 ms.
 
-        It is called while the consumer waits and also when batches are ready at once, so that a front end can
-        handle its messages while a cell is busy. It must be quick and must not iterate the loader. One that raises
-        is removed and logged.
+        It is called while the consumer waits and also when a batch is ready, so that a front end can handle its
+        messages while a cell is busy. It must be fast and must not iterate over the loader. A callback that raises is
+        removed and logged.
 
         Returns:
             A function that unregisters it.

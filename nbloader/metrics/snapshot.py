@@ -236,7 +236,7 @@ class Snapshot:
     replaced: int = 0
     """Samples that failed and were replaced (`on_error` is a function), since the loader was created."""
     failed_samples: tuple[SampleFailed, ...] = ()
-    """The last 100 of both, oldest first."""
+    """The last 100 skipped, replaced or retried ones, oldest first."""
     epoch_rate: float = 0.0
     """Batches per second over the whole epoch, including start-up. Paused time is left out."""
     iterators: int = 0
@@ -261,6 +261,9 @@ class Snapshot:
     """When the snapshot was taken, perf_counter ns."""
     supervisor_failures: int = 0
     """How often the supervisor thread failed and was restarted, since the loader was created: a defect of nbloader."""
+    retried: int = 0
+    """Fetches of whole batches (`__getitems__`) that failed and were repeated sample by sample, since the loader was
+    created."""
 
     def __repr__(self) -> str:
         """One line; `print` the snapshot for all of it."""
