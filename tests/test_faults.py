@@ -33,8 +33,7 @@ from nbloader import (
 )
 from nbloader import events as ev
 from nbloader.transport import forkserver
-from nbloader.workers import process
-from nbloader.workers.process_pool import Pool
+from nbloader.workers.process_pool import ProcessHandle, ProcessPool, connect
 
 
 def events(loader, kind):
@@ -505,10 +504,10 @@ def test_a_flood_of_output_holds_nothing_up(capsys):
 
 def test_last_words_without_a_line_end_are_read_though_the_death_is_seen_first():
     """Which of its descriptors is read first is chance, so the end is told here before anything was read."""
-    pool, reports = Pool("forkserver", "torch"), []
+    pool, reports = ProcessPool("forkserver", "torch"), []
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-        ends, others = process.connect(ours, theirs)
-        handle = process.ProcessHandle(0, ends)
+        ends, others = connect(ours, theirs)
+        handle = ProcessHandle(0, ends)
         handle.lifeline, lifeline = os.pipe()
         theirs.callback(os.close, lifeline)
         ours.pop_all()

@@ -32,7 +32,7 @@ from test_loader import events, squares
 
 from nbloader import DataLoader, LoaderTimeoutError, WorkerDiedError, get_worker_info
 from nbloader import events as ev
-from nbloader.workers.thread_pool import Outbox
+from nbloader.workers.message_queue import MessageQueue
 from nbloader.workers.thread_rng import RoutedFunction
 
 
@@ -567,7 +567,7 @@ def test_threads_are_seen_as_processes_are():
 
 
 def test_one_wake_up_stands_for_many_reports_and_none_is_lost():
-    outbox = Outbox()
+    outbox = MessageQueue()
     reports: list[int] = []
 
     def fill(me):
@@ -597,8 +597,8 @@ def readable(outbox):
 )
 def test_whoever_waits_for_reports_hears_of_them_whatever_two_threads_do_at_once(call, others, monkeypatch):
     """The descriptor was left unreadable though there was one, or readable though there was none."""
-    outbox = Outbox()
-    do = getattr(outbox._waker, call)
+    outbox = MessageQueue()
+    do = getattr(outbox._wakeup, call)
     other = threading.Thread(target=others, args=(outbox,))
 
     def meanwhile():
@@ -609,10 +609,10 @@ def test_whoever_waits_for_reports_hears_of_them_whatever_two_threads_do_at_once
 
     if call == "clear":
         outbox.put("first")
-    monkeypatch.setattr(outbox._waker, call, meanwhile)
+    monkeypatch.setattr(outbox._wakeup, call, meanwhile)
     outbox.put("first") if call == "set" else outbox.take(0)
     other.join()
-    assert readable(outbox) == bool(outbox._reports)
+    assert readable(outbox) == bool(outbox._messages)
     outbox.put("third")
     assert readable(outbox)
     outbox.close()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from nbloader.workers.api import PoolKind
+from nbloader.workers.api import WorkerKind, WorkerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,10 +18,10 @@ class EngineConfig:
     """Batches to request ahead in total, instead of `prefetch_factor`; None if it was not given."""
     adapts: bool
     """Whether the window may be extended for small and quick batches."""
-    options: dict[str, Any]
-    """What every worker is told at its start (fields of `start.Start`)."""
-    kind: PoolKind
-    """Processes or threads."""
+    options: WorkerOptions
+    """What every worker is told when it starts."""
+    kind: WorkerKind
+    """The kind of the workers."""
     in_turn: bool
     """Whether batch i goes to worker i modulo their number, instead of the least loaded one."""
     in_order: bool

@@ -23,7 +23,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from nbloader import events as ev
 from nbloader._util.wakeup import Wakeup
@@ -244,7 +244,7 @@ class Engine:
             task.dispatched = now
             given.setdefault(uid, []).append(task)
         for uid, tasks in given.items():
-            for task, error in pool.give(uid, tasks):
+            for task, error in pool.submit(uid, tasks):
                 why = f"the indices {abbreviated(task.indices)} of batch {task.number} cannot be pickled: {error}"
                 self._dispatcher.result(uid, task.run, task.job, LoaderFailure(DatasetTransferError(why)), now)
 
@@ -265,15 +265,15 @@ class Engine:
         if message.spared:
             failed = samples_failed(
                 message.spared, task.run, task.number, task.indices, self._group.handles[message.uid].worker,
-                batched=self._config.options["batched"],
+                batched=self._config.options.batched,
             )  # fmt: skip
             self._failures.setdefault((task.run, task.number), []).extend(failed)
         if not (outcome.failed or outcome.empty):
-            self._group.handles[message.uid].made += 1
+            self._group.handles[message.uid].produced += 1
             chunks = 1
             if task.whole is not None and self._group.pool is not None:
                 chunks = len(task.whole.pieces)
-                self._group.pool.learn(outcome)
+                self._group.pool.learn_layout(cast("BatchPayload", outcome))
             self._policy.observe(outcome.nbytes, outcome.produce_ns, chunks)
         self._wake_consumer(message.run)
         if outcome.failed and task.whole is None:
@@ -332,7 +332,7 @@ class Engine:
         self._exclusively(self._open_iteration, run, plan)
 
     def _open_iteration(self, run: int, plan: EpochPlan) -> None:
-        self._config.options["seed"] = plan.seed
+        self._group.seed = plan.seed
         self._output.use_this_context()
         self._last_request = time.monotonic()
         self._superseded = self._rested = False
@@ -763,7 +763,7 @@ class Engine:
         rest = self._seconds_to_rest()
         if rest is not None and rest <= 0 and self._group.pool is not None:
             self._rested = True
-            self._group.pool.rest()
+            self._group.pool.release_memory()
         stop = self._seconds_to_stop()
         if stop is not None and stop <= 0:
             for run in self._dispatcher.iterations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from nbloader.transport.messages import (
     WorkerLaunched,
     WorkerMessage,
 )
-from nbloader.workers.api import Handle, Payload, WorkerPool
+from nbloader.workers.api import WorkerHandle, WorkerPool, WorkerSetup
 from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
@@ -38,26 +39,26 @@ class WorkerSlot:
     """One worker id and the worker that has it."""
 
     def __init__(self) -> None:
-        self._handle: Handle | None = None
+        self._handle: WorkerHandle | None = None
         self._produced_before = 0
         self.exit_reason = ""
         """Why the worker before this one ended."""
         self.failed_starts = 0
 
     @property
-    def handle(self) -> Handle | None:
+    def handle(self) -> WorkerHandle | None:
         """The present worker."""
         return self._handle
 
     @handle.setter
-    def handle(self, handle: Handle | None) -> None:
+    def handle(self, handle: WorkerHandle | None) -> None:
         self._produced_before = self.produced
         self._handle = handle
 
     @property
     def produced(self) -> int:
         """Batches produced under this id."""
-        return self._produced_before + (self._handle.made if self._handle is not None else 0)
+        return self._produced_before + (self._handle.produced if self._handle is not None else 0)
 
 
 class WorkerGroup:
@@ -84,7 +85,7 @@ class WorkerGroup:
         """The workers; None before the first iteration, after a long idle time and after a failure."""
         self.fatal: Exception | None = None
         """Why the last pool failed."""
-        self.handles: dict[int, Handle] = {}
+        self.handles: dict[int, WorkerHandle] = {}
         """Workers whose end was not reported yet, by their unique number."""
         self._publish = publish
         self._dispatcher = dispatcher
@@ -93,8 +94,10 @@ class WorkerGroup:
         dispatcher.slots = config.num_workers
         self._on_message = on_message
         self._on_failure = on_failure
-        self._setup: Payload | None = None
+        self._setup: WorkerSetup | None = None
         self._deaths = 0
+        self.seed = 0
+        """The base seed of the present epoch."""
 
     # ---- start --------------------------------------------------------------------------------------------------
 
@@ -136,7 +139,7 @@ class WorkerGroup:
         self.fatal = None
         worker = 0
         try:
-            self.pool = self._config.kind.make()
+            self.pool = self._config.kind.create_pool()
             for worker in range(len(self._slots)):
                 self._start_worker(worker)
         except OSError as error:
@@ -150,7 +153,7 @@ class WorkerGroup:
     def _start_worker(self, worker: int) -> None:
         if self.pool is None or self._setup is None:
             raise RuntimeError("a worker can be started only in a pool, and when a dataset is loaded")
-        options = {**self._config.options, "num_workers": len(self._slots)}
+        options = dataclasses.replace(self._config.options, num_workers=len(self._slots), seed=self.seed)
         handle = self._slots[worker].handle = self.pool.start(worker, options, self._setup)
         self.handles[handle.uid] = handle
 
@@ -269,7 +272,7 @@ class WorkerGroup:
         self._replace(handle.worker, reason)
         return poisoned is None
 
-    def _dismiss(self, handle: Handle, *, blame: bool = False) -> Task | None:
+    def _dismiss(self, handle: WorkerHandle, *, blame: bool = False) -> Task | None:
         """End a worker at once; other workers produce what it held. Returns the batch that is poisoned, if any."""
         handle.expected = True
         held, poisoned = self._dispatcher.worker_gone(handle.uid, blame=blame)
@@ -349,7 +352,7 @@ class WorkerGroup:
         slot = self._slots[worker] if worker < len(self._slots) else WorkerSlot()
         if slot.handle is None:
             raise NbloaderError(f"worker {worker} is not running now")
-        return slot.handle.asker()
+        return slot.handle.stack_request()
 
     def worker_of(self, uid: int | None) -> int | None:
         """The id of the worker with this unique number; None if it has ended."""
@@ -359,14 +362,25 @@ class WorkerGroup:
     def busy_since(self) -> dict[int, float]:
         """When each worker began with the batch that it is processing, perf_counter ns; infinity for an idle one."""
         handles = [slot.handle for slot in self._slots if slot.handle is not None]
-        return {handle.uid: handle.at_work_since() for handle in handles}
+        return {handle.uid: handle.busy_since() for handle in handles}
 
     def gauges(self) -> Iterator[WorkerGauge]:
         """What is known of each worker now."""
         for worker, slot in enumerate(self._slots):
             if slot.handle is None or self.pool is None:
                 yield WorkerGauge(
-                    worker, 0, "dead", None, _clock(), None, 0, slot.exit_reason, "", None, None, made=slot.produced
+                    worker,
+                    0,
+                    "dead",
+                    None,
+                    _clock(),
+                    None,
+                    0,
+                    slot.exit_reason,
+                    "",
+                    None,
+                    None,
+                    made=slot.produced,
                 )
             else:
                 held = self._dispatcher.held_by(slot.handle.uid)

@@ -47,6 +47,8 @@ class WorkerGauge:
     """Batches produced by this worker id; counted from 0 again if the id was removed and added again."""
     core_wait: float | None = None
     """Share of the time that it could run in which it had no core, 0 to 1; None where unknown."""
+    kind: str = "process"
+    """"process", "thread", or another registered kind of worker."""
 
 
 @dataclass(frozen=True, slots=True)

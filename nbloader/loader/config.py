@@ -32,6 +32,7 @@ from nbloader.loader import torch_compat
 from nbloader.sampling import datapipes, samplers
 from nbloader.sampling.source import SourceSampler
 from nbloader.workers.fetcher import OnError
+from nbloader.workers.registry import kind_names
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -75,10 +76,11 @@ def _choice(name: str, value: Any, *, among: Any) -> Any:
 def _worker_kind(name: str, value: Any) -> Any:
     if isinstance(value, int):
         raise TypeError(
-            f"workers must be 'process' or 'thread', the kind of worker, not {value!r}; "
+            f"workers must be a kind of worker, 'process' or 'thread', not {value!r}; "
             f"the number of workers is num_workers={value}"
         )
-    return _choice(name, value, among=WorkerKind)
+    one_of(name, value, kind_names())
+    return value
 
 
 def _natural(name: str, value: Any, *, hint: str) -> int:
@@ -369,15 +371,15 @@ class LoaderConfig(Generic[T_co]):
             raise TypeError(f"dataset {type(self.dataset).__name__} has no __len__: add one, or pass a sampler")
 
     def _check_workers(self) -> None:
-        if self.workers == "thread":
+        if self.workers != "process":
             if self.multiprocessing_context is not None:
                 raise ValueError(
                     f"multiprocessing_context={self.multiprocessing_context!r} applies to worker processes: omit it "
-                    'with workers="thread"'
+                    f"with workers={self.workers!r}"
                 )
             if self.transport != "shared_memory":
                 raise ValueError(
-                    f'transport={self.transport!r} applies to worker processes: omit it with workers="thread"'
+                    f"transport={self.transport!r} applies to worker processes: omit it with workers={self.workers!r}"
                 )
         if self.on_timeout == "restart" and not (self.timeout and self.num_workers):
             raise ValueError(

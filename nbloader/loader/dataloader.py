@@ -51,10 +51,8 @@ from nbloader.sampling.epoch_plan import ChunkSpec, EpochContext, batches_of
 from nbloader.sampling.samplers import warn_if_exhausted
 from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.sampling.source import SourceDataset, SourceSampler
-from nbloader.transport import forkserver, preload
-from nbloader.workers.api import PoolKind
-from nbloader.workers.process_pool import Processes
-from nbloader.workers.thread_pool import Threads
+from nbloader.workers.api import WorkerKind, WorkerOptions
+from nbloader.workers.registry import create_kind
 
 if TYPE_CHECKING:
     from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
@@ -591,6 +589,13 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, *, batched: bool) 
     if config.num_workers == 0 and not config.prefetch:
         return LocalEngine(bus, batched=batched, output=config.output, streaming=streaming)
     torch_compat.warn_if_too_many_workers(config.num_workers)
+    options = WorkerOptions(
+        batched=batched,
+        output=config.output,
+        iterable=streaming,
+        start_method=torch_compat.start_method(config.multiprocessing_context),
+        transport=config.transport,
+    )
     return Engine(
         bus,
         EngineConfig(
@@ -598,28 +603,20 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, *, batched: bool) 
             prefetch_factor=config.effective_prefetch_factor or 0,
             prefetch=config.prefetch,
             adapts=config.adapts_window,
-            kind=_make_pool_kind(config, sharded=streaming is not None and not streaming.alone),
+            kind=_create_kind(config, options),
             in_turn=config.dispatch == "round_robin",
             in_order=config.in_order,
             timeout=config.timeout,
             on_timeout=config.on_timeout,
             max_restarts=config.max_restarts,
             idle=None if config.persistent_workers else IDLE,
-            options={
-                "batched": batched,
-                "output": config.output,
-                "transport": config.transport,
-                "seed": 0,
-                "streaming": streaming,
-            },
+            options=options,
         ),
     )
 
 
-def _make_pool_kind(config: LoaderConfig[Any], *, sharded: bool) -> PoolKind:
-    start_method = torch_compat.start_method(config.multiprocessing_context)
-    if config.workers == "thread" or config.num_workers == 0:  # a single thread loads `prefetch` batches ahead
-        return Threads(config.output, sharded)
-    if start_method == "forkserver":  # it gets ready while the program continues
-        forkserver.start(preload.expected(config.dataset, by_torch=config.transport == "pickle"))
-    return Processes(start_method, config.output, config.transport)
+def _create_kind(config: LoaderConfig[Any], options: WorkerOptions) -> WorkerKind:
+    name = config.workers if config.num_workers else "thread"  # a single thread loads `prefetch` batches ahead
+    kind = create_kind(name, options)
+    kind.prepare(config.dataset)
+    return kind

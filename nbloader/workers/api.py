@@ -1,4 +1,14 @@
-"""What the crew, the driver and the dispatcher know of workers, be they processes (pool.py) or threads (threads.py)."""
+"""The interface of workers, whatever kind they are: the engine knows these classes only.
+
+To add a kind of worker, write a module with a `WorkerKind`, a `WorkerPool` and a `WorkerHandle`, and add a line to
+`registry`. `tests/test_worker_kinds.py` is an example.
+
+    kind = registry.create_kind("process", options)   one per loader
+    kind.pack(dataset, ...) -> WorkerSetup             what workers are given when they start
+    kind.create_pool() -> WorkerPool
+    pool.start(worker, options, setup) -> WorkerHandle
+    pool.submit(uid, tasks); pool.poll() -> messages   WorkerLaunched, WorkerInitialized, BatchDone, ..., WorkerGone
+"""
 
 from __future__ import annotations
 
@@ -6,15 +16,18 @@ import itertools
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
+from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
+from nbloader.errors import NbloaderError
 from nbloader.events.gauges import WorkerGauge
+from nbloader.sampling.shard_plan import IterableOptions
+from nbloader.transport.messages import WorkerMessage
 from nbloader.workers.status import WorkerState, WorkerStatus
-
-if TYPE_CHECKING:
-    from nbloader.transport.messages import WorkerMessage
 
 _clock = time.perf_counter_ns
 _uids = itertools.count(1)
@@ -23,53 +36,77 @@ LISTED = 8
 """Batches that a gauge lists as held by one worker."""
 
 
-class Handle:
-    """One worker, from its start to its end. A replacement gets a handle of its own.
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """What workers are told when they start, apart from the dataset and functions."""
+
+    batched: bool
+    """Whether samples make batches."""
+    output: str = "torch"
+    """"torch" or "numpy": what the arrays of a batch become."""
+    iterable: IterableOptions | None = None
+    """How an iterable dataset is read; None for a map-style one."""
+    num_workers: int = 1
+    seed: int = 0
+    """The base seed of the epoch in which the worker starts. Its own seed is this plus its id."""
+    start_method: str = "forkserver"
+    """"forkserver" or "spawn": for processes."""
+    transport: str = "shared_memory"
+    """"shared_memory" or "pickle": for processes."""
+
+
+class WorkerHandle:
+    """One worker, from its start to its end. A replacement has a handle of its own.
 
     Args:
-        worker: Its id.
-        status: Where it publishes what it is doing; read while it writes.
+        worker: Worker id.
+        kind: The name of its kind, as in the registry.
+        status: Where the worker publishes what it is doing. It is read while the worker writes.
     """
 
-    def __init__(self, worker: int, status: WorkerStatus) -> None:
+    def __init__(self, worker: int, kind: str, status: WorkerStatus) -> None:
         self.uid = next(_uids)
-        """Unique number of this process or thread."""
+        """Unique number of this worker. Messages name their worker by it."""
         self.worker = worker
         """Worker id; a replacement has the same."""
-        self.pid = 0
-        """Of its process; 0 until that exists."""
-        self.known = threading.Event()
-        """Set when its pid is known, or never will be."""
-        self.ready = False
-        self.gone = False
-        """Whether it has ended, or was given up, and nothing more is heard of it."""
-        self.over = threading.Event()
-        """Set then, for who waits for it."""
-        self.exitcode: int | None = None
-        self.expected = False
-        """True when its end was asked for."""
-        self.held: tuple[int, ...] = ()
-        """Batch numbers that were taken from it when its end was asked for."""
-        self.made = 0
-        """Batches that came from it and were wanted."""
-        self.requested = _clock()
+        self.kind = kind
         self.status = status
+        self.pid = 0
+        """Process id; 0 until the process exists."""
+        self.pid_known = threading.Event()
+        """Set when `pid` is known, or will never be."""
+        self.ready = False
+        """Whether it can be given batches."""
+        self.gone = False
+        """Whether it has ended or was abandoned. Nothing that it sends counts any more."""
+        self.ended = threading.Event()
+        """Set together with `gone`, for threads that wait."""
+        self.exitcode: int | None = None
+        """As in `multiprocessing`; None while it runs, or if it is unknown."""
+        self.expected = False
+        """Whether its end was requested."""
+        self.held: tuple[int, ...] = ()
+        """Numbers of the batches that were taken from it when its end was requested."""
+        self.produced = 0
+        """Batches that it produced and that were accepted."""
+        self.requested = _clock()
+        """When its start was requested, `time.perf_counter_ns()`."""
 
-    def exists(self, pid: int) -> None:
-        """Its process, or its thread in this one, is there."""
+    def mark_launched(self, pid: int) -> None:
+        """Its process, or its thread in the process `pid`, exists."""
         self.pid = pid
-        self.known.set()
+        self.pid_known.set()
 
-    def end(self, exitcode: int | None) -> None:
-        """It has ended, or was given up.
+    def mark_ended(self, exitcode: int | None) -> None:
+        """It has ended, or was abandoned.
 
         Args:
-            exitcode: As `multiprocessing` says it; None where it is not known.
+            exitcode: As in `multiprocessing`; None if it is unknown.
         """
         self.gone = True
         self.exitcode = exitcode
-        self.known.set()
-        self.over.set()
+        self.pid_known.set()
+        self.ended.set()
 
     @property
     def stderr_tail(self) -> str:
@@ -77,53 +114,48 @@ class Handle:
         return ""
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
+        """End it at once, whatever it is doing. The pool reports `WorkerGone`."""
         raise NotImplementedError
 
-    def asker(self) -> Callable[[], str]:
-        """A function that asks for the worker's Python stack, and waits for it.
+    def stack_request(self) -> Callable[[], str]:
+        """Return a function that requests the worker's Python stack and waits for it.
 
-        This is called with the engine's lock, and the function without.
+        This is called with the engine's lock held, and the function without it.
 
         Raises:
-            NbloaderError: It has none yet. The function raises it where the worker does not answer.
+            NbloaderError: There is no stack. The function raises it if the worker does not respond.
         """
-        raise NotImplementedError
+        raise NbloaderError(f"workers of the kind {self.kind!r} cannot tell their stack")
 
-    def at_work_since(self) -> float:
-        """When it began with what it does for a batch now, perf_counter ns; infinity while it does nothing."""
+    def busy_since(self) -> float:
+        """When it began to fetch or collate, `time.perf_counter_ns()`; infinity if it does neither."""
         status = self.status
         return status.since if status.state in (WorkerState.FETCHING, WorkerState.COLLATING) else math.inf
 
-    def gauge(self, held: list[Task], runs: Collection[int], exit_reason: str, made: int) -> WorkerGauge:
-        """What is known of it now, read from its status page without asking it.
+    def gauge(self, held: list[Task], runs: Collection[int], exit_reason: str, produced: int) -> WorkerGauge:
+        """What is known of it now. This reads its status and does not ask it.
 
         Args:
             held: The batches that it was given.
-            runs: Those that are open.
+            runs: Numbers of the iterations that are open.
             exit_reason: Why the worker before it ended.
-            made: Batches made under its id.
+            produced: Batches produced under its id.
         """
         status = self.status
-        state, run, number, since, position = status.state, status.run, status.number, status.since, status.position
-        sample, batch = None, number
-        for task in held:
-            if task.job != number or task.run != run:
-                continue
-            batch = task.number
-            if state == WorkerState.FETCHING and position >= 0:
-                indices = task.indices
-                if not isinstance(indices, (list, tuple)):
-                    sample = indices
-                elif position < len(indices):  # the page is read while the worker writes it
-                    sample = indices[position]
-        at = batch if number >= 0 and state != WorkerState.STARTING else None
+        state, number = status.state, status.number
+        at = None
+        sample = None
+        if number >= 0 and state != WorkerState.STARTING:
+            task = next((task for task in held if task.job == number and task.run == status.run), None)
+            at = number if task is None else task.number
+            if task is not None and state == WorkerState.FETCHING:
+                sample = _sample(task.indices, status.position)
         return WorkerGauge(
             worker=self.worker,
             pid=self.pid,
             state=WorkerState(state).name.lower(),
             batch=at,
-            since=since or self.requested,
+            since=status.since or self.requested,
             sample=sample,
             queued=max(0, len(held) - 1),
             exit_reason=exit_reason,
@@ -132,102 +164,151 @@ class Handle:
             rss=None,
             held=tuple(dict.fromkeys(task.number for task in held[:LISTED] if task.run in runs)),
             left=at is not None and not (held and held[0].run in runs),
-            made=made,
+            made=produced,
+            kind=self.kind,
         )
 
 
-class Payload(Protocol):
-    """What workers are given when they start: dataset, `collate_fn`, `worker_init_fn`, `on_error`."""
+def _sample(indices: Any, position: int) -> Any:
+    """The index of the sample at a position. Both are read while the worker goes on, so they may not match."""
+    if position < 0:
+        return None
+    if not isinstance(indices, (list, tuple)):
+        return indices
+    return indices[position] if position < len(indices) else None
+
+
+class WorkerSetup(Protocol):
+    """What workers are given when they start: dataset, `collate_fn`, `worker_init_fn` and `on_error`."""
 
     @property
     def identity(self) -> Any:
-        """Equal for two payloads where workers that have the one need not be given the other."""
+        """Equal for two setups if workers that have one of them need not be given the other."""
 
     def holds(self, *parts: Any) -> bool:
-        """Whether these are what it was made of, unchanged. False also where only another payload can tell."""
+        """Whether it was made of these, and they are unchanged. False if only another setup can tell."""
 
 
-class WorkerPool(Protocol):
-    """The workers of one loader: started, given batches, listened to, ended. It decides nothing, it reports."""
+class LocalSetup(NamedTuple):
+    """The setup of workers in this process: the objects themselves."""
+
+    dataset: Any
+    collate_fn: Any
+    worker_init_fn: Any
+    on_error: Any
 
     @property
-    def handles(self) -> Mapping[int, Handle]:
-        """Workers that have not ended, by their unique number."""
+    def identity(self) -> tuple[int, ...]:
+        """See `WorkerSetup`."""
+        return tuple(map(id, self))
 
+    def holds(self, *parts: Any) -> bool:
+        """See `WorkerSetup`."""
+        return self.identity == tuple(map(id, parts))
+
+
+class WorkerPool(ABC):
+    """The workers of one loader. It decides nothing: it does what the engine asks for and reports what happens.
+
+    All methods are called with the engine's lock held. The last ones are optional: not every kind needs them.
+    """
+
+    @property
+    @abstractmethod
+    def handles(self) -> Mapping[int, WorkerHandle]:
+        """The workers that have not ended, by their unique number."""
+
+    @abstractmethod
     def fileno(self, uid: int | None = None) -> int:
-        """A descriptor that is readable when `poll` has something to report.
+        """A file descriptor that is readable while `poll` has something to report.
 
         Args:
-            uid: Of the worker whose batches alone are waited for, where that can be told; None for everything.
+            uid: The worker whose batches alone are awaited, if the pool can tell them apart; None for everything.
         """
 
-    def start(self, worker: int, options: dict[str, Any], payload: Any) -> Handle:
-        """Start a worker.
+    @abstractmethod
+    def start(self, worker: int, options: WorkerOptions, setup: Any) -> WorkerHandle:
+        """Start a worker. It reports `WorkerLaunched`, and later `WorkerInitialized` or `WorkerInitFailed`.
 
         Args:
-            worker: Its id.
-            options: What it is told (fields of `bootstrap.InitMessage`).
-            payload: What `pack` of the same kind of pool gave.
+            worker: Worker id.
+            options: What it is told.
+            setup: What `WorkerKind.pack` returned.
 
         Raises:
-            OSError: No process, thread, pipe or memory could be had.
+            OSError: The system provides no process, thread, pipe or memory.
         """
 
-    def give(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
-        """Have a worker make batches, one after the other.
+    @abstractmethod
+    def submit(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
+        """Have a worker produce batches, one after the other. It reports `BatchDone` or `ShardExhausted` for each.
 
         Returns:
-            Those that cannot be sent to it, and why; it does not get them.
+            The tasks that cannot be sent, and why. The worker does not get them.
         """
 
-    def learn(self, parcel: Any) -> None:
-        """A piece of a batch has come: the next batches may be laid out as it is."""
-
-    def cancel(self, uid: int, run: int, numbers: tuple[int, ...] | None) -> None:
-        """Have a worker forget batches that it was given and has not begun.
+    @abstractmethod
+    def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
+        """Have a worker drop tasks that it has not begun.
 
         Args:
-            uid: Which worker.
-            run: Their run.
-            numbers: Which batches; None for all, and the iterators over shards that it keeps for the run.
+            uid: The worker; it may have ended.
+            run: Number of their iteration.
+            jobs: Their job numbers; None for the whole iteration, which has ended. Then `ShardExhausted` is reported
+                for each task that is dropped, and iterators over its shards are released.
         """
 
-    def rest(self) -> None:
-        """Nothing is asked for at present: give memory back that the next epoch can begin without."""
-
+    @abstractmethod
     def poll(self, timeout: float | None) -> list[WorkerMessage]:
-        """Wait until something happens, and tell what.
+        """Wait until something happens, and report it.
 
         Args:
-            timeout: Seconds; 0 does not wait, None waits for ever.
+            timeout: Seconds; 0 does not wait, None waits without limit.
         """
+
+    @abstractmethod
+    def close(self, grace: float) -> list[WorkerMessage]:
+        """End all workers: those that have not ended after `grace` seconds are killed.
+
+        Returns:
+            What there was to report meanwhile, with a `WorkerGone` for each worker.
+        """
+
+    def learn_layout(self, payload: BatchPayload) -> None:  # noqa: B027 - optional
+        """A chunk of a batch has arrived: the next batches may have the same layout."""
+
+    def release_memory(self) -> None:  # noqa: B027 - optional
+        """There is nothing to do for now: release memory that the next epoch does not need at once."""
 
     def partial_output(self) -> list[tuple[str, str]]:
-        """What workers wrote after their last line ends, as (stream, text); taken out."""
-
-    def close(self, grace: float) -> list[WorkerMessage]:
-        """End all workers: those that do not leave within `grace` seconds are killed.
-
-        Returns:
-            What there was to report meanwhile (last output, ends).
-        """
+        """Take what workers wrote after their last line end, as (stream, text)."""
+        return []
 
     def abandon(self) -> None:
-        """End all workers at once and hear nothing of them, in whatever state an interrupt has left them."""
+        """End all workers at once and ignore what they report: an interrupt may have left the pool in any state."""
+        for handle in list(self.handles.values()):
+            handle.mark_ended(None)
+            handle.kill()
+        self.dispose()
 
-    def dispose(self) -> None:
-        """Close what is left when no worker is."""
+    def dispose(self) -> None:  # noqa: B027 - optional
+        """Release what the pool itself holds, after all workers have ended."""
 
 
-class PoolKind(Protocol):
-    """Makes pools of one kind of worker."""
+class WorkerKind(ABC):
+    """A kind of worker, as configured for one loader."""
 
-    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> Payload:
-        """What workers of this kind are given when they start.
+    def prepare(self, dataset: Any) -> None:  # noqa: B027 - optional
+        """Start what the workers will need. Called when the loader is constructed, before the first epoch."""
+
+    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> WorkerSetup:
+        """Convert the dataset and functions to what workers of this kind are given.
 
         Raises:
-            DatasetTransferError: It cannot be given to them.
+            DatasetTransferError: They cannot be given to them.
         """
+        return LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
 
-    def make(self) -> WorkerPool:
-        """A pool without workers."""
+    @abstractmethod
+    def create_pool(self) -> WorkerPool:
+        """Create a pool without workers."""

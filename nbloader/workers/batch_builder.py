@@ -17,10 +17,11 @@ from nbloader.batch.payload import LocalPayload
 from nbloader.batch.rebuild import builder
 from nbloader.batch.serialize import tensor_of
 from nbloader.batch.task import Task
-from nbloader.events.failures import EmptyBatch, SampleFailure
+from nbloader.events.failures import EmptyBatch, SampleFailure, WorkerFailure
+from nbloader.events.remote_errors import describe, user_traceback
 from nbloader.workers.fetcher import OnError, fetch
-from nbloader.workers.iterable_fetcher import IterableFetcher
-from nbloader.workers.status import WorkerState, WorkerStatus
+from nbloader.workers.iterable_fetcher import ExhaustedError, IterableFetcher
+from nbloader.workers.status import WorkerAbandonedError, WorkerState, WorkerStatus
 from nbloader.workers.thread_rng import without_mode
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class BatchBuilder:
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._status = status
-        self.batched = batched
+        self._batched = batched
         self._output = output
         self._on_error = on_error
         self._worker = worker
@@ -82,7 +83,7 @@ class BatchBuilder:
         if self.iterable_fetcher is not None:
             fetched = self.iterable_fetcher.fetch(task.run, task.indices)
         else:
-            fetched = fetch(self._dataset, task.indices, batched=self.batched, status=status, on_error=self._on_error)
+            fetched = fetch(self._dataset, task.indices, batched=self._batched, status=status, on_error=self._on_error)
         self.failed_samples = fetched.failed
         if fetched.nothing_left:
             return EmptyBatch()
@@ -101,6 +102,25 @@ class BatchBuilder:
         )  # fmt: skip
         return LocalPayload(batch, header, self._worker, in_arena=written is not None, extras=extras)
 
+    def build_outcome(self, task: Task) -> LocalPayload | EmptyBatch | WorkerFailure:
+        """Build a batch. An exception that it raises becomes a `WorkerFailure`.
+
+        Raises:
+            ExhaustedError: The shard of an iterable dataset has no such batch.
+            WorkerAbandonedError: The worker must end.
+        """
+        try:
+            return self.build(task)
+        except (ExhaustedError, WorkerAbandonedError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the user's dataset or collate_fn raises
+            fetching = self._status.state == WorkerState.FETCHING
+            position = self._status.position if fetching and self._batched else -1
+            described = describe(error, by_value=False)
+            raised = error.with_traceback(user_traceback(error))
+            stage = "fetch" if fetching else "collate"
+            return WorkerFailure(self._worker, self._status.pid, stage, position, described, raised)
+
     def _write_chunk(self, samples: Any, task: Task) -> tuple[list[Any], int] | None:
         """Write a chunk into the arena of its batch. None if there is no arena, or the chunk does not fit there."""
         arena = None if task.whole is None else task.whole.place
@@ -113,7 +133,7 @@ class BatchBuilder:
         """Return the batch and its size in bytes, 0 if that is not known."""
         if self._collate_fn is not None:
             return self._collate_fn(samples), 0
-        if not self.batched:
+        if not self._batched:
             return convert(samples, _as_tensor if self._output == "torch" else np.asarray), 0
         samples = samples if isinstance(samples, list) else list(samples)
         try:

@@ -1,8 +1,10 @@
-"""Worker processes: start, watch, talk to, end. Thin: it decides nothing, it reports what happened.
+"""Worker processes: start them, send them tasks, read what they report, end them.
 
-Everything that a worker can do to the notebook's process is a descriptor that becomes readable: its connection, its
-lifeline (pid, then wait status), its standard output and error. All are in one selector, so that one
-blocking call waits for all of them and a death is seen at once.
+    ProcessPool.submit() -> socket -> process_worker.WorkerLoop: fetch, collate -> socket -> ProcessPool.poll()
+
+Everything that a worker can do to the notebook's process makes a file descriptor readable: its socket, its lifeline
+(process id, then wait status), its standard output and error. All of them are in one selector, so that one blocking
+call waits for everything and a death is noticed at once.
 """
 
 from __future__ import annotations
@@ -12,19 +14,27 @@ import os
 import pickle
 import select
 import selectors
+import signal
+import socket
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import cloudpickle
 
 from nbloader.batch.chunk_writer import Board, Placed
-from nbloader.batch.payload import Layout, SegmentPayload
+from nbloader.batch.payload import BatchPayload, Layout, SegmentPayload
 from nbloader.batch.task import ChunkedBatch, Task
-from nbloader.events.failures import EmptyBatch, WorkerFailure
-from nbloader.transport import forkserver
+from nbloader.errors import NbloaderError
+from nbloader.events.failures import EmptyBatch, SampleFailure, WorkerFailure
+from nbloader.sampling.shard_plan import Ticket
+from nbloader.shm.segment import SegmentMaps, anonymous_file, mapped
+from nbloader.transport import forkserver, preload
 from nbloader.transport.bootstrap import Environment, InitMessage
-from nbloader.transport.channel import MAX_FDS, Bytes, Kind
+from nbloader.transport.channel import MAX_FDS, Bytes, Channel, Kind
 from nbloader.transport.messages import (
     BatchDone,
     OutputText,
@@ -38,45 +48,191 @@ from nbloader.transport.messages import (
 )
 from nbloader.transport.mp_objects import InheritedState
 from nbloader.transport.process_setup import ProcessSetup
-from nbloader.workers.process import ProcessHandle, connect, dump_task
+from nbloader.transport.stack_probe import StackPipe
+from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus
 
 _clock = time.perf_counter_ns
-_OF_SHARDS: dict[int, Callable[..., WorkerMessage]] = {Kind.END: ShardExhausted, Kind.STATE: ShardAdvanced}
 
-STATUS_WAIT = 1.0
+STATUS_TIMEOUT = 1.0
 """Seconds to wait for the wait status of a worker whose connection has closed."""
 MAX_DYING = 4
-"""Killed processes that may not have ended when another is started."""
+"""Killed processes that may still be ending when another one is started."""
+TAIL_SIZE = 4096
+"""Characters of a worker's standard error that are kept."""
+TAIL_LINE_SIZE = 300
+"""Characters of a line of it: after a crash faulthandler lists all native modules in one line of kilobytes, which would
+leave no room for what the worker wrote."""
+
+_PLAIN_TYPES = {int, str, bool, float, bytes, Ticket}
+"""Types of indices that need no cloudpickle."""
 
 
 @dataclass(frozen=True, slots=True)
-class Processes:
-    """Makes pools of processes.
+class ProcessKind(WorkerKind):
+    """Worker processes."""
 
-    Args:
-        start_method: "forkserver" or "spawn".
-        output: "torch" or "numpy": what the arrays of a batch become.
-        transport: "shared_memory" or "pickle".
-    """
+    options: WorkerOptions
 
-    start_method: str
-    output: str
-    transport: str
+    def prepare(self, dataset: Any) -> None:
+        """Start the fork server, so that it is ready when the loop begins."""
+        if self.options.start_method == "forkserver":
+            forkserver.start(preload.expected(dataset, by_torch=self.options.transport == "pickle"))
 
     def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ProcessSetup:
-        """Pickle what workers need.
+        """Pickle the dataset and functions.
 
         Raises:
-            DatasetTransferError: It cannot be pickled.
+            DatasetTransferError: They cannot be pickled.
         """
-        return ProcessSetup(dataset, collate_fn, worker_init_fn, on_error, self.transport)
+        return ProcessSetup(dataset, collate_fn, worker_init_fn, on_error, self.options.transport)
 
-    def make(self) -> Pool:
-        """A pool without processes."""
-        return Pool(self.start_method, self.output)
+    def create_pool(self) -> ProcessPool:
+        """See `WorkerKind`."""
+        return ProcessPool(self.options.start_method, self.options.output)
 
 
-class Pool:
+# ---- one worker ---------------------------------------------------------------------------------------------------
+
+
+class Descriptors(NamedTuple):
+    """One side's file descriptors between the notebook's process and a worker."""
+
+    sock: socket.socket
+    stdout: int
+    stderr: int
+    stack: int
+    status: int
+    """A file for the worker's `SharedStatus`; both sides map it."""
+
+
+def connect(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[Descriptors, Descriptors]:
+    """Create the descriptors for a worker.
+
+    Args:
+        ours: Closes those of the notebook's process.
+        theirs: Closes those of the worker, after they were sent to it.
+
+    Returns:
+        Those of the notebook's process, and those of the worker.
+
+    Raises:
+        OSError: There are too many open files.
+    """
+    sock, sock_theirs = socket.socketpair()
+    ours.enter_context(sock)
+    theirs.enter_context(sock_theirs)
+
+    def pipe() -> tuple[int, int]:
+        read, write = os.pipe()
+        ours.callback(os.close, read)
+        theirs.callback(os.close, write)
+        os.set_blocking(read, False)
+        return read, write
+
+    stdout, stdout_theirs = pipe()
+    stderr, stderr_theirs = pipe()
+    stack, stack_theirs = pipe()
+    os.set_blocking(stack_theirs, False)
+    status = anonymous_file(SHARED_STATUS_SIZE)
+    theirs.callback(os.close, status)  # both sides only map it
+    return (
+        Descriptors(sock, stdout, stderr, stack, status),
+        Descriptors(sock_theirs, stdout_theirs, stderr_theirs, stack_theirs, status),
+    )
+
+
+@dataclass(slots=True)
+class OutputStream:
+    """The standard output or error of a worker."""
+
+    name: str
+    """"stdout" or "stderr"."""
+    partial: bytearray
+    """What was read after the last line end."""
+
+
+class ProcessHandle(WorkerHandle):
+    """One worker process.
+
+    Args:
+        worker: Worker id.
+        descriptors: Those of the notebook's process.
+    """
+
+    status: SharedStatus
+
+    def __init__(self, worker: int, descriptors: Descriptors) -> None:
+        super().__init__(worker, "process", SharedStatus.at(mapped(descriptors.status, SHARED_STATUS_SIZE)))
+        self.stack_pipe = StackPipe(descriptors.stack)
+        self.killed = False
+        self.maps = SegmentMaps()
+        self.layouts: dict[int, Layout] = {}
+        self.chunk_layout = -1
+        """Number of the layout of chunks that it was sent last."""
+        self.lifeline = -1
+        self.popen: subprocess.Popen[bytes] | None = None
+        self.outputs = {
+            descriptors.stdout: OutputStream("stdout", bytearray()),
+            descriptors.stderr: OutputStream("stderr", bytearray()),
+        }
+        """By file descriptor."""
+        self.channel = Channel(descriptors.sock, blocking=False)
+        self._stderr_lines: deque[str] = deque(maxlen=100)
+        self.failed_samples: list[SampleFailure] = []
+        """Samples that were skipped or replaced in the batch that it sends next."""
+
+    @property
+    def stderr_tail(self) -> str:
+        """See `WorkerHandle`."""
+        return "".join(self._stderr_lines)[-TAIL_SIZE:]
+
+    def keep_stderr(self, text: str) -> None:
+        """Keep lines that it wrote to its standard error."""
+        for line in text.splitlines(keepends=True)[-100:]:
+            self._stderr_lines.append(line if len(line) <= TAIL_LINE_SIZE else f"{line[:TAIL_LINE_SIZE]}...\n")
+
+    def take_failed_samples(self) -> list[SampleFailure]:
+        """Take those of the batch that has just arrived."""
+        if not self.failed_samples:
+            return self.failed_samples
+        taken, self.failed_samples = self.failed_samples, []
+        return taken
+
+    def take_descriptors(self) -> list[int]:
+        """Take the descriptors of its outputs, its lifeline and its stack, to close them."""
+        fds = [fd for fd in (*self.outputs, self.lifeline, self.stack_pipe.fd) if fd >= 0]
+        self.outputs, self.lifeline, self.stack_pipe.fd = {}, -1, -1
+        return fds
+
+    def stack_request(self) -> Callable[[], str]:
+        """See `WorkerHandle`."""
+        pid = self.status.pid  # set as soon as the worker can respond
+        if not pid:
+            raise NbloaderError(f"worker {self.worker} is being started: it has no Python stack yet")
+        return self.stack_pipe.asker(pid, lambda: self.gone)
+
+    def kill(self) -> None:
+        """See `WorkerHandle`."""
+        self.killed = True
+        pid = self.pid or self.status.pid
+        if pid and not self.gone:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def dump_task(task: Task, returned: list[int], placed: Placed | None = None) -> bytes:
+    """Pickle a task: the fields of `process_worker.TaskMessage`. Indices of the notebook's own types go by value."""
+    message = (task.run, task.job, task.indices if placed is None else placed, task.seed, returned)
+    indices = task.indices
+    types = set(map(type, indices)) if type(indices) is list else {type(indices)}
+    return pickle.dumps(message, 5) if types <= _PLAIN_TYPES else bytes(cloudpickle.dumps(message, 5))
+
+
+# ---- the pool -----------------------------------------------------------------------------------------------------
+
+
+class ProcessPool(WorkerPool):
     """The worker processes of one loader.
 
     Args:
@@ -88,51 +244,50 @@ class Pool:
         self._start_method = start_method
         self._output = output
         self._selector = selectors.DefaultSelector()
-        self._early: list[WorkerMessage] = []
-        self._board = Board(output, self._share, self._drop)
-        self.handles: dict[int, ProcessHandle] = {}
-        """Processes that have not ended, by their unique number."""
+        self._unreported: list[WorkerMessage] = []  # from before the next poll
+        self._board = Board(output, self._share_segment, self._drop_segment)
+        self._handles: dict[int, ProcessHandle] = {}
+
+    @property
+    def handles(self) -> dict[int, ProcessHandle]:
+        """See `WorkerPool`."""
+        return self._handles
 
     def fileno(self, uid: int | None = None) -> int:
         """See `WorkerPool` (epoll and kqueue can be nested)."""
-        handle = None if uid is None else self.handles.get(uid)
+        handle = None if uid is None else self._handles.get(uid)
         return self._selector.fileno() if handle is None else handle.channel.fileno()
 
-    # ---- processes --------------------------------------------------------------------------------------------
-
-    def start(self, worker: int, options: dict[str, Any], payload: ProcessSetup) -> ProcessHandle:
-        """Start a worker process.
-
-        Args:
-            worker: Its id.
-            options: The fields of `bootstrap.InitMessage` that do not come from here.
-            payload: The dataset and functions.
+    def start(self, worker: int, options: WorkerOptions, setup: ProcessSetup) -> ProcessHandle:
+        """See `WorkerPool`.
 
         Raises:
-            OSError: No process, pipe or memory could be had.
+            OSError: The system provides no process, pipe or memory.
         """
         self._await_dying()
-        pickled = payload.pickled
+        pickled = setup.pickled
         files = pickled.files()
-        with contextlib.ExitStack() as their_ends, contextlib.ExitStack() as our_ends:
-            ours, theirs = connect(our_ends, their_ends)
+        with contextlib.ExitStack() as closing_theirs, contextlib.ExitStack() as closing_ours:
+            ours, theirs = connect(closing_ours, closing_theirs)
             handle = ProcessHandle(worker, ours)
             sock = theirs.sock.fileno()
             if self._start_method == "forkserver":
-                handle.lifeline = forkserver.fork(sock, theirs.stdout, theirs.stderr, payload.preload)
+                handle.lifeline = forkserver.fork(sock, theirs.stdout, theirs.stderr, setup.preload)
             else:
                 self._spawn(handle, sock, theirs.stdout, theirs.stderr)
-            our_ends.pop_all()
+            closing_ours.pop_all()
             for fd in handle.outputs:
                 self._selector.register(fd, selectors.EVENT_READ, (handle, self._read_output))
             if handle.lifeline >= 0:
                 self._selector.register(handle.lifeline, selectors.EVENT_READ, (handle, self._read_lifeline))
             self._selector.register(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
-            self.handles[handle.uid] = handle
+            self._handles[handle.uid] = handle
             inherited, handed = InheritedState.of_this_process(pickled.spawning)
             start = InitMessage(
-                environment=Environment.of_this_process(), worker=worker, files=files._replace(fds=()),
-                payload=pickled.data, inherited=inherited, **options,
+                environment=Environment.of_this_process(), inherited=inherited, worker=worker,
+                num_workers=options.num_workers, seed=options.seed, batched=options.batched, output=options.output,
+                transport=options.transport, files=files._replace(fds=()), payload=pickled.data,
+                streaming=options.iterable,
             )  # fmt: skip
             for first in range(0, len(handed), MAX_FDS):  # before INIT, which may be too large to be sent at once
                 self._send(handle, (Kind.HANDED, b""), fds=tuple(handed[first : first + MAX_FDS]))
@@ -141,12 +296,12 @@ class Pool:
         return handle
 
     def _await_dying(self) -> None:
-        """Wait until few processes are left that were killed and have not ended: each has descriptors open."""
-        reports, self._early = self._early, []
-        deadline = time.monotonic() + STATUS_WAIT
-        while sum(handle.killed for handle in self.handles.values()) > MAX_DYING and time.monotonic() < deadline:
-            reports += self.poll(STATUS_WAIT)
-        self._early = reports + self._early
+        """Wait until few killed processes have not ended: each of them has open descriptors."""
+        messages, self._unreported = self._unreported, []
+        deadline = time.monotonic() + STATUS_TIMEOUT
+        while sum(handle.killed for handle in self._handles.values()) > MAX_DYING and time.monotonic() < deadline:
+            messages += self.poll(STATUS_TIMEOUT)
+        self._unreported = messages + self._unreported
 
     def _spawn(self, handle: ProcessHandle, sock: int, stdout: int, stderr: int) -> None:
         command = forkserver.python_command(
@@ -156,19 +311,17 @@ class Pool:
             command, pass_fds=(sock,), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
             env=forkserver.worker_environment(),
         )  # fmt: skip
-        handle.exists(handle.popen.pid)
+        handle.mark_launched(handle.popen.pid)
         if hasattr(os, "pidfd_open"):
             handle.lifeline = os.pidfd_open(handle.pid)
-        self._early.append(WorkerLaunched(handle.uid))
+        self._unreported.append(WorkerLaunched(handle.uid))
 
-    def give(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
-        """Have a worker make batches. All go with one system call: it costs more than all the rest.
+    # ---- sending --------------------------------------------------------------------------------------------------
 
-        Returns:
-            Those whose indices cannot be pickled, and why.
-        """
-        handle = self.handles[uid]
-        frames, unsent = [], []
+    def submit(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
+        """See `WorkerPool`. All tasks go with one system call, which costs more than everything else."""
+        handle = self._handles[uid]
+        frames, refused = [], []
         for task in tasks:
             returned = handle.maps.take_returned()
             placed = None if task.whole is None else self._place(handle, task, task.whole)
@@ -176,55 +329,55 @@ class Pool:
                 message = dump_task(task, returned, placed)
             except Exception as error:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
                 handle.maps.returned.extend(returned)
-                unsent.append((task, error))
+                refused.append((task, error))
             else:
                 frames.append((Kind.TASK, message))
         if frames:
             self._send(handle, *frames)
-        return unsent
+        return refused
 
-    def learn(self, parcel: Any) -> None:
-        """A piece of a batch has come."""
-        if not parcel.in_arena:
-            self._board.learn(parcel)
+    def learn_layout(self, payload: BatchPayload) -> None:
+        """See `WorkerPool`."""
+        if not payload.in_arena:
+            self._board.learn(payload)
 
     def _place(self, handle: ProcessHandle, task: Task, whole: ChunkedBatch[Any]) -> Placed | None:
-        """Where a worker shall write a piece; None where it shall send it by itself."""
+        """Where a worker writes a chunk; None if it sends the chunk on its own."""
         if not whole.begun:
             whole.begun = True
-            whole.place = self._board.place(whole, frozenset(self.handles))
+            whole.place = self._board.place(whole, frozenset(self._handles))
         found = self._board.placed(task, handle.uid)
         if found is None:
             return None
         placed, layout = found
-        if handle.told != layout.number:
-            handle.told = layout.number
+        if handle.chunk_layout != layout.number:
+            handle.chunk_layout = layout.number
             self._send(handle, (Kind.LAYOUT, layout.number.to_bytes(8, "little") + layout.pickled))
         return placed
 
-    def _share(self, number: int, fd: int) -> frozenset[int]:
-        for handle in self.handles.values():
+    def _share_segment(self, number: int, fd: int) -> frozenset[int]:
+        for handle in self._handles.values():
             self._send(handle, (Kind.SEGMENT, number.to_bytes(8, "little")), fds=(fd,))
-        return frozenset(self.handles)
+        return frozenset(self._handles)
 
-    def _drop(self, number: int, uids: frozenset[int]) -> None:
-        for uid in uids & frozenset(self.handles):
-            self._send(self.handles[uid], (Kind.DROP, number.to_bytes(8, "little")))
+    def _drop_segment(self, number: int, uids: frozenset[int]) -> None:
+        for uid in uids & frozenset(self._handles):
+            self._send(self._handles[uid], (Kind.DROP, number.to_bytes(8, "little")))
 
-    def rest(self) -> None:
-        """Nothing is asked for at present: give memory back that the next epoch can begin without."""
-        self._board.rest(frozenset(self.handles))
-        for handle in self.handles.values():
+    def release_memory(self) -> None:
+        """See `WorkerPool`."""
+        self._board.rest(frozenset(self._handles))
+        for handle in self._handles.values():
             if handle.ready:
                 self._send(handle, (Kind.REST, pickle.dumps(handle.maps.take_returned())))
 
-    def cancel(self, uid: int, run: int, numbers: tuple[int, ...] | None) -> None:
-        """Have a worker forget batches that it was given and has not begun; None: the whole run."""
-        if uid in self.handles:
-            self._send(self.handles[uid], (Kind.CANCEL, pickle.dumps((run, numbers))))
+    def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
+        """See `WorkerPool`."""
+        if uid in self._handles:
+            self._send(self._handles[uid], (Kind.CANCEL, pickle.dumps((run, jobs))))
 
     def _send(self, handle: ProcessHandle, *frames: tuple[Kind, bytes], fds: tuple[int, ...] = ()) -> None:
-        """Send frames to a worker. One that has died meanwhile will be reported by `poll`."""
+        """Send frames to a worker. If it has died meanwhile, `poll` will report that."""
         channel = handle.channel
         was_backlogged = channel.backlogged
         try:
@@ -235,24 +388,20 @@ class Pool:
             both = selectors.EVENT_READ | selectors.EVENT_WRITE
             self._selector.modify(channel, both, (handle, self._read_channel))
 
-    # ---- reports ----------------------------------------------------------------------------------------------
+    # ---- receiving ------------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None) -> list[WorkerMessage]:
-        """Wait until something happens, and tell what.
-
-        Args:
-            timeout: Seconds; 0 does not wait, None waits for ever.
-        """
-        reports, self._early = self._early, []
-        for key, events in self._selector.select(0 if reports else timeout):
+        """See `WorkerPool`."""
+        messages, self._unreported = self._unreported, []
+        for key, events in self._selector.select(0 if messages else timeout):
             handle, read = key.data
             if handle.gone:
                 continue
             if events & selectors.EVENT_WRITE:
                 self._flush(handle)
             if events & selectors.EVENT_READ:
-                read(handle, key.fd, reports)
-        return reports
+                read(handle, key.fd, messages)
+        return messages
 
     def _flush(self, handle: ProcessHandle) -> None:
         with contextlib.suppress(OSError):
@@ -260,31 +409,32 @@ class Pool:
             if not handle.channel.backlogged:
                 self._selector.modify(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
 
-    def _read_channel(self, handle: ProcessHandle, _fd: int, reports: list[WorkerMessage]) -> None:
+    def _read_channel(self, handle: ProcessHandle, _fd: int, messages: list[WorkerMessage]) -> None:
         try:
             frames = handle.channel.receive()
         except (EOFError, OSError):
-            self._end(handle, self._wait_status(handle), reports)
+            self._end(handle, self._wait_status(handle), messages)
             return
         received = _clock()
+        uid = handle.uid
         for kind, body in frames:
             if kind == Kind.BATCH:
                 payload = SegmentPayload(handle, body, received)
                 header = payload.header
-                reports.append(BatchDone(handle.uid, header.run, header.number, payload, handle.take_spared()))
+                messages.append(BatchDone(uid, header.run, header.number, payload, handle.take_failed_samples()))
             elif kind in (Kind.SEGMENT, Kind.DROP):
                 self._read_segments(handle, kind, body)
             elif kind == Kind.LAYOUT:
                 handle.layouts[int.from_bytes(body[:8], "little")] = Layout(body[8:], self._output)
             elif kind in (Kind.ERROR, Kind.SPARED):
-                reports.extend(self._read_fault(handle, kind, body))
-            elif kind in _OF_SHARDS:
-                reports.append(_OF_SHARDS[kind](handle.uid, *pickle.loads(body)))
+                messages.extend(self._read_failure(handle, kind, body))
+            elif kind in (Kind.END, Kind.STATE):
+                messages.append(self._read_shard(handle, kind, body))
             elif kind == Kind.READY:
                 handle.ready = True
-                reports.append(WorkerInitialized(handle.uid))
+                messages.append(WorkerInitialized(uid))
             elif kind == Kind.INIT_ERROR:
-                reports.append(WorkerInitFailed(handle.uid, pickle.loads(body)))
+                messages.append(WorkerInitFailed(uid, pickle.loads(body)))
 
     @staticmethod
     def _read_segments(handle: ProcessHandle, kind: int, body: Bytes) -> None:
@@ -294,51 +444,59 @@ class Pool:
             for number in pickle.loads(body):
                 handle.maps.forget(number)
 
-    def _read_fault(self, handle: ProcessHandle, kind: int, body: Bytes) -> Iterator[BatchDone]:
+    @staticmethod
+    def _read_shard(handle: ProcessHandle, kind: int, body: Bytes) -> WorkerMessage:
+        if kind == Kind.END:
+            run, number = pickle.loads(body)
+            return ShardExhausted(handle.uid, run, number)
+        run, shard, position, state, problem = pickle.loads(body)
+        return ShardAdvanced(handle.uid, run, shard, position, state, problem)
+
+    def _read_failure(self, handle: ProcessHandle, kind: int, body: Bytes) -> Iterator[BatchDone]:
         if kind == Kind.ERROR:
             run, number, stage, position, error = pickle.loads(body)
             failure = WorkerFailure(handle.worker, handle.pid, stage, position, error)
-            yield BatchDone(handle.uid, run, number, failure, handle.take_spared())
+            yield BatchDone(handle.uid, run, number, failure, handle.take_failed_samples())
         else:
-            run, number, left, handle.spared = pickle.loads(body)
+            run, number, left, handle.failed_samples = pickle.loads(body)
             if not left:
-                yield BatchDone(handle.uid, run, number, EmptyBatch(), handle.take_spared())
+                yield BatchDone(handle.uid, run, number, EmptyBatch(), handle.take_failed_samples())
 
-    def _read_lifeline(self, handle: ProcessHandle, fd: int, reports: list[WorkerMessage]) -> None:
+    def _read_lifeline(self, handle: ProcessHandle, fd: int, messages: list[WorkerMessage]) -> None:
         if handle.popen is not None:
-            self._end(handle, handle.popen.wait(), reports)
+            self._end(handle, handle.popen.wait(), messages)
             return
         data = os.read(fd, forkserver.LIFELINE.size)
         value = forkserver.LIFELINE.unpack(data)[0] if data else None
         if value is not None and value >= 0:
-            handle.exists(value)
-            reports.append(WorkerLaunched(handle.uid))
+            handle.mark_launched(value)
+            messages.append(WorkerLaunched(handle.uid))
             if handle.killed:
                 handle.kill()
             return
-        self._read_channel_to_the_end(handle, reports)
-        self._end(handle, None if value is None else os.waitstatus_to_exitcode(~value), reports)
+        self._read_channel_to_the_end(handle, messages)
+        self._end(handle, None if value is None else os.waitstatus_to_exitcode(~value), messages)
 
-    def _read_channel_to_the_end(self, handle: ProcessHandle, reports: list[WorkerMessage]) -> None:
+    def _read_channel_to_the_end(self, handle: ProcessHandle, messages: list[WorkerMessage]) -> None:
         """What a worker sent before it died still counts."""
         while not handle.gone and not handle.killed:
-            before = len(reports)
-            self._read_channel(handle, -1, reports)
-            if len(reports) == before:
+            before = len(messages)
+            self._read_channel(handle, -1, messages)
+            if len(messages) == before:
                 return
 
     def _wait_status(self, handle: ProcessHandle) -> int | None:
-        """The exit code of a worker whose connection has closed; one that lives on is killed."""
+        """Wait for the exit code of a worker whose connection has closed. It is killed if it keeps running."""
         if handle.popen is not None:
             try:
-                return handle.popen.wait(STATUS_WAIT)
+                return handle.popen.wait(STATUS_TIMEOUT)
             except subprocess.TimeoutExpired:
                 handle.kill()
                 return handle.popen.wait()
         poll = select.poll()
         poll.register(handle.lifeline, select.POLLIN)
         while True:
-            if not poll.poll(STATUS_WAIT * 1000):
+            if not poll.poll(STATUS_TIMEOUT * 1000):
                 if handle.killed:
                     return None
                 handle.kill()
@@ -349,35 +507,35 @@ class Pool:
             (value,) = forkserver.LIFELINE.unpack(data)
             if value < 0:
                 return os.waitstatus_to_exitcode(~value)
-            handle.exists(value)
+            handle.mark_launched(value)
 
-    def _read_output(self, handle: ProcessHandle, fd: int, reports: list[WorkerMessage]) -> bool:
-        """Read once what a worker has written, and report the whole lines. Whether there may be more to read."""
-        _stream, partial = handle.outputs[fd]
+    def _read_output(self, handle: ProcessHandle, fd: int, messages: list[WorkerMessage]) -> bool:
+        """Read once what a worker has written, and report whole lines. Returns whether there may be more to read."""
+        partial = handle.outputs[fd].partial
         try:
             data = os.read(fd, 1 << 16)
         except BlockingIOError:
             return False
         partial += data
         if data:
-            _report_output(handle, fd, partial.rfind(b"\n") + 1, reports)
+            _report_output(handle, fd, partial.rfind(b"\n") + 1, messages)
             return True
         self._selector.unregister(fd)
-        _report_output(handle, fd, len(partial), reports)
+        _report_output(handle, fd, len(partial), messages)
         return False
 
-    def _end(self, handle: ProcessHandle, exitcode: int | None, reports: list[WorkerMessage]) -> None:
-        """Forget a process that has ended; what it wrote last is read first, also where no line end follows it."""
+    def _end(self, handle: ProcessHandle, exitcode: int | None, messages: list[WorkerMessage]) -> None:
+        """A process has ended. What it wrote last is read first, even if no line end follows."""
         if handle.gone:
             return
-        handle.end(exitcode)
-        for fd, (_stream, partial) in handle.outputs.items():
-            while fd in self._selector.get_map() and self._read_output(handle, fd, reports):
+        handle.mark_ended(exitcode)
+        for fd, output in handle.outputs.items():
+            while fd in self._selector.get_map() and self._read_output(handle, fd, messages):
                 pass
-            _report_output(handle, fd, len(partial), reports)
+            _report_output(handle, fd, len(output.partial), messages)
         self._release(handle)
-        self.handles.pop(handle.uid, None)
-        reports.append(WorkerGone(handle.uid, exitcode))
+        self._handles.pop(handle.uid, None)
+        messages.append(WorkerGone(handle.uid, exitcode))
 
     def _release(self, handle: ProcessHandle) -> None:
         registered = self._selector.get_map()
@@ -385,66 +543,62 @@ class Pool:
             if fd in registered:
                 self._selector.unregister(fd)
         handle.channel.close()
-        for fd in handle.take_fds():
+        for fd in handle.take_descriptors():
             os.close(fd)
 
     def partial_output(self) -> list[tuple[str, str]]:
-        """What workers wrote after their last line ends, as (stream, text); taken out."""
+        """See `WorkerPool`."""
         taken = []
-        for handle in self.handles.values():
-            for stream, partial in handle.outputs.values():
-                if partial:
-                    taken.append((stream, partial.decode("utf-8", "backslashreplace")))
-                    partial.clear()
+        for handle in self._handles.values():
+            for output in handle.outputs.values():
+                if output.partial:
+                    taken.append((output.name, output.partial.decode("utf-8", "backslashreplace")))
+                    output.partial.clear()
         return taken
 
-    # ---- the end ----------------------------------------------------------------------------------------------
+    # ---- ending ---------------------------------------------------------------------------------------------------
 
     def close(self, grace: float) -> list[WorkerMessage]:
-        """End all workers: those that do not leave within `grace` seconds of the end of their connection are killed.
-
-        Returns:
-            What there was to report meanwhile (last output, ends).
-        """
-        reports: list[WorkerMessage] = []
-        for handle in self.handles.values():
+        """See `WorkerPool`. Workers end when their connection is closed."""
+        messages: list[WorkerMessage] = []
+        for handle in self._handles.values():
             handle.channel.shut_down()
         deadline = time.monotonic() + grace
-        while self.handles:
+        while self._handles:
             left = deadline - time.monotonic()
             if left <= 0:
-                for handle in self.handles.values():
+                for handle in self._handles.values():
                     handle.kill()
-                left = STATUS_WAIT
-            reports += self.poll(left)
-        return reports
+                left = STATUS_TIMEOUT
+            messages += self.poll(left)
+        return messages
 
     def abandon(self) -> None:
-        """End all workers at once and hear nothing of them: after an interrupt, what is read may begin anywhere."""
-        for handle in self.handles.values():
+        """See `WorkerPool`. After an interrupt, the next read may begin in the middle of a frame."""
+        for handle in self._handles.values():
             handle.kill()
             if handle.popen is not None:
                 handle.popen.wait()
-            handle.end(None if handle.popen is None else handle.popen.returncode)
+            handle.mark_ended(None if handle.popen is None else handle.popen.returncode)
             handle.channel.close()
-            for fd in handle.take_fds():
+            for fd in handle.take_descriptors():
                 with contextlib.suppress(OSError):
                     os.close(fd)
-        self.handles.clear()
+        self._handles.clear()
         self.dispose()
 
     def dispose(self) -> None:
-        """Close what is left when no worker is."""
+        """See `WorkerPool`."""
         self._selector.close()
 
 
-def _report_output(handle: ProcessHandle, fd: int, end: int, reports: list[WorkerMessage]) -> None:
-    """WorkerMessage the first `end` bytes of what was read and not told."""
+def _report_output(handle: ProcessHandle, fd: int, end: int, messages: list[WorkerMessage]) -> None:
+    """Report the first `end` bytes of what was read and not reported."""
     if not end:
         return
-    stream, partial = handle.outputs[fd]
-    text = partial[:end].decode("utf-8", "backslashreplace")
-    del partial[:end]
-    if stream == "stderr":
-        handle.keep(text)
-    reports.append(OutputText(handle.uid, stream, text))
+    output = handle.outputs[fd]
+    text = output.partial[:end].decode("utf-8", "backslashreplace")
+    del output.partial[:end]
+    if output.name == "stderr":
+        handle.keep_stderr(text)
+    messages.append(OutputText(handle.uid, output.name, text))

@@ -1,11 +1,13 @@
-"""Worker threads: the same reports as of worker processes (pool.py), from threads of the notebook's own process.
+"""Worker threads of the notebook's own process.
 
-Nothing is pickled or copied: workers use the dataset itself, and a batch is handed over as it is. The interpreter lets
-one thread at a time run Python code, so they are for datasets that wait (files, networks) or that spend their time in
-native code which lets other threads run (image decoding, decompression, NumPy on large arrays).
+    ThreadPool.submit() -> ThreadHandle.tasks -> ThreadWorker.run(): fetch, collate -> MessageQueue -> ThreadPool.poll()
 
-A thread cannot be ended from outside. One that is to be replaced is left alone: it is a daemon, whatever it makes is
-refused, and it ends as soon as the call returns that it is in.
+Nothing is pickled or copied: workers use the dataset itself, and a batch is handed over as it is. The interpreter runs
+the Python code of one thread at a time, so threads are for datasets that wait (files, networks) or that spend their
+time in native code which releases the interpreter lock (image decoding, decompression, NumPy on large arrays).
+
+A thread cannot be killed. One that is to be replaced is abandoned: it is a daemon, what it produces is discarded, and
+it ends before its next sample.
 """
 
 from __future__ import annotations
@@ -20,14 +22,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nbloader._util.wakeup import Wakeup
 from nbloader.batch.chunk_arena import Together
 from nbloader.batch.payload import LocalPayload
 from nbloader.batch.task import Task
 from nbloader.errors import DatasetTransferError
-from nbloader.events.failures import EmptyBatch, WorkerFailure
 from nbloader.events.remote_errors import describe, user_traceback
-from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.transport import stack_probe
 from nbloader.transport.messages import (
     BatchDone,
@@ -40,147 +39,100 @@ from nbloader.transport.messages import (
     WorkerLaunched,
     WorkerMessage,
 )
-from nbloader.workers.api import Handle
+from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.iterable_fetcher import ExhaustedError, IterableFetcher
+from nbloader.workers.message_queue import MessageQueue
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
 from nbloader.workers.thread_rng import ThreadContext, WorkerInfo
 
 _clock = time.perf_counter_ns
 
-JOIN = 1.0
-"""Seconds to wait for a thread that has said that it ends: it has nothing left to do."""
-
-
-class Shared(NamedTuple):
-    """What worker threads are given: the things themselves."""
-
-    dataset: Any
-    collate_fn: Any
-    worker_init_fn: Any
-    on_error: Any
-
-    @property
-    def identity(self) -> tuple[int, ...]:
-        """Equal where workers have what they would be given."""
-        return tuple(map(id, self))
-
-    def holds(self, *parts: Any) -> bool:
-        """Whether these are the same things."""
-        return self.identity == tuple(map(id, parts))
+JOIN_TIMEOUT = 1.0
+"""Seconds to wait for the end of a thread that has reported it and has nothing left to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Threads:
-    """Makes pools of threads.
+class ThreadKind(WorkerKind):
+    """Worker threads."""
 
-    Args:
-        output: "torch" or "numpy": what the arrays of a batch become.
-        sharded: Whether each thread reads a copy of the dataset, which is an iterable one.
-    """
+    options: WorkerOptions
 
-    output: str
-    sharded: bool
-
-    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> Shared:
-        """Take what workers need.
+    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> LocalSetup:
+        """See `WorkerKind`.
 
         Raises:
-            DatasetTransferError: Each needs a copy of the dataset, and it cannot be copied.
+            DatasetTransferError: Each thread needs a copy of the dataset, and it cannot be copied.
         """
-        if self.sharded:
+        if self.options.iterable is not None and not self.options.iterable.alone:
             try:
                 copy.copy(dataset)
-            except Exception as error:
+            except Exception as error:  # it runs the user's code, which may raise anything
                 raise DatasetTransferError(
-                    f"dataset ({type(dataset).__name__}) cannot be given to worker threads: each iterates a copy of "
-                    f"its own, and copy.copy(dataset) raises {type(error).__name__}: {error}. Give an object whose "
-                    "__iter__ begins anew, or use num_workers=0 (with prefetch=2 one thread reads ahead)"
+                    f"dataset ({type(dataset).__name__}) cannot be given to worker threads: each of them iterates a "
+                    f"copy, and copy.copy(dataset) raises {type(error).__name__}: {error}. Pass an object whose "
+                    "__iter__ starts anew, or use num_workers=0 (with prefetch=2 one thread reads ahead)"
                 ) from error
-        return Shared(dataset, collate_fn, worker_init_fn, on_error)
+        return LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
 
-    def make(self) -> ThreadPool:
-        """A pool without threads."""
-        return ThreadPool(self.output)
+    def create_pool(self) -> ThreadPool:
+        """See `WorkerKind`."""
+        return ThreadPool(self.options.output)
 
 
-class ThreadHandle(Handle):
-    """One worker thread."""
+class ForgetIteration(NamedTuple):
+    """Has a worker thread release its iterators over the shards of an iteration that has ended."""
 
-    def __init__(self, worker: int, outbox: Outbox) -> None:
-        self.progress = LocalStatus(os.getpid())
-        super().__init__(worker, self.progress)
-        self.exists(os.getpid())
+    run: int
+
+
+class ThreadHandle(WorkerHandle):
+    """One worker thread.
+
+    Args:
+        worker: Worker id.
+        messages: Where the thread reports.
+    """
+
+    status: LocalStatus
+
+    def __init__(self, worker: int, messages: MessageQueue) -> None:
+        super().__init__(worker, "thread", LocalStatus(os.getpid()))
+        self.mark_launched(os.getpid())
         self.killed = False
         self.thread: threading.Thread
-        self.tasks: queue.SimpleQueue[Task | int | None] = queue.SimpleQueue()
-        """What to do: a task, a run whose iterators to forget, or None for the end."""
-        self.unbegun: set[tuple[int, int]] = set()
-        """(run, number) of the tasks that it was given and has not begun; one that is not in here was cancelled."""
-        self.tail = ""
-        self._outbox = outbox
+        self.tasks: queue.SimpleQueue[Task | ForgetIteration | None] = queue.SimpleQueue()
+        """What to do; None to end."""
+        self.pending: set[tuple[int, int]] = set()
+        """(run, job) of the tasks that it has not begun. A task that is not in here was cancelled."""
+        self.traceback = ""
+        self._messages = messages
 
     @property
     def stderr_tail(self) -> str:
-        """The traceback of what ended it."""
-        return self.tail
+        """The traceback of the exception that ended it."""
+        return self.traceback
 
-    def asker(self) -> Callable[[], str]:
-        """See `Handle.asker`."""
+    def stack_request(self) -> Callable[[], str]:
+        """See `WorkerHandle`."""
         return lambda: stack_probe.of_thread(self.thread.ident)
 
-    def leave(self) -> None:
-        """Have it end when it has finished what it is at."""
-        self.unbegun.clear()
+    def stop(self) -> None:
+        """Have it end after the batch that it is producing."""
+        self.pending.clear()
         self.tasks.put(None)
 
     def kill(self) -> None:
-        """Hear no more of it, and have it end with the sample it is at."""
+        """Abandon it: it ends before its next sample, and what it reports is ignored."""
         if self.killed:
             return
         self.killed = True
-        self.leave()
-        self.progress.abandon()
-        self._outbox.put(WorkerGone(self.uid, None))
+        self.stop()
+        self.status.abandon()
+        self._messages.put(WorkerGone(self.uid, None))
 
 
-class Outbox:
-    """What threads have to report, and a descriptor that is readable while there is something."""
-
-    def __init__(self) -> None:
-        self._reports: list[WorkerMessage] = []
-        self._waker = Wakeup()
-        self._woken = False
-        self._lock = threading.Lock()
-        """Held while `_woken` and whether the descriptor is readable may differ."""
-        self.fileno = self._waker.fileno
-
-    def put(self, report: WorkerMessage) -> None:
-        """Add a report, from any thread."""
-        with self._lock:
-            self._reports.append(report)
-            if not self._woken:  # one system call for many reports
-                self._woken = True
-                self._waker.set()
-
-    def take(self, timeout: float | None) -> list[WorkerMessage]:
-        """Take all reports; waits for one."""
-        if timeout != 0 and not self._woken:
-            self._waker.wait(None, timeout)
-        with self._lock:
-            if not self._woken:
-                return []
-            self._woken = False
-            self._waker.clear()
-            reports, self._reports = self._reports, []
-        return reports
-
-    def close(self) -> None:
-        """Nobody listens any more."""
-        self._waker.close()
-
-
-class ThreadPool:
+class ThreadPool(WorkerPool):
     """The worker threads of one loader.
 
     Args:
@@ -189,235 +141,213 @@ class ThreadPool:
 
     def __init__(self, output: str) -> None:
         self._output = output
-        self._outbox = Outbox()
-        self.handles: dict[int, ThreadHandle] = {}
-        """Threads that have not ended, by their unique number."""
+        self._messages = MessageQueue()
+        self._handles: dict[int, ThreadHandle] = {}
+
+    @property
+    def handles(self) -> dict[int, ThreadHandle]:
+        """See `WorkerPool`."""
+        return self._handles
 
     def fileno(self, uid: int | None = None) -> int:  # noqa: ARG002
-        """See `WorkerPool`: there is one for all."""
-        return self._outbox.fileno()
+        """See `WorkerPool`: there is one for all workers."""
+        return self._messages.fileno()
 
-    def start(self, worker: int, options: dict[str, Any], payload: Shared) -> ThreadHandle:
-        """Start a worker thread.
-
-        Args:
-            worker: Its id.
-            options: Fields of `bootstrap.InitMessage`.
-            payload: The dataset and functions.
+    def start(self, worker: int, options: WorkerOptions, setup: LocalSetup) -> ThreadHandle:
+        """See `WorkerPool`.
 
         Raises:
-            OSError: No thread could be had.
+            OSError: No thread can be started.
         """
-        handle = ThreadHandle(worker, self._outbox)
-        handle.thread = threading.Thread(
-            target=_live, args=(handle, options, payload, self._outbox), name=f"nbloader-worker-{worker}", daemon=True
-        )
-        self.handles[handle.uid] = handle
-        self._outbox.put(WorkerLaunched(handle.uid))
+        handle = ThreadHandle(worker, self._messages)
+        thread_worker = ThreadWorker(handle, options, setup, self._messages)
+        handle.thread = threading.Thread(target=thread_worker.run, name=f"nbloader-worker-{worker}", daemon=True)
+        self._handles[handle.uid] = handle
+        self._messages.put(WorkerLaunched(handle.uid))
         try:
             handle.thread.start()
         except RuntimeError as error:
-            del self.handles[handle.uid]
-            handle.end(None)
+            del self._handles[handle.uid]
+            handle.mark_ended(None)
             raise OSError(f"no thread could be started beside {threading.active_count()}: {error}") from error
         return handle
 
-    def give(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
-        """Have a worker make batches, one after the other. Nothing is pickled, so none is refused."""
-        handle = self.handles[uid]
+    def submit(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
+        """See `WorkerPool`. Nothing is pickled, so no task is refused."""
+        handle = self._handles[uid]
         for task in tasks:
             whole = task.whole
             if whole is not None and not whole.begun:
                 whole.begun = True
                 whole.place = Together(len(whole.task.indices), whole.size, whole.pieces[0].job, self._output)
-            handle.unbegun.add((task.run, task.job))
+            handle.pending.add((task.run, task.job))
             handle.tasks.put(task)
         return []
 
-    def learn(self, parcel: Any) -> None:
-        """Nothing to learn: threads share all memory."""
-
-    def rest(self) -> None:
-        """Nothing to give back: what threads make is used once."""
-
-    def cancel(self, uid: int, run: int, numbers: tuple[int, ...] | None) -> None:
-        """Have a worker forget batches that it was given and has not begun; None: the whole run."""
-        if uid in self.handles:
-            handle = self.handles[uid]
-            if numbers is None:
-                numbers = tuple(number for of_run, number in list(handle.unbegun) if of_run == run)
-                handle.tasks.put(run)
-                for number in numbers:  # one of them counts as begun and is waited for
-                    self._outbox.put(ShardExhausted(handle.uid, run, number))
-            handle.unbegun.difference_update((run, number) for number in numbers)
+    def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
+        """See `WorkerPool`."""
+        handle = self._handles.get(uid)
+        if handle is None:
+            return
+        if jobs is None:
+            jobs = tuple(job for of_run, job in list(handle.pending) if of_run == run)
+            handle.tasks.put(ForgetIteration(run))
+            for job in jobs:  # one of them is counted as begun, and is waited for
+                self._messages.put(ShardExhausted(uid, run, job))
+        handle.pending.difference_update((run, job) for job in jobs)
 
     def poll(self, timeout: float | None) -> list[WorkerMessage]:
-        """Wait until something happens, and tell what.
-
-        Args:
-            timeout: Seconds; 0 does not wait, None waits for ever.
-        """
-        reports = []
-        waiting = self._outbox.take(timeout)
+        """See `WorkerPool`."""
+        messages: list[WorkerMessage] = []
+        waiting = self._messages.take(timeout)
         received = _clock()
-        for report in waiting:
-            handle = self.handles.get(report.uid)
-            if handle is None or (handle.killed and not isinstance(report, WorkerGone)):
-                continue  # it was given up
-            if isinstance(report, WorkerInitialized):
+        for message in waiting:
+            handle = self._handles.get(message.uid)
+            if handle is None or (handle.killed and not isinstance(message, WorkerGone)):
+                continue  # it was abandoned
+            if isinstance(message, WorkerInitialized):
                 handle.ready = True
-            elif isinstance(report, BatchDone) and isinstance(report.outcome, LocalPayload):
-                report.outcome.received = received
-            elif isinstance(report, WorkerGone):
-                handle.end(report.exitcode)
-                del self.handles[handle.uid]
-            reports.append(report)
-        return reports
-
-    def partial_output(self) -> list[tuple[str, str]]:
-        """None: what threads write is in the notebook at once."""
-        return []
+            elif isinstance(message, BatchDone) and isinstance(message.outcome, LocalPayload):
+                message.outcome.received = received
+            elif isinstance(message, WorkerGone):
+                handle.mark_ended(message.exitcode)
+                del self._handles[handle.uid]
+            messages.append(message)
+        return messages
 
     def close(self, grace: float) -> list[WorkerMessage]:
-        """End all workers: those that do not within `grace` seconds are given up.
-
-        Returns:
-            What there was to report meanwhile.
-        """
-        reports: list[WorkerMessage] = []
-        leaving = list(self.handles.values())
-        for handle in leaving:
-            handle.leave()
+        """See `WorkerPool`. Workers that have not ended after `grace` seconds are abandoned."""
+        messages: list[WorkerMessage] = []
+        stopped = list(self._handles.values())
+        for handle in stopped:
+            handle.stop()
         deadline = time.monotonic() + grace
-        while self.handles:
+        while self._handles:
             left = deadline - time.monotonic()
             if left <= 0:
-                for handle in self.handles.values():
+                for handle in self._handles.values():
                     handle.kill()
-            reports += self.poll(max(0.0, left))
-        for handle in leaving:
+            messages += self.poll(max(0.0, left))
+        for handle in stopped:
             if not handle.killed:
-                handle.thread.join(JOIN)
-        return reports
+                handle.thread.join(JOIN_TIMEOUT)
+        return messages
 
     def abandon(self) -> None:
-        """Give up all workers, in whatever state an interrupt has left them."""
-        for handle in self.handles.values():
-            handle.end(None)
-            handle.kill()
-        self.handles.clear()
-        self.dispose()
+        """See `WorkerPool`."""
+        super().abandon()
+        self._handles.clear()
 
     def dispose(self) -> None:
-        """Close what is left when no worker is."""
-        self._outbox.close()
+        """See `WorkerPool`."""
+        self._messages.close()
 
 
-# ---- in the thread ------------------------------------------------------------------------------------------------
+class ThreadWorker:
+    """What runs in a worker thread.
 
+    Args:
+        handle: Its handle.
+        options: What it is told.
+        setup: The dataset and functions.
+        messages: Where it reports.
+    """
 
-def _live(handle: ThreadHandle, options: dict[str, Any], shared: Shared, outbox: Outbox) -> None:
-    """The life of a worker thread. As a process it ends by `sys.exit()` and by what is no `Exception`."""
-    code = 0
-    try:
-        streaming: IterableOptions | None = options["streaming"]
-        own = shared
-        if streaming is not None and not streaming.alone:  # `worker_init_fn` may set up its shard in it
-            own = shared._replace(dataset=copy.copy(shared.dataset))
-        seed = options["seed"] + handle.worker
-        with ThreadContext(WorkerInfo(handle.worker, options["num_workers"], seed, own.dataset)) as context:
-            context.seed(seed)
-            if _settle(handle, own, context, outbox):
-                maker = _make_ready(handle, options, own, shared.dataset, context, outbox)
-                _work(handle, maker, context, outbox)
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException as error:  # noqa: BLE001 - the end of this worker, as it would be of a process
-        code = 1
-        handle.tail = describe(error, by_value=False).traceback
-        outbox.put(OutputText(handle.uid, "stderr", handle.tail))
-    outbox.put(WorkerGone(handle.uid, code))
+    def __init__(self, handle: ThreadHandle, options: WorkerOptions, setup: LocalSetup, messages: MessageQueue) -> None:
+        self._handle = handle
+        self._options = options
+        self._shared = setup
+        self._setup = setup
+        self._messages = messages
+        self._status = handle.status
 
-
-def _settle(handle: ThreadHandle, own: Shared, context: ThreadContext, outbox: Outbox) -> bool:
-    """Get ready. False when that failed, which has been reported."""
-    if own.worker_init_fn is not None:
+    def run(self) -> None:
+        """Run the thread. Like a process, it is ended by `sys.exit()` and by what is no `Exception`."""
+        handle, options = self._handle, self._options
+        code = 0
         try:
-            with context.torch_mode():
-                own.worker_init_fn(handle.worker)
-        except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the consumer
-            raised = error.with_traceback(user_traceback(error))
-            outbox.put(WorkerInitFailed(handle.uid, describe(error, by_value=False), raised))
-            return False
-    outbox.put(WorkerInitialized(handle.uid))
-    return True
+            if options.iterable is not None and not options.iterable.alone:  # `worker_init_fn` may set up its shard
+                self._setup = self._shared._replace(dataset=copy.copy(self._shared.dataset))
+            seed = options.seed + handle.worker
+            info = WorkerInfo(handle.worker, options.num_workers, seed, self._setup.dataset)
+            with ThreadContext(info) as context:
+                context.seed(seed)
+                if self._initialize(context):
+                    self._produce_batches(context)
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except BaseException as error:  # noqa: BLE001 - it ends this worker, as it would end a process
+            code = 1
+            handle.traceback = describe(error, by_value=False).traceback
+            self._messages.put(OutputText(handle.uid, "stderr", handle.traceback))
+        self._messages.put(WorkerGone(handle.uid, code))
 
+    def _initialize(self, context: ThreadContext) -> bool:
+        """Call `worker_init_fn`. False if it raised, which has been reported."""
+        uid, init_fn = self._handle.uid, self._setup.worker_init_fn
+        if init_fn is not None:
+            try:
+                with context.torch_mode():
+                    init_fn(self._handle.worker)
+            except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the consumer
+                raised = error.with_traceback(user_traceback(error))
+                self._messages.put(WorkerInitFailed(uid, describe(error, by_value=False), raised))
+                return False
+        self._messages.put(WorkerInitialized(uid))
+        return True
 
-def _make_ready(
-    handle: ThreadHandle, options: dict[str, Any], own: Shared, dataset: Any, context: ThreadContext, outbox: Outbox
-) -> BatchBuilder:
-    """What makes the batches. An iterable dataset is read from shallow copies: its iterators share nothing else."""
-    streaming: IterableOptions | None = options["streaming"]
-    streams = None
-    if streaming is not None:
-        streams = IterableFetcher(
-            lambda: (copy.copy(dataset), own.worker_init_fn), own.dataset,
-            (0, 0) if streaming.alone else (handle.worker, options["num_workers"]), streaming, handle.progress,
-            own.on_error, context=context, report_state=lambda *state: outbox.put(ShardAdvanced(handle.uid, *state)),
-            seeded=context.torch_was_seeded(),
+    def _create_builder(self, context: ThreadContext) -> BatchBuilder:
+        """Iterable datasets are read from shallow copies, whose iterators share nothing else."""
+        options, setup, uid = self._options, self._setup, self._handle.uid
+        iterable_fetcher = None
+        if options.iterable is not None:
+            shard = (0, 0) if options.iterable.alone else (self._handle.worker, options.num_workers)
+            iterable_fetcher = IterableFetcher(
+                lambda: (copy.copy(self._shared.dataset), setup.worker_init_fn), setup.dataset, shard, options.iterable,
+                self._status, setup.on_error, context=context,
+                report_state=lambda *state: self._messages.put(ShardAdvanced(uid, *state)),
+                seeded=context.torch_was_seeded(),
+            )  # fmt: skip
+        return BatchBuilder(
+            setup.dataset, setup.collate_fn, self._status, batched=options.batched, output=options.output,
+            on_error=setup.on_error, worker=self._handle.worker, iterable_fetcher=iterable_fetcher,
         )  # fmt: skip
-    return BatchBuilder(
-        own.dataset, own.collate_fn, handle.progress, batched=options["batched"], output=options["output"],
-        on_error=own.on_error, worker=handle.worker, iterable_fetcher=streams,
-    )  # fmt: skip
 
-
-def _work(handle: ThreadHandle, maker: BatchBuilder, context: ThreadContext, outbox: Outbox) -> None:
-    """Make batches until it is told to leave."""
-    status = handle.progress
-    seeded = context.torch_was_seeded()  # then `worker_init_fn` looks after the seeds itself
-    while True:
-        task = _next_task(handle, maker.iterable_fetcher)
-        if task is None:
-            return
-        result: LocalPayload | EmptyBatch | WorkerFailure
-        try:
+    def _produce_batches(self, context: ThreadContext) -> None:
+        """Produce batches until the worker is told to end."""
+        status, uid = self._status, self._handle.uid
+        builder = self._create_builder(context)
+        seeded = context.torch_was_seeded()  # then `worker_init_fn` is responsible for the seeds
+        while True:
+            task = self._next_task(builder.iterable_fetcher)
+            if task is None:
+                return
             status.run, status.number = task.run, task.job
             if not seeded:
                 context.seed(task.seed)
-            with context.torch_mode():
-                result = maker.build(task)
+            try:
+                with context.torch_mode():
+                    outcome = builder.build_outcome(task)
+            except WorkerAbandonedError:
+                return
+            except ExhaustedError:
+                self._messages.put(ShardExhausted(uid, task.run, task.job))
+                continue
             status.state, status.since = WorkerState.SENDING, _clock()
-        except ExhaustedError:
-            outbox.put(ShardExhausted(handle.uid, task.run, task.job))
-            continue
-        except WorkerAbandonedError:
-            return
-        except Exception as error:  # noqa: BLE001 - whatever the user's dataset or collate raises goes to the consumer
-            result = _failure(handle, error, batched=maker.batched)
-        outbox.put(BatchDone(handle.uid, task.run, task.job, result, maker.failed_samples))
+            self._messages.put(BatchDone(uid, task.run, task.job, outcome, builder.failed_samples))
 
-
-def _next_task(handle: ThreadHandle, streams: IterableFetcher | None) -> Task | None:
-    """The next task that was not cancelled; None to leave."""
-    status = handle.progress
-    status.state, status.number, status.since = WorkerState.IDLE, -1, _clock()
-    while True:
-        task = handle.tasks.get()
-        if task is None or handle.killed:
-            return None
-        if isinstance(task, int):
-            if streams is not None:
-                streams.forget(task)
-            continue
-        with contextlib.suppress(KeyError):
-            handle.unbegun.remove((task.run, task.job))
-            return task
-
-
-def _failure(handle: ThreadHandle, error: Exception, *, batched: bool) -> WorkerFailure:
-    fetching = handle.progress.state == WorkerState.FETCHING
-    position = handle.progress.position if fetching and batched else -1
-    stage = "fetch" if fetching else "collate"
-    said = describe(error, by_value=False)
-    return WorkerFailure(handle.worker, handle.pid, stage, position, said, error.with_traceback(user_traceback(error)))
+    def _next_task(self, iterable_fetcher: IterableFetcher | None) -> Task | None:
+        """The next task that was not cancelled; None to end."""
+        handle, status = self._handle, self._status
+        status.state, status.number, status.since = WorkerState.IDLE, -1, _clock()
+        while True:
+            task = handle.tasks.get()
+            if task is None or handle.killed:
+                return None
+            if isinstance(task, ForgetIteration):
+                if iterable_fetcher is not None:
+                    iterable_fetcher.forget(task.run)
+                continue
+            with contextlib.suppress(KeyError):  # it was cancelled
+                handle.pending.remove((task.run, task.job))
+                return task

@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nbloader.workers.api import Handle
+    from nbloader.workers.api import WorkerHandle
 
 PATIENCE = 10.0
 """Seconds that somebody who asks for a process's id waits for it."""
@@ -23,7 +23,7 @@ class WorkerView:
 
     daemon = True
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: WorkerHandle) -> None:
         self._handle = handle
         self.name = f"nbloader-worker-{handle.worker}"
 
@@ -34,7 +34,7 @@ class WorkerView:
         Workers are started while the program goes on: this waits until it is known, a few milliseconds. None where it
         never will be: the worker could not be started, or is not there after 10 s.
         """
-        self._handle.known.wait(PATIENCE)
+        self._handle.pid_known.wait(PATIENCE)
         return self._handle.pid or None
 
     ident = pid
@@ -46,7 +46,7 @@ class WorkerView:
 
     def is_alive(self) -> bool:
         """Whether it has not ended, as far as its loader has heard."""
-        return not self._handle.over.is_set()
+        return not self._handle.ended.is_set()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end.
@@ -54,7 +54,7 @@ class WorkerView:
         Args:
             timeout: Seconds; None waits for ever.
         """
-        self._handle.over.wait(timeout)
+        self._handle.ended.wait(timeout)
 
     def terminate(self) -> None:
         """Send its process SIGTERM; nothing for a thread, which cannot be ended."""

@@ -1,0 +1,47 @@
+"""The kinds of workers, by the name that `DataLoader(workers=...)` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from nbloader.workers.api import WorkerKind, WorkerOptions
+from nbloader.workers.process_pool import ProcessKind
+from nbloader.workers.thread_pool import ThreadKind
+
+KindFactory: TypeAlias = "Callable[[WorkerOptions], WorkerKind]"
+
+_factories: dict[str, KindFactory] = {}
+
+
+def register(name: str, factory: KindFactory) -> None:
+    """Register a kind of worker.
+
+    Args:
+        name: Its name.
+        factory: Creates it for one loader.
+
+    Raises:
+        ValueError: There is another kind of this name.
+    """
+    if _factories.setdefault(name, factory) is not factory:
+        raise ValueError(f"there is a kind of worker named {name!r} already: choose another name")
+
+
+def unregister(name: str) -> None:
+    """Remove a kind of worker. Loaders that use it keep working."""
+    del _factories[name]
+
+
+def kind_names() -> tuple[str, ...]:
+    """The names of the registered kinds."""
+    return tuple(_factories)
+
+
+def create_kind(name: str, options: WorkerOptions) -> WorkerKind:
+    """Create a registered kind for one loader."""
+    return _factories[name](options)
+
+
+register("process", ProcessKind)
+register("thread", ThreadKind)
