@@ -266,7 +266,7 @@ def test_two_threads_that_wait_by_one_iterator_are_told_so(same):
             try:
                 waker.wait(ours.fileno() if same else None, 0)
             except RuntimeError as error:
-                return "two threads call next() on one iterator at once" in str(error)
+                return "two threads call next() on one iterator at the same time" in str(error)
             return False
 
         wait_for(refused)

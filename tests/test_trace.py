@@ -15,7 +15,7 @@ import pytest
 from datasets import Numbers
 
 from nbloader import DataLoader
-from nbloader._util.format import last_words, tail
+from nbloader._util.format import final_message, tail
 from nbloader.dashboard.figures import timeline
 from nbloader.dashboard.page import Report
 from nbloader.events import (
@@ -197,9 +197,9 @@ Current thread 0x00007f532ee47b80 (most recent call first):
 
 Extension modules: numpy._core._multiarray_umath, numpy.linalg._umath_linalg (total: 2)
 """
-    assert last_words(dump) == 'Fatal Python error: Segmentation fault: File "mine.py", line 9 in __getitem__'
-    assert last_words("one\ntwo\n\n") == "two"
-    assert last_words("") == ""
+    assert final_message(dump) == 'Fatal Python error: Segmentation fault: File "mine.py", line 9 in __getitem__'
+    assert final_message("one\ntwo\n\n") == "two"
+    assert final_message("") == ""
     assert "".join(tail(dump)).endswith("in fetch")
 
 

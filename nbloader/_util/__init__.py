@@ -1,1 +1,1 @@
-"""Small helpers without knowledge of loading: system facts, random state, wake-ups, text formatting."""
+"""Helpers without knowledge of data loading: system limits, random state, wake-ups, text formatting, validation."""

@@ -1,21 +1,21 @@
-"""Numbers and foreign text for people: short figures, and strings that cannot harm a page or a terminal. Pure."""
+"""Formats numbers and untrusted text for display: short figures, and strings that are safe for a page or a terminal."""
 
 from __future__ import annotations
 
 from typing import Any
 
 CLIP = 200
-"""Characters that are kept of a text that comes from a sample, a worker or an error."""
+"""Maximum length of a text that comes from a sample, a worker or an error."""
 
 CRASH = "Fatal Python error: "
-"""So Python's faulthandler begins to tell of a crash."""
+"""How Python's faulthandler begins its report of a crash."""
 _MODULES = "Extension modules: "
-"""And so the last line of it, which names dozens of them and helps nobody."""
+"""How the last line of that report begins, which lists dozens of modules."""
 
 
-# From which size on a number is written how: about three digits that say something.
+# Smallest absolute value, and the format from there on: about three significant digits.
 _NUMBERS = ((1e15, ".2e"), (99.95, ",.0f"), (9.995, ".1f"), (0.0995, ".2f"), (0.0005, ".3f"))
-# Unit of time: up to which number of seconds it is used, and how many of it make a second.
+# Units of time: limit in seconds, units per second, name.
 _SHORT = ((0.9995e-3, 1e6, "us"), (0.9995, 1e3, "ms"))
 _LONG = 99.95
 _MINUTE = _HOUR = 60
@@ -24,7 +24,7 @@ _ALMOST_NOTHING = 0.005
 
 
 def number(value: float) -> str:
-    """Give about three significant digits: 1234 -> "1,234", 18.34 -> "18.3", 0.0512 -> "0.051"."""
+    """Format with about three significant digits: 1234 -> "1,234", 18.34 -> "18.3", 0.0512 -> "0.051"."""
     size = abs(value)
     for least, form in _NUMBERS:
         if size >= least:
@@ -33,12 +33,12 @@ def number(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Give a share of 0 to 1 as "62 %"; a share too small to round to 1 is "< 1 %"."""
+    """Format a share from 0 to 1 as "62 %"; a positive share that would round to 0 is "< 1 %"."""
     return "< 1 %" if 0 < share < _ALMOST_NOTHING else f"{100 * share:.0f} %"
 
 
 def duration(seconds: float) -> str:
-    """Give a time in the unit that suits it: "350 us", "20.7 ms", "3.2 s", "3 min 20 s", "2 h 05 min"."""
+    """Format a time in a suitable unit: "350 us", "20.7 ms", "3.2 s", "3 min 20 s", "2 h 05 min"."""
     for limit, scale, unit in _SHORT:
         if seconds < limit:
             return f"{number(round(seconds * scale, 3))} {unit}"
@@ -51,27 +51,27 @@ def duration(seconds: float) -> str:
 
 
 def megabytes(count: float) -> str:
-    """Give a number of bytes in decimal units: "812 kB", "38.2 MB", "1.24 GB"."""
+    """Format a number of bytes in decimal units: "812 kB", "38.2 MB", "1.24 GB"."""
     scale, unit = next((scale, unit) for scale, unit in _UNITS if count >= scale or not scale)
     return f"{number(count / (scale or 1e3))} {unit}"
 
 
 def plural(count: int, noun: str) -> str:
-    """Give "1 worker", "2 workers", "3 batches"."""
+    """Format a count: "1 worker", "2 workers", "3 batches"."""
     if count == 1:
         return f"{count:,} {noun}"
     return f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def clean(value: Any, limit: int = CLIP) -> str:
-    """Make any object a single line of at most `limit` printable characters.
+    """Convert any object to a single line of at most `limit` printable characters.
 
-    Control characters (NUL, terminal escapes, line ends) and lone surrogates, which no encoding takes, become the
-    replacement character. Not escaped for HTML: the page does that.
+    Control characters (NUL, terminal escapes, line ends) and lone surrogates, which cannot be encoded, become the
+    replacement character. The result is not escaped for HTML.
     """
     try:
         text = value if isinstance(value, str) else str(value)
-    except Exception:  # noqa: BLE001 - the object is the user's, and so is its __str__: a report must not fail because of it
+    except Exception:  # noqa: BLE001 - the user's __str__ may raise anything; a report must not fail
         text = f"<{type(value).__name__}>"
     cut = len(text) > limit
     text = text[: limit - 1] if cut else text
@@ -80,8 +80,8 @@ def clean(value: Any, limit: int = CLIP) -> str:
     return text + "\N{HORIZONTAL ELLIPSIS}" if cut else text
 
 
-def last_words(text: str, limit: int = CLIP) -> str:
-    """Give what a process that ended has said last, cleaned: its last line, of a crash its name and where it was."""
+def final_message(text: str, limit: int = CLIP) -> str:
+    """The last line that a process wrote before it ended, cleaned; for a crash its name and the innermost frame."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     crash = next((i for i in reversed(range(len(lines))) if lines[i].startswith(CRASH)), None)
     if crash is None:
@@ -91,6 +91,6 @@ def last_words(text: str, limit: int = CLIP) -> str:
 
 
 def tail(text: str, limit: int = CLIP) -> list[str]:
-    """Give the last lines of a text, cleaned, at most `limit` characters of it: of a traceback the end says most."""
-    told = "\n".join(line for line in text.splitlines() if line.strip() and not line.startswith(_MODULES))
-    return [clean(line, limit) for line in told[-limit:].splitlines() if line.strip()]
+    """The last lines of a text, cleaned, of at most `limit` characters: the end of a traceback says most."""
+    kept = "\n".join(line for line in text.splitlines() if line.strip() and not line.startswith(_MODULES))
+    return [clean(line, limit) for line in kept[-limit:].splitlines() if line.strip()]

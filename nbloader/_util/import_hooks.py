@@ -1,4 +1,4 @@
-"""To be told when a module is imported, however late."""
+"""A callback for when a module is imported."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import ModuleType
 
 
 def when_imported(name: str, call: Callable[[], object]) -> None:
-    """Call `call` once the module has been imported: at once where it has been already.
+    """Call `call` once the module has been imported: now if it is imported already.
 
     Args:
         name: Full name of the module.
-        call: Called on the importing thread, before the importing code goes on.
+        call: Called on the importing thread, before the import statement returns.
     """
     if name in sys.modules:
         call()
@@ -23,9 +23,9 @@ def when_imported(name: str, call: Callable[[], object]) -> None:
 
 
 class _Watch:
-    """A finder that finds nothing itself, but sees what is looked for.
+    """A meta path finder that finds nothing itself, but wraps the loader of one module.
 
-    Its base would be of `importlib.abc`, which takes workers 8 ms to import.
+    It does not subclass `importlib.abc.MetaPathFinder`: importing that takes a worker 8 ms.
     """
 
     def __init__(self, name: str, call: Callable[[], object]) -> None:
@@ -35,7 +35,7 @@ class _Watch:
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Have the others find the module, and add the call to its execution."""
+        """Let the other finders find the module, and add the callback to its execution."""
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)
@@ -43,9 +43,9 @@ class _Watch:
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def execute_and_tell(module: ModuleType) -> None:
+            def execute_and_call(module: ModuleType) -> None:
                 execute(module)
                 self._call()
 
-            spec.loader.exec_module = execute_and_tell  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec

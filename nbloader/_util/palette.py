@@ -1,6 +1,7 @@
-"""The colours of stages and states: one palette for text reports, plots, the live view and pictures.
+"""Colors of stages and states, shared by reports, plots and the dashboard.
 
-They stay apart for colour-blind eyes and are seen on light and dark grounds; nothing is told by colour alone.
+They are distinguishable with color vision deficiency, and visible on light and dark backgrounds. No information is
+conveyed by color alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ STAGES = {
     "step": "#a8a03c",
 }
 WAIT = "#d1573a"
-"""The loop waits."""
+"""The loop waits for a batch."""
 STATES = {
     "idle": "#8d99a8",
     "starting": STAGES["transport"],
@@ -26,8 +27,11 @@ STATES = {
     "sending": STAGES["transport"],
     "dead": "#c93c3c",
 }
+"""By the state of a worker."""
 CAUSES = {"consumer": "#1a9e77", "worker": "#c93c3c"}
 CAUSES |= dict.fromkeys(
     ("workers", "workers_compute", "workers_wait", "transport", "upload", "in_process"), STAGES["reorder"]
 )
+"""By `Snapshot.cause`."""
 OTHER = "#8d99a8"
+"""Any other state or cause."""

@@ -1,4 +1,4 @@
-"""A wake-up for one thread that blocks in a poll, from any thread and from finalizers."""
+"""Wakes a thread that blocks in `poll`, from any thread and from finalizers."""
 
 from __future__ import annotations
 
@@ -6,40 +6,39 @@ import contextlib
 import select
 import socket
 
-TWO_THREADS = (
-    "two threads call next() on one iterator at once: give each its own, iter(loader), or let one wait for "
-    "the other by a lock"
+CONCURRENT_NEXT = (
+    "two threads call next() on one iterator at the same time: use an iterator per thread, iter(loader), or a lock"
 )
 
 
 class Wakeup:
-    """A pair of sockets. Setting it takes no lock, so that a finalizer may do it whatever its thread was at.
+    """An event for one waiting thread, made of a socket pair. `set` takes no lock, so a finalizer can call it anywhere.
 
-    Sockets and not a pipe: one that another thread has just closed raises, and never writes into a descriptor that was
-    opened since under the same number.
+    Sockets, not a pipe: a socket that another thread has just closed raises, while a pipe's number could already belong
+    to another file.
     """
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
         self._write.setblocking(False)
-        self._polls: dict[int | None, select.poll] = {}  # with another descriptor each
-        self._asleep = False
+        self._polls: dict[int | None, select.poll] = {}  # by the other descriptor
+        self._waiting = False
 
     def set(self) -> None:
-        """Wake."""
-        with contextlib.suppress(OSError):  # full of wake-ups already, or closed
+        """Wake the waiting thread; without one, the next `wait` returns at once."""
+        with contextlib.suppress(OSError):  # the buffer is full of wake-ups, or closed
             self._write.send(b"w")
 
     def wait(self, other: int | None, timeout: float | None) -> None:
-        """Block until it is set, or something happens on another descriptor.
+        """Block until it is set, or another descriptor is readable.
 
         Args:
-            other: A descriptor to wait for too.
-            timeout: Seconds; None waits for ever.
+            other: The other descriptor; None for none.
+            timeout: Seconds; None waits without limit.
 
         Raises:
-            RuntimeError: Another thread waits.
+            RuntimeError: Another thread is waiting.
         """
         poll = self._polls.get(other)
         if poll is None:
@@ -48,27 +47,27 @@ class Wakeup:
             if other is not None:
                 poll.register(other, select.POLLIN)
             self._polls[other] = poll
-        if self._asleep:
-            raise RuntimeError(TWO_THREADS)
+        if self._waiting:
+            raise RuntimeError(CONCURRENT_NEXT)
         try:
-            self._asleep = True
+            self._waiting = True
             ready = poll.poll(None if timeout is None else max(0.0, timeout * 1000))
         finally:
-            self._asleep = False
+            self._waiting = False
         for fd, _events in ready:
             if fd != other:
                 self.clear()
 
     def fileno(self) -> int:
-        """A descriptor that is readable while it is set."""
+        """A descriptor that is readable while a wake-up is pending."""
         return self._read.fileno()
 
     def clear(self) -> None:
-        """Take the wake-ups until now back."""
+        """Discard pending wake-ups."""
         with contextlib.suppress(OSError):  # nothing to read, or closed
             self._read.recv(4096)
 
     def close(self) -> None:
-        """Close it; waking it does nothing from now on."""
+        """Close it; `set` has no effect from now on."""
         self._read.close()
         self._write.close()

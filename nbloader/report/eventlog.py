@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from nbloader._util.format import clean, duration, last_words, plural
+from nbloader._util.format import clean, duration, final_message, plural
 from nbloader.events import (
     BatchFailed,
     BatchRecord,
@@ -52,7 +52,7 @@ def _worker_died(e: WorkerDied) -> Described:
     held = f"; it held {plural(len(e.batches), 'batch')}" if e.batches else ""
     if e.expected:
         return "worker", f"worker {e.worker} (pid {e.pid}) stopped{held}"
-    last = last_words(e.stderr_tail)
+    last = final_message(e.stderr_tail)
     output = f"; last output: {last}" if last else ""
     return "error", f"worker {e.worker} (pid {e.pid}) {clean(e.reason)}{held}{output}"
 
