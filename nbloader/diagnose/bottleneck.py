@@ -192,7 +192,7 @@ def _limit(s: Snapshot, e: Evidence) -> Verdict:  # noqa: PLR0911 - one return p
             f"Loading is the bottleneck: {waits}, because batches are produced between its steps. Producing one takes "
             f"{_ms(make)}{computing}, a step {_ms(step)}. With num_workers=1 or more they are produced in parallel.",
         )
-    if e.handing > _MOSTLY and s.uploads is not None:
+    if e.handover > _MOSTLY and s.uploads is not None:
         return Verdict("upload", _upload_limit(s, e, s.uploads, waits))
     slow = _slow_worker(s, e)
     if slow is not None:
@@ -221,7 +221,7 @@ def _upload_limit(s: Snapshot, e: Evidence, u: UploadStats, waits: str) -> str:
     elif not s.device:
         remedy = "device='cuda' pins batches in place, without this copy, and uploads them ahead of time."
     return (
-        f"The transfer to {where} is the bottleneck: {waits}, {percent(e.handing)} of that for finished batches; "
+        f"The transfer to {where} is the bottleneck: {waits}, {percent(e.handover)} of that for finished batches; "
         f"one of {megabytes(e.nbytes_mean)} takes {_ms(u.pin)} to pin{copying}. {remedy}"
     )
 

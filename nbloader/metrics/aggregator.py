@@ -30,11 +30,11 @@ from nbloader.metrics.rates import Rates, rates_of, waiting
 from nbloader.metrics.snapshot import Point, SlowSample, Snapshot, WorkerStats
 from nbloader.metrics.stage_times import (
     SLOWEST,
-    back,
-    between,
-    handing_share,
+    elapsed_ns,
+    handover_share,
     histogram,
-    middle,
+    median,
+    returned_at,
     share_of,
     slowest,
     stage_stats,
@@ -210,8 +210,8 @@ class Aggregator:
             done = max(done, g.delivered)
         active = self._pauses.active(self._began, end) if self._run >= 0 else 0
         left = max(0, self._batches - done) if live and g.state != "paused" and self._batches is not None else None
-        fetch_ns = sum(between(r.fetch_begin, r.fetched) for r in last)
-        typical_ns = middle([between(r.fetch_begin, r.collated) for r in last])
+        fetch_ns = sum(elapsed_ns(r.fetch_begin, r.fetched) for r in last)
+        typical_ns = median([elapsed_ns(r.fetch_begin, r.collated) for r in last])
         snapshot = Snapshot(
             state=g.state,
             epoch=self._epoch,
@@ -271,7 +271,7 @@ class Aggregator:
             end = g.now
             waited += waiting(g, self._pauses, end, self._began)
         else:
-            end = next((back(r) for r in reversed(records) if r.run == self._run), self._began)
+            end = next((returned_at(r) for r in reversed(records) if r.run == self._run), self._began)
         return share_of(waited, self._pauses.active(self._began, end))
 
     def _worker(self, w: WorkerGauge, now: int, typical_ns: int | None, rates: Rates) -> WorkerStats:
@@ -314,7 +314,7 @@ class Aggregator:
         by_worker: dict[int, list[int]] = collections.defaultdict(list)
         for r in last:
             if pids.get(r.worker) == r.pid:  # the time of a replaced process says nothing about the new one
-                by_worker[r.worker].append(between(r.fetch_begin, r.collated))
+                by_worker[r.worker].append(elapsed_ns(r.fetch_begin, r.collated))
         count = max(1, len(last))
         return Evidence(
             cores=self._cores,
@@ -324,11 +324,11 @@ class Aggregator:
             paused_for=None if self._pauses.since is None else max(0, g.now - self._pauses.since) / 1e9,
             in_process=not g.workers and bool(last) and last[-1].worker < 0,
             make_ms=(typical_ns or 0) / 1e6,
-            make_ms_by_worker={w: MakeTime(len(ns), (middle(ns) or 0) / 1e6) for w, ns in by_worker.items()},
+            make_ms_by_worker={w: MakeTime(len(ns), (median(ns) or 0) / 1e6) for w, ns in by_worker.items()},
             ready_mean=sum(r.ready for r in last) / count,
             nbytes_mean=sum(r.nbytes for r in last) / count,
             pickled=sum(r.transport == "pickle" for r in last) / count,
-            handing=handing_share(last),
+            handover=handover_share(last),
         )
 
 

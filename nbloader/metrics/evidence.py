@@ -43,7 +43,7 @@ class Evidence:
     """Mean size of a batch, bytes."""
     pickled: float
     """Share of batches that were transported as a plain pickle, 0 to 1."""
-    handing: float = 0.0
+    handover: float = 0.0
     """Share of the waiting time in which the batch was ready and was being pinned or uploaded, 0 to 1."""
 
 

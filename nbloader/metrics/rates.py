@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from nbloader.events import BatchRecord
 from nbloader.events.gauges import Gauges
 from nbloader.events.pauses import Pauses
-from nbloader.metrics.stage_times import back, share_of
+from nbloader.metrics.stage_times import returned_at, share_of
 
 RATE_NS = 5_000_000_000
 """Time over which rates are computed, ns."""
@@ -78,19 +78,19 @@ def rates_of(
     if first is None:
         end = g.now if live else began
         return Rates(wait_share=share_of(waiting(g, pauses, end, began), pauses.active(began, end)))
-    lower = back(first)
-    newest = back(records[-1]) if records else lower
+    lower = returned_at(first)
+    newest = returned_at(records[-1]) if records else lower
     end = g.now if live else newest
     cut = end - RATE_NS - pauses.within(end - RATE_NS, end)
     # A record is published when the consumer asks for the next batch, so records are in that order.
-    recent = min(bisect.bisect_left(records, cut, key=back), len(records) - RATE_BATCHES)
-    picked = records[max(bisect.bisect_right(records, lower, key=back), recent) :]
+    recent = min(bisect.bisect_left(records, cut, key=returned_at), len(records) - RATE_BATCHES)
+    picked = records[max(bisect.bisect_right(records, lower, key=returned_at), recent) :]
     begin = max(lower, picked[0].requested) if picked else lower
     if len(picked) > RATE_BATCHES:
         begin = max(begin, cut)
     paused = pauses.after(begin)
     if paused:
-        picked = [r for r in picked if pauses.active(r.requested, back(r))]
+        picked = [r for r in picked if pauses.active(r.requested, returned_at(r))]
     count = len(picked)
     rate = count * 1e9 / max(1, pauses.active(begin, newest))
     if live:  # the outstanding batch bounds the rate, so that it falls while no batch comes

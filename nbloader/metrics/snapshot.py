@@ -18,7 +18,7 @@ from nbloader.events.gauges import ProducedBatch
 STAGES = ("queue", "fetch", "collate", "transport", "reorder", "ready", "pin", "upload", "step")
 """The stages of a batch's path. Each begins where the one before ends, except "pin" and "upload": these overlap "ready"
 and the preceding "step", since a batch may be uploaded while the loop still works on another one."""
-BESIDE = ("pin", "upload")
+OVERLAPPING_STAGES = ("pin", "upload")
 """Stages that overlap others, and that only some batches go through."""
 
 

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nbloader.events import BatchRecord, Placed
-from nbloader.metrics.snapshot import BESIDE, STAGES, Histogram, Percentiles, PinnedBatches, StageStats, UploadStats
+from nbloader.metrics.snapshot import (
+    OVERLAPPING_STAGES,
+    STAGES,
+    Histogram,
+    Percentiles,
+    PinnedBatches,
+    StageStats,
+    UploadStats,
+)
 
 SLOWEST = 10
 """Number of slowest samples."""
@@ -23,12 +31,12 @@ class Spread(NamedTuple):
     percentiles: tuple[Percentiles, ...]
 
 
-def between(begin: int, end: int) -> int:
+def elapsed_ns(begin: int, end: int) -> int:
     """Time between two timestamps, ns; 0 if one is missing (0) or they are out of order."""
     return end - begin if end > begin > 0 else 0
 
 
-def back(record: BatchRecord) -> int:
+def returned_at(record: BatchRecord) -> int:
     """When the consumer asked for the next batch; when it received this one, where that is unknown. perf_counter ns."""
     return record.returned or record.delivered
 
@@ -38,7 +46,7 @@ def share_of(part: int, whole: int) -> float:
     return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
 
 
-def middle(values: list[int]) -> int | None:
+def median(values: list[int]) -> int | None:
     """The median (the upper one of two); None for an empty list."""
     return sorted(values)[len(values) // 2] if values else None
 
@@ -47,15 +55,15 @@ def durations(r: BatchRecord) -> tuple[int, ...]:
     """Duration of each stage, ns, in the order of `STAGES`."""
     placed = r.placed
     return (
-        between(r.dispatched, r.fetch_begin),
-        between(r.fetch_begin, r.fetched),
-        between(r.fetched, r.collated),
-        between(r.collated, r.received),
-        between(r.received, r.in_order),
-        between(r.in_order, r.delivered),
-        0 if placed is None else between(placed.begin, placed.pinned),
-        0 if placed is None else between(placed.upload_begin, placed.uploaded),
-        between(r.delivered, r.returned),
+        elapsed_ns(r.dispatched, r.fetch_begin),
+        elapsed_ns(r.fetch_begin, r.fetched),
+        elapsed_ns(r.fetched, r.collated),
+        elapsed_ns(r.collated, r.received),
+        elapsed_ns(r.received, r.in_order),
+        elapsed_ns(r.in_order, r.delivered),
+        0 if placed is None else elapsed_ns(placed.begin, placed.pinned),
+        0 if placed is None else elapsed_ns(placed.upload_begin, placed.uploaded),
+        elapsed_ns(r.delivered, r.returned),
     )
 
 
@@ -65,7 +73,7 @@ def stage_stats(records: list[BatchRecord]) -> tuple[StageStats, ...]:
     whole = [r for r in records if r.returned] or records
     stages = []
     for name, column in zip(STAGES, zip(*map(durations, whole), strict=True), strict=False):
-        ns = sorted(filter(None, column) if name in BESIDE else column)
+        ns = sorted(filter(None, column) if name in OVERLAPPING_STAGES else column)
         if not ns:
             continue
         n = len(ns)
@@ -79,30 +87,31 @@ def upload_stats(records: Sequence[BatchRecord]) -> UploadStats | None:
     if not placed:
         return None
     ways = collections.Counter(p.memory for p in placed)
-    pinned = [between(p.begin, p.pinned) for p in placed]
+    pinned = [elapsed_ns(p.begin, p.pinned) for p in placed]
     copies = [p for p in placed if p.uploaded > p.upload_begin > 0]
-    ns = sum(p.uploaded - p.upload_begin for p in copies)
-    told = [p for p in copies if p.needed]
+    copy_ns = sum(p.uploaded - p.upload_begin for p in copies)
+    known = [p for p in copies if p.needed]
+    exposed = share_of(sum(map(exposed_ns, known)), sum(p.uploaded - p.upload_begin for p in known))
     return UploadStats(
         ways=tuple(PinnedBatches(memory, count) for memory, count in ways.most_common()),
         pin=sum(pinned) / len(pinned) / 1e6,
-        copy=ns / len(copies) / 1e6 if copies else None,
-        gb_per_second=sum(max(0, p.nbytes) for p in copies) / ns if copies else None,
-        hidden=1 - share_of(sum(map(shown_of, told)), sum(p.uploaded - p.upload_begin for p in told)) if told else None,
+        copy=copy_ns / len(copies) / 1e6 if copies else None,
+        gb_per_second=sum(max(0, p.nbytes) for p in copies) / copy_ns if copies else None,
+        hidden=1 - exposed if known else None,
     )
 
 
-def shown_of(placed: Placed) -> int:
+def exposed_ns(placed: Placed) -> int:
     """Part of a copy that was not hidden, ns: the consumer's work on the device had reached the batch and waited."""
-    return between(max(placed.upload_begin, placed.needed), placed.uploaded) if placed.needed else 0
+    return elapsed_ns(max(placed.upload_begin, placed.needed), placed.uploaded) if placed.needed else 0
 
 
-def handing_share(records: Sequence[BatchRecord]) -> float:
+def handover_share(records: Sequence[BatchRecord]) -> float:
     """Share of a typical wait in which the batch was ready and was being pinned or uploaded."""
     if not records or records[-1].placed is None:
         return 0.0
-    handing = middle([between(max(r.requested, r.in_order), r.delivered) for r in records])
-    return share_of(handing or 0, middle([r.waited for r in records]) or 0)  # medians: the first wait is start-up
+    handover = median([elapsed_ns(max(r.requested, r.in_order), r.delivered) for r in records])
+    return share_of(handover or 0, median([r.waited for r in records]) or 0)  # medians: the first wait is start-up
 
 
 def percentiles(ns: Sequence[int]) -> Percentiles:

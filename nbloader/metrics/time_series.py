@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from nbloader.events import BatchRecord
 from nbloader.metrics.snapshot import STAGES, Percentiles, Point, Snapshot
-from nbloader.metrics.stage_times import back, share_of, spread_of
+from nbloader.metrics.stage_times import returned_at, share_of, spread_of
 
 POINT_NS = 200_000_000
 """Minimum time between two points, ns."""
@@ -112,8 +112,8 @@ def points_of(records: Sequence[BatchRecord], count: int = 240) -> list[Point]:
     """
     if not records:
         return []
-    records = sorted(records, key=back)
-    begin, end = min(r.requested for r in records), back(records[-1])
+    records = sorted(records, key=returned_at)
+    begin, end = min(r.requested for r in records), returned_at(records[-1])
     width = max(1, -(-(end - begin) // max(1, min(count, len(records) // 4))))
     points: list[Point] = []
     stages: tuple[float, ...] = (0.0,) * len(STAGES)
@@ -123,7 +123,7 @@ def points_of(records: Sequence[BatchRecord], count: int = 240) -> list[Point]:
     for left in range(begin, end, width):
         right = left + width
         picked = []
-        while at < len(records) and back(records[at]) <= right:
+        while at < len(records) and returned_at(records[at]) <= right:
             picked.append(records[at])
             at += 1
         spread: tuple[Percentiles, ...] = ()

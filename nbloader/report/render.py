@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nbloader._util import palette
 from nbloader._util.format import clean, duration, megabytes, number, percent, plural, tail
-from nbloader.metrics.snapshot import BESIDE
+from nbloader.metrics.snapshot import OVERLAPPING_STAGES
 
 if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot, WorkerStats
@@ -270,7 +270,7 @@ def _chips(texts: Iterable[str]) -> str:
 
 
 def _stages_html(s: Snapshot) -> str:
-    whole = [stage for stage in s.stages if stage.name not in BESIDE]
+    whole = [stage for stage in s.stages if stage.name not in OVERLAPPING_STAGES]
     total = sum(stage.mean for stage in whole)
     if not total:
         return ""

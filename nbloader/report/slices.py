@@ -15,7 +15,7 @@ from nbloader._util import palette
 from nbloader._util.format import clean
 from nbloader.events import BatchRecord
 from nbloader.events.pauses import Pauses
-from nbloader.metrics.stage_times import back
+from nbloader.metrics.stage_times import returned_at
 
 STALL_NS, STALL_TIMES, USUAL = 50_000_000, 2, 0.9
 """The loop stalls when it waits for a batch longer than `STALL_NS`, and longer than `STALL_TIMES` times the `USUAL`
@@ -114,8 +114,8 @@ def consumer_lanes(records: Iterable[BatchRecord]) -> dict[int, Lane]:
     """Assign a lane to the loop of each run; loops that overlap (`zip(loader, loader)`) get different lanes."""
     spans: dict[int, list[int]] = {}
     for r in records:
-        span = spans.setdefault(r.run, [r.requested, back(r)])
-        span[0], span[1] = min(span[0], r.requested), max(span[1], back(r))
+        span = spans.setdefault(r.run, [r.requested, returned_at(r)])
+        span[0], span[1] = min(span[0], r.requested), max(span[1], returned_at(r))
     lanes: dict[int, Lane] = {}
     ends: list[int] = []
     for run, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):

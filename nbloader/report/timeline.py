@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nbloader._util.format import clean, duration, megabytes, number, percent, plural
 from nbloader.events import BatchRecord
 from nbloader.events.pauses import Pauses
-from nbloader.metrics.stage_times import back, share_of, shown_of
+from nbloader.metrics.stage_times import exposed_ns, returned_at, share_of
 from nbloader.report.slices import (
     PIN_LANE,
     STALL_NS,
@@ -138,7 +138,7 @@ class Timeline:
             The new rows. A row with the lane, run and batch of an earlier one replaces it.
         """
         rows: list[Row] = []
-        for _, group in itertools.groupby(records, key=lambda r: back(r) // INTERVAL_NS):
+        for _, group in itertools.groupby(records, key=lambda r: returned_at(r) // INTERVAL_NS):
             interval = list(group)
             rows += self._singly(interval) if len(interval) <= SINGLE else self._merged(interval)
         for m in waiting:
@@ -195,7 +195,7 @@ class Timeline:
             self._loops = {run: i for run, i in self._loops.items() if i != lane} | {r.run: lane}
             if lane == len(self._ends):
                 self._ends.append(0)
-        self._ends[lane] = back(r)
+        self._ends[lane] = returned_at(r)
         return loop_lane(lane)
 
 
@@ -207,7 +207,7 @@ def _single(r: BatchRecord, loop: Lane, pauses: Pauses | None, stall: int) -> It
         if lane.kind is LaneKind.WORKER:
             yield Row(lane, r.run, r.index, 1, tuple(blocks), _worker_tip(r))
         elif lane.kind is LaneKind.LOOP:
-            tip = _loop_tip(f"batch {r.index}", waited(r, pauses), back(r) - r.delivered, stall=stall, batches=1)
+            tip = _loop_tip(f"batch {r.index}", waited(r, pauses), returned_at(r) - r.delivered, stall=stall, batches=1)
             yield Row(lane, r.run, r.index, 1, tuple(blocks), tip, stall)
     if r.placed is not None:
         yield from _device_rows([r])
@@ -236,7 +236,7 @@ def _merged_worker(own: Sequence[BatchRecord]) -> Row:
 
 
 def _merged_loop(own: Sequence[BatchRecord], lane: Lane, wait: int, stall: int) -> Row:
-    begin, end = own[0].requested, back(own[-1])
+    begin, end = own[0].requested, returned_at(own[-1])
     wait = min(wait, max(0, end - begin))
     blocks = (Block("wait", begin, begin + wait), Block("step", begin + wait, end))
     tip = _loop_tip(_batches(own), wait, end - begin - wait, stall=stall, batches=len(own))
@@ -266,7 +266,7 @@ def _upload_tip(copies: Sequence[Placed], took: int) -> str:
     nbytes = sum(p.nbytes for p in copies)
     text = f"{megabytes(nbytes)} to {clean(copies[0].device, 24)} in {_ns(took)}: {number(nbytes / took)} GB/s"
     if all(p.needed for p in copies):
-        text += f"\n{percent(1 - share_of(sum(map(shown_of, copies)), took))} hidden behind the work of the loop"
+        text += f"\n{percent(1 - share_of(sum(map(exposed_ns, copies)), took))} hidden behind the work of the loop"
     return text
 
 

@@ -19,7 +19,7 @@ from nbloader._util.format import clean, duration, plural
 from nbloader.events import BatchRecord, Event
 from nbloader.events.pauses import Pauses
 from nbloader.metrics.snapshot import STAGES
-from nbloader.metrics.stage_times import durations, share_of, shown_of
+from nbloader.metrics.stage_times import durations, exposed_ns, share_of
 from nbloader.report.eventlog import line_of
 from nbloader.report.slices import Lane, consumer_lanes, first_indices, slices, upload_lane, worker_lane
 
@@ -211,7 +211,7 @@ def _args(kind: str, r: BatchRecord) -> dict[str, Any]:
         took = p.uploaded - p.upload_begin
         args |= {"bytes": p.nbytes, "GB/s": round(p.nbytes / took, 3), "from": f"{p.memory} memory"}
         if p.needed:
-            args |= {"hidden": round(1 - share_of(shown_of(p), took), 3)}
+            args |= {"hidden": round(1 - share_of(exposed_ns(p), took), 3)}
     else:
         args |= {"worker": r.worker}
     return args

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader.dashboard.panels.base import Frame, Panel, section
 from nbloader.events import BatchRecord
-from nbloader.metrics.stage_times import back
+from nbloader.metrics.stage_times import returned_at
 from nbloader.report import timeline as description
 from nbloader.report.slices import KINDS, Lane, loop_lane, worker_lane
 
@@ -45,7 +45,7 @@ class Timeline(Panel):
         for event in frame.events:
             self._timeline.pauses.note(event)
         begin = frame.now - SECONDS * 10**9
-        records = [e for e in frame.events if isinstance(e, BatchRecord) and back(e) > begin]
+        records = [e for e in frame.events if isinstance(e, BatchRecord) and returned_at(e) > begin]
         return [_row_json(row, frame) for row in self._timeline.take(records, frame.snapshot.made)]
 
     def history(self) -> list[Any]:
