@@ -1,14 +1,20 @@
-"""A wrong argument is refused when the loader is made; the message names it, its value and what is allowed."""
+"""The arguments of DataLoader: wrong ones are refused with a message that helps, and each is declared once."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import multiprocessing
+import pathlib
+import typing
 
 import pytest
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
 from nbloader import DataLoader
+from nbloader.loader import config
+from nbloader.loader.config import LoaderConfig
 
 pytestmark = pytest.mark.unit
 
@@ -44,6 +50,9 @@ WRONG = [
     (iter([]), {"shuffle": True}, ValueError, "expected unspecified shuffle option"),
     (Endless(), {"last_batch": "rollover"}, ValueError, "last_batch='rollover' is for map datasets"),
     (object(), {}, TypeError, "dataset.*object has neither"),
+    ("photos/", {}, TypeError, r"dataset.*not the path 'photos/'.*ImageFolder\('photos/'\).*__getitem__.*i-th file"),
+    (b"photos", {}, TypeError, r"dataset.*not the path b'photos'.*ImageFolder\('photos'\)"),
+    (pathlib.Path("photos"), {}, TypeError, r"dataset.*not the path PosixPath.*ImageFolder\('photos'\)"),
     # batching
     (DATA, {"batch_size": 0}, ValueError, "batch_size.*positive.*batch_size=0"),
     (DATA, {"batch_size": -3}, ValueError, "batch_size.*positive.*batch_size=-3"),
@@ -93,7 +102,23 @@ WRONG = [
     (DATA, {"transport": "tcp"}, ValueError, "transport must be one of 'shared_memory', 'pickle', not 'tcp'"),
     (DATA, {"device": "warp drive"}, ValueError, "device.*'warp drive'"),
     (DATA, {"device": 1.5}, ValueError, "device.*1.5"),
-    (DATA, {"nun_workers": 2}, TypeError, "nun_workers"),
+    (DATA, {"upload_ahead": -1}, ValueError, "upload_ahead.*-1"),
+    (DATA, {"workers": "threads"}, ValueError, "workers must be one of 'process', 'thread', not 'threads'"),
+    (DATA, {"workers": 4}, TypeError, "workers must be 'process' or 'thread'.*not 4.*num_workers=4"),
+    (DATA, {"on_error": "ignore"}, ValueError, "on_error must be 'raise', 'skip' or a function.*'ignore'"),
+    (DATA, {"on_timeout": "ignore"}, ValueError, "on_timeout must be one of 'raise', 'restart', not 'ignore'"),
+    (DATA, {"last_batch": "drop"}, ValueError, "last_batch must be one of 'keep', 'discard', 'rollover', not 'drop'"),
+    (DATA, {"names": "ab"}, TypeError, "names must be a sequence of strings.*'ab'"),
+    # names of arguments
+    *[
+        (DATA, {wrong: 4}, TypeError, rf"DataLoader\(\) got an unexpected .*'{wrong}'; did you mean {right}\?")
+        for wrong, right in {
+            "batchsize": "batch_size", "batchSize": "batch_size", "bs": "batch_size", "nun_workers": "num_workers",
+            "n_workers": "num_workers", "numworkers": "num_workers", "n_jobs": "num_workers", "shufle": "shuffle",
+            "collate": "collate_fn", "batchify_fn": "collate_fn", "pin_mem": "pin_memory",
+        }.items()
+    ],
+    (DATA, {"xyz": 4}, TypeError, r"DataLoader\(\) got an unexpected keyword argument 'xyz'$"),
 ]  # fmt: skip
 
 
@@ -157,6 +182,13 @@ def test_pinning_without_an_accelerator_warns_once_and_goes_on():
         assert next(iter(loader)).tolist() == [0, 1]
 
 
+def test_without_a_dataset_and_with_too_many_arguments_it_is_a_type_error_of_dataloader():
+    with pytest.raises(TypeError, match=r"DataLoader\(\) missing a required argument: 'dataset'"):
+        DataLoader()
+    with pytest.raises(TypeError, match=r"DataLoader\(\) too many positional arguments"):
+        DataLoader(DATA, *range(20))
+
+
 def test_the_dataset_cannot_be_exchanged_by_assignment():
     with DataLoader(DATA) as loader, pytest.raises(ValueError, match=r"reload\(dataset\)"):
         loader.dataset = [1]
@@ -172,3 +204,62 @@ def test_an_empty_dataset_is_told_when_it_is_iterated(empty, arguments):
         return
     with loader, pytest.raises(ValueError, match="is empty"):
         iter(loader)
+
+
+# ---- each argument is declared once
+
+
+DECLARED = [field for field in dataclasses.fields(LoaderConfig) if field.init]
+
+
+def test_the_signature_is_that_of_the_configuration():
+    for callable_ in (DataLoader, DataLoader.__init__):
+        parameters = [p for p in inspect.signature(callable_).parameters.values() if p.name != "self"]
+        assert [p.name for p in parameters] == [field.name for field in DECLARED]
+        for parameter, field in zip(parameters, DECLARED, strict=True):
+            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            assert parameter.default == default, field.name
+            assert (parameter.kind is parameter.KEYWORD_ONLY) == field.kw_only, field.name
+    assert inspect.signature(DataLoader).parameters["workers"].annotation == typing.Literal["process", "thread"]
+
+
+def test_each_argument_is_documented_in_the_docstring():
+    arguments, _, _ = inspect.getdoc(DataLoader).partition("\nRaises:")
+    for field in DECLARED:
+        assert f"\n    {field.name}: " in arguments
+        words = field.metadata["declared"].doc.split()
+        assert " ".join(words) in " ".join(arguments.split())
+    assert all(len(line) <= 120 for line in arguments.splitlines())
+
+
+def test_a_loader_keeps_its_arguments_as_attributes_and_the_fixed_ones_cannot_be_assigned():
+    chosen = {"prefetch": 3, "num_workers": 2, "upload_ahead": 2, "names": ["x"], "max_restarts": 7, "timeout": 5}
+    with DataLoader([(1,), (2,)], 2, **chosen) as loader:
+        for field in DECLARED:
+            if field.name != "shuffle":  # as in torch
+                assert hasattr(loader, field.name), field.name
+        assert {name: getattr(loader, name) for name in chosen} == chosen
+        assert {"batch_size", "dataset", "sampler", "prefetch", "workers"} <= config.FIXED
+        for name in config.FIXED:
+            with pytest.raises(ValueError, match=f"{name} attribute should not be set after DataLoader is initialized"):
+                setattr(loader, name, getattr(loader, name))
+
+
+def test_a_loader_made_from_another_keeps_every_argument():
+    chosen = {
+        "num_workers": 2, "prefetch": 3, "upload_ahead": 2, "names": ["x"], "max_restarts": 7, "timeout": 5,
+        "workers": "thread", "output": "numpy", "dispatch": "round_robin", "last_batch": "rollover",
+        "auto_reload": True, "chunk_size": 1, "on_error": "skip", "on_timeout": "restart", "in_order": False,
+        "collate_fn": list, "worker_init_fn": print, "generator": torch.Generator(), "prefetch_factor": 1,
+    }  # fmt: skip
+    with DataLoader([(1,), (2,)], 2, **chosen) as loader, DataLoader.from_torch(loader, max_restarts=8) as other:
+        assert {name: getattr(other, name) for name in chosen} == chosen | {"max_restarts": 8}
+        assert other.sampler is loader.sampler
+    with DataLoader(DATA, num_workers=1) as loader, DataLoader.from_torch(loader) as other:
+        assert other.prefetch_factor == 2
+        assert vars(other)["prefetch_factor"] is None, "its window adapts itself, as that of the other"
+
+
+def test_the_configuration_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        LoaderConfig(DATA).batch_size = 3

@@ -11,6 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 
 import pytest
@@ -65,6 +67,34 @@ def test_the_wheel_carries_the_licence_and_asks_for_no_particular_torch(wheel):
     assert needed == {"numpy", "torch", "cloudpickle", "psutil", "ipywidgets", "anywidget", "bokeh", "tqdm"}
     (torch,) = re.findall(r"^Requires-Dist: torch(.*)$", metadata, re.MULTILINE)
     assert re.fullmatch(r">=[\d.]+", torch)
+
+
+@pytest.mark.slow
+def test_a_typed_program_passes_mypy_strict_against_the_installed_package(wheel, tmp_path):
+    """And each line of it with a comment after it has the error that the comment says."""
+    venv.create(tmp_path / "env")
+    python = tmp_path / "env" / "bin" / "python"
+    installed = pathlib.Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "env")}))
+    wheel.extractall(installed)
+    (installed / "others.pth").write_text(sysconfig.get_path("purelib"))
+    program = pathlib.Path(__file__).parent / "typed_example.py"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "mypy", "--strict", f"--python-executable={python}", f"--cache-dir={tmp_path}",
+            "--config-file=", "--hide-error-codes", str(program),
+        ],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "MYPYPATH"}},
+    )  # fmt: skip
+    errors = {int(line): text for line, text in re.findall(r":(\d+): error: (.*)$", done.stdout, re.MULTILINE)}
+    expected = {
+        number: comment
+        for number, line in enumerate(program.read_text().splitlines(), 1)
+        if (comment := line.partition(")  # ")[2])
+    }
+    assert errors.keys() == expected.keys(), done.stdout + done.stderr
+    for number, comment in expected.items():
+        assert comment in errors[number]
 
 
 def test_the_version_is_the_one_in_the_metadata():
@@ -127,16 +157,6 @@ def test_each_code_cell_of_a_notebook_follows_a_short_text(path):
 
 def test_there_is_a_notebook():
     assert NOTEBOOKS, "the tests above had nothing to look at"
-
-
-@pytest.mark.parametrize("suffix", [".py", ".js", ".css"])
-def test_no_file_is_longer_than_about_400_lines(suffix):
-    long = {
-        str(p.relative_to(ROOT)): lines
-        for p in PACKAGE.rglob(f"*{suffix}")
-        if (lines := len(p.read_text(encoding="utf-8").splitlines())) > 450
-    }
-    assert not long
 
 
 def test_torch_is_pinned_for_the_projects_own_environments_only():

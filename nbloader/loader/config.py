@@ -21,7 +21,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from nbloader._util.validate import natural, one_of
 from nbloader.batch.chunking import check_chunk
@@ -55,14 +55,14 @@ PREFETCH_FACTOR_HINT = "it is the number of batches to request ahead, per worker
 
 
 class MapDataset(Protocol[T_co]):
-    """Anything with `__getitem__` (and `__len__`, unless a sampler is given): `torch.utils.data.Dataset`, a list."""
+    """Anything with `__getitem__` (and `__len__`, unless a sampler is given), such as a list or an array."""
 
-    def __getitem__(self, index: Any, /) -> T_co:
+    def __getitem__(self, index: int, /) -> T_co:
         """Give one sample."""
         ...
 
 
-DatasetLike: TypeAlias = MapDataset[T_co] | Iterable[T_co]
+DatasetLike: TypeAlias = Dataset[T_co] | MapDataset[T_co] | Iterable[T_co]
 
 
 # ---- checks of one argument: they take its name and value, and return the value to keep --------------------------

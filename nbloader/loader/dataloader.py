@@ -148,7 +148,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             ValueError: A wrong value.
         """
         cfg.check_source(source, batch_size, arguments)
-        return cls(SourceDataset(), batch_sampler=SourceSampler(source, batch_size), **arguments)
+        functions: Any = SourceDataset()
+        return cls(functions, batch_sampler=SourceSampler(source, batch_size), **arguments)
 
     @classmethod
     def from_torch(cls, loader: torch.utils.data.DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:
