@@ -67,7 +67,7 @@ class Mischief(threading.Thread):
 
     def signal(self, number):
         """Send a signal to a worker that has begun to work. Gives its id."""
-        processes = [w for w in self.at_work() if w.pid not in (0, os.getpid())]
+        processes = [w for w in self.at_work() if w.pid and w.kind == "process"]
         if not processes:
             return None
         victim = self.random.choice(processes)

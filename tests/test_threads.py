@@ -553,6 +553,7 @@ def test_threads_are_seen_as_processes_are():
         by_sample = {w.sample: w for w in loader.stats().workers}
         assert by_sample[2].state == "fetching"
         assert by_sample[2].pid == os.getpid()
+        assert by_sample[2].kind == "thread"
         assert by_sample[2].batch == 1
         dataset.opened.set()
         list(epoch)

@@ -381,6 +381,7 @@ class WorkerGroup:
                     None,
                     None,
                     made=slot.produced,
+                    kind=self._config.options.kind,
                 )
             else:
                 held = self._dispatcher.held_by(slot.handle.uid)

@@ -591,6 +591,7 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, *, batched: bool) 
         return LocalEngine(bus, batched=batched, output=config.output, streaming=streaming)
     torch_compat.warn_if_too_many_workers(config.num_workers)
     options = WorkerOptions(
+        kind=config.workers if config.num_workers else "thread",  # a single thread loads `prefetch` batches ahead
         batched=batched,
         output=config.output,
         iterable=streaming,
@@ -617,7 +618,6 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, *, batched: bool) 
 
 
 def _create_kind(config: LoaderConfig[Any], options: WorkerOptions) -> WorkerKind:
-    name = config.workers if config.num_workers else "thread"  # a single thread loads `prefetch` batches ahead
-    kind = create_kind(name, options)
+    kind = create_kind(options)
     kind.prepare(config.dataset)
     return kind

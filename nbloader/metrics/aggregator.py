@@ -299,6 +299,7 @@ class Aggregator:
             private=w.private,
             shared=w.shared,
             core_wait=w.core_wait,
+            kind=w.kind,
         )
 
     def _first_batch(self, g: Gauges) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,8 +68,8 @@ class ProcessProbe:
         self._memory_due = 0.0
 
     def fill(self, gauges: Gauges) -> Gauges:
-        """The gauges with CPU and memory use of each worker. Worker threads have neither."""
-        pids = {w.pid for w in gauges.workers if w.pid} - {os.getpid()}
+        """The gauges with CPU and memory use of each worker. Only processes have either."""
+        pids = {w.pid for w in gauges.workers if w.pid and w.kind == "process"}
         if not pids:
             return gauges
         for table in (self._processes, self._usage, self._memory):
@@ -130,7 +129,7 @@ def _with_usage(w: WorkerGauge, usage: _Usage, memory: _Memory | None) -> Worker
     private, shared = (None, None) if memory is None else memory.use
     return WorkerGauge(
         w.worker, w.pid, w.state, w.batch, w.since, w.sample, w.queued, w.exit_reason, w.stderr_tail,
-        usage.cpu_percent, usage.rss, w.held, w.left, private, shared, w.made, usage.core_wait,
+        usage.cpu_percent, usage.rss, w.held, w.left, private, shared, w.made, usage.core_wait, w.kind,
     )  # fmt: skip
 
 

@@ -116,6 +116,8 @@ class WorkerStats:
     """Resident memory shared with other processes, bytes; None where unknown."""
     core_wait: float | None = None
     """See `WorkerGauge.core_wait`."""
+    kind: str = "process"
+    """See `WorkerGauge.kind`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 To add a kind of worker, write a module with a `WorkerKind`, a `WorkerPool` and a `WorkerHandle`, and add a line to
 `registry`. `tests/test_worker_kinds.py` is an example.
 
-    kind = registry.create_kind("process", options)   one per loader
+    kind = registry.create_kind(options)               one per loader
     kind.pack(dataset, ...) -> WorkerSetup             what workers are given when they start
     kind.create_pool() -> WorkerPool
     pool.start(worker, options, setup) -> WorkerHandle
@@ -40,6 +40,8 @@ LISTED = 8
 class WorkerOptions:
     """What workers are told when they start, apart from the dataset and functions."""
 
+    kind: str
+    """The name of the kind of workers, as in the registry."""
     batched: bool
     """Whether samples make batches."""
     output: str = "torch"

@@ -38,9 +38,9 @@ def kind_names() -> tuple[str, ...]:
     return tuple(_factories)
 
 
-def create_kind(name: str, options: WorkerOptions) -> WorkerKind:
-    """Create a registered kind for one loader."""
-    return _factories[name](options)
+def create_kind(options: WorkerOptions) -> WorkerKind:
+    """Create the kind `options.kind` for one loader."""
+    return _factories[options.kind](options)
 
 
 register("process", ProcessKind)

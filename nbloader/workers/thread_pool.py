@@ -272,7 +272,7 @@ class ThreadWorker:
             info = WorkerInfo(handle.worker, options.num_workers, seed, self._setup.dataset)
             with ThreadContext(info) as context:
                 context.seed(seed)
-                if self._initialize(context):
+                if self._initialize():
                     self._produce_batches(context)
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -282,13 +282,12 @@ class ThreadWorker:
             self._messages.put(OutputText(handle.uid, "stderr", handle.traceback))
         self._messages.put(WorkerGone(handle.uid, code))
 
-    def _initialize(self, context: ThreadContext) -> bool:
+    def _initialize(self) -> bool:
         """Call `worker_init_fn`. False if it raised, which has been reported."""
         uid, init_fn = self._handle.uid, self._setup.worker_init_fn
         if init_fn is not None:
             try:
-                with context.torch_mode():
-                    init_fn(self._handle.worker)
+                init_fn(self._handle.worker)
             except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the consumer
                 raised = error.with_traceback(user_traceback(error))
                 self._messages.put(WorkerInitFailed(uid, describe(error, by_value=False), raised))
@@ -326,8 +325,7 @@ class ThreadWorker:
             if not seeded:
                 context.seed(task.seed)
             try:
-                with context.torch_mode():
-                    outcome = builder.build_outcome(task)
+                outcome = builder.build_outcome(task)
             except WorkerAbandonedError:
                 return
             except ExhaustedError:

@@ -1,4 +1,4 @@
-"""Workers as torch's iterator shows them: for programs that look at `iterator._workers`, to end one or to await it."""
+"""Workers as torch's iterator shows them in `iterator._workers`, for programs that end or join them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nbloader.workers.api import WorkerHandle
 
-PATIENCE = 10.0
-"""Seconds that somebody who asks for a process's id waits for it."""
+PID_TIMEOUT = 10.0
+"""Seconds to wait for the id of a process that is being started."""
 
 
 class WorkerView:
-    """One worker, in the shape of `multiprocessing.Process`. A process that is ended so is replaced, as by any death.
+    """One worker, with the interface of `multiprocessing.Process`.
+
+    A process that is ended through it is replaced, like one that dies for any other reason.
 
     Args:
-        handle: Of the worker.
+        handle: The handle of the worker.
     """
 
     daemon = True
@@ -29,44 +31,44 @@ class WorkerView:
 
     @property
     def pid(self) -> int | None:
-        """Of its process; that of this process for a worker thread.
+        """The process id; that of this process for a worker thread.
 
-        Workers are started while the program goes on: this waits until it is known, a few milliseconds. None where it
-        never will be: the worker could not be started, or is not there after 10 s.
+        Workers are started while the program continues, so this waits for a few milliseconds. None if there is no
+        process: it could not be started, or has not been after 10 s.
         """
-        self._handle.pid_known.wait(PATIENCE)
+        self._handle.pid_known.wait(PID_TIMEOUT)
         return self._handle.pid or None
 
     ident = pid
 
     @property
     def exitcode(self) -> int | None:
-        """How it ended, as `multiprocessing` says it; None while it runs, or where nobody knows."""
+        """The exit code, as in `multiprocessing`; None while it runs, or if it is unknown."""
         return self._handle.exitcode
 
     def is_alive(self) -> bool:
-        """Whether it has not ended, as far as its loader has heard."""
+        """Whether it is running, as far as its loader knows."""
         return not self._handle.ended.is_set()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end.
+        """Wait until it ends.
 
         Args:
-            timeout: Seconds; None waits for ever.
+            timeout: Seconds; None waits without limit.
         """
         self._handle.ended.wait(timeout)
 
     def terminate(self) -> None:
-        """Send its process SIGTERM; nothing for a thread, which cannot be ended."""
+        """Send SIGTERM to its process. Does nothing for workers that are not processes."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send its process SIGKILL; nothing for a thread."""
+        """Send SIGKILL to its process. Does nothing for workers that are not processes."""
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
         pid = self.pid
-        if pid and pid != os.getpid() and self.is_alive():
+        if pid and self._handle.kind == "process" and self.is_alive():
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, number)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -152,8 +151,7 @@ def _worker(w: WorkerStats, s: Snapshot, *, compact: bool) -> WorkerCell:
 
 
 def _transport(s: Snapshot) -> tuple[Box, ...]:
-    here = os.getpid()
-    if any(w.pid == here for w in s.workers):  # threads share the memory of the loop
+    if any(w.kind == "thread" for w in s.workers):  # threads share the memory of the loop
         return ()
     return (_box("shared", "Shared memory", note=f"{number(s.mb_per_second)} MB/s" if s.epoch >= 0 else ""),)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -53,8 +52,8 @@ class Workers(Panel):
 
     def news(self, frame: Frame) -> list[Any]:
         """Rows that are new or changed."""
-        before, here = self._rows, os.getpid()
-        self._rows = {w.worker: _row(w, frame.snapshot, here) for w in frame.snapshot.workers}
+        before = self._rows
+        self._rows = {w.worker: _row(w, frame.snapshot) for w in frame.snapshot.workers}
         return [row for worker, row in self._rows.items() if before.get(worker) != row]
 
     def history(self) -> list[Any]:
@@ -100,9 +99,9 @@ def look_of(state: str) -> str:
     return "nbl-busy" if state in _BUSY else f"nbl-{state.replace(' ', '-')}"
 
 
-def _row(w: WorkerStats, s: Snapshot, here: int) -> dict[str, Any]:
+def _row(w: WorkerStats, s: Snapshot) -> dict[str, Any]:
     state = state_word(w, s)
-    cells = _cells(w, state, here)
+    cells = _cells(w, state)
     row = {
         "id": w.worker,
         "incarnation": incarnation(w.pid, w.restarts),
@@ -119,11 +118,11 @@ def _row(w: WorkerStats, s: Snapshot, here: int) -> dict[str, Any]:
     return row
 
 
-def _cells(w: WorkerStats, state: str, here: int) -> tuple[_Cell, ...]:
+def _cells(w: WorkerStats, state: str) -> tuple[_Cell, ...]:
     """In the order of `COLUMNS`."""
     memory = w.private if w.private is not None else w.rss
     return (
-        _Cell(_name(w, here), w.worker),
+        _Cell(_name(w), w.worker),
         _Cell(state, state),
         _Cell(_current(w), -1 if w.batch_age is None else round(w.batch_age, 3)),
         _Cell(str(w.queued), w.queued),
@@ -136,9 +135,9 @@ def _cells(w: WorkerStats, state: str, here: int) -> tuple[_Cell, ...]:
     )
 
 
-def _name(w: WorkerStats, here: int) -> str:
-    if w.pid == here:
-        return f"{w.worker} · thread"
+def _name(w: WorkerStats) -> str:
+    if w.kind != "process":
+        return f"{w.worker} · {w.kind}"
     return f"{w.worker} · pid {w.pid}" if w.pid else str(w.worker)
 
 

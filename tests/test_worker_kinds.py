@@ -1,0 +1,187 @@
+"""How to add a kind of worker: an executor of `concurrent.futures` as an example.
+
+The example runs batches in an executor. An executor of a cluster (dask, ray) has the same interface: the function
+`produce` would then run elsewhere, and its result would be pickled.
+
+A kind of worker consists of three classes and a line in the registry:
+
+    kind    creates the pool; a kind that runs elsewhere also overrides `pack`, to pickle the dataset
+    pool    starts workers, submits tasks to them, and reports what happens
+    handle  one worker
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+import torch
+from datasets import Augmented, Numbers, Raises, flat, wait_for
+
+from nbloader import DataLoader
+from nbloader import events as ev
+from nbloader.transport.messages import BatchDone, WorkerGone, WorkerInitialized, WorkerLaunched
+from nbloader.workers import registry
+from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerPool
+from nbloader.workers.batch_builder import BatchBuilder
+from nbloader.workers.message_queue import MessageQueue
+from nbloader.workers.status import LocalStatus
+from nbloader.workers.thread_rng import ThreadContext, WorkerInfo
+
+# ---- the example ----------------------------------------------------------------------------------------------------
+
+
+class ExecutorKind(WorkerKind):
+    def __init__(self, options):
+        self.options = options
+
+    def create_pool(self):
+        return ExecutorPool()
+
+
+class ExecutorHandle(WorkerHandle):
+    """One worker: here an executor with one thread."""
+
+    def __init__(self, worker, options, setup, messages):
+        super().__init__(worker, options.kind, LocalStatus(os.getpid()))
+        self.mark_launched(os.getpid())
+        self.info = WorkerInfo(worker, options.num_workers, options.seed + worker, setup.dataset)
+        self.builder = BatchBuilder(
+            setup.dataset, setup.collate_fn, self.status, batched=options.batched, output=options.output,
+            on_error=setup.on_error, worker=worker,
+        )  # fmt: skip
+        self.executor = ThreadPoolExecutor(1)
+        self.futures: dict[tuple[int, int], Future] = {}
+        self.messages = messages
+
+    def submit(self, task):
+        future = self.futures[task.run, task.job] = self.executor.submit(self.produce, task)
+        future.add_done_callback(lambda _: self.futures.pop((task.run, task.job), None))
+
+    def produce(self, task):
+        """Runs in the executor."""
+        self.status.run, self.status.number = task.run, task.job
+        with ThreadContext(self.info) as context:
+            context.seed(task.seed)
+            outcome = self.builder.build_outcome(task)
+        self.messages.put(BatchDone(self.uid, task.run, task.job, outcome, self.builder.failed_samples))
+
+    def kill(self):
+        self.status.abandon()
+        self.executor.shutdown(wait=False, cancel_futures=True)
+        self.messages.put(WorkerGone(self.uid, None))
+
+
+class ExecutorPool(WorkerPool):
+    def __init__(self):
+        self._handles = {}
+        self._messages = MessageQueue()
+
+    @property
+    def handles(self):
+        return self._handles
+
+    def fileno(self, uid=None):
+        return self._messages.fileno()
+
+    def start(self, worker, options, setup):
+        handle = ExecutorHandle(worker, options, setup, self._messages)
+        self._handles[handle.uid] = handle
+        self._messages.put(WorkerLaunched(handle.uid))
+        self._messages.put(WorkerInitialized(handle.uid))
+        return handle
+
+    def submit(self, uid, tasks):
+        for task in tasks:
+            self._handles[uid].submit(task)
+        return []  # no task was refused
+
+    def cancel(self, uid, run, jobs):
+        for (of_run, job), future in list(self._handles[uid].futures.items()):
+            if of_run == run and (jobs is None or job in jobs):
+                future.cancel()
+
+    def poll(self, timeout):
+        messages = [message for message in self._messages.take(timeout) if message.uid in self._handles]
+        for message in messages:
+            handle = self._handles[message.uid]
+            if isinstance(message, WorkerInitialized):
+                handle.ready = True
+            elif isinstance(message, WorkerGone):
+                handle.mark_ended(message.exitcode)
+                del self._handles[message.uid]
+        return messages
+
+    def close(self, grace):
+        messages = []
+        for handle in self._handles.values():
+            handle.kill()
+        while self._handles:
+            messages += self.poll(grace)
+        return messages
+
+    def dispose(self):
+        self._messages.close()
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    registry.register("executor", ExecutorKind)
+    yield
+    registry.unregister("executor")
+
+
+# ---- what it can do -------------------------------------------------------------------------------------------------
+
+
+def test_a_registered_kind_of_worker_makes_epochs():
+    with DataLoader(Numbers(40), 4, num_workers=2, workers="executor") as loader:
+        for _ in range(2):
+            assert flat(loader) == list(range(40))
+        assert {worker.kind for worker in loader.stats().workers} == {"executor"}
+        assert {record.worker for record in loader.events.batches()} <= {0, 1}
+
+
+def test_its_batches_are_those_of_processes():
+    epochs = []
+    for kind in ("process", "executor"):
+        torch.manual_seed(5)
+        with DataLoader(Augmented(24), 4, shuffle=True, num_workers=2, workers=kind) as loader:
+            epochs.append([[column.tolist() for column in batch] for batch in loader])
+    assert epochs[0] == epochs[1]
+
+
+def test_its_errors_are_raised_in_the_loop_and_it_goes_on():
+    with DataLoader(Raises(12, bad=5, error=KeyError), 4, num_workers=2, workers="executor") as loader:
+        epoch = iter(loader)
+        assert flat([next(epoch)]) == [0, 1, 2, 3]
+        with pytest.raises(KeyError):
+            next(epoch)
+        assert flat(epoch) == [8, 9, 10, 11]
+
+
+def test_its_workers_are_restarted_and_resized_like_others():
+    with DataLoader(Numbers(200), 2, num_workers=2, workers="executor") as loader:
+        epoch = iter(loader)
+        got = flat(next(epoch) for _ in range(10))
+        loader.restart_workers()
+        loader.num_workers = 3
+        assert got + flat(epoch) == list(range(200))
+        wait_for(lambda: len(loader.stats().workers) == 3)
+        died = [event for event in loader.events.history if isinstance(event, ev.WorkerDied)]
+        assert [event.reason for event in died] == ["restarted by request"] * 2
+
+
+def test_an_iterator_that_is_left_early_cancels_its_batches():
+    with DataLoader(Numbers(400), 2, num_workers=2, workers="executor", chunk_size=1) as loader:
+        for _batch in loader:
+            break
+        assert flat(loader) == list(range(400))
+
+
+def test_a_kind_that_is_not_registered_is_refused_and_a_name_cannot_be_taken_twice():
+    with pytest.raises(ValueError, match="'process', 'thread', 'executor', not 'cluster'"):
+        DataLoader(Numbers(4), num_workers=1, workers="cluster")
+    with pytest.raises(ValueError, match="named 'thread' already"):
+        registry.register("thread", ExecutorKind)
