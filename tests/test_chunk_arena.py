@@ -20,15 +20,23 @@ from torch.utils import data as theirs
 
 from nbloader import DataLoader
 from nbloader import events as ev
-from nbloader.batch import chunk_writer
-from nbloader.batch.chunk_arena import Together, Writer
-from nbloader.batch.chunk_writer import PLACED_FROM, Beside, Board, Placed, relaid
+from nbloader.batch.chunk_arena import (
+    ARENA_FROM,
+    ArenaAllocator,
+    ChunkSlot,
+    ChunkWriter,
+    MemoryArena,
+    RowWriter,
+    ThreadChunkWriter,
+    place_rows,
+)
 from nbloader.batch.collate import Plan
 from nbloader.batch.header import BatchHeader
 from nbloader.batch.payload import LocalPayload
 from nbloader.batch.rebuild import builder
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.shm import segment
+from nbloader.shm.arena import ArenaWriter
 from nbloader.shm.segment import anonymous_file, mapped
 
 # ---- what lies where
@@ -62,17 +70,17 @@ def test_pieces_written_side_by_side_make_the_batch_that_is_made_at_once(sample,
     plan = Plan(samples)
     expected = bytearray(max(plan.nbytes, 1))
     plan.fill(expected)
-    assert relaid(plan.tree, size, size, 0) == (plan.tree, plan.nbytes)
-    beside = Beside()
+    assert place_rows(plan.tree, size, size, 0) == (plan.tree, plan.nbytes)
+    writer = ChunkWriter()
     fd = anonymous_file(max(plan.nbytes, 1))
     memory = mapped(fd, max(plan.nbytes, 1))
-    beside.add(7, fd)
-    beside._rows = {0: chunk_writer.Rows(plan.tree)}
+    writer.arenas.add(7, fd)
+    writer._rows = {0: RowWriter(plan.tree)}
     for _again in range(2):  # planned, and then as the one before
         extras = []
         for start in range(0, size, chunk):
             part = samples[start : start + chunk]
-            written = beside.write(part, Placed(list(range(len(part))), 7, 0, start, size))
+            written = writer.write(part, ChunkSlot(list(range(len(part))), 7, 0, start, size))
             assert written is not None
             extras.append(written[0])
         whole = [[value for part in column for value in part] for column in zip(*extras, strict=True)]
@@ -81,47 +89,48 @@ def test_pieces_written_side_by_side_make_the_batch_that_is_made_at_once(sample,
 
 
 def test_a_piece_that_is_laid_out_in_another_way_is_not_written_there():
-    beside = Beside()
-    beside.add(0, anonymous_file(4096))
-    beside._rows = {3: chunk_writer.Rows(Plan([np.zeros(4)]).tree)}
+    writer = ChunkWriter()
+    writer.arenas.add(0, anonymous_file(4096))
+    writer._rows = {3: RowWriter(Plan([np.zeros(4)]).tree)}
     good, other = [np.ones(4)] * 2, [np.ones(5)] * 2
-    assert beside.write(good, Placed([0, 1], 0, 3, 0, 2)) is not None
-    for samples, placed in (
-        (other, Placed([0, 1], 0, 3, 0, 2)),
-        ([torch.ones(4)] * 2, Placed([0, 1], 0, 3, 0, 2)),
-        (good, Placed([0, 1, 2], 0, 3, 0, 3)),
-        (good, Placed([0, 1], 1, 3, 0, 2)),
-        (good, Placed([0, 1], 0, 4, 0, 2)),
+    assert writer.write(good, ChunkSlot([0, 1], 0, 3, 0, 2)) is not None
+    for samples, slot in (
+        (other, ChunkSlot([0, 1], 0, 3, 0, 2)),
+        ([torch.ones(4)] * 2, ChunkSlot([0, 1], 0, 3, 0, 2)),
+        (good, ChunkSlot([0, 1, 2], 0, 3, 0, 3)),
+        (good, ChunkSlot([0, 1], 1, 3, 0, 2)),
+        (good, ChunkSlot([0, 1], 0, 4, 0, 2)),
     ):
-        assert beside.write(samples, placed) is None
-    assert beside.write(good, Placed([0, 1], 0, 3, 0, 2)) is not None
+        assert writer.write(samples, slot) is None
+    assert writer.write(good, ChunkSlot([0, 1], 0, 3, 0, 2)) is not None
 
 
 # ---- whose memory
 
 
 class Workers:
-    """Notes what a board sends to workers."""
+    """Records which workers have which arenas."""
 
     def __init__(self, *uids):
         self.uids = frozenset(uids)
         self.have = {}
-        self.board = Board("numpy", self.send, self.drop)
+        self.writer = ArenaWriter(lambda: self.uids, self.announce, self.retire)
+        self.allocator = ArenaAllocator("numpy", self.writer)
         layout = SimpleNamespace(tree=pickle.dumps(Plan([np.zeros(1024)]).tree))
-        self.board.learn(SimpleNamespace(layout=layout))
+        self.allocator.learn(SimpleNamespace(layout=layout))
 
-    def send(self, number, fd):
+    def announce(self, number, fd):
         os.fstat(fd)
         self.have[number] = self.uids
         return self.uids
 
-    def drop(self, number, uids):
+    def retire(self, number, uids):
         assert self.have.pop(number) == uids
 
     def place(self, size=16):
         whole = ChunkedBatch(Task(0, 0, list(range(size)), 0), 4)
         whole.pieces = [Task(0, 0, part, seed, job=i, whole=whole) for i, (part, seed) in enumerate(whole.cut())]
-        whole.place = self.board.place(whole, self.uids)
+        whole.place = self.allocator.allocate(size)
         return whole
 
 
@@ -131,16 +140,16 @@ def test_segments_that_nothing_needs_are_given_back():
     for whole in wholes:
         whole.place.give_back()
     del wholes, whole
-    workers.board.rest(workers.uids)
-    assert len(workers.have) == len(workers.board.maps._maps) == 1
+    workers.writer.rest()
+    assert len(workers.have) == len(workers.writer.reader._maps) == 1
     kept = [workers.place() for _ in range(3)]
     for whole in kept:
         whole.place.give_back()
     for _ in range(3):
-        workers.board._free._look = 0.0
+        workers.writer._free._next_check = 0.0
         whole = workers.place()
         whole.place.give_back()
-    assert len(workers.have) == len(workers.board.maps._maps) == len(workers.board._sizes) == 1
+    assert len(workers.have) == len(workers.writer.reader._maps) == len(workers.writer._sizes) == 1
 
 
 def test_a_segment_is_used_again_when_nobody_views_the_batch():
@@ -153,42 +162,41 @@ def test_a_segment_is_used_again_when_nobody_views_the_batch():
     assert len(workers.have) == 3
     del views
     gc.collect()  # a batch and its pieces refer to each other
-    assert workers.place().place.number in workers.have
+    assert workers.place().place.block.number in workers.have
     assert len(workers.have) == 3
 
 
 def test_a_segment_that_somebody_may_still_write_to_is_never_used_again():
     workers = Workers(1, 2)
     abandoned = workers.place()
-    number = abandoned.place.number
+    number = abandoned.place.block.number
     del abandoned
     gc.collect()
     repeated = workers.place()
-    assert repeated.place.number != number
+    assert repeated.place.block.number != number
     assert number not in workers.have
     second = repeated.pieces[1]
-    assert workers.board.placed(second, 1)[0] == Placed([4, 5, 6, 7], repeated.place.number, 0, 4, 16)
-    assert workers.board.placed(second, 2) is None
+    assert workers.allocator.slot(second, 1)[0] == ChunkSlot([4, 5, 6, 7], repeated.place.block.number, 0, 4, 16)
+    assert workers.allocator.slot(second, 2) is None
     repeated.place.give_back()
-    assert workers.place().place.number not in {number, repeated.place.number}
+    assert workers.place().place.block.number not in {number, repeated.place.block.number}
 
 
 def test_a_worker_that_came_later_gets_segments_that_were_made_later():
     workers = Workers(1, 2)
     whole = workers.place()
-    assert workers.board.placed(whole.pieces[0], 3) is None
+    assert workers.allocator.slot(whole.pieces[0], 3) is None
     whole.place.give_back()
     workers.uids = frozenset({1, 3})
     again = workers.place()
-    assert again.place.number != whole.place.number
-    assert workers.board.placed(again.pieces[0], 3) is not None
-    assert workers.board.placed(again.pieces[0], 2) is None
+    assert again.place.block.number != whole.place.block.number
+    assert workers.allocator.slot(again.pieces[0], 3) is not None
+    assert workers.allocator.slot(again.pieces[0], 2) is None
 
 
 def test_small_batches_and_those_of_unknown_layout_are_joined_by_a_copy():
-    assert Workers(1).place(size=PLACED_FROM // 8192 - 1).place is None
-    board = Board("numpy", lambda _number, _fd: frozenset(), lambda _number, _uids: None)
-    assert board.place(ChunkedBatch(Task(0, 0, [1] * 100, 0), 4), frozenset()) is None
+    assert Workers(1).place(size=ARENA_FROM // 8192 - 1).place is None
+    assert ArenaAllocator("numpy", Workers(1).writer).allocate(100) is None
 
 
 def test_a_segment_that_cannot_be_mapped_is_dropped_by_those_who_got_it(monkeypatch):
@@ -207,8 +215,8 @@ def test_a_segment_that_cannot_be_mapped_is_dropped_by_those_who_got_it(monkeypa
 # ---- side by side, by threads
 
 
-def together(rows: int = 32, piece: int = 8) -> Together:
-    return Together(rows, piece, 100, "numpy")
+def together(rows: int = 32, piece: int = 8) -> MemoryArena:
+    return MemoryArena(rows, piece, 100, "numpy")
 
 
 def piece(number: int, count: int = 8) -> Task:
@@ -216,7 +224,7 @@ def piece(number: int, count: int = 8) -> Task:
 
 
 def test_threads_write_one_block_of_memory_whoever_comes_first():
-    place, writers = together(), [Writer() for _ in range(2)]
+    place, writers = together(), [ThreadChunkWriter() for _ in range(2)]
     parcels = {}
     for number in (2, 0, 3, 1):
         samples = [{"x": np.full(1000, number * 8 + i, "i8"), "name": str(number * 8 + i)} for i in range(8)]
@@ -230,10 +238,10 @@ def test_threads_write_one_block_of_memory_whoever_comes_first():
 
 
 def test_a_piece_that_is_made_again_is_not_written_where_another_thread_may_still_write():
-    place, writer = together(), Writer()
+    place, writer = together(), ThreadChunkWriter()
     samples = [np.zeros(1000) for _ in range(8)]
     assert writer.write(samples, piece(1), place) is not None
-    assert Writer().write(samples, piece(1), place) is None
+    assert ThreadChunkWriter().write(samples, piece(1), place) is None
     assert writer.write(samples, piece(2), place) is not None
 
 
@@ -248,11 +256,11 @@ def test_what_does_not_fit_is_collated_by_itself(samples):
 
     if isinstance(samples[0], set):
         samples = [Unknown([1])] * 8
-    assert Writer().write(samples, piece(0), together()) is None
+    assert ThreadChunkWriter().write(samples, piece(0), together()) is None
 
 
 def test_pieces_of_another_layout_than_the_first_are_collated_by_themselves():
-    place, one, other = together(), Writer(), Writer()
+    place, one, other = together(), ThreadChunkWriter(), ThreadChunkWriter()
     assert one.write([np.zeros(1000)] * 8, piece(0), place) is not None
     assert other.write([np.zeros(2000)] * 8, piece(1), place) is None
     place = together()
@@ -293,7 +301,7 @@ def expected(dataset, *args, **kwargs):
 
 
 def segments(loader):
-    return loader._engine._group.pool._board
+    return loader._engine._group.pool._arenas
 
 
 @pytest.mark.parametrize("workers", ["process", "thread"])
@@ -315,13 +323,13 @@ def test_batches_are_right_while_the_loop_keeps_them_and_take_few_segments_when_
             if output == "numpy":
                 kept = [{k: torch.as_tensor(v) if k in "xt" or k == "i" else v for k, v in b.items()} for b in kept]
             assert_same(kept, expected(dataset, 16))
-        assert segments(loader)._made > 4
+        assert segments(loader)._created > 4
         del kept
-        made = segments(loader)._made
+        made = segments(loader)._created
         for _ in range(5):
             for batch in loader:
                 assert batch["x"][:, 0].tolist() == batch["i"].tolist()
-        assert segments(loader)._made <= made + 1, "they are used again"
+        assert segments(loader)._created <= made + 1, "they are used again"
 
 
 def test_an_epoch_that_is_left_gives_its_segments_back_at_once():
@@ -338,7 +346,7 @@ def test_an_epoch_that_is_left_gives_its_segments_back_at_once():
                 del batches
                 wait_for(lambda: loader.stats().ready == 0)
             list(loader)
-            assert len(segments(loader).maps._maps) < 20
+            assert len(segments(loader).reader._maps) < 20
     finally:
         gc.enable()
 

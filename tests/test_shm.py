@@ -21,36 +21,41 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from nbloader import DataLoader
 from nbloader.engine import engine
-from nbloader.shm.segment import SegmentMaps, SegmentPool, aligned, anonymous_file, segment, segment_size
+from nbloader.shm import segment
+from nbloader.shm.segment import SegmentReader, SegmentWriter, aligned, anonymous_file, segment_size
 
 
 class Lender:
-    """Both sides of one worker's segments, as the worker and the notebook's process use them."""
+    """Both ends of one worker's segments, as the worker and the notebook's process use them."""
 
     def __init__(self):
-        self.pool, self.maps = SegmentPool(), SegmentMaps()
+        self.writer, self.reader = SegmentWriter(self.announce, self.retire), SegmentReader()
         self.count = 0
+
+    def announce(self, number, fd):
+        self.reader.add(number, os.dup(fd))
+        self.count += 1
+
+    def retire(self, numbers):
+        for number in numbers:
+            self.reader.forget(number)
 
     def rest(self):
         """As at the end of an epoch."""
-        self.pool.give_back(self.maps.take_returned())
-        self.forget(self.pool.rest())
+        self.writer.give_back(self.reader.take_returned())
+        self.writer.rest()
 
-    def forget(self, numbers):
-        """The worker has given these back."""
-        for number in numbers:
-            self.maps.forget(number)
+    def commit(self, value: int, nbytes: int) -> int:
+        """Write a batch full of `value`. Returns the number of its segment."""
+        self.writer.give_back(self.reader.take_returned())
+        block = self.writer.begin(nbytes)
+        np.frombuffer(block.memory, np.uint8)[:nbytes] = value
+        self.writer.commit(block)
+        return block.number
 
     def send(self, value: int, nbytes: int = 40_000):
         """A batch full of `value`, as an array on lent memory."""
-        self.pool.give_back(self.maps.take_returned())
-        number, memory, fd = self.pool.take(nbytes)
-        if fd is not None:
-            self.maps.add(number, fd)
-            self.count += 1
-        self.forget(self.pool.drop_unused())
-        np.frombuffer(memory, np.uint8)[:nbytes] = value
-        return np.ndarray((nbytes,), np.uint8, self.maps.lend(number, nbytes))
+        return np.ndarray((nbytes,), np.uint8, self.reader.lend(self.commit(value, nbytes), nbytes))
 
 
 @pytest.fixture
@@ -72,14 +77,14 @@ class Leases(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def a_while_passes(self, data):
-        self.lender.pool._free._look -= data.draw(st.sampled_from([0.1, segment.KEEP, 3 * segment.KEEP]))
+        self.lender.writer._free._next_check -= data.draw(st.sampled_from([0.1, segment.KEEP, 3 * segment.KEEP]))
 
     @rule()
     def the_epoch_is_over(self):
         self.lender.rest()
-        assert len(self.lender.maps._maps) <= len(self.kept) + 3, "one of each size is kept"
+        assert len(self.lender.reader._maps) <= len(self.kept) + 3, "one of each size is kept"
 
-    @rule(nbytes=st.sampled_from([10_000, 40_000, 41_000]))
+    @rule(nbytes=st.sampled_from([20_000, 40_000, 41_000]))
     def a_batch_comes(self, nbytes):
         value = self.sent = (self.sent + 1) % 251
         self.kept.append((value, [self.lender.send(value, nbytes)]))
@@ -117,13 +122,13 @@ class Leases(RuleBasedStateMachine):
 
     @invariant()
     def what_is_dropped_is_lent_no_more(self):
-        assert len(self.lender.maps._lent) == len(self.kept)
-        assert len(self.lender.maps._maps) <= 3 * self.most, "segments of one size are used again"
-        assert self.lender.maps._maps.keys() == self.lender.pool._maps.keys() == self.lender.pool._sizes.keys()
+        assert len(self.lender.reader._lent) == len(self.kept)
+        assert len(self.lender.reader._maps) <= 3 * self.most, "segments of one size are used again"
+        assert self.lender.reader._maps.keys() == self.lender.writer._maps.keys() == self.lender.writer._sizes.keys()
 
     def teardown(self):
         self.kept.clear()
-        assert not self.lender.maps._lent
+        assert not self.lender.reader._lent
 
 
 Leases.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
@@ -211,14 +216,14 @@ def test_the_most_recently_used_segment_is_used_again(lender):
 
 def test_segments_that_a_late_batch_took_are_given_back(lender):
     batches = [lender.send(i) for i in range(20)]
-    assert len(lender.maps._maps) == 20
+    assert len(lender.reader._maps) == 20
     late, rest = batches[:2], batches[2:]
     del batches, rest
     for i in range(4):
-        lender.pool._free._look -= 2 * segment.KEEP
+        lender.writer._free._next_check -= 2 * segment.KEEP
         del late[0]
         late.append(lender.send(20 + i))
-    assert len(lender.maps._maps) <= 4
+    assert len(lender.reader._maps) <= 4
     assert [batch.min() for batch in late] == [batch.max() for batch in late] == [22, 23]
 
 
@@ -246,16 +251,16 @@ def test_a_thread_may_drop_batches(lender):
     for thread in threads:
         thread.join()
     batches.clear()
-    assert not lender.maps._lent
+    assert not lender.reader._lent
     assert lender.count < 3000
-    free = itertools.chain(lender.maps.take_returned(), *lender.pool._free._free.values())
+    free = itertools.chain(lender.reader.take_returned(), *lender.writer._free._free.values())
     assert sorted(free) == list(range(lender.count)), "each segment is free, once"
 
 
 def test_beyond_the_bound_batches_are_copied_out(lender, monkeypatch):
     monkeypatch.setattr(segment, "MAX_LENT", 3)
     batches = [lender.send(i) for i in range(20)]
-    assert len(lender.maps._lent) == 3
+    assert len(lender.reader._lent) == 3
     assert lender.count == 4, "a segment that was copied out is free at once"
     assert all((batch == i).all() for i, batch in enumerate(batches))
     assert batches[-1].flags.writeable
@@ -272,12 +277,13 @@ def test_kept_batches_outlive_the_worker_and_unmapped_memory_is_given_back(lende
     def mappings():
         return pathlib.Path("/proc/self/maps").read_text().count("memfd:nbloader")
 
+    gc.collect()  # what earlier tests left in cycles
     before = mappings()
     kept = [lender.send(i) for i in range(5)]
     assert mappings() == before + 10, "mapped on both sides"
     views = [batch[3:7] for batch in kept]
     del kept
-    lender.pool, lender.maps = SegmentPool(), SegmentMaps()
+    lender.writer, lender.reader = SegmentWriter(lender.announce, lender.retire), SegmentReader()
     gc.collect()
     assert mappings() == before + 5
     assert [view.tolist() for view in views] == [[i] * 4 for i in range(5)]
@@ -287,22 +293,48 @@ def test_kept_batches_outlive_the_worker_and_unmapped_memory_is_given_back(lende
 
 
 def test_a_discarded_batch_gives_its_segment_back(lender):
-    number, _memory, fd = lender.pool.take(40_000)
-    lender.maps.add(number, fd)
-    lender.maps.discard(number)
+    lender.reader.discard(lender.commit(0, 40_000))
     lender.send(1)
+    assert lender.count == 1
+
+
+def test_a_batch_that_is_not_written_is_not_announced_and_its_segment_is_used_again(lender):
+    descriptors = len(os.listdir("/proc/self/fd"))
+    aborted = lender.writer.begin(40_000)
+    lender.writer.abort(aborted)
+    assert lender.count == 0
+    assert lender.commit(1, 40_000) == aborted.number
+    assert lender.count == 1
+    unannounced = [lender.writer.begin(100_000) for _ in range(3)]
+    for block in unannounced:
+        lender.writer.abort(block)
+    lender.writer.rest()
+    assert len(os.listdir("/proc/self/fd")) == descriptors + 1, "one free segment of that size is kept, unannounced"
+    assert lender.reader._maps.keys() == {aborted.number}
+    lender.send(2, 100_000)
+    assert lender.count == 2, "it is announced with its first batch"
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_small_batch_has_no_segment(lender):
+    block = lender.writer.begin(segment.INLINE_LIMIT - 1)
+    assert (block.number, len(block.memory)) == (segment.NO_SEGMENT, segment.INLINE_LIMIT - 1)
+    lender.writer.commit(block)
+    lender.writer.abort(block)
     assert lender.count == 0
 
 
 def test_memory_that_is_not_there_is_an_error_that_says_what_to_do(monkeypatch):
-    with pytest.raises(MemoryError, match=r"1,152,921,504.* MB .*not there \([\d,]+ MB are left\).*batch_size"):
+    with pytest.raises(
+        MemoryError, match=r"1,152,921,504.* MB .*could not be allocated \([\d,]+ MB are left\).*batch_size"
+    ):
         anonymous_file(1 << 60)
 
     def no_space(*_args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", no_space)
-    with pytest.raises(MemoryError, match=r"0.1 MB .*not there \(No space left on device\)"):
+    with pytest.raises(MemoryError, match=r"0.1 MB .*could not be allocated \(No space left on device\)"):
         anonymous_file(100_000)
 
 
@@ -314,7 +346,8 @@ def test_between_epochs_workers_give_memory_back_and_the_next_epoch_is_as_the_fi
         def segments():
             pool = loader._engine._group.pool
             return sum(
-                len(maps._maps) for maps in (*[handle.maps for handle in pool.handles.values()], pool._board.maps)
+                len(reader._maps)
+                for reader in (*[handle.segments for handle in pool.handles.values()], pool._arenas.reader)
             )
 
         kept = list(loader)

@@ -162,7 +162,7 @@ with DataLoader(data, 10, num_workers=2) as loader:
         tmp_path,
     )
     error, works = done.stdout.splitlines()
-    assert "MB of shared memory were asked for and are not there" in error
+    assert "MB of shared memory could not be allocated" in error
     assert (works, done.stderr) == ("[0, 1, 2, 3]", "")
 
 

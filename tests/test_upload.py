@@ -503,7 +503,7 @@ def test_own_batch_types_are_moved_by_their_own_method():
 
 def segments_out(loader):
     """Segments that are lent, by worker."""
-    return sum(len(handle.maps._lent) for handle in loader._engine._group.pool.handles.values())
+    return sum(len(handle.segments._lent) for handle in loader._engine._group.pool.handles.values())
 
 
 def test_a_loop_left_early_gives_back_what_was_uploaded_ahead():

@@ -1,114 +1,416 @@
-"""Batches that several threads write side by side into one block of memory (`chunk_size`); placing.py is for processes.
+"""Chunks of a batch, written side by side into one block of memory (`chunk_size`), so that no copy joins them.
 
-Threads share all memory, so the piece that is ready first can lay out the batch. Nobody can stop a thread from
-writing, and so a piece is written there once: whoever makes it again (its thread was given up, or another took it over)
-keeps to memory of its own, and the batch is joined by a copy.
+Worker processes write into an arena of the notebook's process:
+
+    notebook: ArenaAllocator.allocate() -> SegmentArena -> a `ChunkSlot` goes out with each chunk: arena, layout, rows
+    worker:   ChunkWriter.write(samples, slot) -> its rows of every array; or it cannot, and sends the chunk by itself
+    notebook: all chunks received? -> SegmentArena.open(): arrays on the whole arena; else a copy joins the chunks
+
+The layout of a batch is that of the last chunks, so a copy joins the first batch. A worker cannot be stopped from
+writing by a message, and so
+
+- a chunk that is dispatched for a second time gets no slot: the worker that had it before may still write there;
+- the arena of such a batch, or of one that nobody waits for any more, is never used again.
+
+Worker threads share all memory: the chunk that is ready first decides the layout, and allocates a `MemoryArena`. A
+thread cannot be stopped from writing either, so each chunk is written there only once: if it is produced again (its
+thread was given up, or another took it over), it gets memory of its own, and a copy joins the batch.
 """
 
 from __future__ import annotations
 
+import math
+import pickle
 import threading
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from nbloader.batch.chunk_writer import PLACED_FROM, Rows, joined_extras, relaid
+import numpy as np
+
 from nbloader.batch.collate import NotPlannedError, Plan
-from nbloader.batch.pytree import LayoutNode
+from nbloader.batch.layout_cache import Fill, compile_fill
+from nbloader.batch.payload import BatchPayload, Layout
+from nbloader.batch.pytree import ArrayNode, LayoutNode, map_arrays
 from nbloader.batch.rebuild import builder
-from nbloader.batch.task import Task
+from nbloader.batch.task import ChunkedBatch, Task
+from nbloader.shm.arena import ArenaMaps, ArenaWriter
+from nbloader.shm.segment import Block, aligned
 
-if TYPE_CHECKING:
-    from nbloader.batch.payload import BatchPayload
+ARENA_FROM = 1 << 16
+"""Batches from this size on are written side by side, bytes; for a smaller one a copy is cheaper."""
+MAX_FILLS = 64
+"""Compiled ways to write rows that a worker keeps."""
 
 
-class Together:
-    """Where the pieces of one batch are written; in the shape of `placing.Place`.
+def place_rows(layout: LayoutNode, rows: int, size: int, start: int) -> tuple[LayoutNode, int]:
+    """Where some samples of a batch lie among all of them.
 
     Args:
+        layout: The layout of any number of such samples.
+        rows: Number of samples to place.
         size: Samples of the batch.
-        piece: Samples of a piece.
-        first: The number of the first piece.
-        output: "torch" or "numpy": what the arrays become.
+        start: Position of the first of them in the batch.
+
+    Returns:
+        The layout, and the size of the whole batch in bytes.
+    """
+    end = 0
+
+    def place(node: ArrayNode) -> ArrayNode:
+        nonlocal end
+        row = np.dtype(node.dtype).itemsize * math.prod(node.shape[1:])
+        offset, end = end + start * row, end + aligned(row * size)
+        return ArrayNode(offset, (rows, *node.shape[1:]), node.dtype, node.torch_dtype)
+
+    return map_arrays(layout, place), end
+
+
+class WrittenChunk(NamedTuple):
+    """A chunk that was written into the arena of its batch."""
+
+    extras: list[Any]
+    """The parts that are not arrays."""
+    nbytes: int
+    """Size of its arrays, bytes."""
+
+
+class RowWriter:
+    """Writes the rows of chunks that all have one layout.
+
+    Args:
+        layout: The layout of any number of samples.
     """
 
-    mapping = None
-    """It lies in no segment."""
+    def __init__(self, layout: LayoutNode) -> None:
+        self.layout = place_rows(layout, 1, 1, 0)[0]
+        """The layout of one sample."""
+        self._fills: dict[tuple[int, int, int], Fill] = {}
 
-    def __init__(self, size: int, piece: int, first: int, output: str) -> None:
-        self.size = size
-        self._piece = piece
-        self._first = first
-        self._output = output
-        self._lock = threading.Lock()
-        self._tree: LayoutNode | None = None
-        self._memory = bytearray()
-        self._claimed: set[int] = set()
-
-    def start(self, task: Task) -> int:
-        """Position of the first sample of a piece in the batch."""
-        return (task.job - self._first) * self._piece
-
-    def claim(self, task: Task, tree: LayoutNode) -> bytearray | None:
-        """The memory for a piece to be written to; None where it shall be written elsewhere.
+    def write(self, samples: list[Any], memory: Any, start: int, size: int) -> WrittenChunk | None:
+        """Write a chunk into its rows.
 
         Args:
-            task: The piece.
-            tree: The layout of one sample.
-        """
-        nbytes = relaid(tree, self.size, self.size, 0)[1]
-        if nbytes < PLACED_FROM:
-            return None
-        with self._lock:
-            if self._tree is None:
-                self._tree, self._memory = tree, bytearray(nbytes)
-            if self._tree != tree or task.job in self._claimed:
-                return None
-            self._claimed.add(task.job)
-        return self._memory
-
-    def _layout(self, rows: int, start: int) -> LayoutNode:
-        if self._tree is None:
-            raise RuntimeError("no chunk was written here")
-        return relaid(self._tree, rows, self.size, start)[0]
-
-    def open(self, parcels: Iterable[BatchPayload]) -> Any:
-        """The batch, of pieces that all lie here."""
-        return builder(self._layout(self.size, 0), self._output)(self._memory, joined_extras(parcels))
-
-    def read(self, parcel: BatchPayload, start: int) -> Any:
-        """One piece that lies here."""
-        return builder(self._layout(parcel.samples, start), self._output)(self._memory, parcel.extras)
-
-    def give_back(self) -> None:
-        """Nobody reads here: it goes with the last array on it."""
-
-
-class Writer:
-    """Writes the pieces that one thread makes."""
-
-    def __init__(self) -> None:
-        self._rows: Rows | None = None
-
-    def write(self, samples: list[Any], task: Task, place: Together) -> tuple[list[Any], int] | None:
-        """Write a piece beside those of other threads.
+            samples: The samples of the chunk.
+            memory: The memory of the batch.
+            start: Position of the first sample in the batch.
+            size: Samples of the batch.
 
         Returns:
-            What of it is no array, and its size in bytes; None where it shall be collated by itself.
+            None if the samples have another layout.
 
         Raises:
             Exception: As `Plan`: the samples do not make a batch.
         """
-        if len(samples) != len(task.indices):
+        rows = len(samples)
+        key = start, size, rows
+        fill = self._fills.get(key)
+        if fill is not None:
+            extras: list[Any] = []
+            try:
+                fill(samples, memory, extras)
+            except Exception:  # noqa: BLE001 - samples may differ in any way; the plan raises the right error
+                del self._fills[key]
+            else:
+                return WrittenChunk(extras, place_rows(self.layout, rows, rows, 0)[1])
+        try:
+            plan = Plan(samples)
+        except NotPlannedError:
+            return None
+        if plan.tree != place_rows(self.layout, rows, rows, 0)[0]:
+            return None
+        target, _nbytes = place_rows(self.layout, rows, size, start)
+        plan.move(target)
+        plan.fill(memory)
+        fill = compile_fill(target, samples)
+        if fill is not None:
+            if len(self._fills) >= MAX_FILLS:
+                self._fills.clear()
+            self._fills[key] = fill
+        return WrittenChunk(plan.extras, plan.nbytes)
+
+
+def join_extras(chunks: Iterable[BatchPayload]) -> list[Any]:
+    """The extras of a batch, of those of all its chunks."""
+    columns = zip(*[chunk.extras for chunk in chunks], strict=True)
+    return [type(column[0])([value for part in column for value in part]) for column in columns]
+
+
+# ---- worker processes -----------------------------------------------------------------------------------------------
+
+
+class ChunkSlot(NamedTuple):
+    """Where a worker process writes a chunk; sent in the place of the chunk's indices."""
+
+    indices: Any
+    arena: int
+    """Number of the arena."""
+    layout: int
+    """Number of the layout."""
+    start: int
+    """Position of the first sample in the batch."""
+    size: int
+    """Samples of the batch."""
+
+
+class ChunkWriter:
+    """In a worker process: writes chunks into arenas."""
+
+    def __init__(self) -> None:
+        self.arenas = ArenaMaps()
+        self._rows: dict[int, RowWriter] = {}
+
+    def learn(self, number: int, layout: bytes) -> None:
+        """The layout of the next chunks.
+
+        Args:
+            number: Its number.
+            layout: Its pickle.
+        """
+        self._rows = {number: RowWriter(pickle.loads(layout))}
+
+    def write(self, samples: list[Any], slot: ChunkSlot) -> WrittenChunk | None:
+        """Write a chunk into its slot. See `RowWriter.write`."""
+        memory, rows = self.arenas.memory(slot.arena), self._rows.get(slot.layout)
+        if memory is None or rows is None or len(samples) != len(slot.indices):
+            return None
+        return rows.write(samples, memory, slot.start, slot.size)
+
+
+class ArenaLayout(NamedTuple):
+    """The layout of the batches in arenas."""
+
+    number: int
+    tree: LayoutNode
+    """Of one sample."""
+    pickled: bytes
+    """A layout of any number of samples, for workers."""
+
+
+class SegmentArena:
+    """In the notebook: the arena of one batch that worker processes write.
+
+    Args:
+        writer: The loader's arenas.
+        block: The one for this batch.
+        layout: The layout of the batch.
+        size: Samples of the batch.
+        output: "torch" or "numpy".
+    """
+
+    def __init__(self, writer: ArenaWriter, block: Block, layout: ArenaLayout, size: int, output: str) -> None:
+        self._writer = writer
+        self.block = block
+        self.layout = layout
+        self.size = size
+        self._output = output
+        self._given: set[int] = set()  # jobs of the chunks that were dispatched
+        self._memory: Any = None
+        self._abort = weakref.finalize(self, writer.abort, block)
+        self._abort.atexit = False
+
+    @property
+    def mapping(self) -> Any:
+        """The whole segment, once the batch is open on it; else None."""
+        lent = self._memory is not None and not isinstance(self._memory, bytearray)
+        return self._writer.reader.mapping(self.block.number) if lent else None
+
+    def give_slot(self, chunk: Task, start: int, worker: int) -> ChunkSlot | None:
+        """The slot of a chunk that is dispatched; None where it must be sent by itself.
+
+        Args:
+            chunk: The chunk.
+            start: Position of its first sample in the batch.
+            worker: The uid of its worker.
+        """
+        if chunk.job in self._given:
+            self._writer.poison(self.block)
+            return None
+        self._given.add(chunk.job)
+        if not self._writer.has(worker, self.block):
+            return None
+        return ChunkSlot(chunk.indices, self.block.number, self.layout.number, start, self.size)
+
+    def open(self, chunks: Sequence[BatchPayload]) -> Any:
+        """The batch, of chunks that all lie here."""
+        layout, nbytes = place_rows(self.layout.tree, self.size, self.size, 0)
+        return builder(layout, self._output)(self._lend(nbytes), join_extras(chunks))
+
+    def read(self, chunk: BatchPayload, start: int) -> Any:
+        """One chunk that lies here."""
+        layout, nbytes = place_rows(self.layout.tree, chunk.samples, self.size, start)
+        return builder(layout, self._output)(self._lend(nbytes), chunk.extras)
+
+    def give_back(self) -> None:
+        """All chunks have arrived, and nobody reads them here. An arena that was read returns by itself."""
+        if self._commit():
+            self._writer.reader.discard(self.block.number)
+
+    def _lend(self, nbytes: int) -> Any:
+        if self._memory is None:
+            self._commit()
+            self._memory = self._writer.reader.lend(self.block.number, nbytes)
+        return self._memory
+
+    def _commit(self) -> bool:
+        """All chunks have arrived. Whether this is the first call."""
+        if self._abort.detach() is None:
+            return False
+        self._writer.commit(self.block)
+        return True
+
+
+class ArenaAllocator:
+    """In the notebook: gives arenas to batches that worker processes write.
+
+    Args:
+        output: "torch" or "numpy".
+        writer: The loader's arenas.
+    """
+
+    def __init__(self, output: str, writer: ArenaWriter) -> None:
+        self.output = output
+        self.writer = writer
+        self._layout: ArenaLayout | None = None
+        self._last: Layout | None = None
+
+    def learn(self, chunk: Any) -> None:
+        """A chunk was sent by itself: the next batches have its layout.
+
+        Args:
+            chunk: Its `SegmentPayload`.
+        """
+        layout = chunk.layout
+        if layout is None or layout is self._last:
+            return
+        self._last = layout
+        pickled = bytes(layout.tree)
+        tree, _nbytes = place_rows(pickle.loads(pickled), 1, 1, 0)
+        if self._layout is None or tree != self._layout.tree:
+            self._layout = ArenaLayout(0 if self._layout is None else self._layout.number + 1, tree, pickled)
+
+    def allocate(self, size: int) -> SegmentArena | None:
+        """An arena for a batch of which no chunk was dispatched yet; None where a copy will join the batch.
+
+        Args:
+            size: Samples of the batch.
+        """
+        if self._layout is None:
+            return None
+        _layout, nbytes = place_rows(self._layout.tree, size, size, 0)
+        if nbytes < ARENA_FROM:
+            return None
+        try:
+            block = self.writer.begin(nbytes)
+        except (MemoryError, OSError):
+            return None
+        return SegmentArena(self.writer, block, self._layout, size, self.output)
+
+    def slot(self, chunk: Task, worker: int) -> tuple[ChunkSlot, ArenaLayout] | None:
+        """The slot of a chunk that is dispatched, and its layout; None where it must be sent by itself.
+
+        Args:
+            chunk: The chunk.
+            worker: The uid of its worker.
+        """
+        batch: ChunkedBatch[Any] | None = chunk.whole
+        if batch is None or batch.place is None:
+            return None
+        arena: SegmentArena = batch.place
+        slot = arena.give_slot(chunk, batch.start(chunk), worker)
+        return None if slot is None else (slot, arena.layout)
+
+
+# ---- worker threads, and the inline pool ----------------------------------------------------------------------------
+
+
+class MemoryArena:
+    """The memory of one batch that threads of this process write.
+
+    Args:
+        size: Samples of the batch.
+        chunk_size: Samples of a chunk.
+        first: Job number of the first chunk.
+        output: "torch" or "numpy".
+    """
+
+    mapping = None
+
+    def __init__(self, size: int, chunk_size: int, first: int, output: str) -> None:
+        self.size = size
+        self._chunk_size = chunk_size
+        self._first = first
+        self._output = output
+        self._lock = threading.Lock()
+        self._layout: LayoutNode | None = None
+        self._memory = bytearray()
+        self._begun: set[int] = set()
+
+    def start(self, chunk: Task) -> int:
+        """Position of the first sample of a chunk in the batch."""
+        return (chunk.job - self._first) * self._chunk_size
+
+    def begin(self, chunk: Task, layout: LayoutNode) -> bytearray | None:
+        """The memory of the batch, to write a chunk to; None where the chunk must have memory of its own.
+
+        Args:
+            chunk: The chunk.
+            layout: The layout of one sample.
+        """
+        nbytes = place_rows(layout, self.size, self.size, 0)[1]
+        if nbytes < ARENA_FROM:
+            return None
+        with self._lock:
+            if self._layout is None:
+                self._layout, self._memory = layout, bytearray(nbytes)
+            if self._layout != layout or chunk.job in self._begun:
+                return None
+            self._begun.add(chunk.job)
+        return self._memory
+
+    def open(self, chunks: Sequence[BatchPayload]) -> Any:
+        """The batch, of chunks that all lie here."""
+        return builder(self._rows(self.size, 0), self._output)(self._memory, join_extras(chunks))
+
+    def read(self, chunk: BatchPayload, start: int) -> Any:
+        """One chunk that lies here."""
+        return builder(self._rows(chunk.samples, start), self._output)(self._memory, chunk.extras)
+
+    def give_back(self) -> None:
+        """Nothing to do: the memory is freed with the last array on it."""
+
+    def _rows(self, rows: int, start: int) -> LayoutNode:
+        if self._layout is None:
+            raise RuntimeError("no chunk was written to this arena")
+        return place_rows(self._layout, rows, self.size, start)[0]
+
+
+class ThreadChunkWriter:
+    """Writes the chunks of one thread into `MemoryArena`s."""
+
+    def __init__(self) -> None:
+        self._rows: RowWriter | None = None
+
+    def write(self, samples: list[Any], chunk: Task, arena: MemoryArena) -> WrittenChunk | None:
+        """Write a chunk beside those of other threads.
+
+        Returns:
+            None where it must be collated by itself.
+
+        Raises:
+            Exception: As `Plan`: the samples do not make a batch.
+        """
+        if len(samples) != len(chunk.indices):
             return None
         if self._rows is None:
             try:
-                self._rows = Rows(Plan(samples).tree)
+                self._rows = RowWriter(Plan(samples).tree)
             except NotPlannedError:
                 return None
-        memory = place.claim(task, self._rows.tree)
+        memory = arena.begin(chunk, self._rows.layout)
         if memory is None:
             return None
-        written = self._rows.write(samples, memory, place.start(task), place.size)
+        written = self._rows.write(samples, memory, arena.start(chunk), arena.size)
         if written is None:
-            self._rows = None  # it is laid out in another way than the one before
+            self._rows = None  # the layout has changed
         return written

@@ -13,8 +13,6 @@ _STRUCT = struct.Struct("<qqiiqqqqqqqqqq")
 
 HEADER_SIZE = _STRUCT.size
 """Bytes of a packed header."""
-NO_SEGMENT = -1
-"""Value of `segment`: the batch lies in the frame itself, or in this process's memory."""
 IN_ARENA = -2
 """Value of `segment`: a chunk that was written into the arena of its batch (chunk_arena.py)."""
 PICKLED = -1
@@ -31,7 +29,7 @@ class BatchHeader(NamedTuple):
     layout: int
     """Id of the layout among the worker's layouts, or `PICKLED`."""
     segment: int
-    """Number of the worker's segment, or `NO_SEGMENT`, or `IN_ARENA`."""
+    """Number of the worker's segment, `segment.NO_SEGMENT` where the batch is in the frame, or `IN_ARENA`."""
     nbytes: int
     """Size of the arrays, bytes."""
     extras_nbytes: int

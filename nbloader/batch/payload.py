@@ -12,12 +12,13 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nbloader.batch.header import HEADER_SIZE, IN_ARENA, NO_SEGMENT, PICKLED, BatchHeader
+from nbloader.batch.header import HEADER_SIZE, IN_ARENA, PICKLED, BatchHeader
 from nbloader.batch.rebuild import Build, builder
 from nbloader.batch.serialize import load_object
+from nbloader.shm.segment import NO_SEGMENT
 
 if TYPE_CHECKING:
-    from nbloader.shm.segment import SegmentMaps
+    from nbloader.shm.segment import SegmentReader
 
 
 class BatchOutcome(Protocol):
@@ -91,7 +92,7 @@ class PayloadSource(Protocol):
 
     worker: int
     pid: int
-    maps: SegmentMaps
+    segments: SegmentReader
     layouts: dict[int, Layout]
 
 
@@ -152,8 +153,8 @@ class SegmentPayload:
 
     __slots__ = (
         "_extras",
-        "_maps",
         "_memory",
+        "_segments",
         "header",
         "in_arena",
         "layout",
@@ -172,7 +173,7 @@ class SegmentPayload:
         self.pid = source.pid
         end = HEADER_SIZE + header.extras_nbytes
         self._extras = body[HEADER_SIZE:end]
-        self._maps = source.maps
+        self._segments = source.segments
         self.in_arena = header.segment == IN_ARENA
         self._memory = bytearray(memoryview(body)[end:]) if header.segment == NO_SEGMENT else None
         self.layout = None if header.layout == PICKLED else source.layouts[header.layout]
@@ -199,7 +200,7 @@ class SegmentPayload:
     def open(self) -> Any:
         """Build the batch on the memory in which it arrived. It holds that memory until it is collected itself."""
         if self._memory is None:
-            self._memory = self._maps.lend(self.header.segment, self.header.nbytes)
+            self._memory = self._segments.lend(self.header.segment, self.header.nbytes)
         if self.layout is None:
             return load_object(self._extras, self._memory)
         return self.layout.build(self._memory, self.extras)
@@ -213,12 +214,12 @@ class SegmentPayload:
     def mapping(self) -> Any:
         """Once it is open: the whole segment in which it lies; None where it does not lie in one."""
         lent = self.header.segment != NO_SEGMENT and not isinstance(self._memory, bytearray)
-        return self._maps.mapping(self.header.segment) if lent else None
+        return self._segments.mapping(self.header.segment) if lent else None
 
     def discard(self) -> None:
         """Give the segment back: now, or (after `open`) when nobody views the batch any more."""
         if self._memory is None and not self.in_arena:
-            self._maps.discard(self.header.segment)
+            self._segments.discard(self.header.segment)
 
 
 class LocalPayload:

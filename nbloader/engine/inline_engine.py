@@ -17,7 +17,7 @@ import cloudpickle
 from nbloader import events as ev
 from nbloader._util import rng
 from nbloader._util.wakeup import Wakeup
-from nbloader.batch.chunk_arena import Together
+from nbloader.batch.chunk_arena import MemoryArena
 from nbloader.batch.chunking import join
 from nbloader.batch.payload import JoinedPayload, LocalPayload
 from nbloader.batch.task import ChunkedBatch, Task
@@ -184,7 +184,7 @@ class LocalEngine:
     def _make_pieces(self, task: Task, cut: ChunkSpec) -> JoinedPayload | None:
         """The batch in the pieces that workers would make of it: with the same seeds."""
         whole: ChunkedBatch[LocalPayload | EmptyBatch] = ChunkedBatch(task, cut.size)
-        whole.place = Together(len(task.indices), cut.size, 0, self._output)
+        whole.place = MemoryArena(len(task.indices), cut.size, 0, self._output)
         for indices, seed in whole.cut():
             piece = Task(task.run, task.number, indices, seed, job=len(whole.pieces), whole=whole)
             whole.pieces.append(piece)

@@ -1,15 +1,18 @@
-"""Shared memory: segments that a worker writes a batch into and the notebook's process reads without a copy.
+"""Shared memory: segments that one process writes a batch into and another reads without a copy.
 
-A segment belongs to the worker that made it. It is lent to the notebook's process with a batch, and goes back when
-the last array or tensor that views it dies: a consumer that keeps batches costs memory, never correctness.
+A segment belongs to the worker that created it. It is lent to the notebook's process with a batch, and goes back when
+the last array or tensor that views it is collected: a consumer that keeps batches costs memory, never correctness.
 
-    worker: SegmentPool.take() -> write -> send its number
-    notebook: SegmentMaps.lend() -> arrays on the owner -> the owner dies -> number back with the next task
+    worker:   SegmentWriter.begin() -> write -> commit() -> send the number    (abort() where writing failed)
+    notebook: SegmentReader.lend() -> arrays on the owner -> the owner is collected -> number back with the next task
 
-Segments are memfds: not limited by the size of /dev/shm, and nothing is left behind however a process dies. They are
-allocated when they are made, after a look at how much memory is left, so that its end is an error here and not a
-SIGBUS later. Reuse is what makes them fast: fresh pages are written at a third of the speed of used ones, so the most
-recently used segment goes first. Those that nothing needed for a while are given back to the system.
+`BlockWriter` and `BlockReader` are the protocol of both ends. arena.py has the other writer: segments that several
+workers write at the same time.
+
+Segments are memfds: not limited by the size of /dev/shm, and nothing is left behind however a process ends. They are
+allocated when they are created, after a check of the memory that is left, so that exhausted memory is an error here and
+not a SIGBUS later. Reuse is what makes them fast: fresh pages are written at a third of the speed of used ones, so the
+most recently used segment is taken first. Those that were not needed for a while are returned to the system.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ import mmap
 import os
 import time
 import weakref
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from nbloader._util.system import available_memory, cores
 
@@ -32,22 +36,25 @@ ALIGN = 64
 """Arrays begin at multiples of this within a segment, bytes: a cache line, and enough for any vector instruction."""
 
 INLINE_LIMIT = 16 * 1024
-"""A batch smaller than this travels with its message, bytes: one copy of it is cheaper than a segment's bookkeeping."""
+"""A batch smaller than this is sent in its message, bytes: one copy of it is cheaper than a segment's bookkeeping."""
+
+NO_SEGMENT = -1
+"""In place of a segment's number: the memory is a buffer of this process."""
 
 MAX_LENT = 1024
 """Segments lent at once by one worker before batches are copied out instead: the kernel bounds mappings (65,530)."""
 
-ASK_FROM = 1 << 20
-"""Files in memory from this size on are made only when the system says that there is room, bytes: the allocation of a
-memfd does not fail when memory ends, it lets the kernel kill processes."""
+CHECK_FROM = 1 << 20
+"""Memory files from this size on are created only if that much memory is available, bytes: the allocation of a memfd
+does not fail when memory is exhausted, the kernel kills processes instead."""
 
 KEEP = 5.0
-"""Seconds that a segment which nothing needs is kept at least, and twice as long at most, while others are used. The
-window grows by up to 16 batches a worker while one is late, and what that took would stay until the workers end. But
-fresh pages are slow, and while a segment is made anew a batch is late, for which the window grows again."""
+"""Seconds for which an unused segment is kept at least, and twice that at most, while others are used. The prefetch
+window grows by up to 16 batches per worker while a batch is late, and their segments would stay until the workers end.
+But fresh pages are slow: while a segment is created a batch is late, for which the window would grow again."""
 
 WRITE_SIZE = 16 << 20
-"""Bytes of an array that are written to a file in memory with one system call."""
+"""Bytes of an array that are written to a memory file with one system call."""
 WRITERS = 4
 """Threads at most that do so."""
 
@@ -64,13 +71,13 @@ def segment_size(nbytes: int) -> int:
 
 
 def anonymous_file(size: int) -> int:
-    """A file in memory that no other user can open and that vanishes with its last descriptor.
+    """A memory file that no other user can open and that is deleted with its last descriptor.
 
     Returns:
         Its descriptor, with `size` bytes allocated.
 
     Raises:
-        MemoryError: The machine (or the container) has not that much memory left.
+        MemoryError: The machine (or the container) does not have that much memory left.
     """
     fd = _new_file(size)
     try:
@@ -85,9 +92,9 @@ def anonymous_file(size: int) -> int:
 
 
 def filled_file(size: int, pieces: list[tuple[int, memoryview]]) -> int:
-    """A file in memory that is written now, and by nobody later.
+    """A memory file that is written now and sealed against later writes.
 
-    The pages of 1 GB are written in 0.7 s; to have them allocated first and write to a mapping of them takes 0.95 s.
+    Writing 1 GB takes 0.7 s; allocating it first and writing to a mapping takes 0.95 s.
 
     Args:
         size: Bytes.
@@ -97,7 +104,7 @@ def filled_file(size: int, pieces: list[tuple[int, memoryview]]) -> int:
         Its descriptor.
 
     Raises:
-        MemoryError: The machine (or the container) has not that much memory left.
+        MemoryError: The machine (or the container) does not have that much memory left.
     """
     from concurrent.futures import ThreadPoolExecutor  # workers do without
 
@@ -132,7 +139,7 @@ def _write(fd: int, part: tuple[int, memoryview]) -> None:
 
 
 def _new_file(size: int) -> int:
-    if size >= ASK_FROM:
+    if size >= CHECK_FROM:
         left = available_memory()
         if left is not None and size > left:
             raise _no_memory(size, f"{left / 1e6:,.0f} MB are left")
@@ -147,28 +154,28 @@ def _new_file(size: int) -> int:
 
 def _no_memory(size: int, why: str) -> MemoryError:
     return MemoryError(
-        f"{size / 1e6:,.1f} MB of shared memory were asked for and are not there ({why}). Use a smaller batch_size, "
-        "fewer workers or a smaller prefetch_factor, or give the machine more memory."
+        f"{size / 1e6:,.1f} MB of shared memory could not be allocated ({why}). Use a smaller batch_size, fewer "
+        "workers or a smaller prefetch_factor, or give the machine more memory."
     )
 
 
 def mapped(fd: int, size: int, *, private: bool = False) -> Any:
-    """Map a file into memory, writable, and keep no descriptor of it.
+    """Map a file into memory, writable, without keeping a descriptor of it.
 
-    `mmap.mmap` keeps a duplicate of the descriptor (until Python 3.13 can be told not to), and a consumer that keeps
-    batches would soon have too many open files. And it unmaps before it tells weak references that it dies, while
-    memory that was pinned must be unpinned first.
+    `mmap.mmap` keeps a duplicate of the descriptor (optional only since Python 3.13), and a consumer that keeps batches
+    would soon have too many open files. Also, it unmaps before callbacks of weak references run, but pinned memory must
+    be unpinned first.
 
     Args:
         fd: Its descriptor.
         size: Bytes.
-        private: Whether what is written stays here, in pages of one's own, and does not go to the file.
+        private: Whether to map copy-on-write: what is written stays in this process.
 
     Returns:
-        A ctypes array of `size` bytes; what is built on it keeps it mapped.
+        A ctypes array of `size` bytes; whatever is built on it keeps it mapped.
 
     Raises:
-        OSError: The system's bound on mappings is reached.
+        OSError: The system's limit on mappings is reached.
     """
     kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
     address = _libc().mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, fd, 0)
@@ -189,10 +196,10 @@ def _libc() -> Any:
 
 
 class FreeSegments:
-    """Segments that may be written to now, the most recently used of a size first. Pure.
+    """Segments that are free, the most recently used of each size first. Without I/O.
 
-    Since the last one that came is the first to go, those that were in excess all the time since the last look are at
-    the other end, and as many as the fewest that were free meanwhile.
+    The last one that was put back is the first to be taken. So the segments that were never needed since the last check
+    are at the other end, and their number is the smallest number of free segments since then.
 
     Args:
         now: Seconds, of any clock.
@@ -200,16 +207,16 @@ class FreeSegments:
 
     def __init__(self, now: float) -> None:
         self._free: dict[int, list[int]] = {}  # by size, the most recently used last
-        self._fewest: dict[int, int] = {}  # that were free since the last look, by size
-        self._look = now + KEEP
+        self._fewest: dict[int, int] = {}  # smallest number of free ones since the last check, by size
+        self._next_check = now + KEEP
 
     def put(self, number: int, size: int) -> None:
-        """This one, of `size` bytes, is not used at present."""
+        """A segment of `size` bytes is free."""
         self._free.setdefault(size, []).append(number)
         self._fewest.setdefault(size, 0)
 
     def take(self, size: int) -> int | None:
-        """One of at least `size` bytes and at most twice that; None where there is none."""
+        """A segment of at least `size` bytes and at most twice that; None where there is none."""
         fitting = [other for other, free in self._free.items() if free and size <= other <= 2 * size]
         if not fitting:
             return None
@@ -220,10 +227,10 @@ class FreeSegments:
         return number
 
     def unused(self, now: float) -> list[int]:
-        """Take out those that nothing needed for `KEEP` seconds. It looks no more often than that."""
-        if now < self._look:
+        """Take out those that were not needed for `KEEP` seconds. It checks no more often than that."""
+        if now < self._next_check:
             return []
-        self._look = now + KEEP
+        self._next_check = now + KEEP
         out: list[int] = []
         for size, free in list(self._free.items()):
             fewest = self._fewest[size]
@@ -235,7 +242,7 @@ class FreeSegments:
         return out
 
     def all_but(self, kept: int) -> list[int]:
-        """Take out all but so many of each size."""
+        """Take out all but `kept` of each size."""
         out: list[int] = []
         for size, free in self._free.items():
             excess = max(0, len(free) - kept)
@@ -245,74 +252,137 @@ class FreeSegments:
         return out
 
 
-class SegmentPool:
-    """A worker's segments."""
+class Block(NamedTuple):
+    """Memory for one batch."""
 
-    def __init__(self) -> None:
+    number: int
+    """Number of the segment, or `NO_SEGMENT`."""
+    memory: Any
+    """A writable buffer."""
+
+
+class BlockWriter(Protocol):
+    """The end that writes batches."""
+
+    def begin(self, nbytes: int) -> Block:
+        """Memory for a batch.
+
+        Args:
+            nbytes: Its size.
+
+        Raises:
+            MemoryError: There is not that much memory left.
+            OSError: It cannot be mapped.
+        """
+
+    def commit(self, block: Block) -> None:
+        """The batch is written: the reader may read it. The block is used again when the reader returns it."""
+
+    def abort(self, block: Block) -> None:
+        """The batch is not written, and nobody will read it."""
+
+
+class BlockReader(Protocol):
+    """The end that reads batches."""
+
+    def lend(self, number: int, nbytes: int) -> Any:
+        """The memory of a batch; the segment is returned when nobody views it any more.
+
+        Args:
+            number: Of the segment.
+            nbytes: Size of the batch.
+        """
+
+    def discard(self, number: int) -> None:
+        """The batch in this segment is not wanted: return the segment."""
+
+
+class SegmentWriter:
+    """A worker's segments.
+
+    Args:
+        announce: Tells the reader of a new segment: (number, descriptor). Called before the segment's first batch.
+        retire: Tells the reader that these segments are not used any more: (numbers).
+    """
+
+    def __init__(self, announce: Callable[[int, int], object], retire: Callable[[list[int]], object]) -> None:
+        self._announce = announce
+        self._retire = retire
         self._free = FreeSegments(time.monotonic())
         self._sizes: dict[int, int] = {}
         self._maps: dict[int, Any] = {}
-        self._made = 0
+        self._unannounced: dict[int, int] = {}  # descriptors of segments that were not committed yet
+        self._created = 0
 
-    def take(self, nbytes: int) -> tuple[int, Any, int | None]:
-        """A segment for a batch of `nbytes`.
-
-        Returns:
-            Its number, its memory, and the descriptor of a segment made just now (to be sent to the notebook's
-            process and closed), or None when it has been sent before.
-        """
+    def begin(self, nbytes: int) -> Block:
+        """See `BlockWriter`. A small batch gets a buffer that is sent in its message."""
+        if nbytes < INLINE_LIMIT:
+            return Block(NO_SEGMENT, bytearray(nbytes))
         size = segment_size(nbytes)
-        free = self._free.take(size)
-        if free is not None:
-            return free, self._maps[free], None
-        fd = anonymous_file(size)
-        number, self._made = self._made, self._made + 1
-        self._maps[number] = mapped(fd, size)
-        self._sizes[number] = size
-        return number, self._maps[number], fd
+        number = self._free.take(size)
+        if number is None:
+            number = self._create(size)
+        memory = self._maps[number]
+        self._drop(self._free.unused(time.monotonic()))
+        return Block(number, memory)
 
-    def size(self, number: int) -> int:
-        """Size of a segment, bytes."""
-        return self._sizes[number]
+    def commit(self, block: Block) -> None:
+        """See `BlockWriter`."""
+        if self._unannounced and (fd := self._unannounced.pop(block.number, None)) is not None:
+            try:
+                self._announce(block.number, fd)
+            finally:
+                os.close(fd)
 
-    def give_back(self, numbers: list[int]) -> None:
+    def abort(self, block: Block) -> None:
+        """See `BlockWriter`."""
+        if block.number != NO_SEGMENT:
+            self.give_back([block.number])
+
+    def give_back(self, numbers: Iterable[int]) -> None:
         """Nobody views these segments any more."""
         for number in numbers:
             self._free.put(number, self._sizes[number])
 
-    def drop_unused(self) -> list[int]:
-        """Give those back to the system that nothing needed for a while.
+    def rest(self) -> None:
+        """There is nothing to do for now: keep one segment of each size, for the first batch of the next epoch."""
+        self._drop(self._free.all_but(1))
 
-        Returns:
-            Their numbers: the notebook's process must forget them too. They are not used again.
-        """
-        return self._drop(self._free.unused(time.monotonic()))
+    def _create(self, size: int) -> int:
+        fd = anonymous_file(size)
+        try:
+            memory = mapped(fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+        number, self._created = self._created, self._created + 1
+        self._maps[number], self._sizes[number], self._unannounced[number] = memory, size, fd
+        return number
 
-    def rest(self) -> list[int]:
-        """Nothing is to do for now: keep one of each size, for the next epoch's first batch.
-
-        Returns:
-            As `drop_unused`.
-        """
-        return self._drop(self._free.all_but(1))
-
-    def _drop(self, numbers: list[int]) -> list[int]:
+    def _drop(self, numbers: list[int]) -> None:
+        known = []
         for number in numbers:
             del self._maps[number], self._sizes[number]
-        return numbers
+            fd = self._unannounced.pop(number, None)
+            if fd is None:
+                known.append(number)
+            else:
+                os.close(fd)
+        if known:
+            self._retire(known)
 
 
-class SegmentMaps:
-    """The notebook's view of one worker's segments."""
+class SegmentReader:
+    """The notebook's view of the segments of one writer."""
 
     def __init__(self) -> None:
         self._maps: dict[int, tuple[Any, Any]] = {}
         self._lent: dict[int, weakref.ref[Any]] = {}
         self.returned: collections.deque[int] = collections.deque()
-        """Segments that nobody views any more, to be named to the worker with its next task."""
+        """Segments that nobody views any more; a worker is told with its next task."""
 
     def add(self, number: int, fd: int) -> None:
-        """Map a new segment; takes the descriptor."""
+        """Map a new segment; takes ownership of the descriptor."""
         try:
             size = os.fstat(fd).st_size
             self._maps[number] = mapped(fd, size), ctypes.c_char * size
@@ -320,29 +390,29 @@ class SegmentMaps:
             os.close(fd)
 
     def forget(self, number: int) -> None:
-        """This segment is not used any more; it is unmapped when nobody views it."""
+        """The segment is not used any more; it is unmapped when nobody views it."""
         del self._maps[number]
 
     def lend(self, number: int, nbytes: int) -> Any:
-        """The memory of a segment for building arrays on; when the last of them dies the segment goes back.
+        """The memory of a segment to build arrays on; when the last of them is collected the segment is returned.
 
         Returns:
-            A buffer of at least `nbytes` bytes: a ctypes array on the segment, or a private copy when so many
-            segments are lent already that the kernel's bound on mappings comes near.
+            A buffer of at least `nbytes` bytes: a ctypes array on the segment, or a private copy if so many segments
+            are lent already that the kernel's limit on mappings is near.
         """
         memory, array_type = self._maps[number]
         if len(self._lent) >= MAX_LENT:
             copy = bytearray(memoryview(memory)[:nbytes])
             self.returned.append(number)
             return copy
-        # What the weak reference watches must be what numpy keeps as the arrays' base. numpy looks through a
-        # memoryview to the object below it, so one on a memoryview would fire while arrays still use the memory.
+        # The object of the weak reference must be the one that NumPy keeps as the arrays' base. NumPy looks through a
+        # memoryview to the object below it, so a reference to one would die while arrays still use the memory.
         owner = array_type.from_buffer(memory)
-        self._lent[number] = weakref.ref(owner, functools.partial(_give_back, self._lent, self.returned, number))
+        self._lent[number] = weakref.ref(owner, functools.partial(_return, self._lent, self.returned, number))
         return owner
 
     def mapping(self, number: int) -> Any:
-        """The whole of a segment, a ctypes array; it is unmapped when this and all that is built on it are gone."""
+        """The whole segment, a ctypes array; it stays mapped as long as this or anything built on it lives."""
         return self._maps[number][0]
 
     def discard(self, number: int) -> None:
@@ -357,6 +427,6 @@ class SegmentMaps:
         return out
 
 
-def _give_back(lent: dict[int, Any], returned: collections.deque[int], number: int, _ref: object) -> None:
+def _return(lent: dict[int, Any], returned: collections.deque[int], number: int, _ref: object) -> None:
     lent.pop(number, None)
     returned.append(number)

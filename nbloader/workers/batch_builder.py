@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from nbloader.batch.chunk_arena import Writer
+from nbloader.batch.chunk_arena import ThreadChunkWriter
 from nbloader.batch.collate import NotPlannedError, Plan, collate_object, convert
-from nbloader.batch.header import NO_SEGMENT, BatchHeader
+from nbloader.batch.header import BatchHeader
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.payload import LocalPayload
 from nbloader.batch.rebuild import builder
@@ -19,6 +19,7 @@ from nbloader.batch.serialize import tensor_of
 from nbloader.batch.task import Task
 from nbloader.events.failures import EmptyBatch, SampleFailure, WorkerFailure
 from nbloader.events.remote_errors import describe, user_traceback
+from nbloader.shm.segment import NO_SEGMENT
 from nbloader.workers.fetcher import OnError, fetch
 from nbloader.workers.iterable_fetcher import ExhaustedError, IterableFetcher
 from nbloader.workers.status import WorkerAbandonedError, WorkerState, WorkerStatus
@@ -62,7 +63,7 @@ class BatchBuilder:
         self._on_error = on_error
         self._worker = worker
         self._known = LayoutCache()
-        self._writer = Writer()
+        self._writer = ThreadChunkWriter()
         self.iterable_fetcher = iterable_fetcher
         self.failed_samples: Sequence[SampleFailure] = ()
         """Samples of the last batch that were skipped or replaced; also if its collation raised."""

@@ -25,13 +25,14 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from nbloader.batch.chunk_writer import Board, Placed
+from nbloader.batch.chunk_arena import ArenaAllocator, ChunkSlot
 from nbloader.batch.payload import BatchPayload, Layout, SegmentPayload
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.errors import NbloaderError
 from nbloader.events.failures import EmptyBatch, SampleFailure, WorkerFailure
 from nbloader.sampling.shard_plan import Ticket
-from nbloader.shm.segment import SegmentMaps, anonymous_file, mapped
+from nbloader.shm.arena import ArenaWriter
+from nbloader.shm.segment import SegmentReader, anonymous_file, mapped
 from nbloader.transport import forkserver, preload
 from nbloader.transport.bootstrap import Environment, InitMessage
 from nbloader.transport.channel import MAX_FDS, Bytes, Channel, Kind
@@ -166,7 +167,7 @@ class ProcessHandle(WorkerHandle):
         super().__init__(worker, "process", SharedStatus.at(mapped(descriptors.status, SHARED_STATUS_SIZE)))
         self.stack_pipe = StackPipe(descriptors.stack)
         self.killed = False
-        self.maps = SegmentMaps()
+        self.segments = SegmentReader()
         self.layouts: dict[int, Layout] = {}
         self.chunk_layout = -1
         """Number of the layout of chunks that it was sent last."""
@@ -221,9 +222,9 @@ class ProcessHandle(WorkerHandle):
                 os.kill(pid, signal.SIGKILL)
 
 
-def dump_task(task: Task, returned: list[int], placed: Placed | None = None) -> bytes:
+def dump_task(task: Task, returned: list[int], slot: ChunkSlot | None = None) -> bytes:
     """Pickle a task: the fields of `process_worker.TaskMessage`. Indices of the notebook's own types go by value."""
-    message = (task.run, task.job, task.indices if placed is None else placed, task.seed, returned)
+    message = (task.run, task.job, task.indices if slot is None else slot, task.seed, returned)
     indices = task.indices
     types = set(map(type, indices)) if type(indices) is list else {type(indices)}
     return pickle.dumps(message, 5) if types <= _PLAIN_TYPES else bytes(cloudpickle.dumps(message, 5))
@@ -245,7 +246,8 @@ class ProcessPool(WorkerPool):
         self._output = output
         self._selector = selectors.DefaultSelector()
         self._unreported: list[WorkerMessage] = []  # from before the next poll
-        self._board = Board(output, self._share_segment, self._drop_segment)
+        self._arenas = ArenaWriter(lambda: frozenset(self._handles), self._announce_arena, self._retire_arena)
+        self._allocator = ArenaAllocator(output, self._arenas)
         self._handles: dict[int, ProcessHandle] = {}
 
     @property
@@ -323,12 +325,12 @@ class ProcessPool(WorkerPool):
         handle = self._handles[uid]
         frames, refused = [], []
         for task in tasks:
-            returned = handle.maps.take_returned()
-            placed = None if task.whole is None else self._place(handle, task, task.whole)
+            returned = handle.segments.take_returned()
+            slot = None if task.whole is None else self._slot(handle, task, task.whole)
             try:
-                message = dump_task(task, returned, placed)
+                message = dump_task(task, returned, slot)
             except Exception as error:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
-                handle.maps.returned.extend(returned)
+                handle.segments.returned.extend(returned)
                 refused.append((task, error))
             else:
                 frames.append((Kind.TASK, message))
@@ -339,37 +341,37 @@ class ProcessPool(WorkerPool):
     def learn_layout(self, payload: BatchPayload) -> None:
         """See `WorkerPool`."""
         if not payload.in_arena:
-            self._board.learn(payload)
+            self._allocator.learn(payload)
 
-    def _place(self, handle: ProcessHandle, task: Task, whole: ChunkedBatch[Any]) -> Placed | None:
+    def _slot(self, handle: ProcessHandle, task: Task, whole: ChunkedBatch[Any]) -> ChunkSlot | None:
         """Where a worker writes a chunk; None if it sends the chunk on its own."""
         if not whole.begun:
             whole.begun = True
-            whole.place = self._board.place(whole, frozenset(self._handles))
-        found = self._board.placed(task, handle.uid)
+            whole.place = self._allocator.allocate(len(whole.task.indices))
+        found = self._allocator.slot(task, handle.uid)
         if found is None:
             return None
-        placed, layout = found
+        slot, layout = found
         if handle.chunk_layout != layout.number:
             handle.chunk_layout = layout.number
             self._send(handle, (Kind.LAYOUT, layout.number.to_bytes(8, "little") + layout.pickled))
-        return placed
+        return slot
 
-    def _share_segment(self, number: int, fd: int) -> frozenset[int]:
+    def _announce_arena(self, number: int, fd: int) -> frozenset[int]:
         for handle in self._handles.values():
             self._send(handle, (Kind.SEGMENT, number.to_bytes(8, "little")), fds=(fd,))
         return frozenset(self._handles)
 
-    def _drop_segment(self, number: int, uids: frozenset[int]) -> None:
+    def _retire_arena(self, number: int, uids: frozenset[int]) -> None:
         for uid in uids & frozenset(self._handles):
             self._send(self._handles[uid], (Kind.DROP, number.to_bytes(8, "little")))
 
     def release_memory(self) -> None:
         """See `WorkerPool`."""
-        self._board.rest(frozenset(self._handles))
+        self._arenas.rest()
         for handle in self._handles.values():
             if handle.ready:
-                self._send(handle, (Kind.REST, pickle.dumps(handle.maps.take_returned())))
+                self._send(handle, (Kind.REST, pickle.dumps(handle.segments.take_returned())))
 
     def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
         """See `WorkerPool`."""
@@ -439,10 +441,10 @@ class ProcessPool(WorkerPool):
     @staticmethod
     def _read_segments(handle: ProcessHandle, kind: int, body: Bytes) -> None:
         if kind == Kind.SEGMENT:
-            handle.maps.add(int.from_bytes(body, "little"), handle.channel.take_fd())
+            handle.segments.add(int.from_bytes(body, "little"), handle.channel.take_fd())
         else:
             for number in pickle.loads(body):
-                handle.maps.forget(number)
+                handle.segments.forget(number)
 
     @staticmethod
     def _read_shard(handle: ProcessHandle, kind: int, body: Bytes) -> WorkerMessage:

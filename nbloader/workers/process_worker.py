@@ -30,13 +30,13 @@ import numpy as np
 
 from nbloader._util import rng
 from nbloader._util.import_hooks import when_imported
-from nbloader.batch.chunk_writer import Beside, Placed
+from nbloader.batch.chunk_arena import ChunkSlot, ChunkWriter
 from nbloader.batch.collate import NotPlannedError, Plan, collate_object, convert
-from nbloader.batch.header import IN_ARENA, NO_SEGMENT, PICKLED, BatchHeader
+from nbloader.batch.header import IN_ARENA, PICKLED, BatchHeader
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object
 from nbloader.events.remote_errors import describe
-from nbloader.shm.segment import INLINE_LIMIT, SegmentPool
+from nbloader.shm.segment import NO_SEGMENT, Block, SegmentWriter
 from nbloader.transport import stack_probe
 from nbloader.transport.bootstrap import InitMessage
 from nbloader.transport.channel import Bytes, Channel, Kind
@@ -178,7 +178,7 @@ class TaskMessage(NamedTuple):
     number: int
     """Job number: of the batch, or of the chunk."""
     indices: Any
-    """What was drawn for the batch; a `Placed` for a chunk that goes into the arena of its batch."""
+    """What was drawn for the batch; a `ChunkSlot` for a chunk that goes into the arena of its batch."""
     seed: int
     returned: list[int]
     """Segments of this worker that nobody views any more."""
@@ -226,7 +226,7 @@ class WorkerLoop:
             )  # fmt: skip
             self._fetch = self._iterable_fetcher.fetch
         self._encoder = BatchEncoder(start, collate_fn, self._send)
-        self._chunk_arenas = Beside()
+        self._chunk_writer = ChunkWriter()
         self._pending = deque(frames)
         """Frames that were received and not processed."""
         self._listened = 0
@@ -303,11 +303,11 @@ class WorkerLoop:
         """Process a frame about segments, or about the arenas of chunks."""
         number = int.from_bytes(body[:8], "little")
         if kind == Kind.SEGMENT:
-            self._chunk_arenas.add(number, self._channel.take_fd())
+            self._chunk_writer.arenas.add(number, self._channel.take_fd())
         elif kind == Kind.LAYOUT:
-            self._chunk_arenas.learn(number, bytes(body[8:]))
+            self._chunk_writer.learn(number, bytes(body[8:]))
         elif kind == Kind.DROP:
-            self._chunk_arenas.forget(number)
+            self._chunk_writer.arenas.forget(number)
         elif kind == Kind.REST:
             self._encoder.give_back(pickle.loads(body))
             self._encoder.rest()
@@ -315,9 +315,9 @@ class WorkerLoop:
     def _produce(self, task: TaskMessage) -> None:
         """Fetch, collate and send a batch, or a chunk of one."""
         status = self._status
-        indices, placed = task.indices, None
-        if type(indices) is Placed:
-            placed, indices = indices, indices.indices
+        indices, slot = task.indices, None
+        if type(indices) is ChunkSlot:
+            slot, indices = indices, indices.indices
         cpu_begin = time.process_time_ns()
         fetched = self._fetch(task.run, indices)
         cpu_fetched = time.process_time_ns()
@@ -326,7 +326,7 @@ class WorkerLoop:
         if fetched.nothing_left:
             return
         status.state, status.since = WorkerState.COLLATING, fetched.end
-        encoded = None if placed is None else self._write_chunk(fetched.samples, placed)
+        encoded = None if slot is None else self._write_chunk(fetched.samples, slot)
         if encoded is None:
             encoded = self._encoder.encode(fetched.samples)
         cpu_end, end = time.process_time_ns(), _clock()
@@ -342,13 +342,12 @@ class WorkerLoop:
         else:
             self._send(Kind.BATCH, header, encoded.extras)
 
-    def _write_chunk(self, samples: Any, placed: Placed) -> EncodedBatch | None:
+    def _write_chunk(self, samples: Any, slot: ChunkSlot) -> EncodedBatch | None:
         """Write a chunk into the arena of its batch. None if it does not fit there."""
-        written = self._chunk_arenas.write(samples if isinstance(samples, list) else list(samples), placed)
+        written = self._chunk_writer.write(samples if isinstance(samples, list) else list(samples), slot)
         if written is None:
             return None
-        extras, nbytes = written
-        return EncodedBatch(PICKLED, dump_extras(extras), nbytes, None, IN_ARENA)
+        return EncodedBatch(PICKLED, dump_extras(written.extras), written.nbytes, None, IN_ARENA)
 
     def _send(self, kind: Kind, *parts: Bytes, fds: tuple[int, ...] = ()) -> None:
         try:
@@ -410,7 +409,7 @@ class BatchEncoder:
         self._shared_memory = start.transport == "shared_memory"
         self._collate_fn = collate_fn
         self._send = send
-        self._segments = SegmentPool()
+        self._segments = SegmentWriter(self._announce, self._retire)
         self._layouts: dict[Any, int] = {}
         self._known = LayoutCache()
 
@@ -436,7 +435,7 @@ class BatchEncoder:
 
     def rest(self) -> None:
         """Release most of the memory: there is nothing to do for now."""
-        self._drop(self._segments.rest())
+        self._segments.rest()
 
     def _encode_like_last(self, samples: list[Any]) -> EncodedBatch | None:
         """Write a batch that has the layout of the last one of this size. None if it has not."""
@@ -446,14 +445,14 @@ class BatchEncoder:
         fill, nbytes, layout = known
         extras: list[Any] = []
         try:
-            memory, segment = self._write(nbytes, lambda memory: fill(samples, memory, extras))
+            block = self._write(nbytes, lambda memory: fill(samples, memory, extras))
         except HungUpError:
             raise
         except Exception:
             log.debug("a batch of %d samples differs from the layout of the last one", len(samples), exc_info=True)
             self._known.forget(len(samples))
             return None
-        return EncodedBatch(layout, dump_extras(extras), nbytes, memory, segment)
+        return EncodedBatch(layout, dump_extras(extras), nbytes, block.memory, block.number)
 
     def _encode_planned(self, samples: list[Any]) -> EncodedBatch:
         try:
@@ -461,14 +460,14 @@ class BatchEncoder:
         except NotPlannedError:
             return self._encode_object(collate_object(samples, self._output))
         layout = self._layout_id(plan.tree)
-        memory, segment = self._write(plan.nbytes, plan.fill)
+        block = self._write(plan.nbytes, plan.fill)
         self._known.learn(plan, samples, layout)
-        return EncodedBatch(layout, dump_extras(plan.extras), plan.nbytes, memory, segment)
+        return EncodedBatch(layout, dump_extras(plan.extras), plan.nbytes, block.memory, block.number)
 
     def _encode_object(self, batch: Any) -> EncodedBatch:
         dumped = dump_object(batch, out_of_band=self._shared_memory)
-        memory, segment = self._write(dumped.nbytes, dumped.write)
-        return EncodedBatch(PICKLED, dumped.message(), dumped.nbytes, memory, segment)
+        block = self._write(dumped.nbytes, dumped.write)
+        return EncodedBatch(PICKLED, dumped.message(), dumped.nbytes, block.memory, block.number)
 
     def _layout_id(self, tree: Any) -> int:
         layout = self._layouts.get(tree)
@@ -480,31 +479,21 @@ class BatchEncoder:
             self._send(Kind.LAYOUT, layout.to_bytes(8, "little"), cloudpickle.dumps(tree))
         return layout
 
-    def _write(self, nbytes: int, write: Callable[[Any], None]) -> tuple[Any, int]:
-        """Write a batch. Returns its memory and segment; a small batch is sent in the frame and has no segment."""
-        if nbytes < INLINE_LIMIT:
-            memory = bytearray(nbytes)
-            write(memory)
-            return memory, NO_SEGMENT
-        memory, segment = self._take_segment(nbytes)
+    def _write(self, nbytes: int, write: Callable[[Any], None]) -> Block:
+        """Write a batch. A small one is sent in the frame and has no segment."""
+        block = self._segments.begin(nbytes)
         try:
-            write(memory)
+            write(block.memory)
         except BaseException:
-            self._segments.give_back([segment])
+            self._segments.abort(block)
             raise
-        return memory, segment
+        self._segments.commit(block)
+        return block
 
-    def _take_segment(self, nbytes: int) -> tuple[Any, int]:
-        segment, memory, fd = self._segments.take(nbytes)
-        if fd is not None:
-            try:
-                self._send(Kind.SEGMENT, segment.to_bytes(8, "little"), fds=(fd,))
-            finally:
-                os.close(fd)
-        self._drop(self._segments.drop_unused())
-        return memory, segment
+    def _announce(self, number: int, fd: int) -> None:
+        """Send a new segment to the notebook's process."""
+        self._send(Kind.SEGMENT, number.to_bytes(8, "little"), fds=(fd,))
 
-    def _drop(self, segments: list[int]) -> None:
+    def _retire(self, numbers: list[int]) -> None:
         """Have the notebook's process forget these segments."""
-        if segments:
-            self._send(Kind.DROP, pickle.dumps(segments))
+        self._send(Kind.DROP, pickle.dumps(numbers))

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nbloader.batch.chunk_arena import Together
+from nbloader.batch.chunk_arena import MemoryArena
 from nbloader.batch.payload import LocalPayload
 from nbloader.batch.task import Task
 from nbloader.errors import DatasetTransferError
@@ -179,7 +179,7 @@ class ThreadPool(WorkerPool):
             whole = task.whole
             if whole is not None and not whole.begun:
                 whole.begun = True
-                whole.place = Together(len(whole.task.indices), whole.size, whole.pieces[0].job, self._output)
+                whole.place = MemoryArena(len(whole.task.indices), whole.size, whole.pieces[0].job, self._output)
             handle.pending.add((task.run, task.job))
             handle.tasks.put(task)
         return []
