@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from nbloader._util import palette
 from nbloader._util.format import plural
@@ -33,7 +33,8 @@ REPORT_HEIGHT = 190
 """Of a plot in a report, pixels."""
 _BODY, _STRIP = (0.12, 0.72), (0.76, 0.92)
 """Top and bottom of a block within its lane, and of a block that is drawn below the others."""
-_LABELLED_STALLS = 8
+_APART = 0.08
+"""Stalls closer than this share of the epoch share one label, that of the longest."""
 _TIP = '<div style="white-space: pre-line; max-width: 360px">@tip</div>'
 
 
@@ -56,7 +57,7 @@ def timeline(trace: Trace) -> Figure:
     lanes = {lane: i for i, lane in enumerate(sorted({row.lane for row in rows}))}
     shown = f"the last {LIMIT:,} of {plural(len(trace), 'batch')}" if len(trace) > LIMIT else ""
     fig = figure(
-        title=f"Timeline{': ' + shown if shown else ''}",
+        title=shown,
         height=130 + max(2, len(lanes)) * max(10, min(28, 640 // max(1, len(lanes)))),
         sizing_mode="stretch_width",
         tools="xpan,xwheel_zoom,xbox_zoom,reset,save",
@@ -75,16 +76,22 @@ def timeline(trace: Trace) -> Figure:
             source=ColumnDataSource(_columns(blocks, lanes, origin)),
         )  # fmt: skip
         fig.add_tools(HoverTool(renderers=[renderer], tooltips=_TIP, visible=False))
-    _mark_stalls(fig, [row for row in rows if row.stall], origin)
+    _mark_stalls(fig, rows, origin)
     fig.yaxis.ticker = [i + 0.45 for i in range(len(lanes))]
     fig.yaxis.major_label_overrides = {i + 0.45: lane.label for lane, i in lanes.items()}
     fig.ygrid.grid_line_color = None
     if rows:
-        fig.legend.orientation = "horizontal"
-        fig.legend.click_policy = "hide"
-        fig.legend.label_text_font_size = "11px"
-        fig.add_layout(fig.legend[0], "below")
+        _lay_out_legend(fig, "below", "11px")
     return fig
+
+
+def _lay_out_legend(fig: Figure, place: Literal["above", "below"], size: str) -> None:
+    """A line of entries outside of the plot; a click hides an entry."""
+    legend = fig.legend[0]
+    legend.orientation, legend.click_policy, legend.location = "horizontal", "hide", "left"
+    legend.label_text_font_size, legend.border_line_color = size, None
+    legend.update(padding=2, margin=2)
+    fig.add_layout(legend, place)
 
 
 def _columns(blocks: Sequence[tuple[Row, Block]], lanes: dict[Lane, int], origin: int) -> dict[str, list[Any]]:
@@ -98,12 +105,17 @@ def _columns(blocks: Sequence[tuple[Row, Block]], lanes: dict[Lane, int], origin
     }
 
 
-def _mark_stalls(fig: Figure, stalled: Sequence[Row], origin: int) -> None:
+def _mark_stalls(fig: Figure, rows: Sequence[Row], origin: int) -> None:
+    stalled = [row for row in rows if row.stall]
     if not stalled:
         return
+    span = max(row.end for row in rows) - origin
     x = [(row.stalled_until - origin) / 1e9 for row in stalled]
     fig.scatter(x, [-0.05] * len(x), marker="inverted_triangle", size=9, color=palette.WAIT, legend_label="stall")
-    longest = sorted(stalled, key=lambda row: -row.stall)[:_LABELLED_STALLS]
+    longest: list[Row] = []
+    for row in sorted(stalled, key=lambda row: -row.stall):
+        if all(abs(row.stalled_until - other.stalled_until) > _APART * span for other in longest):
+            longest.append(row)
     fig.text(
         [(row.stalled_until - origin) / 1e9 for row in longest], [-0.12] * len(longest),
         text=list(map(stall_label, longest)), text_font_size="10px", text_align="left", x_offset=7,
@@ -125,16 +137,13 @@ def figure_of(chart: Chart, columns: Columns) -> Figure:
     fig.add_tools("xpan", "xwheel_zoom", "reset")
     fig.x_range = Range1d(start=0, end=max(columns["time"], default=1.0))
     if fig.legend:
-        fig.legend.click_policy = "hide"
-        fig.legend.orientation = "horizontal"
-        fig.legend.label_text_font_size = "10px"
-        fig.add_layout(fig.legend[0], "above")
+        _lay_out_legend(fig, "above", "10px")
     return fig
 
 
 def histogram_of(times: Histogram) -> Figure:
     """The histogram of production times, for a report."""
-    from bokeh.models import DataRange1d
+    from bokeh.models import DataRange1d, LogTicker
     from bokeh.plotting import figure
 
     fig = figure(
@@ -142,6 +151,8 @@ def histogram_of(times: Histogram) -> Figure:
         y_range=DataRange1d(start=0), x_axis_label="ms", y_axis_label="batches",
         tooltips=[("batches", "@top"), ("ms", "@left{0.000} to @right{0.000}")],
     )  # fmt: skip
+    fig.xaxis.ticker = LogTicker(mantissas=[1, 2, 5])
+    fig.axis.minor_tick_line_color = None
     left, right = list(times.edges[:-1]), list(times.edges[1:])
     fig.quad(left=left, right=right, top=list(times.counts), bottom=0, color=palette.STAGES["fetch"], line_color=None)
     return fig

@@ -37,7 +37,9 @@ body {{ max-width: 1180px; margin: 24px auto; padding: 0 16px; color: #1f2328; b
   font: 14px/1.45 system-ui, sans-serif; }}
 .nbloader-report {{ max-width: none !important; }}
 h1 {{ font-size: 20px; }} h2 {{ margin: 28px 0 6px; font-size: 16px; }}
-.plots {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 6px 20px; }}
+.plots {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 14px 24px; }}
+.plots figure {{ margin: 0; min-width: 0; }} figcaption {{ font-weight: 600; }}
+figcaption span {{ font-weight: 400; opacity: .65; }}
 .log {{ max-height: 320px; overflow: auto; font-size: 12px; }}
 .log td {{ padding: 1px 12px 1px 0; vertical-align: top; }}
 </style>
@@ -47,7 +49,7 @@ h1 {{ font-size: 20px; }} h2 {{ margin: 28px 0 6px; font-size: 16px; }}
 {summary}
 <h2>Timeline</h2>
 {timeline}
-<h2>Over time</h2>
+<h2>Plots over time</h2>
 <div class="plots">{charts}</div>
 <h2>Events</h2>
 <div class="log"><table>{log}</table></div>
@@ -106,9 +108,9 @@ class Report:
             "histogram": figures.histogram_of(histogram(self.trace.batches)),
         }
         script, divs = components(models)
-        titles = {chart.name: f"{chart.title}, {chart.unit}" for chart in charts_shown}
-        titles["histogram"] = f"{HISTOGRAM_TITLE}, {HISTOGRAM_UNIT}"
-        charts = "".join(f"<figure><figcaption>{titles[n]}</figcaption>{divs[n]}</figure>" for n in titles)
+        captions = {chart.name: _caption(chart.title, chart.unit) for chart in charts_shown}
+        captions["histogram"] = _caption(HISTOGRAM_TITLE, HISTOGRAM_UNIT)
+        charts = "".join(f"<figure>{caption}{divs[name]}</figure>" for name, caption in captions.items())
         s = self.snapshot
         return _PAGE.format(
             title=f"epoch {s.epoch}" if s.epoch >= 0 else "no epoch yet",
@@ -126,3 +128,7 @@ class Report:
             f"<tr><td>{(line.time - self.trace.origin) / 1e9:.3f} s</td><td>{escape(line.text)}</td></tr>"
             for line in lines
         )
+
+
+def _caption(title: str, unit: str) -> str:
+    return f"<figcaption>{title} <span>{unit}</span></figcaption>"

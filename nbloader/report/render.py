@@ -148,7 +148,7 @@ def _progress_text(s: Snapshot) -> str:
         lines.append(f"Loops   {s.iterators} iterators: rates and queues of all, progress of the newest")
     lines.append(f"Queues  in flight {s.in_flight} of {s.window}   reorder {s.reordering}   ready {s.ready}")
     if s.uploads is not None:
-        lines.append(f"Upload  {uploads(s)}")
+        lines += textwrap.wrap(f"Upload  {uploads(s)}", WIDTH, subsequent_indent=" " * 8)
     if faults := _faults(s):
         lines.append(f"Faults  {faults}")
     return "\n".join(lines)

@@ -315,8 +315,7 @@ def _legend(s: Snapshot) -> dict[str, dict[str, str]]:
 # --- the static form
 
 _WIDTH = 480
-_THOUSANDS = 2000
-"""Axes that end here or higher are labelled in thousands."""
+_THOUSAND = 1000
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34, 8, 8, 18
 
 
@@ -368,12 +367,16 @@ def _plot_svg(chart: Chart, columns: Columns, x: Axis, y: Axis) -> str:
             out.append(f'<path d="{_polyline(xs, ys)}" fill="none" stroke="{s.color}" stroke-width="1.8"/>')
         base = line if chart.stacked else base
     for value in (0, top / 2, top):
-        label = f"{100 * value:.0f}%" if chart.is_share else f"{value / 1e3:g}k" if top >= _THOUSANDS else f"{value:g}"
+        label = f"{100 * value:.0f}%" if chart.is_share else _tick_label(value)
         out.append(f'<text x="{_LEFT - 5}" y="{up(value) + 3:.1f}" text-anchor="end">{label}</text>')
     for time, anchor in ((x.begin, "start"), (x.end, "end")):
         out.append(f'<text x="{across(time):.0f}" y="{HEIGHT - 4}" text-anchor="{anchor}">{time:.0f} s</text>')
     out.append("</svg>")
     return "".join(out)
+
+
+def _tick_label(value: float) -> str:
+    return f"{value / _THOUSAND:g}k" if value >= _THOUSAND else f"{value:g}"
 
 
 def _polyline(xs: Sequence[float], ys: Sequence[float]) -> str:

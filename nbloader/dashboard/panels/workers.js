@@ -84,10 +84,11 @@ export function create(el, api) {
     for (const id of ids) body.append(rows.get(id).node, rows.get(id).detail);
     if (body.contains(focused)) focused.focus();
   };
-  const summarize = ({ deaths }) => {
+  const summarize = ({ errors, deaths }) => {
     const stuck = [...workers.values()].filter((w) => w.stuck).map((w) => w.id).sort((a, b) => a - b);
     const parts = [workers.size === 1 ? "1 worker" : `${workers.size} workers`];
     if (stuck.length) parts.push(`▲ stuck: ${stuck.slice(0, 6).join(", ")}${stuck.length > 6 ? ", …" : ""}`);
+    if (errors) parts.push(errors === 1 ? "✕ 1 batch failed" : `✕ ${errors} batches failed`);
     if (deaths) parts.push(`✕ ${deaths} died`);
     api.note(workers.size ? parts.join(" · ") : "none", parts.length > 1);
   };

@@ -48,7 +48,13 @@ class Workers(Panel):
     def payload(self, frame: Frame) -> dict[str, Any]:
         """What stands around the rows."""
         s = frame.snapshot
-        return {"columns": list(COLUMNS), "count": len(s.workers), "deaths": s.deaths, "notes": _notes(s)}
+        return {
+            "columns": list(COLUMNS),
+            "count": len(s.workers),
+            "errors": s.errors,
+            "deaths": s.deaths,
+            "notes": _notes(s),
+        }
 
     def news(self, frame: Frame) -> list[Any]:
         """Rows that are new or changed."""
