@@ -1,4 +1,4 @@
-"""Claims about events and the bus that carries them."""
+"""Events and the event bus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORD = BatchRecord(
 )
 
 
-def test_events_come_in_order_to_every_kind_of_subscriber():
+def test_every_kind_of_subscriber_receives_events_in_order():
     bus = EventBus()
     seen: list[events.Event] = []
     sent = [LoaderPaused(1), RECORD, LoaderPaused(3)]
@@ -54,7 +54,7 @@ def test_a_callback_that_raises_is_removed_and_logged(caplog: pytest.LogCaptureF
     with bus.subscribe() as healthy, caplog.at_level(logging.ERROR, logger="nbloader.events.bus"):
         bus.publish(LoaderPaused(1))
         bus.publish(LoaderPaused(2))
-        assert healthy.drain() == [LoaderPaused(1), LoaderPaused(2)], "the others go on"
+        assert healthy.drain() == [LoaderPaused(1), LoaderPaused(2)], "the other subscribers are unaffected"
     assert calls == [LoaderPaused(1)]
     assert len(caplog.records) == 1
     assert "this callback is broken" in caplog.text
@@ -78,7 +78,7 @@ def test_the_history_is_bounded():
     assert [event.time for event in bus.history] == [15, 16, 17, 18, 19]  # type: ignore[union-attr]
 
 
-def test_batches_gives_only_the_records():
+def test_batches_returns_only_batch_records():
     bus = EventBus()
     for event in (LoaderPaused(1), RECORD, LoaderPaused(2), RECORD._replace(index=1)):
         bus.publish(event)
@@ -86,17 +86,17 @@ def test_batches_gives_only_the_records():
 
 
 @pytest.mark.parametrize("maxlen", [0, -1])
-def test_a_buffer_of_no_size_is_refused(maxlen: int):
+def test_an_invalid_buffer_size_is_rejected(maxlen: int):
     with pytest.raises(ValueError, match=rf"maxlen must be at least 1, not {maxlen}"):
         EventBus().subscribe(maxlen=maxlen)
 
 
-def test_a_callback_that_cannot_be_called_is_refused():
+def test_a_callback_that_is_not_callable_is_rejected():
     with pytest.raises(TypeError, match=r"callback must be callable or None, not int: 3"):
         EventBus().subscribe(3)  # type: ignore[arg-type]
 
 
-def test_a_closed_subscription_gets_nothing_more_and_closes_twice():
+def test_a_closed_subscription_receives_nothing_and_can_be_closed_again():
     bus = EventBus()
     subscription = bus.subscribe()
     bus.publish(LoaderPaused(1))
@@ -120,7 +120,7 @@ def test_a_callback_may_close_its_own_subscription():
     assert seen == [LoaderPaused(1)]
 
 
-def test_subscribing_closing_and_reading_while_others_publish():
+def test_concurrent_publishing_subscribing_and_reading():
     bus = EventBus(history=100)
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -132,7 +132,7 @@ def test_subscribing_closing_and_reading_while_others_publish():
         except BaseException as error:
             failures.append(error)
 
-    def come_and_go() -> None:
+    def subscribe_and_close() -> None:
         try:
             for _ in range(300):
                 with bus.subscribe(maxlen=10) as subscription:
@@ -142,19 +142,19 @@ def test_subscribing_closing_and_reading_while_others_publish():
             failures.append(error)
 
     publishers = [threading.Thread(target=publish) for _ in range(2)]
-    visitors = [threading.Thread(target=come_and_go) for _ in range(4)]
-    for thread in publishers + visitors:
+    subscribers = [threading.Thread(target=subscribe_and_close) for _ in range(4)]
+    for thread in publishers + subscribers:
         thread.start()
-    for thread in visitors:
+    for thread in subscribers:
         thread.join()
     stop.set()
     for thread in publishers:
         thread.join()
     assert failures == []
-    assert bus._subscribers == (), "every subscription that was closed is gone"
+    assert bus._subscribers == (), "closed subscriptions are removed"
 
 
-def test_no_event_can_be_changed():
+def test_events_are_immutable():
     kinds = [kind for kind in get_args(events.Event) if kind is not BatchRecord]
     assert len(kinds) > 10
     for kind in kinds:
@@ -170,5 +170,5 @@ def test_events_compare_by_value():
     assert WorkerStarted(1, 2, 3) == WorkerStarted(1, 2, 3) != WorkerStarted(1, 2, 4)
 
 
-def test_a_record_knows_how_long_the_consumer_waited():
+def test_a_record_says_how_long_the_consumer_waited():
     assert RECORD.waited == 25

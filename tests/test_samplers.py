@@ -1,4 +1,4 @@
-"""The order of samples: torch's where it is stored, a computed permutation where the dataset is large."""
+"""Random orders: torch's for small datasets, a computed permutation for large ones."""
 
 import itertools
 
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.unit
 
 
 @given(n=st.integers(1, 5000), seed=st.integers(0, 2**64 - 1))
-def test_a_permutation_has_every_integer_once(n, seed):
+def test_a_permutation_contains_every_integer_once(n, seed):
     assert sorted(Permutation(n, seed)) == list(range(n))
 
 
 @given(n=st.integers(2, 10**15), seed=st.integers(0, 2**63), start=st.integers(0, 10**15))
-def test_a_permutation_of_any_size_stays_in_range_and_repeats_nothing(n, seed, start):
+def test_a_large_permutation_stays_in_range_without_duplicates(n, seed, start):
     start %= n
     positions = np.arange(start, min(n, start + 500))
     values = Permutation(n, seed)[positions]
@@ -28,24 +28,26 @@ def test_a_permutation_of_any_size_stays_in_range_and_repeats_nothing(n, seed, s
     assert len(set(values.tolist())) == len(positions)
 
 
-def test_seeds_give_unrelated_orders():
+def test_different_seeds_give_uncorrelated_orders():
     first, second = (np.array(list(Permutation(10_000, seed))) for seed in (1, 2))
     assert (first == second).mean() < 0.002
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.05
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_computed_order_is_as_even_as_a_drawn_one(seed):
-    # where a quarter of the positions lands: each quarter of the values gets its share, within 5 standard deviations
+def test_a_computed_permutation_is_uniform(seed):
+    # The first quarter of the positions is spread evenly over the four quarters of values (5 standard deviations).
     n = 40_000
     counts = np.bincount(Permutation(n, seed)[np.arange(n // 4)] // (n // 4), minlength=4)
     assert abs(counts - n / 16).max() < 5 * (n / 16 * 0.75) ** 0.5
-    # neighbours are not neighbours any more
+    # Adjacent positions are uncorrelated.
     values = np.array(list(Permutation(n, seed)))
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.03
 
 
-class Claims:
+class OfLength:
+    """A dataset with a length and no samples."""
+
     def __init__(self, n):
         self.n = n
 
@@ -53,9 +55,9 @@ class Claims:
         return self.n
 
 
-def test_a_small_dataset_is_shuffled_as_torch_shuffles_it():
+def test_a_small_dataset_is_shuffled_as_in_torch():
     ours, _batches = samplers.make_samplers(
-        Claims(100),
+        OfLength(100),
         batch_size=10,
         shuffle=True,
         sampler=None,
@@ -64,13 +66,13 @@ def test_a_small_dataset_is_shuffled_as_torch_shuffles_it():
         group=1,
         generator=torch.Generator().manual_seed(3),
     )
-    theirs = torch.utils.data.RandomSampler(Claims(100), generator=torch.Generator().manual_seed(3))
+    theirs = torch.utils.data.RandomSampler(OfLength(100), generator=torch.Generator().manual_seed(3))
     assert list(ours) == list(theirs)
 
 
-def test_a_hundred_million_samples_are_shuffled_at_once():
+def test_a_hundred_million_samples_are_shuffled_without_delay():
     made, batches = samplers.make_samplers(
-        Claims(100_000_000),
+        OfLength(100_000_000),
         batch_size=32,
         shuffle=True,
         sampler=None,
@@ -82,5 +84,5 @@ def test_a_hundred_million_samples_are_shuffled_at_once():
     first = next(iter(batches))
     assert len(set(first)) == 32
     assert all(0 <= index < 100_000_000 for index in first)
-    assert list(itertools.islice(made, 32)) != first, "each epoch has an order of its own"
+    assert list(itertools.islice(made, 32)) != first, "each epoch has its own order"
     assert len(batches) == 3_125_000

@@ -1,4 +1,4 @@
-"""Whatever happens to workers, each batch of each shard of an iterable dataset is delivered once, in the same order."""
+"""Shards of an iterable dataset: each batch is delivered exactly once, in a fixed order, whatever workers do."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ pytestmark = pytest.mark.unit
 
 
 class ShardChaos(RuleBasedStateMachine):
-    """ShardPlan of any lengths; workers that work, tell states or not, die at any moment, and become fewer or more.
+    """Shards of any lengths; workers produce batches, send iterator states, die at any moment, and are resized.
 
-    A worker is modelled as what it must do to make a batch: come to its position from where its iterator is, or from a
-    state it was given, or from the start. The order of delivery is that of (position, shard), whatever happened.
+    A worker is modelled by how it reaches a batch: from the position of its iterator, from a state that it received, or
+    from the start of the shard. Batches are delivered in the order of (position, shard).
     """
 
     def __init__(self):
         super().__init__()
         self.uids = 0
-        self.living: dict[int, tuple[int, list[tuple[int, Ticket]]]] = {}  # worker -> (slot, its tickets)
-        self.iterators: dict[tuple[int, int], int] = {}  # (worker, shard) -> batches made
+        self.living: dict[int, tuple[int, list[tuple[int, Ticket]]]] = {}  # worker -> (slot, tickets)
+        self.iterators: dict[tuple[int, int], int] = {}  # (worker, shard) -> batches produced
         self.delivered: list[tuple[int, int]] = []
         self.errors: set[tuple[int, int]] = set()
 
@@ -55,28 +55,28 @@ class ShardChaos(RuleBasedStateMachine):
         self.dispatcher.worker_ready(self.uids, slot)
 
     @rule()
-    def sampler_is_asked(self):
+    def dispatch_more(self):
         for _ in range(self.dispatcher.room(0)):
             ticket = self.shards.take()
             if ticket is None:
                 break
             self.dispatcher.add(0, ticket, ticket.seed_of(ticket.position))
-        self.batches_are_sent()
+        self.send_assignments()
 
-    def batches_are_sent(self):
+    def send_assignments(self):
         for worker, task in self.dispatcher.assignments():
             slot, inbox = self.living[worker]
             assert task.indices.shard % self.dispatcher.slots == slot
-            inbox.append((task.number, pickle.loads(pickle.dumps(task.indices))))  # as it is sent
+            inbox.append((task.number, pickle.loads(pickle.dumps(task.indices))))  # as the channel does
 
     @precondition(lambda self: any(inbox for _slot, inbox in self.living.values()))
-    @rule(data=st.data(), told=st.booleans())
-    def worker_makes_a_batch(self, data, told):
+    @rule(data=st.data(), sends_state=st.booleans())
+    def worker_produces_a_batch(self, data, sends_state):
         worker = data.draw(st.sampled_from(sorted(w for w, (_slot, inbox) in self.living.items() if inbox)))
-        self.make(worker, told)
-        self.batches_are_sent()
+        self.produce(worker, sends_state)
+        self.send_assignments()
 
-    def make(self, worker, told):
+    def produce(self, worker, sends_state):
         number, ticket = self.living[worker][1].pop(0)
         at = self.iterators.get((worker, ticket.shard))
         if not ticket.exhausted and (at is None or at > ticket.position):
@@ -84,14 +84,14 @@ class ShardChaos(RuleBasedStateMachine):
             if ticket.resume is not None:
                 at, text = ticket.resume
                 assert json.loads(text) == at
-                assert at <= ticket.position, "a state from which it cannot be reached"
+                assert at <= ticket.position, "a state beyond the batch"
         exists = ticket.position < self.lengths[ticket.shard]
-        assert not (ticket.exhausted and exists), "a batch is left out"
+        assert not (ticket.exhausted and exists), "a batch is skipped"
         if not exists:
             self.dispatcher.exhausted(worker, 0, number, NOW)
             return
         self.iterators[worker, ticket.shard] = ticket.position + 1
-        if told:
+        if sends_state:
             self.shards.advance(ticket.shard, ticket.position + 1, json.dumps(ticket.position + 1), "")
         self.dispatcher.result(worker, 0, number, f"{ticket.position}:{ticket.shard}", NOW)
 
@@ -106,7 +106,7 @@ class ShardChaos(RuleBasedStateMachine):
             self.dispatcher.fail(fatal, GIVEN_UP, NOW)
         if replaced:
             self.worker_starts(slot)
-        self.batches_are_sent()
+        self.send_assignments()
 
     @rule(slots=st.integers(1, 4))
     def loader_is_resized(self, slots):
@@ -117,17 +117,17 @@ class ShardChaos(RuleBasedStateMachine):
         before, self.dispatcher.slots = self.dispatcher.slots, slots
         for slot in range(before, slots):
             self.worker_starts(slot)
-        self.batches_are_sent()
+        self.send_assignments()
 
     @rule(parked=st.booleans())
-    def run_is_parked_or_asked(self, parked):
+    def iteration_is_parked_or_unparked(self, parked):
         if parked:
             assert self.dispatcher.park(0) == []
         else:
             self.dispatcher.unpark(0)
 
     @rule()
-    def consumer_asks(self):
+    def consumer_takes_a_batch(self):
         self.take()
 
     def take(self):
@@ -146,7 +146,7 @@ class ShardChaos(RuleBasedStateMachine):
         return True
 
     def teardown(self):
-        """With honest workers everything comes, in the order of a calm run."""
+        """Without further faults all remaining batches are delivered, in the order of a run without faults."""
         if not hasattr(self, "dispatcher"):
             return
         self.dispatcher.unpark(0)
@@ -154,20 +154,20 @@ class ShardChaos(RuleBasedStateMachine):
         for slot in set(range(self.dispatcher.slots)) - slots:
             self.worker_starts(slot)
         while True:
-            nothing_outside = not self.dispatcher.outstanding(0)
-            self.sampler_is_asked()
-            if nothing_outside and not self.dispatcher.outstanding(0):
+            none_outstanding = not self.dispatcher.outstanding(0)
+            self.dispatch_more()
+            if none_outstanding and not self.dispatcher.outstanding(0):
                 break
             for worker, (_slot, inbox) in self.living.items():
                 while inbox:
-                    self.make(worker, told=True)
+                    self.produce(worker, sends_state=True)
             while self.take():
                 pass
-            self.batches_are_sent()
-        calm = {(position, s) for s, n in enumerate(self.lengths) for position in range(n)}
-        # a batch given up may lie past the end of its shard: nobody lived to say so
-        assert calm <= set(self.delivered) <= calm | self.errors
-        assert len(self.delivered) == len(set(self.delivered)), "a batch came twice"
+            self.send_assignments()
+        expected = {(position, s) for s, n in enumerate(self.lengths) for position in range(n)}
+        # A batch that was given up may lie past the end of its shard: no worker survived to report that.
+        assert expected <= set(self.delivered) <= expected | self.errors
+        assert len(self.delivered) == len(set(self.delivered)), "a batch was delivered twice"
         if self.in_order:
             assert self.delivered == sorted(self.delivered)
 
@@ -175,12 +175,12 @@ class ShardChaos(RuleBasedStateMachine):
 TestShardChaos = ShardChaos.TestCase
 
 
-def calm_order(lengths):
+def fault_free_order(lengths):
     return sorted((position, shard) for shard, n in enumerate(lengths) for position in range(n))
 
 
 def tickets(shards, lengths):
-    """All tickets of a calm run, each ended where its shard is."""
+    """The tickets of a run without faults, in order."""
     out = []
     while (ticket := shards.take()) is not None:
         if ticket.position >= lengths[ticket.shard]:
@@ -191,11 +191,11 @@ def tickets(shards, lengths):
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5))
-def test_shards_take_turns_and_those_that_run_dry_drop_out(lengths):
-    assert tickets(ShardPlan(len(lengths), size=1, seed=0), lengths) == calm_order(lengths)
+def test_tickets_are_round_robin_without_exhausted_shards(lengths):
+    assert tickets(ShardPlan(len(lengths), size=1, seed=0), lengths) == fault_free_order(lengths)
 
 
-def test_out_of_order_the_shard_is_asked_of_which_least_is_out():
+def test_out_of_order_the_shard_with_the_fewest_outstanding_batches_is_next():
     shards = ShardPlan(2, size=1, seed=0, in_order=False)
     first = [shards.take() for _ in range(4)]
     assert [(ticket.shard, ticket.position) for ticket in first] == [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -210,28 +210,28 @@ def test_out_of_order_the_shard_is_asked_of_which_least_is_out():
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.data())
-def test_what_was_delivered_is_not_asked_for_again(lengths, data):
-    order = calm_order(lengths)
-    came = data.draw(st.sets(st.sampled_from(order)) if order else st.just(set()))
+def test_a_resumed_plan_skips_delivered_batches(lengths, data):
+    order = fault_free_order(lengths)
+    delivered = data.draw(st.sets(st.sampled_from(order)) if order else st.just(set()))
     progress = []
     for shard, n in enumerate(lengths):
         of_shard = ShardProgress()
-        for position in data.draw(st.permutations([p for p, s in came if s == shard])):
+        for position in data.draw(st.permutations([p for p, s in delivered if s == shard])):
             of_shard.deliver(position)
         progress.append(
             ShardProgress(of_shard.position, frozenset(of_shard.beyond), over=of_shard.position == n and n > 0)
         )
     resumed = ShardPlan(len(lengths), size=1, seed=0, progress=progress)
-    assert tickets(resumed, lengths) == [key for key in order if key not in came]
+    assert tickets(resumed, lengths) == [key for key in order if key not in delivered]
 
 
-def test_seeds_are_those_of_the_batch_in_its_shard_and_one_shard_is_as_none():
+def test_seeds_differ_by_batch_and_shard_and_one_shard_has_those_of_none():
     seeds = {(shard, k): Ticket(shard, 3, 0, 1, 7).seed_of(k) for shard in range(3) for k in range(50)}
     assert len(set(seeds.values())) == len(seeds)
     assert [Ticket(0, 1, 0, 1, 7).seed_of(k) for k in range(9)] == [Ticket(0, 0, 0, 1, 7).seed_of(k) for k in range(9)]
 
 
-def test_only_states_that_can_still_be_needed_are_kept():
+def test_states_that_are_no_longer_needed_are_dropped():
     shards = ShardPlan(1, size=1, seed=0)
     for position in range(1, 6):
         shards.advance(0, position, json.dumps(position), "")
@@ -242,7 +242,7 @@ def test_only_states_that_can_still_be_needed_are_kept():
     assert shards.progress[0].state(2) is None
 
 
-def test_a_sample_is_named_by_its_shard_and_its_place_there():
+def test_a_sample_is_named_by_its_shard_and_number():
     assert repr(Ticket(2, 3, 4, 10, 0)[5]) == "45 of shard 2"
     assert Ticket(0, 0, 4, 10, 0)[5] == 45
     assert repr(Ticket(2, 3, 4, 10, 0)) == "<batch 4 of shard 2>"

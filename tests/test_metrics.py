@@ -1,4 +1,4 @@
-"""Claims about the fold from events to snapshots, its verdicts, and how snapshots read."""
+"""The aggregation of events into snapshots, verdicts, and the text and HTML of snapshots."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ from nbloader.events import (
     WorkerStarted,
 )
 from nbloader.events.gauges import Gauges, WorkerGauge
-from nbloader.metrics import aggregator
+from nbloader.metrics.aggregator import Aggregator
 from nbloader.metrics.snapshot import STAGES, Snapshot
 from nbloader.metrics.stage_times import upload_stats
 
 pytestmark = pytest.mark.unit
 
-Aggregator = functools.partial(aggregator.Aggregator, judge)
+new_stats = functools.partial(Aggregator, judge)
 MS = 1_000_000
 S = 1000 * MS
 START = 100 * S
 
 
 def gauge(worker: int = 0, **changes: Any) -> WorkerGauge:
-    given_ = {
+    fields = {
         "worker": worker,
         "pid": 1000 + worker,
         "state": "idle",
@@ -62,11 +62,11 @@ def gauge(worker: int = 0, **changes: Any) -> WorkerGauge:
         "cpu_percent": None,
         "rss": None,
     }
-    return WorkerGauge(**(given_ | changes))
+    return WorkerGauge(**(fields | changes))
 
 
 def gauges(now: int, *workers: WorkerGauge, **changes: Any) -> Gauges:
-    given_ = {
+    fields = {
         "now": now,
         "state": "running",
         "window": 4,
@@ -77,14 +77,14 @@ def gauges(now: int, *workers: WorkerGauge, **changes: Any) -> Gauges:
         "waiting_for": None,
         "workers": workers,
     }
-    return Gauges(**(given_ | changes))
+    return Gauges(**(fields | changes))
 
 
 def record(requested: int, *, wait: int = 0, step: int = 10 * MS, make: int = 20 * MS, **changes: Any) -> BatchRecord:
-    """A batch asked for at `requested`, that the consumer waited for and worked on for so many ns."""
+    """A batch requested at `requested`, for which the consumer waited, and which it then processed, for so many ns."""
     delivered = requested + wait
     collated = delivered - MS
-    given_ = {
+    fields = {
         "run": 0,
         "epoch": 0,
         "index": 0,
@@ -111,12 +111,12 @@ def record(requested: int, *, wait: int = 0, step: int = 10 * MS, make: int = 20
         "slowest_index": 7,
         "slowest_ns": 2 * MS,
     }
-    given_["pid"] = 1000 + changes.get("worker", 0)
-    return BatchRecord(**(given_ | changes))
+    fields["pid"] = 1000 + changes.get("worker", 0)
+    return BatchRecord(**(fields | changes))
 
 
 def loop(
-    fold: aggregator.Aggregator,
+    stats: Aggregator,
     batches: int,
     *,
     begin: int = START,
@@ -125,14 +125,14 @@ def loop(
     cycle: Any = None,
     **how: Any,
 ) -> int:
-    """Feed an epoch's start and some batches, one after the other; give the time at which the last one came back."""
-    fold.update(EpochStarted(begin, run, run, 100, workers))
+    """Feed the start of an epoch and consecutive batches; return when the consumer was done with the last one."""
+    stats.update(EpochStarted(begin, run, run, 100, workers))
     now = begin
     for index in range(batches):
         changes = how | {"worker": index % workers if workers else -1} | (cycle(index) if cycle else {})
-        made = record(now, index=index, run=run, epoch=run, **changes)
-        fold.update(made)
-        now = made.returned or made.delivered
+        batch = record(now, index=index, run=run, epoch=run, **changes)
+        stats.update(batch)
+        now = batch.returned or batch.delivered
     return now
 
 
@@ -143,10 +143,10 @@ def pair(**changes: Any) -> tuple[WorkerGauge, WorkerGauge]:
 # --- counting and rates
 
 
-def test_rates_and_shares_come_from_the_records():
-    fold = Aggregator()
-    now = loop(fold, 50, wait=30 * MS, step=10 * MS)
-    s = fold.snapshot(gauges(now, *pair(), waiting_since=now, waiting_for=50))
+def test_rates_and_shares_are_computed_from_the_records():
+    stats = new_stats()
+    now = loop(stats, 50, wait=30 * MS, step=10 * MS)
+    s = stats.snapshot(gauges(now, *pair(), waiting_since=now, waiting_for=50))
     assert (s.epoch, s.batches_done, s.batches_total, s.samples_done) == (0, 50, 100, 800)
     assert s.elapsed == pytest.approx(50 * 0.04)
     assert s.batches_per_second == pytest.approx(25)
@@ -165,19 +165,19 @@ def test_rates_and_shares_come_from_the_records():
     assert s.workers[0].batches_per_second == pytest.approx(12.5, rel=0.05)
 
 
-def test_percentiles_are_by_nearest_rank():
-    fold = Aggregator()
-    now = loop(fold, 100, cycle=lambda index: {"step": (index + 1) * MS})
-    step = fold.snapshot(gauges(now)).stages[-1]
+def test_percentiles_use_the_nearest_rank():
+    stats = new_stats()
+    now = loop(stats, 100, cycle=lambda index: {"step": (index + 1) * MS})
+    step = stats.snapshot(gauges(now)).stages[-1]
     assert (step.p50, step.p95, step.max, step.mean) == (50, 95, 100, 50.5)
 
 
-def test_the_rate_falls_while_nothing_comes():
-    fold = Aggregator()
-    now = loop(fold, 50, wait=10 * MS, step=10 * MS)
+def test_the_rate_falls_while_no_batch_arrives():
+    stats = new_stats()
+    now = loop(stats, 50, wait=10 * MS, step=10 * MS)
     rates, shares = [], []
     for later in (0, 1, 3, 10, 100):
-        s = fold.snapshot(gauges(now + later * S, *pair(), waiting_since=now, waiting_for=50))
+        s = stats.snapshot(gauges(now + later * S, *pair(), waiting_since=now, waiting_for=50))
         rates.append(s.batches_per_second)
         shares.append(s.wait_share)
     assert rates == sorted(rates, reverse=True)
@@ -187,128 +187,128 @@ def test_the_rate_falls_while_nothing_comes():
     assert shares[-1] > 0.99
 
 
-def test_old_batches_leave_the_rate_after_five_seconds():
-    fold = Aggregator()
-    now = loop(fold, 200, cycle=lambda index: {"step": (40 if index < 100 else 100) * MS})
-    assert fold.snapshot(gauges(now)).batches_per_second == pytest.approx(10, rel=0.05)
+def test_the_rate_covers_the_last_five_seconds():
+    stats = new_stats()
+    now = loop(stats, 200, cycle=lambda index: {"step": (40 if index < 100 else 100) * MS})
+    assert stats.snapshot(gauges(now)).batches_per_second == pytest.approx(10, rel=0.05)
 
 
 def test_slow_batches_still_have_a_rate():
-    fold = Aggregator()
-    now = loop(fold, 6, wait=5 * S, step=5 * S)
-    s = fold.snapshot(gauges(now + S, waiting_since=now))
+    stats = new_stats()
+    now = loop(stats, 6, wait=5 * S, step=5 * S)
+    s = stats.snapshot(gauges(now + S, waiting_since=now))
     assert s.batches_per_second == pytest.approx(0.1)
     assert s.wait_share == pytest.approx(0.5, abs=0.05)
 
 
-def test_the_wait_for_the_first_batch_counts_in_the_epoch_only():
-    fold = Aggregator()
-    now = loop(fold, 20, cycle=lambda index: {"wait": 3 * S if index == 0 else 0, "step": 50 * MS})
-    s = fold.snapshot(gauges(now))
+def test_the_wait_for_the_first_batch_counts_only_for_the_epoch():
+    stats = new_stats()
+    now = loop(stats, 20, cycle=lambda index: {"wait": 3 * S if index == 0 else 0, "step": 50 * MS})
+    s = stats.snapshot(gauges(now))
     assert s.wait_share == 0
     assert s.wait_share_epoch == pytest.approx(3 / 4)
 
 
-def test_time_paused_is_neither_waiting_nor_working():
-    fold = Aggregator()
-    now = loop(fold, 20, wait=10 * MS, step=30 * MS)
-    before = fold.snapshot(gauges(now))
-    fold.update(LoaderPaused(now))
-    paused = fold.snapshot(gauges(now + 60 * S, state="paused", waiting_since=now, waiting_for=20, ready=2))
+def test_paused_time_is_left_out_of_rates_and_shares():
+    stats = new_stats()
+    now = loop(stats, 20, wait=10 * MS, step=30 * MS)
+    before = stats.snapshot(gauges(now))
+    stats.update(LoaderPaused(now))
+    paused = stats.snapshot(gauges(now + 60 * S, state="paused", waiting_since=now, waiting_for=20, ready=2))
     assert paused.wait_share == pytest.approx(before.wait_share)
     assert paused.batches_per_second == pytest.approx(before.batches_per_second)
     assert paused.verdict == "Paused for 60.0 s with 2 batches ready; call resume() to continue."
     assert paused.eta is None
-    fold.update(LoaderResumed(now + 60 * S))
-    fold.update(record(now, wait=60 * S + 10 * MS, step=30 * MS, index=20))
-    after = fold.snapshot(gauges(now + 60 * S + 40 * MS))
+    stats.update(LoaderResumed(now + 60 * S))
+    stats.update(record(now, wait=60 * S + 10 * MS, step=30 * MS, index=20))
+    after = stats.snapshot(gauges(now + 60 * S + 40 * MS))
     assert after.wait_share == pytest.approx(0.25, abs=0.02)
     assert after.wait_share_epoch == pytest.approx(0.25, abs=0.02)
 
 
-def test_a_second_epoch_counts_anew_and_keeps_the_slowest_samples():
-    fold = Aggregator()
-    now = loop(fold, 10, cycle=lambda index: {"slowest_index": index, "slowest_ns": (index + 1) * MS})
-    fold.update(EpochEnded(now, 0, 0, 10, "exhausted"))
-    now = loop(fold, 3, begin=now + S, run=1, slowest_index="b", slowest_ns=5 * MS)
-    s = fold.snapshot(gauges(now))
+def test_a_second_epoch_resets_progress_and_keeps_the_slowest_samples():
+    stats = new_stats()
+    now = loop(stats, 10, cycle=lambda index: {"slowest_index": index, "slowest_ns": (index + 1) * MS})
+    stats.update(EpochEnded(now, 0, 0, 10, "exhausted"))
+    now = loop(stats, 3, begin=now + S, run=1, slowest_index="b", slowest_ns=5 * MS)
+    s = stats.snapshot(gauges(now))
     assert (s.epoch, s.batches_done, s.samples_done) == (1, 3, 48)
     assert s.elapsed == pytest.approx(0.03)
     assert [x.index for x in s.slowest[:3]] == [9, 8, 7]
     assert [x.seconds for x in s.slowest] == sorted((x.seconds for x in s.slowest), reverse=True)
     assert [(x.epoch, x.seconds) for x in s.slowest if x.index == "b"] == [(1, 0.005)]
     for run in (2, 3):
-        now = loop(fold, 1, begin=now + S, run=run, slowest_index="c", slowest_ns=MS)
-    assert [x.index for x in fold.snapshot(gauges(now)).slowest] == ["b", "c"], "epoch 0 is three runs ago"
+        now = loop(stats, 1, begin=now + S, run=run, slowest_index="c", slowest_ns=MS)
+    assert [x.index for x in stats.snapshot(gauges(now)).slowest] == ["b", "c"], "epoch 0 is three iterators ago"
 
 
 def test_the_ten_slowest_of_many_samples_are_found():
-    fold = Aggregator()
-    order = [1008, *range(1008)]  # the slowest first, then ever slower ones
-    now = loop(fold, 1009, cycle=lambda index: {"slowest_index": order[index], "slowest_ns": (order[index] + 1) * MS})
-    slowest = fold.snapshot(gauges(now)).slowest
+    stats = new_stats()
+    order = [1008, *range(1008)]  # the slowest first, then in increasing order
+    now = loop(stats, 1009, cycle=lambda index: {"slowest_index": order[index], "slowest_ns": (order[index] + 1) * MS})
+    slowest = stats.snapshot(gauges(now)).slowest
     assert [x.index for x in slowest] == list(range(1008, 998, -1))
     assert slowest[0].seconds == pytest.approx(1.009)
 
 
 def test_samples_with_unhashable_indices_are_kept():
-    fold = Aggregator()
-    now = loop(fold, 3, slowest_index={"key": [1]})
-    assert len(fold.snapshot(gauges(now)).slowest) == 3
+    stats = new_stats()
+    now = loop(stats, 3, slowest_index={"key": [1]})
+    assert len(stats.snapshot(gauges(now)).slowest) == 3
 
 
-def test_several_runs_at_once_the_newest_is_the_epoch():
-    fold = Aggregator()
-    fold.update(EpochStarted(START, 0, 0, 10, 2))
-    fold.update(EpochStarted(START, 1, 1, 20, 2))
+def test_with_several_iterators_progress_is_that_of_the_newest():
+    stats = new_stats()
+    stats.update(EpochStarted(START, 0, 0, 10, 2))
+    stats.update(EpochStarted(START, 1, 1, 20, 2))
     now = START
     for index in range(10):
         for run in (0, 1):
-            fold.update(record(now, run=run, epoch=run, index=index, step=10 * MS))
+            stats.update(record(now, run=run, epoch=run, index=index, step=10 * MS))
             now += 10 * MS
-    s = fold.snapshot(gauges(now))
+    s = stats.snapshot(gauges(now))
     assert (s.epoch, s.batches_done, s.batches_total) == (1, 10, 20)
     assert s.batches_per_second == pytest.approx(100, rel=0.1)
     assert s.eta == pytest.approx(10 / 50, rel=0.15)
-    fold.update(EpochEnded(now, 0, 0, 10, "exhausted"))
-    assert fold.snapshot(gauges(now + S)).elapsed > s.elapsed, "the end of an older run is not the end of the epoch"
+    stats.update(EpochEnded(now, 0, 0, 10, "exhausted"))
+    assert stats.snapshot(gauges(now + S)).elapsed > s.elapsed, "the end of an older run is not the end of the epoch"
 
 
-def test_an_epoch_start_that_comes_late_keeps_the_batches():
-    fold = Aggregator()
-    fold.update(record(START + 10 * MS, run=3, epoch=3))
-    assert fold.snapshot(gauges(START + 30 * MS)).batches_total is None
-    fold.update(EpochStarted(START, 3, 3, 5, 1))
-    fold.update(EpochStarted(START - S, 2, 2, 99, 1))
-    s = fold.snapshot(gauges(START + 30 * MS))
+def test_a_late_epoch_start_keeps_the_batches_before_it():
+    stats = new_stats()
+    stats.update(record(START + 10 * MS, run=3, epoch=3))
+    assert stats.snapshot(gauges(START + 30 * MS)).batches_total is None
+    stats.update(EpochStarted(START, 3, 3, 5, 1))
+    stats.update(EpochStarted(START - S, 2, 2, 99, 1))
+    s = stats.snapshot(gauges(START + 30 * MS))
     assert (s.epoch, s.batches_done, s.batches_total) == (3, 1, 5)
     assert s.elapsed == pytest.approx(0.03)
 
 
 def test_an_unknown_number_of_batches_has_no_eta():
-    fold = Aggregator()
-    fold.update(EpochStarted(START, 0, 0, None, 2))
-    fold.update(record(START))
-    fold.update(record(START + 10 * MS))
-    s = fold.snapshot(gauges(START + 20 * MS))
+    stats = new_stats()
+    stats.update(EpochStarted(START, 0, 0, None, 2))
+    stats.update(record(START))
+    stats.update(record(START + 10 * MS))
+    s = stats.snapshot(gauges(START + 20 * MS))
     assert (s.batches_total, s.eta) == (None, None)
     assert "2 batches" in str(s)
 
 
-def test_a_batch_nobody_came_back_from_has_no_step():
-    fold = Aggregator()
-    loop(fold, 5, step=10 * MS)
-    fold.update(record(START + 50 * MS, returned=0))
-    s = fold.snapshot(gauges(START + 60 * MS))
+def test_a_batch_that_the_consumer_never_finished_has_no_step():
+    stats = new_stats()
+    loop(stats, 5, step=10 * MS)
+    stats.update(record(START + 50 * MS, returned=0))
+    s = stats.snapshot(gauges(START + 60 * MS))
     assert s.batches_done == 6
     assert s.stages[-1].mean == pytest.approx(10)
 
 
-def test_an_abandoned_epoch_stands_still():
-    fold = Aggregator()
-    now = loop(fold, 20)
-    fold.update(EpochEnded(now, 0, 0, 21, "abandoned"))
-    first, later = (fold.snapshot(gauges(now + t * S, state="idle")) for t in (1, 1000))
+def test_an_abandoned_epoch_does_not_advance():
+    stats = new_stats()
+    now = loop(stats, 20)
+    stats.update(EpochEnded(now, 0, 0, 21, "abandoned"))
+    first, later = (stats.snapshot(gauges(now + t * S, state="idle")) for t in (1, 1000))
     assert first == dataclasses.replace(later, now=first.now)
     assert (first.batches_done, first.eta) == (21, None)
     assert first.elapsed == pytest.approx(0.2)
@@ -316,15 +316,15 @@ def test_an_abandoned_epoch_stands_still():
 
 
 def test_faults_are_counted_by_worker():
-    fold = Aggregator()
-    fold.update(WorkerStarted(START, 1, 11))
-    fold.update(WorkerReady(START, 1, 11, MS))
-    fold.update(WorkerDied(START, 1, 11, -9, "killed by SIGKILL", expected=False, batches=(3,), stderr_tail=""))
-    fold.update(WorkerRestarted(START, 1, "killed by SIGKILL"))
-    fold.update(WorkerDied(START, 0, 10, 0, "restarted by request", expected=True, batches=(), stderr_tail=""))
-    fold.update(WorkerRestarted(START, 0, "request"))
-    fold.update(BatchFailed(START, 0, 3, 1, 17, "ValueError: no"))
-    s = fold.snapshot(gauges(START + S, *pair()))
+    stats = new_stats()
+    stats.update(WorkerStarted(START, 1, 11))
+    stats.update(WorkerReady(START, 1, 11, MS))
+    stats.update(WorkerDied(START, 1, 11, -9, "killed by SIGKILL", expected=False, batches=(3,), stderr_tail=""))
+    stats.update(WorkerRestarted(START, 1, "killed by SIGKILL"))
+    stats.update(WorkerDied(START, 0, 10, 0, "restarted by request", expected=True, batches=(), stderr_tail=""))
+    stats.update(WorkerRestarted(START, 0, "request"))
+    stats.update(BatchFailed(START, 0, 3, 1, 17, "ValueError: no"))
+    s = stats.snapshot(gauges(START + S, *pair()))
     assert (s.errors, s.deaths, s.restarts) == (1, 1, 2)
     assert [(w.restarts, w.errors) for w in s.workers] == [(1, 0), (1, 1)]
     assert "1 failed batch, 1 worker death, 2 restarts" in str(s)
@@ -333,65 +333,65 @@ def test_faults_are_counted_by_worker():
 
 
 def test_failed_samples_are_counted_by_what_was_done():
-    fold = Aggregator()
+    stats = new_stats()
     for index, done in enumerate(("skipped", "replaced", "retried", "retried")):
-        fold.update(SampleFailed(START, 0, index, 1, 17, "ValueError: no", "Traceback ...", done))
-    s = fold.snapshot(gauges(START + S, *pair()))
+        stats.update(SampleFailed(START, 0, index, 1, 17, "ValueError: no", "Traceback ...", done))
+    s = stats.snapshot(gauges(START + S, *pair()))
     assert (s.skipped, s.replaced, s.retried) == (1, 1, 2)
     assert [x.index for x in s.failed_samples] == [0, 1, 2, 3]
 
 
 def test_failures_of_the_supervisor_are_counted_and_shown():
-    fold = Aggregator()
+    stats = new_stats()
     for _ in range(2):
-        fold.update(SupervisorFailed(START, "KeyError: 3"))
-    fold.update(EpochStarted(START, 0, 0, 10, 2))
-    s = fold.snapshot(gauges(START + S, *pair()))
+        stats.update(SupervisorFailed(START, "KeyError: 3"))
+    stats.update(EpochStarted(START, 0, 0, 10, 2))
+    s = stats.snapshot(gauges(START + S, *pair()))
     assert s.supervisor_failures == 2
     assert "2 supervisor failures" in str(s)
     assert "2 supervisor failures" in s._repr_html_()
 
 
-def test_a_reloaded_dataset_starts_with_a_clean_slate():
-    fold = Aggregator()
-    now = loop(fold, 20, make=S)
-    fold.update(DatasetReloaded(now))
-    s = fold.snapshot(gauges(now))
+def test_reloading_the_dataset_resets_stage_times_and_slowest_samples():
+    stats = new_stats()
+    now = loop(stats, 20, make=S)
+    stats.update(DatasetReloaded(now))
+    s = stats.snapshot(gauges(now))
     assert (s.stages, s.slowest, s.cpu_share) == ((), (), None)
     assert s.batches_done == 20
 
 
-def test_updates_from_several_threads_are_all_counted():
-    fold = Aggregator()
-    fold.update(EpochStarted(START, 0, 0, None, 2))
+def test_concurrent_updates_are_all_counted():
+    stats = new_stats()
+    stats.update(EpochStarted(START, 0, 0, None, 2))
     records = [record(START + i * MS) for i in range(2000)]
 
     def feed() -> None:
-        for made in records:
-            fold.update(made)
+        for batch in records:
+            stats.update(batch)
 
     threads = [threading.Thread(target=feed) for _ in range(4)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        fold.snapshot(gauges(START + S))
+        stats.snapshot(gauges(START + S))
     for thread in threads:
         thread.join()
-    assert fold.snapshot(gauges(START + S)).batches_done == 8000
+    assert stats.snapshot(gauges(START + S)).batches_done == 8000
 
 
 # --- points
 
 
-def test_points_are_made_by_snapshots_and_bounded():
-    fold = Aggregator()
-    fold.update(EpochStarted(START, 0, 0, None, 2))
+def test_snapshots_add_points_which_are_bounded():
+    stats = new_stats()
+    stats.update(EpochStarted(START, 0, 0, None, 2))
     now = START
     for _ in range(3000):
         now += 100 * MS
-        fold.update(record(now - 100 * MS, wait=75 * MS, step=25 * MS))
-        fold.snapshot(gauges(now))
-    points = fold.points()
+        stats.update(record(now - 100 * MS, wait=75 * MS, step=25 * MS))
+        stats.snapshot(gauges(now))
+    points = stats.points()
     times = [p.time for p in points]
     assert 590 <= len(points) <= 601
     assert times[-1] - times[0] <= 120
@@ -402,79 +402,79 @@ def test_points_are_made_by_snapshots_and_bounded():
     assert points[-1].ready == pytest.approx(2 / 3), "two batches saw 1, the gauge says 0"
 
 
-def test_a_wait_is_seen_in_the_points_while_it_lasts_and_counted_once():
-    fold = Aggregator()
-    now = loop(fold, 10, step=25 * MS)
-    fold.snapshot(gauges(now))
+def test_a_wait_counts_in_the_points_while_it_lasts_and_only_once():
+    stats = new_stats()
+    now = loop(stats, 10, step=25 * MS)
+    stats.snapshot(gauges(now))
     seen = []
     for _ in range(8):  # waits two seconds, then works two; its record comes at the end
         now += 250 * MS
-        fold.snapshot(gauges(now, waiting_since=START + 250 * MS, waiting_for=10))
-        seen.append(fold.points()[-1].wait_share)
+        stats.snapshot(gauges(now, waiting_since=START + 250 * MS, waiting_for=10))
+        seen.append(stats.points()[-1].wait_share)
     for _ in range(8):
         now += 250 * MS
-        fold.snapshot(gauges(now))
-        seen.append(fold.points()[-1].wait_share)
-    fold.update(record(START + 250 * MS, wait=2 * S, step=2 * S))
-    fold.snapshot(gauges(now + 250 * MS))
-    seen.append(fold.points()[-1].wait_share)
+        stats.snapshot(gauges(now))
+        seen.append(stats.points()[-1].wait_share)
+    stats.update(record(START + 250 * MS, wait=2 * S, step=2 * S))
+    stats.snapshot(gauges(now + 250 * MS))
+    seen.append(stats.points()[-1].wait_share)
     assert seen == [1.0] * 8 + [0.0] * 9
 
 
-def test_idle_loaders_make_no_points_and_a_gap_is_a_flat_line():
-    fold = Aggregator()
-    now = loop(fold, 50)
-    fold.snapshot(gauges(now))
-    fold.update(EpochEnded(now, 0, 0, 50, "exhausted"))
+def test_an_idle_loader_adds_no_points_and_a_gap_is_a_flat_line():
+    stats = new_stats()
+    now = loop(stats, 50)
+    stats.snapshot(gauges(now))
+    stats.update(EpochEnded(now, 0, 0, 50, "exhausted"))
     for i in range(1, 100):
-        fold.snapshot(gauges(now + i * 250 * MS, state="idle", in_flight=0))
-    assert len(fold.points()) == 2
-    now = loop(fold, 5, begin=now + 30 * S, run=1)
-    fold.snapshot(gauges(now, in_flight=4))
-    _, idle, held, fresh = fold.points()
+        stats.snapshot(gauges(now + i * 250 * MS, state="idle", in_flight=0))
+    assert len(stats.points()) == 2
+    now = loop(stats, 5, begin=now + 30 * S, run=1)
+    stats.snapshot(gauges(now, in_flight=4))
+    _, idle, held, fresh = stats.points()
     assert dataclasses.replace(idle, time=0) == dataclasses.replace(held, time=0)
     assert held.time == pytest.approx(fresh.time - 0.2)
 
 
-def test_no_events_no_points():
-    fold = Aggregator()
-    fold.snapshot(gauges(START, state="new"))
-    assert fold.points() == []
+def test_without_events_there_are_no_points():
+    stats = new_stats()
+    stats.snapshot(gauges(START, state="new"))
+    assert stats.points() == []
 
 
 # --- the verdict
 
 
-def verdict(fold: aggregator.Aggregator, g: Gauges) -> tuple[str, str]:
-    s = fold.snapshot(g)
+def verdict(stats: Aggregator, g: Gauges) -> tuple[str, str]:
+    s = stats.snapshot(g)
     return s.cause, s.verdict
 
 
 def test_verdict_before_anything():
-    assert verdict(Aggregator(), gauges(START, *pair(), state="new")) == (
+    assert verdict(new_stats(), gauges(START, *pair(), state="new")) == (
         "new",
         "No batches yet: iterate over the loader to start it.",
     )
 
 
 def test_verdict_while_starting_up():
-    fold = Aggregator()
-    fold.update(EpochStarted(START, 0, 0, 10, 2))
+    stats = new_stats()
+    stats.update(EpochStarted(START, 0, 0, 10, 2))
     workers = gauge(0), gauge(1, state="starting")
-    cause, text = verdict(fold, gauges(START + 1200 * MS, *workers, state="starting", waiting_since=START))
+    cause, text = verdict(stats, gauges(START + 1200 * MS, *workers, state="starting", waiting_since=START))
     assert (cause, text) == ("starting", "Starting up for 1.2 s: 1 of 2 workers ready.")
     busy = gauge(0, state="fetching", batch=0, sample=17), gauge(1, state="fetching", batch=1, since=START + S)
-    cause, text = verdict(fold, gauges(START + 12 * S, *busy, waiting_since=START, waiting_for=0))
+    cause, text = verdict(stats, gauges(START + 12 * S, *busy, waiting_since=START, waiting_for=0))
     assert text == "Starting up for 12.0 s: no batch yet. Worker 0 is processing batch 0, sample 17, for 12.0 s."
-    fold.update(record(START, wait=13 * S))
-    cause, text = verdict(fold, gauges(START + 14 * S, *pair(), waiting_since=START + 13 * S + 10 * MS))
+    stats.update(record(START, wait=13 * S))
+    cause, text = verdict(stats, gauges(START + 14 * S, *pair(), waiting_since=START + 13 * S + 10 * MS))
     assert (cause, text) == ("starting", "The first batch came after 13.0 s; one is too few for a verdict.")
 
 
-def test_verdict_the_consumer_limits():
-    fold = Aggregator()
-    now = loop(fold, 50, wait=MS // 2, step=20 * MS, ready=4)
-    assert verdict(fold, gauges(now, *pair())) == (
+def test_verdict_when_the_consumer_is_the_limit():
+    stats = new_stats()
+    now = loop(stats, 50, wait=MS // 2, step=20 * MS, ready=4)
+    assert verdict(stats, gauges(now, *pair())) == (
         "consumer",
         (
             "Your loop is the bottleneck: it waits 2 % of the time; the loader keeps 4 batches ready, "
@@ -493,10 +493,10 @@ def test_verdict_the_consumer_limits():
         (0.55, 2, 50.0, "workers", "55 % CPU time and otherwise waiting, so more workers help."),
     ],
 )
-def test_verdict_the_workers_limit(cpu: float, cores: int, use: float, cause: str, advice: str):
-    fold = Aggregator(cores=cores)
-    now = loop(fold, 50, wait=34 * MS, step=20 * MS, fetch_cpu=int(cpu * 18 * MS))
-    found, text = verdict(fold, gauges(now, *pair(cpu_percent=use)))
+def test_verdict_when_the_workers_are_the_limit(cpu: float, cores: int, use: float, cause: str, advice: str):
+    stats = new_stats(cores=cores)
+    now = loop(stats, 50, wait=34 * MS, step=20 * MS, fetch_cpu=int(cpu * 18 * MS))
+    found, text = verdict(stats, gauges(now, *pair(cpu_percent=use)))
     assert found == cause
     head = (
         "Workers are the bottleneck: the loop waits 63 % of the time; 2 workers produce 18.5 batches/s, "
@@ -506,27 +506,27 @@ def test_verdict_the_workers_limit(cpu: float, cores: int, use: float, cause: st
     assert advice in text
 
 
-def test_verdict_something_else_uses_the_cores():
-    fold = Aggregator(cores=2)
-    now = loop(fold, 50, wait=34 * MS, step=20 * MS, fetch_cpu=3 * MS)
-    found, text = verdict(fold, gauges(now, *pair(cpu_percent=8.0, core_wait=0.75)))
+def test_verdict_when_other_code_uses_the_cores():
+    stats = new_stats(cores=2)
+    now = loop(stats, 50, wait=34 * MS, step=20 * MS, fetch_cpu=3 * MS)
+    found, text = verdict(stats, gauges(now, *pair(cpu_percent=8.0, core_wait=0.75)))
     assert found == "workers"
     assert "Fetching is 17 % CPU time and 50 % waiting for a core: something else, possibly your loop" in text
-    assert verdict(fold, gauges(now, *pair(cpu_percent=8.0, core_wait=0.4)))[0] == "workers_wait"
+    assert verdict(stats, gauges(now, *pair(cpu_percent=8.0, core_wait=0.4)))[0] == "workers_wait"
 
 
-def test_verdict_a_single_worker_limits():
-    fold = Aggregator(cores=4)
-    now = loop(fold, 50, workers=1, wait=30 * MS)
-    assert "The worker is the bottleneck" in fold.snapshot(gauges(now, gauge())).verdict
-    assert "1 worker produces 25.0 batches/s" in fold.snapshot(gauges(now, gauge())).verdict
+def test_verdict_for_a_single_worker():
+    stats = new_stats(cores=4)
+    now = loop(stats, 50, workers=1, wait=30 * MS)
+    assert "The worker is the bottleneck" in stats.snapshot(gauges(now, gauge())).verdict
+    assert "1 worker produces 25.0 batches/s" in stats.snapshot(gauges(now, gauge())).verdict
 
 
-def test_verdict_a_worker_is_stuck():
-    fold = Aggregator()
-    now = loop(fold, 50, make=50 * MS)
+def test_verdict_for_a_stuck_worker():
+    stats = new_stats()
+    now = loop(stats, 50, make=50 * MS)
     hung = gauge(1, state="fetching", batch=50, sample=938, since=now)
-    s = fold.snapshot(gauges(now + 34 * S, gauge(0), hung, waiting_since=now, waiting_for=50, reordering=3))
+    s = stats.snapshot(gauges(now + 34 * S, gauge(0), hung, waiting_since=now, waiting_for=50, reordering=3))
     assert [w.stuck for w in s.workers] == [False, True]
     assert (s.cause, s.verdict) == (
         "worker",
@@ -536,7 +536,7 @@ def test_verdict_a_worker_is_stuck():
         ),
     )
     both = (gauge(0, state="fetching", batch=51, since=now + S), hung)
-    text = fold.snapshot(gauges(now + 34 * S, *both)).verdict
+    text = stats.snapshot(gauges(now + 34 * S, *both)).verdict
     assert text.startswith("Worker 1 seems stuck (and 1 other too): it has been processing batch 50")
     assert "restart_workers([0, 1])" in text
 
@@ -545,121 +545,121 @@ def test_verdict_a_worker_is_stuck():
     ("make", "lasts", "stuck"), [(50 * MS, 1.9, False), (50 * MS, 2.1, True), (S, 9.0, False), (S, 11.0, True)]
 )
 def test_stuck_means_two_seconds_and_ten_median_batches(make: int, lasts: float, stuck: bool):
-    fold = Aggregator()
-    now = loop(fold, 50, make=make, workers=1)
+    stats = new_stats()
+    now = loop(stats, 50, make=make, workers=1)
     busy = gauge(0, state="fetching", batch=50, since=now)
-    assert fold.snapshot(gauges(now + int(lasts * S), busy)).workers[0].stuck is stuck
+    assert stats.snapshot(gauges(now + int(lasts * S), busy)).workers[0].stuck is stuck
 
 
-def test_verdict_a_worker_holds_the_loop_up():
-    fold = Aggregator()
-    now = loop(fold, 50, make=50 * MS)
+def test_verdict_for_a_worker_that_delays_the_loop():
+    stats = new_stats()
+    now = loop(stats, 50, make=50 * MS)
     busy = gauge(1, state="fetching", batch=50, sample=938, since=now)
     cause, text = verdict(
-        fold, gauges(now + 1400 * MS, gauge(0), busy, waiting_since=now, waiting_for=50, reordering=1)
+        stats, gauges(now + 1400 * MS, gauge(0), busy, waiting_since=now, waiting_for=50, reordering=1)
     )
     assert cause == "worker"
     assert text.startswith("Worker 1 delays the loop: it has been processing batch 50, sample 938, for 1.4 s; a batch ")
     assert "and 1 later batch is waiting behind it" in text
 
 
-def test_verdict_a_worker_is_slow():
-    fold = Aggregator()
+def test_verdict_for_a_slow_worker():
+    stats = new_stats()
     now = START
-    fold.update(EpochStarted(START, 0, 0, 100, 2))
+    stats.update(EpochStarted(START, 0, 0, 100, 2))
     for index in range(40):
-        made = record(now, index=index, worker=index % 2, wait=200 * MS, make=400 * MS if index % 2 else 40 * MS)
-        made = made._replace(received=made.delivered - (0 if index % 2 else 180 * MS), in_order=made.delivered)
-        fold.update(made)
-        now = made.returned
-    cause, text = verdict(fold, gauges(now, *pair()))
+        batch = record(now, index=index, worker=index % 2, wait=200 * MS, make=400 * MS if index % 2 else 40 * MS)
+        batch = batch._replace(received=batch.delivered - (0 if index % 2 else 180 * MS), in_order=batch.delivered)
+        stats.update(batch)
+        now = batch.returned
+    cause, text = verdict(stats, gauges(now, *pair()))
     assert cause == "worker"
     assert text.startswith("Worker 1 is slow: its batches take 400 ms, those of the others 40.0 ms, plus 90.0 ms")
     assert "restart_workers([1])" in text
     replaced = gauge(0), gauge(1, pid=4242)
-    assert fold.snapshot(gauges(now, *replaced)).cause != "worker", "the process that was slow is gone"
+    assert stats.snapshot(gauges(now, *replaced)).cause != "worker", "the slow process was replaced"
 
 
-def test_verdict_transport_limits():
-    fold = Aggregator()
-    now = loop(fold, 50, wait=60 * MS, make=10 * MS, nbytes=38_000_000)
-    assert fold.snapshot(gauges(now, *pair())).cause != "transport"
-    fold = Aggregator()
+def test_verdict_when_transport_is_the_limit():
+    stats = new_stats()
+    now = loop(stats, 50, wait=60 * MS, make=10 * MS, nbytes=38_000_000)
+    assert stats.snapshot(gauges(now, *pair())).cause != "transport"
+    stats = new_stats()
     now = START
-    fold.update(EpochStarted(START, 0, 0, 100, 2))
+    stats.update(EpochStarted(START, 0, 0, 100, 2))
     for _ in range(50):
-        made = record(now, wait=60 * MS, make=10 * MS, nbytes=38_000_000, transport="pickle")
+        batch = record(now, wait=60 * MS, make=10 * MS, nbytes=38_000_000, transport="pickle")
         back = 40 * MS
-        made = made._replace(
-            **{name: getattr(made, name) - back for name in ("dispatched", "fetch_begin", "fetched", "collated")}
+        batch = batch._replace(
+            **{name: getattr(batch, name) - back for name in ("dispatched", "fetch_begin", "fetched", "collated")}
         )
-        fold.update(made)
-        now = made.returned
-    cause, text = verdict(fold, gauges(now, *pair()))
+        stats.update(batch)
+        now = batch.returned
+    cause, text = verdict(stats, gauges(now, *pair()))
     assert cause == "transport"
     assert "a batch of 38.0 MB takes 40.5 ms from worker to loop and 10.0 ms to produce" in text
     assert "pickle" in text
 
 
 def test_verdict_without_workers():
-    fold = Aggregator()
-    now = loop(fold, 50, workers=0, wait=20 * MS, step=10 * MS)
-    cause, text = verdict(fold, gauges(now))
+    stats = new_stats()
+    now = loop(stats, 50, workers=0, wait=20 * MS, step=10 * MS)
+    cause, text = verdict(stats, gauges(now))
     assert cause == "in_process"
     assert "Producing one takes 20.0 ms (100 % of fetching is CPU time), a step 10.0 ms." in text
-    fold = Aggregator()
-    now = loop(fold, 50, workers=0, wait=MS // 10)
-    assert fold.snapshot(gauges(now)).verdict == (
+    stats = new_stats()
+    now = loop(stats, 50, workers=0, wait=MS // 10)
+    assert stats.snapshot(gauges(now)).verdict == (
         "Your loop is the bottleneck: it waits 1 % of the time, and spends 10.0 ms per batch."
     )
 
 
 def test_verdict_after_the_epoch_and_after_close():
-    fold = Aggregator(cores=8)
-    now = loop(fold, 100, wait=30 * MS)
-    fold.update(EpochEnded(now, 0, 0, 100, "exhausted"))
-    cause, text = verdict(fold, gauges(now + S, *pair(), state="idle"))
+    stats = new_stats(cores=8)
+    now = loop(stats, 100, wait=30 * MS)
+    stats.update(EpochEnded(now, 0, 0, 100, "exhausted"))
+    cause, text = verdict(stats, gauges(now + S, *pair(), state="idle"))
     assert cause == "workers_compute"
     assert text.startswith("Epoch 0 ended after 100 batches in 4.0 s; the loop waited 75 % of the time. Workers are")
-    fold.update(LoaderClosed(now + S))
-    assert verdict(fold, gauges(now + S, state="closed")) == (
+    stats.update(LoaderClosed(now + S))
+    assert verdict(stats, gauges(now + S, state="closed")) == (
         "closed",
         "The loader is closed; its last epoch, 0, delivered 100 of 100 batches.",
     )
-    assert verdict(Aggregator(), gauges(now, state="closed"))[1] == "The loader is closed."
+    assert verdict(new_stats(), gauges(now, state="closed"))[1] == "The loader is closed."
 
 
-def test_verdict_after_a_tiny_epoch_claims_no_cause():
-    fold = Aggregator()
-    now = loop(fold, 2)
-    fold.update(EpochEnded(now, 0, 0, 2, "error"))
-    assert verdict(fold, gauges(now, state="idle")) == (
+def test_verdict_after_a_tiny_epoch_names_no_cause():
+    stats = new_stats()
+    now = loop(stats, 2)
+    stats.update(EpochEnded(now, 0, 0, 2, "error"))
+    assert verdict(stats, gauges(now, state="idle")) == (
         "idle",
         "Epoch 0 ended with an error after 2 of 100 batches in 20.0 ms; the loop waited 0 % of the time.",
     )
 
 
-# --- how it reads
+# --- text and HTML
 
 
 def full_snapshot(nasty: Any = 3, text: str = "") -> Snapshot:
-    fold = Aggregator(cores=2)
-    fold.update(WorkerRestarted(START, 1, "request"))
-    now = loop(fold, 50, wait=34 * MS, step=20 * MS, slowest_index=nasty)
+    stats = new_stats(cores=2)
+    stats.update(WorkerRestarted(START, 1, "request"))
+    now = loop(stats, 50, wait=34 * MS, step=20 * MS, slowest_index=nasty)
     busy = gauge(
         1, state=text or "fetching", batch=50, sample=nasty, exit_reason=text, stderr_tail=text, rss=212_000_000
     )
-    return fold.snapshot(gauges(now + 3 * S, gauge(0, cpu_percent=97.2), busy, waiting_since=now, waiting_for=50))
+    return stats.snapshot(gauges(now + 3 * S, gauge(0, cpu_percent=97.2), busy, waiting_since=now, waiting_for=50))
 
 
-def test_repr_is_one_short_line():
+def test_repr_is_one_line():
     line = repr(full_snapshot())
     assert line.startswith("<Snapshot running: epoch 0, 50 of 100 batches, ")
     assert "\n" not in line
     assert len(line) < 160
 
 
-def test_text_has_everything_aligned_within_a_terminal():
+def test_text_is_complete_aligned_and_fits_a_terminal():
     text = str(full_snapshot(text="killed by SIGKILL"))
     lines = text.splitlines()
     assert lines[0].startswith("Workers are the bottleneck: the loop waits ")
@@ -668,14 +668,14 @@ def test_text_has_everything_aligned_within_a_terminal():
     assert "Queues  in flight 2 of 4   reorder 0   ready 0" in lines
     stage_rows = [line for line in lines if line.split(" ")[0] in STAGES]
     assert [row.split()[0] for row in stage_rows] == [s for s in STAGES if s not in ("pin", "upload")]
-    assert len({len(row) for row in stage_rows}) == 1, "columns line up"
+    assert len({len(row) for row in stage_rows}) == 1, "columns are aligned"
     assert "worker 1, previous process: killed by SIGKILL" in lines
     assert "97 %" in text
     assert "212 MB" in text
 
 
-def test_an_empty_snapshot_reads_well():
-    s = Aggregator().snapshot(gauges(START, state="new"))
+def test_text_and_html_of_an_empty_snapshot():
+    s = new_stats().snapshot(gauges(START, state="new"))
     assert str(s).splitlines()[0] == "No batches yet: iterate over the loader to start it."
     assert "State   new" in str(s)
     assert "No batches yet" in s._repr_html_()
@@ -683,7 +683,7 @@ def test_an_empty_snapshot_reads_well():
 
 
 class Balanced(html.parser.HTMLParser):
-    """Fails on unbalanced tags, and keeps what it saw."""
+    """Fails on unbalanced tags, and collects tags and text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -732,7 +732,7 @@ class Hostile:
         float("nan"),
     ],
 )
-def test_foreign_text_does_no_harm(nasty: Any):
+def test_untrusted_text_is_harmless(nasty: Any):
     words = nasty if isinstance(nasty, str) else "quiet"
     s = full_snapshot(nasty, words)
     page, text = s._repr_html_(), str(s)
@@ -740,13 +740,13 @@ def test_foreign_text_does_no_harm(nasty: Any):
     assert parsed.tags <= ALLOWED
     assert len(page) < 40_000
     assert len(text) < 10_000
-    for made in (page, text, repr(s)):
-        made.encode()
-        assert not set(made) & set("\0\x1b\r\u2028")
+    for shown in (page, text, repr(s)):
+        shown.encode()
+        assert not set(shown) & set("\0\x1b\r\u2028")
     assert "x" * 201 not in page
 
 
-def test_html_shows_what_the_text_shows():
+def test_html_contains_what_the_text_contains():
     s = full_snapshot(text="killed by <SIGKILL>")
     parsed = parse(s._repr_html_())
     for needle in (s.verdict, "Epoch 0", "50 of 100 batches (50 %)", "in flight 2 of 4", "Workers", "Slowest samples"):
@@ -755,7 +755,7 @@ def test_html_shows_what_the_text_shows():
     assert "212 MB" in parsed.text
 
 
-def test_figures_for_people():
+def test_formatting_of_figures():
     assert [number(x) for x in (0, 0.0004, 0.0512, 0.5, 1.834, 18.34, 99.96, 1234.5, -3.2, 1e300)] == [
         *("0", "0", "0.051", "0.50", "1.83", "18.3", "100", "1,234", "-3.20", "1.00e+300")
     ]
@@ -769,7 +769,7 @@ def test_figures_for_people():
     assert len(clean("y" * 500)) == 200
 
 
-# --- whatever comes
+# --- arbitrary events
 
 times = st.integers(0, 2**63) | st.integers(START - 10 * S, START + 200 * S)
 small = st.integers(-1, 5)
@@ -812,7 +812,7 @@ any_gauges = st.builds(
 
 
 def numbers(value: object, path: str = "") -> list[tuple[str, float]]:
-    """All floats within a snapshot, with their place; dataset indices are the user's."""
+    """All floats within a snapshot, with their place, except dataset indices."""
     if isinstance(value, float):
         return [(path, value)]
     if isinstance(value, tuple):
@@ -824,14 +824,14 @@ def numbers(value: object, path: str = "") -> list[tuple[str, float]]:
 
 
 @given(st.lists(events | any_gauges, max_size=30), any_gauges)
-def test_whatever_comes_the_snapshot_is_finite_and_readable(script: list[Event | Gauges], last: Gauges):
-    fold = Aggregator()
+def test_snapshots_of_arbitrary_events_are_finite_and_readable(script: list[Event | Gauges], last: Gauges):
+    stats = new_stats()
     for item in [*script, last]:
         if not isinstance(item, Gauges):
-            fold.update(item)
+            stats.update(item)
             continue
-        s = fold.snapshot(item)
-        for place, value in numbers(s) + numbers(tuple(fold.points())):
+        s = stats.snapshot(item)
+        for place, value in numbers(s) + numbers(tuple(stats.points())):
             assert math.isfinite(value), place
             assert value >= 0 or place.endswith("cpu_percent"), place
         assert all(0 <= x <= 1 for x in (s.wait_share, s.wait_share_epoch, s.cpu_share or 0))
@@ -840,76 +840,76 @@ def test_whatever_comes_the_snapshot_is_finite_and_readable(script: list[Event |
         for words in (s.verdict, str(s), repr(s), s._repr_html_()):
             words.encode()
         assert parse(s._repr_html_()).tags <= ALLOWED
-    assert len(fold.points()) <= 600
+    assert len(stats.points()) <= 600
 
 
 # --- between two records, and after the end
 
 
-def test_the_batch_that_the_loop_is_at_counts_as_delivered():
-    fold = Aggregator()
-    fold.update(EpochStarted(START, 0, 0, 100, 2))
-    s = fold.snapshot(gauges(START + 3 * S, *pair(), run=0, delivered=1, at=0, at_since=START + S))
+def test_the_batch_that_the_loop_is_processing_counts_as_delivered():
+    stats = new_stats()
+    stats.update(EpochStarted(START, 0, 0, 100, 2))
+    s = stats.snapshot(gauges(START + 3 * S, *pair(), run=0, delivered=1, at=0, at_since=START + S))
     assert s.batches_done == 1
     assert s.at_for == pytest.approx(2)
     assert s.verdict == "The first batch came after 1.0 s; the loop has worked on it for 2.0 s."
 
 
-def test_many_pauses_are_none_of_the_waiting():
-    fold = Aggregator()
-    now = loop(fold, 10, wait=10 * MS, step=30 * MS)
+def test_many_pauses_do_not_count_as_waiting():
+    stats = new_stats()
+    now = loop(stats, 10, wait=10 * MS, step=30 * MS)
     for index in range(10, 310):
-        fold.update(LoaderPaused(now))
-        fold.update(LoaderResumed(now + S))
-        fold.update(record(now, wait=S + 10 * MS, step=30 * MS, index=index))
+        stats.update(LoaderPaused(now))
+        stats.update(LoaderResumed(now + S))
+        stats.update(record(now, wait=S + 10 * MS, step=30 * MS, index=index))
         now += S + 40 * MS
-    assert fold.snapshot(gauges(now)).wait_share_epoch == pytest.approx(0.25, abs=0.01)
+    assert stats.snapshot(gauges(now)).wait_share_epoch == pytest.approx(0.25, abs=0.01)
 
 
-def test_batches_that_are_stepped_through_are_no_rate():
-    fold = Aggregator()
-    now = loop(fold, 1)
-    fold.update(LoaderPaused(now))
+def test_batches_delivered_by_step_do_not_count_in_the_rate():
+    stats = new_stats()
+    now = loop(stats, 1)
+    stats.update(LoaderPaused(now))
     for index in range(1, 8):
-        fold.update(record(now, wait=S, index=index))
+        stats.update(record(now, wait=S, index=index))
         now += S + 10 * MS
-    paused = fold.snapshot(gauges(now + S, *pair(), state="paused", waiting_since=now, waiting_for=8))
+    paused = stats.snapshot(gauges(now + S, *pair(), state="paused", waiting_since=now, waiting_for=8))
     assert paused.batches_per_second == paused.samples_per_second == 0
     assert not any(w.batches_per_second for w in paused.workers)
-    fold.update(LoaderResumed(now))
+    stats.update(LoaderResumed(now))
     for index in range(8, 18):
-        fold.update(record(now, wait=30 * MS, index=index))
+        stats.update(record(now, wait=30 * MS, index=index))
         now += 40 * MS
-    assert fold.snapshot(gauges(now, *pair())).batches_per_second == pytest.approx(25)
+    assert stats.snapshot(gauges(now, *pair())).batches_per_second == pytest.approx(25)
 
 
-def test_a_worker_has_made_what_waits_for_the_loop_too():
-    fold = Aggregator()
-    now = loop(fold, 10)
-    s = fold.snapshot(gauges(now, gauge(0, made=7), gauge(1)))
+def test_the_batches_of_a_worker_include_those_not_delivered():
+    stats = new_stats()
+    now = loop(stats, 10)
+    s = stats.snapshot(gauges(now, gauge(0, made=7), gauge(1)))
     assert [w.batches for w in s.workers] == [7, 5]
 
 
-def test_a_worker_without_a_process_is_not_called_dead():
-    fold = Aggregator()
+def test_a_worker_without_a_process_is_not_shown_as_dead():
+    stats = new_stats()
     idle = [gauge(i, pid=0, state="dead") for i in range(4)]
-    new = fold.snapshot(gauges(START, *idle, state="new"))
+    new = stats.snapshot(gauges(START, *idle, state="new"))
     assert "4 workers: not started" in str(new)
     assert "4 workers: not started" in new._repr_html_()
     assert "4 workers: ended" in str(dataclasses.replace(new, state="closed"))
-    assert "dead" in str(fold.snapshot(gauges(START, gauge(0, pid=0, state="dead", exit_reason="was killed"))))
+    assert "dead" in str(stats.snapshot(gauges(START, gauge(0, pid=0, state="dead", exit_reason="was killed"))))
 
 
-def test_a_batch_that_nobody_wants_any_more_is_told_from_others():
-    s = Aggregator().snapshot(gauges(START, gauge(0, state="fetching", batch=7, left=True)))
+def test_a_batch_that_will_be_discarded_is_marked():
+    s = new_stats().snapshot(gauges(START, gauge(0, state="fetching", batch=7, left=True)))
     assert "fetching, discarding" in str(s)
     assert "an iterator that has ended" in str(s)
 
 
-def test_several_iterators_are_said_to_share_the_figures():
-    fold = Aggregator()
-    loop(fold, 3)
-    s = fold.snapshot(gauges(START + S, iterators=2))
+def test_several_iterators_are_mentioned():
+    stats = new_stats()
+    loop(stats, 3)
+    s = stats.snapshot(gauges(START + S, iterators=2))
     assert "2 iterators" in str(s)
     assert "2 iterators" in s._repr_html_()
 
@@ -918,11 +918,11 @@ def placed(begin=0, pin=0, upload=(0, 0), needed=0, nbytes=0, memory="registered
     return Placed("cuda:0", memory, begin * MS, (begin + pin) * MS, *(t * MS for t in upload), needed * MS, nbytes)
 
 
-def test_uploads_are_told_by_way_speed_and_what_the_loop_hid_of_them():
+def test_upload_stats_have_memory_throughput_and_hidden_share():
     records = [
         record(0, placed=placed(1, 2, (10, 14), needed=20, nbytes=8_000_000)),  # done before it was needed
         record(0, placed=placed(1, 0, (20, 24), needed=23, nbytes=8_000_000)),  # 1 ms too late
-        record(0, placed=placed(1, 1, memory="copied")),  # the device has not told
+        record(0, placed=placed(1, 1, memory="copied")),  # the times of the device are unknown
         record(0),
     ]
     got = upload_stats(records)
@@ -931,11 +931,11 @@ def test_uploads_are_told_by_way_speed_and_what_the_loop_hid_of_them():
     assert got.hidden == pytest.approx(7 / 8)
 
 
-def test_a_copy_begun_after_it_was_needed_is_not_hidden_at_all():
+def test_a_copy_that_began_after_it_was_needed_is_not_hidden():
     assert upload_stats([record(0, placed=placed(1, 0, (20, 24), needed=5, nbytes=1))]).hidden == 0
 
 
-def test_without_uploads_there_is_nothing_to_tell():
+def test_without_uploads_there_are_no_upload_stats():
     assert upload_stats([record(0)]) is None
     got = upload_stats([record(0, placed=placed(1, 3, memory="copied"))])
     assert (got.pin, got.copy, got.gb_per_second, got.hidden) == (3.0, None, None, None)
