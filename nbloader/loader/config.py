@@ -76,7 +76,7 @@ def _choice(name: str, value: Any, *, among: Any) -> Any:
 def _worker_kind(name: str, value: Any) -> Any:
     if isinstance(value, int):
         raise TypeError(
-            f"workers must be a kind of worker, 'process' or 'thread', not {value!r}; "
+            f"workers must be 'process' or 'thread', the kind of worker, not {value!r}; "
             f"the number of workers is num_workers={value}"
         )
     one_of(name, value, kind_names())
@@ -261,8 +261,9 @@ class LoaderConfig(Generic[T_co]):
         "process", _worker_kind, fixed=True,
         doc='"process", or "thread" for threads of this process. With threads nothing is pickled or copied, and only '
         "one of them runs Python code at a time: use them for samples that are waited for or loaded by native code. "
-        "Batches are the same as with processes, except for a few random functions that "
-        "`nbloader.workers.thread_rng` lists.",
+        "Batches are the same as with processes, except for a few random functions. To that end functions of `random` "
+        "and `numpy.random` are replaced while worker threads exist; `nbloader.workers.thread_rng` lists both, and "
+        "NBLOADER_THREAD_PATCHES=0 in the environment turns the replacement off.",
     )  # fmt: skip
     output: Output = _argument(
         "torch", functools.partial(_choice, among=Output), fixed=True, doc='"torch" for tensors or "numpy" for arrays.'
