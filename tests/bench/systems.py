@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import threading
 import time
@@ -48,7 +49,8 @@ def _ours(work, dataset, **options):
 class Watched:
     """Our loader with the load of an open dashboard at 4 Hz, without the browser.
 
-    Like the widget, it builds a message only if a batch has been delivered since the last one.
+    Like the widget, it gives a frame to all panels, encodes the payloads that have changed, and waits longer if that
+    takes too much CPU time.
     """
 
     def __init__(self, work, dataset):
@@ -64,17 +66,30 @@ class Watched:
         return iter(self.loader)
 
     def _watch(self):
-        from nbloader.dashboard.payload import columns_of, view_of
+        from nbloader.dashboard.panels import PANELS, Frame
+        from nbloader.dashboard.widget import COSTS, _interval
 
-        seen = None
+        panels, sent = [panel() for panel in PANELS], {}
+        fresh = collections.deque(maxlen=20_000)
+        self.loader.events.subscribe(fresh.append)
+        origin = time.perf_counter_ns()
+        costs = collections.deque([0.0] * COSTS, maxlen=COSTS)
         while True:
-            time.sleep(0.25)
+            time.sleep(_interval(costs))
+            before = time.thread_time()
+            events = [fresh.popleft() for _ in range(len(fresh))]
             snapshot = self.loader.stats()
-            if snapshot.batches_done != seen:
-                seen = snapshot.batches_done
-                json.dumps(view_of(snapshot))
-                columns_of(self.loader.points()[-1:])
+            frame = Frame(
+                snapshot, self.loader.points(), events, origin, snapshot.now,
+                self.loader.num_workers, self.loader.prefetch_factor,
+            )  # fmt: skip
+            for panel in panels:
+                news, payload = panel.news(frame), panel.payload(frame)
+                if news or sent.get(panel.name) != payload:
+                    sent[panel.name] = payload
+                    json.dumps([news, payload])
             self.cpu = time.thread_time()
+            costs.append(self.cpu - before)
 
 
 def _ours_silent(work, dataset):
