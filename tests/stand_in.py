@@ -1,4 +1,4 @@
-"""A stand-in for an accelerator: it copies late, by address, and so reads whatever lies there by then."""
+"""Stand-ins for an accelerator: they copy late and by address, so they read what lies there by then."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class DeviceFull(RuntimeError):
 
 
 class StandIn:
-    """One copy stream, of which a copy is carried out when `lag` more were asked about or begun, or it is waited for.
+    """A device with one copy stream. A copy is executed when it is waited for, or `lag` copies after it were started.
 
-    Like a device it knows only addresses: it keeps no memory of the host alive.
+    Like a device it knows only addresses, and keeps no memory of the host alive.
 
     Args:
-        lag: How late copies are; None for as late as possible.
-        register_fails_at: The registration, counted from 0, from which on all fail.
-        room: Bytes that fit on the device at once.
+        lag: How late copies are executed; None for as late as possible.
+        register_fails_at: Number of the registration, from 0, from which on all fail.
+        room: Bytes that fit on the device at once; None for any number.
         ahead: Whether batches may be copied before they are due.
     """
 
@@ -45,7 +45,7 @@ class StandIn:
         self._queue = []
         self._clock = itertools.count(1)
 
-    # ---- what upload.Accelerator asks for
+    # ---- the Accelerator protocol
 
     def can_upload_ahead(self, _batch):
         return self.ahead
@@ -54,33 +54,33 @@ class StandIn:
         return StandInCopy(self, batch, self.pinning.of(mapping))
 
     def memory(self):
-        return f"{self.room} bytes in all"
+        return f"{self.room} bytes in total"
 
-    # ---- what a test asks for
+    # ---- for tests
 
     def synchronize(self):
-        """Carry out everything."""
-        self.carry_out(len(self._queue))
+        """Execute all copies."""
+        self.execute(len(self._queue))
 
-    def carry_out(self, count):
+    def execute(self, count):
         for _ in range(min(count, len(self._queue))):
-            self._queue.pop(0).carry_out()
+            self._queue.pop(0).execute()
 
     def polled(self):
-        """Time goes by: somebody asked."""
+        """Time passes: execute copies that are late enough."""
         if self.lag is not None:
-            self.carry_out(len(self._queue) - self.lag)
+            self.execute(len(self._queue) - self.lag)
 
-    def begun(self, copy):
+    def started(self, copy):
         self._queue.append(copy)
         self.most_in_flight = max(self.most_in_flight, len(self._queue))
 
     def tick(self):
         return next(self._clock)
 
-    def carry_out_until(self, copy):
+    def execute_until(self, copy):
         if copy in self._queue:
-            self.carry_out(self._queue.index(copy) + 1)
+            self.execute(self._queue.index(copy) + 1)
 
     def reads_from(self, address, size):
         return any(address <= begin < address + size for c in self._queue for begin, _n, _out in c.moves)
@@ -96,8 +96,8 @@ class StandIn:
     def _unregister(self, address):
         size = self.registered.pop(address)
         if self.reads_from(address, size):
-            self.log.append(("unregistered while it is read", address))
-        ctypes.string_at(address, size)  # it is still mapped, or this crashes
+            self.log.append(("unregistered while being read", address))
+        ctypes.string_at(address, size)  # crashes unless it is still mapped
         self.log.append(("unregister", address))
 
 
@@ -109,7 +109,7 @@ class StandInCopy:
         self.moves = []
         self._batch = batch
         self._times = [0, 0, 0]
-        self._pool = []  # as torch's: what was copied to pinned memory is kept until it was read
+        self._pool = []  # as in torch: pinned memory is kept until it was read
 
     def start(self):
         if self.memory != "registered":
@@ -119,7 +119,7 @@ class StandInCopy:
         try:
             self._batch = map_leaves(self._batch, self._send)
         finally:
-            self.device.begun(self)
+            self.device.started(self)
 
     def _pin(self, leaf):
         if not isinstance(leaf, torch.Tensor):
@@ -137,7 +137,7 @@ class StandInCopy:
         self.nbytes += leaf.nbytes
         return out
 
-    def carry_out(self):
+    def execute(self):
         for address, nbytes, out in self.moves:
             ctypes.memmove(out.data_ptr(), address, nbytes)
         self.moves = []
@@ -148,7 +148,7 @@ class StandInCopy:
         return not self._pending()
 
     def wait(self):
-        self.device.carry_out_until(self)
+        self.device.execute_until(self)
 
     def deliver(self):
         self._times[2] = self.device.tick()
@@ -166,11 +166,11 @@ class StandInCopy:
 
 
 class PacedStandIn(StandIn):
-    """One whose copies take time by the machine's clock, one after the other. The consumer's work waits for them.
+    """A device whose copies take real time, one after the other. The consumer's work waits for them.
 
     Args:
-        bytes_per_second: How quick the link is.
-        **options: Of `StandIn`.
+        bytes_per_second: Throughput of the link.
+        **options: See `StandIn`.
     """
 
     def __init__(self, bytes_per_second, **options):
@@ -195,15 +195,15 @@ class PacedCopy(StandInCopy):
 
     def done(self):
         if time.perf_counter_ns() >= self.ends:
-            self.device.carry_out_until(self)
+            self.device.execute_until(self)
         return super().done()
 
     def wait(self):
         time.sleep(max(0, self.ends - time.perf_counter_ns()) / 1e9)
         super().wait()
 
-    def carry_out(self):
-        super().carry_out()
+    def execute(self):
+        super().execute()
         self._times[1] = self.ends
 
     def deliver(self):

@@ -110,7 +110,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             torch_collate.default_convert if self.batch_sampler is None else torch_collate.default_collate
         )
         self._names = check_names(config.names)
-        self._placer = placement.device_transfer(
+        self._transfer = placement.device_transfer(
             list(config.devices), pin=placement.check_pin(config.pin_memory), ahead=config.upload_ahead
         )
         self._length_reported: int | None = None
@@ -123,7 +123,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.multiprocessing_context = config.multiprocessing_context  # a property of torch's loader
         self._checkpoint = Checkpoint(config)
         self._prefetch = EpochPrefetch()
-        self._monitor = Monitor(self.events, self._engine, self._placer)
+        self._monitor = Monitor(self.events, self._engine, self._transfer)
         self._finalizer = weakref.finalize(self, self._engine.close_soon)
         self._finalizer.atexit = False  # at exit `_close_all` closes every engine
         _engines.add(self._engine)
@@ -234,7 +234,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._engine.replace_all()
         engine: Any = self._engine
         context = IteratorContext(
-            engine, self.events, self._placer, batched=self.batch_sampler is not None, names=self._names
+            engine, self.events, self._transfer, batched=self.batch_sampler is not None, names=self._names
         )
         return EpochIterator(context, run, plan)
 
@@ -556,8 +556,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._engine.close()
             if isinstance(self.batch_sampler, SourceSampler):
                 self.batch_sampler.close()
-            if self._placer is not None:
-                self._placer.close()
+            if self._transfer is not None:
+                self._transfer.close()
             self.events.publish(ev.LoaderClosed(_clock()))
         self._finalizer.detach()
 

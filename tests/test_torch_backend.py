@@ -1,4 +1,4 @@
-"""torch's side of uploads: which calls are made in which order, on a torch that only notes them; and on a real GPU."""
+"""Uploads through torch: the order of calls with a mock of torch's device module, and results on a real GPU."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import pytest
 import torch
 from datasets import Images, Numbers
 from same import assert_same
-from test_upload import assert_images, images, segment
+from test_transfer import assert_images, images, segment
 
 from nbloader import DataLoader, compare_uploads
 from nbloader.device import torch_backend
 from nbloader.device.transfer import BatchKey, DeviceLane, DeviceTransfer
 
 gpu = pytest.mark.gpu
-no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU of CUDA")
+no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 CPU = torch.device("cpu")
 
 
-# ---- with a torch that takes notes
+# ---- with a mock of torch's device module
 
 
 class Notes:
-    """In the place of `torch.cuda`: streams and events that note what is asked of them; the CPU is the device."""
+    """Replaces `torch.cuda`: streams and events that record their calls; the CPU is the device."""
 
     def __init__(self):
         self.notes = []
@@ -90,7 +90,7 @@ def notes(monkeypatch):
 BATCH = {"x": torch.ones(2, 3), "name": "a"}
 
 
-def test_a_batch_ahead_is_copied_on_the_side_stream_and_the_consumers_stream_waits_for_it(notes):
+def test_an_early_upload_uses_the_side_stream_and_the_consumers_stream_waits_for_it(notes):
     accelerator = torch_backend.TorchAccelerator(CPU, way="pageable")
     copy = accelerator.copy(BATCH, None)
     notes.notes.clear()
@@ -113,9 +113,9 @@ def test_a_batch_ahead_is_copied_on_the_side_stream_and_the_consumers_stream_wai
     assert notes.notes[-1] == ("host", "waits for", end)
 
 
-def test_what_the_device_has_not_done_is_not_told(notes):
+def test_times_of_unfinished_work_are_unknown(notes):
     copy = torch_backend.TorchAccelerator(CPU, way="pageable").copy(BATCH, None)
-    assert copy.done(), "nothing was begun"
+    assert copy.done(), "nothing was started"
     copy.start()
     notes.finished = False
     copy.deliver()
@@ -130,7 +130,7 @@ class Own:
 
 
 @pytest.mark.parametrize("batch", [[Own(), torch.ones(2)], torch.ones(3).to_sparse()])
-def test_types_with_a_method_of_their_own_are_copied_on_the_consumers_stream(notes, batch):
+def test_types_with_their_own_method_to_are_copied_on_the_consumers_stream(notes, batch):
     accelerator = torch_backend.TorchAccelerator(CPU, way="pageable")
     assert not accelerator.can_upload_ahead(batch)
     copy = accelerator.copy(batch, None)
@@ -140,7 +140,7 @@ def test_types_with_a_method_of_their_own_are_copied_on_the_consumers_stream(not
     assert not [note for note in notes.notes if "waits for" in note[1:2] and note[0] == "consumer"]
 
 
-def test_a_full_device_tells_its_sizes_and_what_was_begun_is_waited_for(notes, monkeypatch):
+def test_the_error_of_a_full_device_has_its_sizes_and_started_copies_are_waited_for(notes, monkeypatch):
     class Full(torch.Tensor):
         @classmethod
         def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -148,17 +148,17 @@ def test_a_full_device_tells_its_sizes_and_what_was_begun_is_waited_for(notes, m
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 38.00 MiB")
             return super().__torch_function__(func, types, args, kwargs or {})
 
-    parcel = types.SimpleNamespace(mapping=None, open=lambda: [torch.ones(2), torch.ones(2).as_subclass(Full)])
+    payload = types.SimpleNamespace(mapping=None, open=lambda: [torch.ones(2), torch.ones(2).as_subclass(Full)])
     lane = DeviceLane(torch_backend.TorchAccelerator(CPU, way="pageable"), 1)
     with pytest.raises(
         torch.cuda.OutOfMemoryError, match=r"Tried to allocate 38.*2 of its 80,000 MB are free, torch holds 79,000"
     ):
-        lane.deliver(BatchKey(0, 3), parcel)
-    assert len([note for note in notes.notes if note[1] == "records"]) == 3, "the clock's, the begin, and the end too"
+        lane.deliver(BatchKey(0, 3), payload)
+    assert len([note for note in notes.notes if note[1] == "records"]) == 3, "of the clock, the begin, and the end"
     lane.close()
 
 
-def test_registering_goes_through_the_runtime_and_a_failure_leaves_no_error_behind(notes, monkeypatch):
+def test_memory_is_registered_with_the_runtime_and_a_failure_leaves_no_pending_error(notes, monkeypatch):
     asked = []
     codes = [0, 2]
 
@@ -187,7 +187,7 @@ def test_registering_goes_through_the_runtime_and_a_failure_leaves_no_error_behi
     assert asked == [(address, size, torch_backend.PORTABLE), (address, size, torch_backend.PORTABLE), address]
 
 
-def test_devices_without_streams_are_uploaded_to_on_the_spot():
+def test_uploads_to_devices_without_streams_are_synchronous():
     accelerator = torch_backend.SynchronousAccelerator(CPU)
     assert not accelerator.can_upload_ahead(BATCH)
     with DataLoader(Images(40), 4, num_workers=2, device=accelerator) as loader:
@@ -197,7 +197,7 @@ def test_devices_without_streams_are_uploaded_to_on_the_spot():
     assert all(p.begin <= p.upload_begin < p.uploaded for p in placed)
 
 
-def test_pinning_alone_copies_what_can_be_pinned_and_is_not_started_ahead():
+def test_pin_memory_alone_copies_what_can_be_pinned():
     class Pinnable:
         def __init__(self, samples):
             self.samples, self.pinned = samples, False
@@ -207,7 +207,7 @@ def test_pinning_alone_copies_what_can_be_pinned_and_is_not_started_ahead():
             return self
 
     loader = DataLoader(Numbers(8), 4, collate_fn=Pinnable)
-    loader._placer = DeviceTransfer([torch_backend.PinnedPool()], 1)
+    loader._transfer = DeviceTransfer([torch_backend.PinnedPool()], 1)
     with loader:
         batches = list(loader)
         stats = loader.stats()
@@ -222,7 +222,7 @@ def test_pinning_alone_copies_what_can_be_pinned_and_is_not_started_ahead():
 @gpu
 @no_gpu
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_batches_on_a_gpu_are_right_while_the_host_runs_ahead(ahead):
+def test_batches_on_a_gpu_are_correct_while_the_host_runs_ahead(ahead):
     with DataLoader(Images(400), 4, num_workers=2, device="cuda", upload_ahead=ahead) as loader:
         for _ in range(3):
             kept = [(image.clone(), label.clone()) for image, label in loader]
@@ -251,7 +251,7 @@ def test_registered_memory_is_pinned_for_torch_and_times_are_in_order():
 
 @gpu
 @no_gpu
-def test_pin_memory_alone_gives_pinned_batches():
+def test_pin_memory_alone_delivers_pinned_batches():
     with DataLoader(Images(80), 4, num_workers=2, pin_memory=True) as loader:
         kept = []
         for image, label in loader:
@@ -262,7 +262,7 @@ def test_pin_memory_alone_gives_pinned_batches():
 
 @gpu
 @no_gpu
-def test_a_gpu_without_room_is_a_clear_error_and_the_epoch_goes_on():
+def test_a_full_gpu_is_a_clear_error_and_the_epoch_continues():
     with DataLoader(Images(40), 4, num_workers=2, device="cuda") as loader:
         it = iter(loader)
         torch.cuda.set_per_process_memory_fraction(1e-6)
@@ -277,6 +277,6 @@ def test_a_gpu_without_room_is_a_clear_error_and_the_epoch_goes_on():
 
 @gpu
 @no_gpu
-def test_four_ways_on_a_gpu():
+def test_four_ways_to_upload_on_a_gpu():
     got = compare_uploads(Images(400), batch_size=16, step=1.0)
     assert [row.ways[0][0] for row in got.rows] == ["pageable", "copied", "registered", "registered"]

@@ -1,4 +1,4 @@
-"""Claims about how a batch's way to a device shows: lanes, stages, arrows, tokens, words. No device is needed."""
+"""How transfers to a device are shown: lanes, stages, arrows, tokens and text. Needs no device."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from nbloader.report.trace import Trace
 
 
 def sent(number: int, *, device: str = "cuda:0", late: bool = False, begin: int | None = None, **changes: Any) -> Any:
-    """A batch whose way to the device took 2 ms of pinning and 4 ms of copying, begun before it was asked for.
+    """A batch that was pinned in 2 ms and copied to the device in 4 ms, started before it was requested.
 
     Args:
-        number: Of the batch.
-        device: Where it goes.
+        number: Batch number.
+        device: Its device.
         late: Whether the copy begins only when the loop has the batch.
-        begin: When it is asked for, ms.
-        **changes: Of the record.
+        begin: When it was requested, ms.
+        **changes: Other fields of the record.
     """
     r = record(number, 1000 + 15 * number if begin is None else begin, worker=number % 2, **changes)
     took_up = r.delivered - (1 * MS if late else 7 * MS)
@@ -50,7 +50,7 @@ def epoch(count: int, **changes: Any) -> list[BatchRecord]:
     return [sent(i, **changes) for i in range(count)]
 
 
-def test_pinning_and_each_device_have_lanes_between_the_loop_and_the_workers():
+def test_pinning_and_each_device_have_lanes_between_loop_and_workers():
     two = [sent(i, device=f"cuda:{i % 2}") for i in range(6)]
     lanes = sorted({s.lane for s in slices(two)})
     assert [lane.label for lane in lanes] == [
@@ -66,7 +66,7 @@ def test_pinning_and_each_device_have_lanes_between_the_loop_and_the_workers():
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_an_arrow_goes_from_the_worker_by_the_upload_to_the_loop(late: bool):
+def test_an_arrow_leads_from_the_worker_through_the_upload_to_the_loop(late: bool):
     by_phase = load(Trace(epoch(10, late=late)).to_json())
     lanes: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for e in by_phase["X"]:
@@ -82,7 +82,7 @@ def test_an_arrow_goes_from_the_worker_by_the_upload_to_the_loop(late: bool):
     assert {names[e["tid"]] for e in by_phase["t"]} == {"upload to cuda:0"}
 
 
-def test_the_slice_of_an_upload_tells_bytes_speed_and_what_was_hidden():
+def test_the_slice_of_an_upload_has_bytes_throughput_and_hidden_share():
     by_phase = load(Trace(epoch(3)).to_json())
     uploads = [e["args"] for e in by_phase["X"] if e["cat"] == "upload"]
     assert uploads[0] == {
@@ -97,14 +97,14 @@ def test_pin_and_upload_are_stages_of_batches_that_go_through_them():
     assert (took["pin"], took["upload"]) == (0, 0)
 
 
-def test_the_figure_has_a_hover_for_pinning_and_uploads_that_tells_the_speed():
+def test_the_figure_has_hover_text_with_the_throughput():
     sources = [r.data_source.data for r in timeline(Trace(epoch(10))).renderers]
     tips = [s["tip"][0] for s in sources if "tip" in s]
     assert len(tips) == 7
     assert "batch 0\n8.00 MB to cuda:0 in 4.00 ms: 2.00 GB/s\n75 % hidden behind the work of the loop" in tips
 
 
-def test_the_live_timeline_gets_rows_of_pinning_and_uploads():
+def test_the_live_timeline_has_rows_for_pinning_and_uploads():
     rows = Timeline().take([sent(0, begin=20)])
     pin, upload = (next(row for row in rows if row.lane.kind is kind) for kind in (LaneKind.PIN, LaneKind.UPLOAD))
     assert pin.blocks == (("pin", 18 * MS, 20 * MS),)
@@ -116,7 +116,7 @@ def test_the_live_timeline_gets_rows_of_pinning_and_uploads():
     assert drawn.count(KINDS["upload"].color) == drawn.count(KINDS["pin"].color) == 1
 
 
-def test_of_very_many_batches_the_uploads_become_one_row():
+def test_the_uploads_of_very_many_batches_are_merged_into_one_row():
     rows = Timeline().take([r._replace(returned=10**10) for r in epoch(2 * SINGLE)])
     (upload,) = (row for row in rows if row.lane.kind is LaneKind.UPLOAD)
     assert upload.batches == 2 * SINGLE
@@ -124,7 +124,7 @@ def test_of_very_many_batches_the_uploads_become_one_row():
     assert upload.end - upload.begin == 2 * SINGLE * 4 * MS
 
 
-def test_everywhere_in_a_loader_whose_device_is_slower_than_its_loop():
+def test_a_slow_device_is_visible_in_every_view_of_a_loader():
     device = PacedStandIn(4 * 64 * 64 * 4 / 0.025, way="copied")  # 25 ms a batch
     begun: list[tuple[int, ...]] = []
     with DataLoader(Images(240), 4, num_workers=2, device=device) as loader:
@@ -152,7 +152,7 @@ def test_everywhere_in_a_loader_whose_device_is_slower_than_its_loop():
     assert reply.content["charts"][-1]["name"] == "device"
 
 
-def test_a_batch_that_is_on_its_way_stands_in_the_upload_box():
+def test_a_batch_in_transfer_is_in_the_upload_box():
     device = PacedStandIn(4 * 64 * 64 * 4 / 0.5)  # half a second a batch
     with DataLoader(Images(40), 4, num_workers=2, device=device) as loader:
         batches = iter(loader)
@@ -168,7 +168,7 @@ def test_a_batch_that_is_on_its_way_stands_in_the_upload_box():
     assert 2 not in boxes["ready"].tokens
 
 
-def test_without_a_device_nothing_is_said_of_one():
+def test_without_a_device_no_view_mentions_one():
     with DataLoader(Images(40), 4, num_workers=1) as loader:
         list(loader)
         s, page = loader.stats(), Report(loader.stats(), loader.trace).html()

@@ -1,4 +1,4 @@
-"""What is uploaded when, and when memory may go back: the decisions, with scripted devices and real workers."""
+"""Device transfers: when a batch is uploaded, and when its memory is released; scripted devices and real workers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from nbloader.device.transfer import (
 from nbloader.events import BatchRecord
 from nbloader.shm import segment as shm
 
-# ---- one lane, scripted
+# ---- one lane, with a scripted device
 
 
 class Scripted:
-    """A device whose copies are done when the script says so."""
+    """A device whose copies finish when the script says so."""
 
     name = "scripted:0"
     pins = True
@@ -98,7 +98,7 @@ class ScriptedCopy:
 
 
 class Box:
-    """A parcel that tells when its memory goes back."""
+    """A payload that records when its memory is released."""
 
     mapping = None
 
@@ -116,14 +116,14 @@ def actions():
         st.tuples(st.just("ready"), st.integers(1, 3)),
         st.tuples(st.just("finish"), st.integers(1, 3)),
         st.tuples(st.just("full"), st.booleans()),
-        st.just(("other type", 0)),
+        st.just(("toggle type", 0)),
         st.just(("forget", 0)),
     )
     return st.lists(step, max_size=60)
 
 
 @given(st.integers(0, 3), actions())
-def test_memory_goes_back_once_and_never_before_its_copy_is_done(ahead, script):  # noqa: C901 - a script
+def test_memory_is_released_once_and_never_before_its_copy_is_done(ahead, script):  # noqa: C901 - a script
     device = Scripted()
     lane = DeviceLane(device, ahead)
     returned, line, delivered, made = [], collections.deque(), [], 0
@@ -135,7 +135,7 @@ def test_memory_goes_back_once_and_never_before_its_copy_is_done(ahead, script):
             by_number[copy.number].append(copy)
         assert len(set(returned)) == len(returned)
         for number in returned:
-            assert all(c.done() for c in by_number[number]), "went back while the device read it"
+            assert all(c.done() for c in by_number[number]), "released while the device read it"
         assert sum(not c.done() for c in device.copies) <= lane.in_flight <= ahead + 1 + device.full
         assert delivered == sorted(delivered), "in order"
         begun = {c.number for c in device.copies if c.started and not c.delivered} - set(returned)
@@ -150,7 +150,7 @@ def test_memory_goes_back_once_and_never_before_its_copy_is_done(ahead, script):
             device.finish(value)
         elif action == "full":
             device.full = value
-        elif action == "other type":
+        elif action == "toggle type":
             device.ahead = not device.ahead
         elif action == "forget":
             lane.forget(run)
@@ -176,16 +176,16 @@ def test_memory_goes_back_once_and_never_before_its_copy_is_done(ahead, script):
     line.clear()
     lane.close()
     assert all(c.done() for c in device.copies)
-    assert sorted(returned) == list(range(made)), "all of it went back"
+    assert sorted(returned) == list(range(made)), "all memory was released"
 
 
-def test_a_batch_that_is_ready_is_begun_while_the_consumer_has_the_one_before():
+def test_the_transfer_of_a_ready_batch_starts_while_the_consumer_has_the_previous_one():
     device, returned = Scripted(), []
     lane = DeviceLane(device, 1)
     first, second, third = boxes = [Box(i, returned) for i in range(3)]
     lane.deliver(BatchKey(0, 0), first)
     assert lane.start_ahead(BatchKey(0, 1), second)
-    assert not lane.start_ahead(BatchKey(0, 2), third), "one ahead is enough"
+    assert not lane.start_ahead(BatchKey(0, 2), third), "at most one ahead"
     assert [c.number for c in device.copies] == [0, 1]
     batch, copy, _begin = lane.deliver(BatchKey(0, 1), second)
     assert (batch, copy) == ("batch 1 on the device", device.copies[1])
@@ -193,7 +193,7 @@ def test_a_batch_that_is_ready_is_begun_while_the_consumer_has_the_one_before():
     del boxes, first, second, third
 
 
-def test_the_host_waits_for_a_copy_only_when_more_than_allowed_are_under_way():
+def test_the_host_waits_for_a_copy_only_if_too_many_are_in_flight():
     device, returned = Scripted(), []
     lane = DeviceLane(device, 1)
     for number in range(2):
@@ -206,7 +206,7 @@ def test_the_host_waits_for_a_copy_only_when_more_than_allowed_are_under_way():
     lane.close()
 
 
-def test_no_room_ahead_is_no_error_and_is_not_tried_again_in_that_run(caplog):
+def test_too_little_memory_for_a_batch_ahead_is_no_error_and_not_retried_in_that_iterator(caplog):
     device, returned = Scripted(), []
     lane = DeviceLane(device, 1)
     boxes = [Box(i, returned) for i in range(4)]
@@ -219,11 +219,11 @@ def test_no_room_ahead_is_no_error_and_is_not_tried_again_in_that_run(caplog):
     assert lane.deliver(BatchKey(0, 1), boxes[1])[0] == "batch 1 on the device"
     device.finish(9)
     assert not lane.start_ahead(BatchKey(0, 2), boxes[2])
-    assert lane.start_ahead(BatchKey(1, 0), boxes[3]), "the next run tries again"
+    assert lane.start_ahead(BatchKey(1, 0), boxes[3]), "the next iterator tries again"
     lane.close()
 
 
-def test_a_full_device_is_one_clear_error_and_the_batch_can_be_had_again():
+def test_a_full_device_raises_a_clear_error_and_keeps_the_batch():
     device = Scripted()
     lane = DeviceLane(device, 1)
     box = Box(7, [])
@@ -235,7 +235,7 @@ def test_a_full_device_is_one_clear_error_and_the_batch_can_be_had_again():
     lane.close()
 
 
-def test_a_lane_that_is_dropped_waits_for_its_copies_before_their_memory_goes():
+def test_a_garbage_collected_lane_waits_for_its_copies_before_releasing_memory():
     device, returned = Scripted(), []
     lane = DeviceLane(device, 1)
     lane.deliver(BatchKey(0, 0), Box(0, returned))
@@ -245,7 +245,7 @@ def test_a_lane_that_is_dropped_waits_for_its_copies_before_their_memory_goes():
     assert returned == [0]
 
 
-def test_a_batch_that_was_made_again_is_not_the_one_that_was_begun():
+def test_the_transfer_of_a_batch_that_was_produced_again_is_restarted():
     device, returned = Scripted(), []
     lane = DeviceLane(device, 1)
     old, new = Box(1, returned), Box(2, returned)
@@ -254,22 +254,22 @@ def test_a_batch_that_was_made_again_is_not_the_one_that_was_begun():
     lane.close()
 
 
-def test_batches_go_to_the_devices_in_turn_and_one_begun_for_the_wrong_device_is_begun_again():
+def test_batches_alternate_between_devices_and_a_transfer_to_the_wrong_device_is_restarted():
     devices = Scripted(), Scripted()
-    placer = DeviceTransfer([*devices, None], 1)
-    assert placer.ahead == 3
+    transfer = DeviceTransfer([*devices, None], 1)
+    assert transfer.ahead == 3
     returned = []
     boxes = [Box(i, returned) for i in range(6)]
-    got = [placer.deliver(BatchKey(0, i), boxes[i], i) for i in range(3)]
-    assert [batch for batch, _shipment in got] == ["batch 0 on the device", "batch 1 on the device", 2]
+    got = [transfer.deliver(BatchKey(0, i), boxes[i], i) for i in range(3)]
+    assert [batch for batch, _placement in got] == ["batch 0 on the device", "batch 1 on the device", 2]
     assert got[2][1] is None
-    placer.start_ahead([(BatchKey(0, i), boxes[i]) for i in (3, 4)], 3)
+    transfer.start_ahead([(BatchKey(0, i), boxes[i]) for i in (3, 4)], 3)
     assert [[c.number for c in d.copies] for d in devices] == [[0, 3], [1, 4]]
-    placer.deliver(BatchKey(0, 4), boxes[4], 3)  # batch 3 was skipped
+    transfer.deliver(BatchKey(0, 4), boxes[4], 3)  # batch 3 was skipped
     assert [[c.number for c in d.copies] for d in devices] == [[0, 3, 4], [1, 4]]
-    placer.forget(0)
-    placer.close()
-    assert all(lane.in_flight == 0 for lane in placer._lanes if lane)
+    transfer.forget(0)
+    transfer.close()
+    assert all(lane.in_flight == 0 for lane in transfer._lanes if lane)
 
 
 # ---- records
@@ -279,7 +279,7 @@ def record(number):
     return BatchRecord(**dict.fromkeys(BatchRecord._fields, 0) | {"index": number})  # type: ignore[arg-type]
 
 
-def test_records_wait_for_the_devices_times_and_stay_in_order():
+def test_records_wait_for_the_times_of_the_device_and_stay_in_order():
     device, published = Scripted(), []
     copies = [ScriptedCopy(device, i) for i in range(3)]
     records = RecordQueue(published.append)
@@ -290,7 +290,7 @@ def test_records_wait_for_the_devices_times_and_stay_in_order():
     assert published == []
     copies[1].finished = True
     records.flush()
-    assert published == [], "the first is not told"
+    assert published == [], "the times of the first are unknown"
     copies[0].finished = True
     records.flush()
     assert [r.index for r in published] == [0, 1]
@@ -301,7 +301,7 @@ def test_records_wait_for_the_devices_times_and_stay_in_order():
     assert not published[3].placed
 
 
-def test_records_do_not_wait_without_bound():
+def test_the_number_of_waiting_records_is_bounded():
     published = []
     records = RecordQueue(published.append)
     copy = ScriptedCopy(Scripted(), 0)
@@ -324,7 +324,7 @@ def test_a_segment_is_registered_once_and_unregistered_before_it_is_unmapped():
     log = []
 
     def unregister(address):
-        ctypes.string_at(address, mmap.PAGESIZE)  # crashes if it is unmapped
+        ctypes.string_at(address, mmap.PAGESIZE)  # crashes unless it is still mapped
         log.append(("unregister", address))
 
     pinning = Pinning("registered", lambda address, size: log.append(("register", address, size)) or "", unregister)
@@ -335,29 +335,29 @@ def test_a_segment_is_registered_once_and_unregistered_before_it_is_unmapped():
     view = np.frombuffer((ctypes.c_char * mmap.PAGESIZE).from_buffer(memory), np.uint8)
     del memory
     gc.collect()
-    assert len(log) == 1, "an array still views it"
+    assert len(log) == 1, "an array still references it"
     del view
     gc.collect()
     assert log[1:] == [("unregister", address)]
 
 
-def test_where_registering_fails_batches_are_copied_and_those_registered_stay_so(caplog):
+def test_after_a_failed_registration_batches_are_copied(caplog):
     answers = ["", "the limit of locked memory is reached"]
     pinning = Pinning("registered", lambda _address, _size: answers.pop(0), lambda _address: None)
     one, two, three = segment(), segment(), segment()
     assert pinning.of(one) == "registered"
     assert pinning.of(two) == "copied"
     assert "0.0 MB of shared memory cannot be pinned (the limit of locked memory is reached)" in caplog.text
-    assert pinning.of(three) == "copied", "it is not tried again"
+    assert pinning.of(three) == "copied", "not retried"
     assert pinning.way == "copied"
 
 
 @pytest.mark.parametrize(("way", "mapping", "then"), [("registered", None, "copied"), ("pageable", 1, "pageable")])
-def test_what_lies_in_no_segment_is_copied(way, mapping, then):
+def test_a_batch_outside_of_segments_is_copied(way, mapping, then):
     assert Pinning(way, None, None).of(mapping) == then
 
 
-# ---- whole loaders, real workers, late copies
+# ---- loaders with real workers and late copies
 
 
 def images(numbers):
@@ -373,7 +373,7 @@ def assert_images(batches, n=40, size=4):
 
 @pytest.mark.parametrize("lag", [0, 1, 3, None])
 @pytest.mark.parametrize("ahead", [0, 1, 2])
-def test_copies_that_come_late_read_what_the_worker_wrote(lag, ahead):
+def test_late_copies_read_what_the_worker_wrote(lag, ahead):
     device = StandIn(lag)
     with DataLoader(Images(40), 4, num_workers=2, device=device, upload_ahead=ahead) as loader:
         for _ in range(2):
@@ -381,11 +381,11 @@ def test_copies_that_come_late_read_what_the_worker_wrote(lag, ahead):
             device.synchronize()
             assert_images(batches)
     assert device.most_in_flight <= ahead + 1
-    assert not device.registered, "all of it was unregistered"
-    assert not [line for line in device.log if line[0] == "unregistered while it is read"]
+    assert not device.registered, "all memory was unregistered"
+    assert not [line for line in device.log if line[0] == "unregistered while being read"]
 
 
-def test_batches_are_uploaded_while_the_consumer_has_the_one_before():
+def test_batches_are_uploaded_while_the_consumer_has_the_previous_one():
     device = StandIn(None)
     seen = []
     with DataLoader(Images(40), 4, num_workers=2, device=device) as loader:
@@ -396,7 +396,7 @@ def test_batches_are_uploaded_while_the_consumer_has_the_one_before():
 
 
 @pytest.mark.parametrize("way", ["copied", "pageable"])
-def test_the_other_ways_give_the_same_batches(way):
+def test_copied_and_pageable_memory_give_the_same_batches(way):
     device = StandIn(3, way=way)
     with DataLoader(Images(40), 4, num_workers=2, device=device) as loader:
         batches = list(loader)
@@ -406,7 +406,7 @@ def test_the_other_ways_give_the_same_batches(way):
     assert device.log == []
 
 
-def test_a_failing_registration_changes_the_way_in_mid_epoch():
+def test_a_failed_registration_during_an_epoch_switches_to_copies():
     device = StandIn(3, register_fails_at=1)
     with DataLoader(Images(80), 4, num_workers=2, device=device) as loader:
         batches = list(loader)
@@ -417,7 +417,7 @@ def test_a_failing_registration_changes_the_way_in_mid_epoch():
     assert len([line for line in device.log if line[0] == "register"]) == 1
 
 
-def test_records_tell_the_way_to_the_device():
+def test_records_contain_the_placement():
     device = StandIn(1)
     with DataLoader(Images(40), 4, num_workers=2, device=device) as loader:
         list(loader)
@@ -431,7 +431,7 @@ def test_records_tell_the_way_to_the_device():
         assert p.needed > 0
 
 
-def test_stats_tell_how_batches_are_uploaded():
+def test_stats_say_how_batches_are_uploaded():
     device = StandIn(1)
     with DataLoader(Images(40), 4, num_workers=2, device=device) as loader:
         assert loader.stats().uploads is None
@@ -443,14 +443,14 @@ def test_stats_tell_how_batches_are_uploaded():
     assert "Upload to stand-in:0 from registered memory" in stats._repr_html_()
 
 
-def test_batches_without_a_device_have_no_such_record():
+def test_without_a_device_records_have_no_placement():
     with DataLoader(Numbers(8), 4, num_workers=1) as loader:
         list(loader)
         assert {r.placed for r in loader.events.batches()} == {None}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_every_kind_of_batch_is_uploaded(num_workers):
+def test_every_structure_of_a_batch_is_uploaded(num_workers):
     device = StandIn(2)
     plain = list(DataLoader(Structured(12), 4))
     with DataLoader(Structured(12), 4, num_workers=num_workers, device=device) as loader:
@@ -460,7 +460,7 @@ def test_every_kind_of_batch_is_uploaded(num_workers):
         assert_same(mine, theirs)
 
 
-def test_small_batches_and_own_collate_functions_are_uploaded():
+def test_small_batches_and_those_of_custom_collate_functions_are_uploaded():
     def pairs(samples):
         return torch.tensor(samples), {"big": torch.full((100, 100), float(samples[0])), "name": "x"}
 
@@ -481,7 +481,7 @@ def test_small_batches_and_own_collate_functions_are_uploaded():
 
 
 class Ragged:
-    """A batch type of the user's own."""
+    """A custom batch type with a method `to`."""
 
     def __init__(self, values):
         self.values = values
@@ -493,7 +493,7 @@ class Ragged:
         return moved
 
 
-def test_own_batch_types_are_moved_by_their_own_method():
+def test_custom_batch_types_are_moved_by_their_own_method():
     device = StandIn(2, ahead=False)
     with DataLoader(Numbers(8), 4, num_workers=1, device=device, collate_fn=Ragged) as loader:
         batches = list(loader)
@@ -506,16 +506,16 @@ def segments_out(loader):
     return sum(len(handle.segments._lent) for handle in loader._engine._group.pool.handles.values())
 
 
-def test_a_loop_left_early_gives_back_what_was_uploaded_ahead():
+def test_an_abandoned_loop_releases_what_was_uploaded_ahead():
     device = StandIn(None)
     with DataLoader(Images(80), 4, num_workers=2, device=device) as loader:
         for _ in range(5):
             next(iter(loader))
-            batches = list(loader)  # the workers write over what was left
+            batches = list(loader)  # the workers overwrite what was abandoned
             device.synchronize()
             assert_images(batches, 80)
             del batches
-        loader._placer.close()
+        loader._transfer.close()
         gc.collect()
         assert segments_out(loader) == 0
 
@@ -532,15 +532,15 @@ def test_closing_the_loader_waits_for_its_copies():
     assert not device.registered
 
 
-def test_a_loader_that_is_dropped_waits_for_its_copies():
+def test_a_garbage_collected_loader_waits_for_its_copies():
     device = StandIn(None)
     batch = next(iter(DataLoader(Images(80), 4, num_workers=2, device=device)))
     wait_for(lambda: gc.collect() is not None and not device.registered, "the end of the loader")
     assert_same(batch, images([0, 1, 2, 3]))
-    assert not [line for line in device.log if line[0] == "unregistered while it is read"]
+    assert not [line for line in device.log if line[0] == "unregistered while being read"]
 
 
-def test_restarted_workers_leave_their_memory_to_the_copies():
+def test_the_memory_of_restarted_workers_lives_until_it_is_copied():
     device = StandIn(None)
     with DataLoader(Images(80), 4, num_workers=2, device=device) as loader:
         batches = []
@@ -550,10 +550,10 @@ def test_restarted_workers_leave_their_memory_to_the_copies():
                 loader.restart_workers()
         device.synchronize()
     assert_images(batches, 80)
-    assert not [line for line in device.log if line[0] == "unregistered while it is read"]
+    assert not [line for line in device.log if line[0] == "unregistered while being read"]
 
 
-def test_a_pause_holds_back_what_is_uploaded_already():
+def test_a_pause_withholds_batches_that_are_uploaded_already():
     device = StandIn(None)
     with DataLoader(Images(40), 4, num_workers=2, device=device) as loader:
         it = iter(loader)
@@ -569,8 +569,8 @@ def test_a_pause_holds_back_what_is_uploaded_already():
     assert_images(batches)
 
 
-def test_a_full_device_loses_no_batch_and_leaves_the_loader_usable():
-    device = StandIn(1, room=4 * 64 * 64 * 4 + 10)  # the images fit, the labels beside them do not
+def test_a_full_device_loses_no_batch_and_the_loader_stays_usable():
+    device = StandIn(1, room=4 * 64 * 64 * 4 + 10)  # the images fit, the labels do not
     with DataLoader(Images(16), 4, num_workers=2, device=device) as loader:
         it = iter(loader)
         with pytest.raises(DeviceFull, match=r"batch 0 does not fit on stand-in:0: tried to allocate 32 bytes"):
@@ -586,7 +586,7 @@ def test_a_full_device_loses_no_batch_and_leaves_the_loader_usable():
         assert_images(batches, 16)
 
 
-def test_several_devices_take_turns():
+def test_batches_alternate_between_several_devices():
     devices = StandIn(2, name="stand-in:0"), StandIn(None, name="stand-in:1")
     with DataLoader(Images(40), 4, num_workers=2, device=devices) as loader:
         steps = list(loader)
@@ -597,10 +597,10 @@ def test_several_devices_take_turns():
     assert_images([batch for step in steps for batch in step])
 
 
-# ---- the lesson
+# ---- compare_uploads
 
 
-def test_the_same_epoch_is_compared_in_four_ways():
+def test_four_ways_to_upload_the_same_epoch_are_compared():
     made = []
 
     def accelerator(way, side_stream):
@@ -624,16 +624,16 @@ def test_the_same_epoch_is_compared_in_four_ways():
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is one")
 @pytest.mark.parametrize(("device", "message"), [("cuda", "sees no such accelerator here"), ("cpu", "no accelerator")])
-def test_without_an_accelerator_there_is_nothing_to_compare(device, message):
+def test_comparing_uploads_needs_an_accelerator(device, message):
     with pytest.raises(RuntimeError, match=message):
         compare_uploads(device=device)
 
 
-# ---- accelerators stay out of workers
+# ---- no accelerators in workers
 
 
 @pytest.mark.parametrize("options", [{"collate_fn": list}, {"batch_size": None}])
-def test_a_tensor_on_a_gpu_that_a_worker_made_is_a_clear_error(options):
+def test_a_gpu_tensor_from_a_worker_is_a_clear_error(options):
     with (
         DataLoader(Uploads(4), **{"batch_size": 2, "num_workers": 1} | options) as loader,
         pytest.raises(TypeError, match=r"a tensor on cuda:0 cannot be sent.*give the loader device='cuda:0'"),
@@ -641,7 +641,7 @@ def test_a_tensor_on_a_gpu_that_a_worker_made_is_a_clear_error(options):
         next(iter(loader))
 
 
-def test_a_dataset_that_holds_a_tensor_on_a_gpu_is_a_clear_error():
+def test_a_gpu_tensor_in_the_dataset_is_a_clear_error():
     with (
         DataLoader(Numbers(4, table=OnDevice()), 2, num_workers=1) as loader,
         pytest.raises(DatasetTransferError, match="a tensor on cuda:0 cannot be sent"),
