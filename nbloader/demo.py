@@ -1,4 +1,4 @@
-"""Real photographs for the notebooks, without a download: cut from images that scikit-image ships in its wheel."""
+"""Real photographs for the notebooks, without a download: crops of images that scikit-image ships in its wheel."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _QUALITY = 90
 
 
 def photographs(folder: str | os.PathLike[str] | None = None, count: int = 320) -> pathlib.Path:
-    """Give a folder of real JPEG photographs, made at the first call and found again at the next.
+    """Create a folder of real JPEG photographs, or reuse the one that an earlier call created.
 
     They are colour crops, 4:3, between 320x240 and 640x480 pixels, of eight photographs: a person, a cat, a cup of
     coffee, galaxies, a motorcycle, a retina, a rocket, tissue under a microscope. The layout is the usual one,
-    `folder/class/0000.jpg`. The same files come out each time. Nothing is downloaded.
+    `folder/class/0000.jpg`. Every call writes the same files. Nothing is downloaded.
 
-    Each file appears whole or not at all, and missing ones are made again, so a call that was interrupted, or two at
-    once, do no harm.
+    Each file is written atomically, and missing files are written again, so interrupted and concurrent calls do no
+    harm.
 
     Args:
-        folder: Where to put them. By default a folder in the cache of the user: `$NBLOADER_CACHE`, else
+        folder: Where to write them. By default a folder in the user's cache: `$NBLOADER_CACHE`, else
             `$XDG_CACHE_HOME/nbloader`, else `~/.cache/nbloader`.
-        count: How many, over all classes. 320 take about 14 MB and a second.
+        count: Number of photographs over all classes. 320 take about 14 MB and a second.
 
     Returns:
         The folder.
@@ -50,7 +50,7 @@ def photographs(folder: str | os.PathLike[str] | None = None, count: int = 320) 
     Raises:
         ValueError: `count` is less than one.
         ModuleNotFoundError: Pillow or scikit-image is missing; the message has the command to install them.
-        OSError: The folder cannot be written, or the disk is full; `errno` tells which.
+        OSError: The folder cannot be written, or the disk is full; see `errno`.
     """
     if count < 1:
         raise ValueError(f"count must be at least 1, not {count}")
@@ -59,12 +59,12 @@ def photographs(folder: str | os.PathLike[str] | None = None, count: int = 320) 
     missing: dict[str, list[int]] = {}
     for i in range(count):
         name, number = names[i % len(names)], i // len(names)
-        if not _is_there(target / name / f"{number:04d}.jpg"):
+        if not _is_complete(target / name / f"{number:04d}.jpg"):
             missing.setdefault(name, []).append(number)
     try:
         for name, numbers in missing.items():
             (target / name).mkdir(parents=True, exist_ok=True)
-            _cut(name, numbers, target / name)
+            _write_crops(name, numbers, target / name)
     except OSError as error:
         explanation = _explanation(error, target, sum(map(len, missing.values())))
         if explanation is None:
@@ -74,7 +74,7 @@ def photographs(folder: str | os.PathLike[str] | None = None, count: int = 320) 
 
 
 def cache_folder() -> pathlib.Path:
-    """Where nbloader keeps files that can be made again: `$NBLOADER_CACHE`, or a folder in the user's cache."""
+    """The folder for files that can be created again: `$NBLOADER_CACHE`, or a folder in the user's cache."""
     own = os.environ.get("NBLOADER_CACHE")
     if own:
         return pathlib.Path(own)
@@ -82,20 +82,20 @@ def cache_folder() -> pathlib.Path:
     return (pathlib.Path(shared) if shared else pathlib.Path.home() / ".cache") / "nbloader"
 
 
-def _is_there(path: pathlib.Path) -> bool:
-    # An empty file is what a power cut leaves of one that was renamed but not yet on the disk.
+def _is_complete(path: pathlib.Path) -> bool:
+    # A power failure can leave an empty file, if it was renamed before its content reached the disk.
     try:
         return path.stat().st_size > 0
     except FileNotFoundError:
         return False
 
 
-def _cut(name: str, numbers: list[int], folder: pathlib.Path) -> None:
-    """Write the crops `numbers` of the image behind class `name` into `folder`."""
+def _write_crops(name: str, numbers: list[int], folder: pathlib.Path) -> None:
+    """Write the crops `numbers` of the image of class `name` into `folder`."""
     image = _open(SOURCES[name])
     for number in numbers:
-        # Seeded by its name, so that a file does not depend on which others were made before it.
-        crop = image.crop(_box(image.size, random.Random(f"{name}/{number}")))  # noqa: S311 - no secret
+        # Seeded by its name, so that a file does not depend on which others were written before it.
+        crop = image.crop(_box(image.size, random.Random(f"{name}/{number}")))  # noqa: S311 - not for cryptography
         _write(crop, folder / f"{number:04d}.jpg")
 
 
@@ -108,7 +108,7 @@ def _box(size: tuple[int, int], rng: random.Random) -> tuple[int, int, int, int]
 
 
 def _write(image: Image.Image, path: pathlib.Path) -> None:
-    """Save a JPEG so that `path` is either absent or whole, whatever happens meanwhile."""
+    """Save a JPEG atomically: `path` is either absent or complete."""
     part = path.with_name(f"{path.stem}-{uuid.uuid4().hex}.part")
     try:
         with part.open("xb") as file:
@@ -119,7 +119,7 @@ def _write(image: Image.Image, path: pathlib.Path) -> None:
 
 
 def _open(file: str) -> Image.Image:
-    """Load an image from skimage/data. scikit-image itself, which imports scipy, is not imported."""
+    """Open an image of skimage/data without importing scikit-image, which would import scipy."""
     remedy = "photographs() needs Pillow and scikit-image: pip install Pillow scikit-image"
     try:
         from PIL import Image
@@ -138,15 +138,15 @@ def _open(file: str) -> Image.Image:
 
 
 def _explanation(error: OSError, folder: pathlib.Path, count: int) -> str | None:
-    """Say what was being done and what helps; None where there is nothing to add."""
+    """A message with the cause and a remedy; None for errors without a known remedy."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"no space left for {count} photographs (about {max(1, count * 40 // 1000)} MB) in {folder}: "
-            "free some, ask for fewer with count=, or set NBLOADER_CACHE to a folder on another disk"
+            "free some, request fewer with count=, or set NBLOADER_CACHE to a folder on another disk"
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return (
             f"photographs cannot be written to {folder} ({error.strerror}): "
-            "give another folder, or set NBLOADER_CACHE to one that you may write to"
+            "pass another folder, or set NBLOADER_CACHE to one that is writable"
         )
     return None

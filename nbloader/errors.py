@@ -1,37 +1,40 @@
-"""The exceptions that nbloader raises. Each says in its docstring whose fault it is."""
+"""The exceptions that nbloader raises. Each docstring says what the likely cause is."""
 
 from __future__ import annotations
 
 
 class NbloaderError(Exception):
-    """Base of all errors that nbloader raises about itself (errors of your dataset keep their own type)."""
+    """Base class of nbloader's own errors. Errors raised by the dataset keep their type."""
 
 
 class LoaderClosedError(NbloaderError, RuntimeError):
-    """The loader was used after `close()`. The caller's fault: make a new loader."""
+    """The loader was used after `close()`. Create a new one."""
 
 
 class WorkerStartError(NbloaderError, RuntimeError):
-    """Workers could not be started: the dataset cannot be sent to them or cannot be rebuilt there.
+    """Workers could not be started: the dataset cannot be sent to them, or cannot be rebuilt there.
 
-    The dataset's fault in most cases; the message holds what the worker said.
+    The likely cause is the dataset. The message includes the workers' last output.
     """
 
 
 class WorkerDiedError(NbloaderError, RuntimeError):
-    """A batch killed every worker that tried to make it.
+    """A batch killed every worker that tried to produce it.
 
-    The dataset's fault, or the machine's (memory). The message holds the sample indices, the exit signals and the
-    tail of the workers' standard error.
+    The likely cause is the dataset, or a lack of memory. The message includes the sample indices, the exit signals and
+    the last lines of the workers' standard error.
     """
 
 
 class LoaderTimeoutError(NbloaderError, RuntimeError, TimeoutError):
-    """A batch did not come within `timeout` seconds (a RuntimeError, as torch's). The dataset's fault in most cases."""
+    """A batch did not arrive within `timeout` seconds. The likely cause is the dataset.
+
+    It is a RuntimeError because torch raises one.
+    """
 
 
 class DatasetTransferError(NbloaderError, TypeError):
-    """The dataset, or a function given to the loader, cannot be pickled. The dataset's fault."""
+    """The dataset, or a function passed to the loader, cannot be pickled."""
 
 
 class WorkerTraceback(NbloaderError):  # noqa: N818 - it is a traceback, shown as the cause of an error

@@ -1,4 +1,4 @@
-"""photographs() gives real JPEG files, whole or not at all, and says what is wrong when it cannot."""
+"""photographs() writes real JPEG files atomically, and its errors name the cause and a remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def files(folder: pathlib.Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_they_are_jpegs_in_one_folder_per_class(tmp_path):
+def test_writes_jpegs_in_one_folder_per_class(tmp_path):
     folder = demo.photographs(tmp_path, count=20)
     assert folder == tmp_path
     assert {p.name for p in folder.iterdir()} == set(demo.SOURCES)
@@ -34,7 +34,7 @@ def test_they_are_jpegs_in_one_folder_per_class(tmp_path):
         assert 240 <= height <= 480
 
 
-def test_they_are_photographs_and_differ(tmp_path):
+def test_the_files_are_photographs_and_differ(tmp_path):
     found = files(demo.photographs(tmp_path, count=40))
     assert len(set(found.values())) == 40
     for name in found:
@@ -43,7 +43,7 @@ def test_they_are_photographs_and_differ(tmp_path):
         assert len(colours) > 300, f"{name} has only {len(colours)} colours"
 
 
-def test_the_same_files_come_out_each_time_however_many_are_asked_for(tmp_path):
+def test_the_files_are_reproducible_and_do_not_depend_on_the_count(tmp_path):
     few, many = files(demo.photographs(tmp_path / "a", count=9)), files(demo.photographs(tmp_path / "b", count=20))
     assert few == {name: many[name] for name in few}
 
@@ -55,14 +55,14 @@ def test_a_second_call_writes_nothing(tmp_path):
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == times
 
 
-def test_what_is_missing_or_empty_is_made_again(tmp_path):
+def test_missing_and_empty_files_are_written_again(tmp_path):
     whole = files(demo.photographs(tmp_path, count=16))
     (tmp_path / "cat/0000.jpg").unlink()
     (tmp_path / "retina/0001.jpg").write_bytes(b"")
     assert files(demo.photographs(tmp_path, count=16)) == whole
 
 
-def test_an_interrupted_call_leaves_only_whole_files_and_the_next_completes_them(tmp_path, monkeypatch):
+def test_an_interrupted_call_leaves_only_complete_files_and_the_next_call_writes_the_rest(tmp_path, monkeypatch):
     whole = files(demo.photographs(tmp_path / "whole", count=16))
     saves = []
 
@@ -84,7 +84,7 @@ def test_an_interrupted_call_leaves_only_whole_files_and_the_next_completes_them
     assert files(demo.photographs(tmp_path / "cut", count=16)) == whole
 
 
-def test_two_processes_at_once_do_no_harm(tmp_path):
+def test_two_concurrent_processes_write_the_same_files(tmp_path):
     whole = files(demo.photographs(tmp_path / "whole", count=24))
     code = "import sys; from nbloader import demo; input(); demo.photographs(sys.argv[1], count=24)"
     both = [
@@ -100,7 +100,7 @@ def test_two_processes_at_once_do_no_harm(tmp_path):
     assert files(tmp_path / "shared") == whole
 
 
-def test_two_threads_at_once_do_no_harm(tmp_path):
+def test_concurrent_threads_write_all_files(tmp_path):
     threads = [threading.Thread(target=demo.photographs, args=(tmp_path, 16)) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -118,7 +118,7 @@ def test_two_threads_at_once_do_no_harm(tmp_path):
         ({}, "/h/.cache/nbloader"),
     ],
 )
-def test_the_cache_is_where_the_environment_says(monkeypatch, variables, expected):
+def test_the_environment_selects_the_cache_folder(monkeypatch, variables, expected):
     for name in ("NBLOADER_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/h")
@@ -128,7 +128,7 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, variables, expecte
     assert demo.cache_folder() == pathlib.Path(expected)
 
 
-def test_by_default_they_go_to_the_cache(tmp_path, monkeypatch):
+def test_the_default_folder_is_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NBLOADER_CACHE", str(tmp_path))
     assert demo.photographs(count=8) == tmp_path / "photographs-8"
     assert len(files(tmp_path)) == 8
@@ -151,7 +151,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, 
     assert "pip install Pillow scikit-image" in last
 
 
-def test_a_full_disk_is_said_so_and_leaves_no_piece_of_a_file(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_leaves_no_partial_file(tmp_path, monkeypatch):
     def full(image, file, *args, **kwargs):
         file.write(b"\xff\xd8\xff")
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -163,7 +163,7 @@ def test_a_full_disk_is_said_so_and_leaves_no_piece_of_a_file(tmp_path, monkeypa
     assert files(tmp_path) == {}
 
 
-def test_a_folder_that_cannot_be_written_is_said_so(tmp_path, monkeypatch):
+def test_an_unwritable_folder_is_reported_with_a_remedy(tmp_path, monkeypatch):
     def refuse(path, *args, **kwargs):
         raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
 
@@ -172,13 +172,13 @@ def test_a_folder_that_cannot_be_written_is_said_so(tmp_path, monkeypatch):
         demo.photographs(tmp_path, count=8)
 
 
-def test_a_file_in_the_place_of_the_folder_keeps_its_own_error(tmp_path):
+def test_a_file_instead_of_the_folder_keeps_its_error_type(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises((NotADirectoryError, FileExistsError)):
         demo.photographs(tmp_path / "file", count=8)
 
 
-def test_an_image_that_the_package_does_not_ship_is_named(tmp_path, monkeypatch):
+def test_an_image_missing_from_scikit_image_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(demo.SOURCES, "cat", "absent.png")
     with pytest.raises(FileNotFoundError, match=r"does not ship absent\.png"):
         demo.photographs(tmp_path, count=8)

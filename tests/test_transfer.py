@@ -615,7 +615,7 @@ def test_four_ways_to_upload_the_same_epoch_are_compared():
     assert [row.ways for row in got.rows] == [((way, 4),) for way, _side in made]
     assert all(row.batches == 4 and row.ms > 0 for row in got.rows)
     lines = str(got).splitlines()
-    assert lines[0].startswith("Batches of 0.1 MB to stand-in:0; the loop's own step takes")
+    assert lines[0].startswith("Batches of 0.1 MB to stand-in:0; the loop's step alone takes")
     assert len(lines) == 6
     assert lines[5].startswith("pinned in place, side stream")
     assert got._repr_html_().count("<tr") == 5

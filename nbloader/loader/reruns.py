@@ -1,8 +1,8 @@
-"""Cells that are run again: the loaders that they made before give up their workers soon.
+"""Notebook cells that are run again: the loaders that their earlier runs created stop their workers soon.
 
-A notebook's output history, tracebacks and other variables keep old loaders alive, and nobody iterates them again. Two
-loaders of one run are both wanted, also where one line made them: a helper that is called for training and for
-validation, a dict comprehension.
+The notebook's output history, tracebacks and other variables keep old loaders alive although nobody iterates them any
+more. Loaders created by the same run of a cell are all kept, even if one line created them: a helper function that is
+called for training and for validation, a dict comprehension.
 """
 
 from __future__ import annotations
@@ -10,37 +10,41 @@ from __future__ import annotations
 import sys
 import weakref
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from nbloader.engine.engine import Engine
-    from nbloader.engine.inline_engine import LocalEngine
+from nbloader.engine.engine import Engine
+from nbloader.engine.inline_engine import LocalEngine
 
 
 class _Origin(NamedTuple):
-    """What makes a loader, in one run of a cell."""
+    """Where a loader was created."""
 
-    place: tuple[str, ...]
-    """The cell, as the notebook knows it though it is edited; else the line of code, which tells a cell by its text."""
+    cell: tuple[str, ...]
+    """The cell's id, which survives edits of the cell; else file name (which depends on the text) and line."""
     run: int
+    """The notebook's execution count."""
 
 
 _origins: weakref.WeakKeyDictionary[Engine | LocalEngine, _Origin] = weakref.WeakKeyDictionary()
 
 
 def supersede_older(engine: Engine | LocalEngine) -> None:
-    """A loader is being made: those that an earlier run of the same cell made are not wanted any more."""
-    origin = _origin()
+    """Register a new loader's engine, and tell those of earlier runs of the same cell that they are superseded.
+
+    Args:
+        engine: Of the loader that is being created.
+    """
+    origin = _current_origin()
     if origin is None:
         return
-    for older, its in list(_origins.items()):
-        if its.place == origin.place and its.run != origin.run:
+    for older, its_origin in list(_origins.items()):
+        if its_origin.cell == origin.cell and its_origin.run != origin.run:
             older.supersede()
     _origins[engine] = origin
 
 
-def _origin() -> _Origin | None:
-    """Where the notebook stands; None where there is no notebook, or on a thread that runs nothing of it."""
+def _current_origin() -> _Origin | None:
+    """The running cell; None outside a notebook, or on a thread that does not run a cell."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None:
@@ -54,6 +58,6 @@ def _origin() -> _Origin | None:
     if outermost is None:
         return None
     place: tuple[str, ...] = outermost.f_code.co_filename, str(outermost.f_lineno)
-    asked: dict[str, Any] = getattr(shell, "get_parent", dict)() or {}  # what the notebook asked for, to run this cell
-    cell = asked.get("metadata", {}).get("cellId")
-    return _Origin((cell,) if cell else place, shell.execution_count)
+    request: dict[str, Any] = getattr(shell, "get_parent", dict)() or {}  # the front end's request to run this cell
+    cell_id = request.get("metadata", {}).get("cellId")
+    return _Origin((cell_id,) if cell_id else place, shell.execution_count)

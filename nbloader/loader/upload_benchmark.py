@@ -1,16 +1,17 @@
-"""A lesson: what pinned memory and a stream of their own do for uploads, measured on the device at hand."""
+"""`compare_uploads`: measures what pinned memory and a separate stream gain for uploads, on the device at hand."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from nbloader._util import palette
 from nbloader._util.format import duration, percent
+from nbloader.metrics.snapshot import PinnedBatches
 from nbloader.metrics.stage_times import upload_stats
 from nbloader.report.render import html_table, text_table
 
@@ -19,70 +20,87 @@ if TYPE_CHECKING:
 
     from nbloader.device.transfer import Accelerator
 
-WAYS = (
-    ("pageable", "pageable", False),
-    ("copied to pinned memory", "copied", False),
-    ("pinned in place", "registered", False),
-    ("pinned in place, side stream", "registered", True),
+
+class UploadVariant(NamedTuple):
+    """A way to upload batches."""
+
+    name: str
+    memory: str
+    """The kind of memory that the device reads, one of `nbloader.device.transfer.WAYS`."""
+    side_stream: bool
+    """Whether copies run on a separate stream."""
+
+
+VARIANTS = (
+    UploadVariant("pageable", "pageable", side_stream=False),
+    UploadVariant("copied to pinned memory", "copied", side_stream=False),
+    UploadVariant("pinned in place", "registered", side_stream=False),
+    UploadVariant("pinned in place, side stream", "registered", side_stream=True),
 )
-"""What is compared: a name, how memory is pinned (`upload.WAYS`), whether copies have a stream of their own."""
+
+_BATCHES = 40
+"""Batches of the default dataset."""
 
 
-class Noise:
-    """Samples of random numbers, all drawn before.
+class RandomImages:
+    """A dataset of random numbers in the shape of images, which are drawn in advance.
 
     Args:
-        length: Samples.
-        shape: Of each.
-        different: Samples that differ; after them they come again.
+        length: Number of samples.
+        shape: Shape of a sample.
+        distinct: Number of different samples; after them they repeat.
     """
 
-    def __init__(self, length: int, shape: Sequence[int] = (3, 224, 224), different: int = 64) -> None:
+    def __init__(self, length: int, shape: Sequence[int] = (3, 224, 224), distinct: int = 64) -> None:
         self._length = length
-        self._samples = np.random.default_rng(0).random((different, *shape), dtype=np.float32)
+        self._samples = np.random.default_rng(0).random((distinct, *shape), dtype=np.float32)
 
     def __len__(self) -> int:
-        """Samples."""
+        """Number of samples."""
         return self._length
 
     def __getitem__(self, i: int) -> np.ndarray[Any, Any]:
-        """One of them."""
+        """Give a sample."""
         sample: np.ndarray[Any, Any] = self._samples[i % len(self._samples)]
         return sample
 
 
 @dataclass(frozen=True, slots=True)
 class UploadRow:
-    """One way to upload, and what it gave."""
+    """The measurements of one variant."""
 
     name: str
-    ways: tuple[tuple[str, int], ...]
-    """As `UploadStats.ways`: what was really used, where pinning in place did not work."""
+    ways: tuple[PinnedBatches, ...]
+    """As `UploadStats.ways`: the memory that was really used, where pinning in place did not work."""
     batches: int
+    """Number of batches measured."""
     seconds: float
-    """For all of them, the steps of the loop included, until the device was done."""
+    """Wall time for all of them, including the loop's steps, until the device had finished."""
     copy: float | None
-    """Mean milliseconds of a copy, by the device's clock."""
+    """Mean time of a copy, by the device's clock, milliseconds; None where unknown."""
     gb_per_second: float | None
+    """Throughput of the copies, 1e9 bytes per second; None where unknown."""
     hidden: float | None
-    """Share of the copies that was hidden behind the steps, 0 to 1."""
+    """Share of the time of the copies that overlapped the loop's steps, 0 to 1; None where unknown."""
 
     @property
     def ms(self) -> float:
-        """Milliseconds a batch, everything included."""
+        """Milliseconds per batch, including the loop's step."""
         return 1e3 * self.seconds / self.batches
 
 
 @dataclass(frozen=True, slots=True)
 class UploadComparison:
-    """The same epoch uploaded in four ways. `print` it, leave it as the last line of a cell, or take its `figure()`."""
+    """One epoch uploaded in four ways. `print` it, leave it as the last line of a cell, or show its `figure()`."""
 
     device: str
+    """Name of the device."""
     nbytes: int
-    """Of a batch."""
+    """Size of a batch, bytes."""
     step: float
-    """Milliseconds of the loop's own step, alone."""
+    """Duration of the loop's step without loading, milliseconds."""
     rows: tuple[UploadRow, ...]
+    """One per variant."""
 
     def _table(self) -> list[list[str]]:
         return [
@@ -100,19 +118,19 @@ class UploadComparison:
 
     def _head(self) -> str:
         return (
-            f"Batches of {self.nbytes / 1e6:,.1f} MB to {self.device}; the loop's own step takes "
+            f"Batches of {self.nbytes / 1e6:,.1f} MB to {self.device}; the loop's step alone takes "
             f"{duration(self.step / 1e3)}"
         )
 
     def __str__(self) -> str:
-        """Give the table as text."""
+        """The table as text."""
         return f"{self._head()}\n{text_table([list(_COLUMNS), *self._table()], left=(0, 1))}"
 
     def _repr_html_(self) -> str:
         return f"<div>{self._head()}</div>{html_table(list(_COLUMNS), self._table(), left=(0, 1))}"
 
     def figure(self) -> Figure:
-        """Draw milliseconds a batch by way, beside what the step alone takes; for `bokeh.plotting.show`."""
+        """A Bokeh figure of the milliseconds per batch of each variant, and of the step; for `bokeh.plotting.show`."""
         from bokeh.models import FactorRange, Range1d, VSpan
         from bokeh.plotting import figure
 
@@ -122,14 +140,14 @@ class UploadComparison:
         fig = figure(
             y_range=FactorRange(factors=names), x_range=Range1d(start=0, end=1.1 * longest),
             height=60 + 45 * len(names), sizing_mode="stretch_width", title=self._head(), toolbar_location=None,
-            x_axis_label="ms a batch (line: the step alone)",
+            x_axis_label="ms per batch (line: the step alone)",
         )  # fmt: skip
         fig.hbar(y=names, right=right, height=0.6, color=palette.STAGES["transport"])
         fig.add_glyph(VSpan(x=self.step, line_color=palette.STAGES["step"], line_width=2))
         return fig
 
 
-_COLUMNS = ("memory", "used", "ms a batch", "batches/s", "copy, ms", "GB/s", "hidden")
+_COLUMNS = ("variant", "memory used", "ms per batch", "batches/s", "copy, ms", "GB/s", "hidden")
 
 
 def compare_uploads(
@@ -141,38 +159,42 @@ def compare_uploads(
     step: float | Callable[[Any], object] = 5.0,
     accelerator: Callable[[str, bool], Accelerator] | None = None,
 ) -> UploadComparison:
-    """Run the same epoch four ways: pageable memory, pinned by a copy, pinned in place, and that with a side stream.
+    """Upload the same epoch in four ways: pageable memory, pinned by a copy, pinned in place, and on a side stream.
 
-    Each is run twice and the second run counts: pinning in place is paid for once. Untested on a GPU.
+    Each variant runs twice, and the second run is measured: the cost of pinning in place arises once. Untested on a
+    GPU.
 
     Args:
         dataset: What to load; by default 40 batches of 3x224x224 float32.
-        device: Where to, such as "cuda:0".
-        batch_size: Samples a batch.
-        num_workers: Worker processes.
+        device: Where to upload to, such as "cuda:0".
+        batch_size: Samples per batch.
+        num_workers: Number of worker processes.
         step: What the loop does with a batch: a function of it, or milliseconds of matrix products on the device.
-        accelerator: Makes the accelerator of a way (one of `upload.WAYS`) and whether it has a side stream, in place of
-            torch's.
+        accelerator: Called with the kind of memory and whether copies have a separate stream; returns the accelerator
+            to use instead of torch's.
+
+    Returns:
+        The measurements.
 
     Raises:
-        RuntimeError: There is no such device here.
+        RuntimeError: This machine has no such device.
     """
-    make = _torch_accelerators(device) if accelerator is None else accelerator
-    work: Any = step if callable(step) else products(device, step)
-    data = Noise(40 * batch_size) if dataset is None else dataset
-    rows, name, nbytes, alone = [], str(device), 0, 0.0
-    for title, way, side_stream in WAYS:
-        chosen: Any = make(way, side_stream)
-        row, nbytes, batch = _run(title, data, chosen, work, batch_size, num_workers)
+    make_accelerator = _torch_accelerators(device) if accelerator is None else accelerator
+    work: Any = step if callable(step) else matrix_products(device, step)
+    data = RandomImages(_BATCHES * batch_size) if dataset is None else dataset
+    rows, name, nbytes, step_ms = [], str(device), 0, 0.0
+    for variant in VARIANTS:
+        chosen: Any = make_accelerator(variant.memory, variant.side_stream)
+        row, nbytes, batch = _measure(variant.name, data, chosen, work, batch_size, num_workers)
         rows.append(row)
         name = chosen.name
-        if not alone:
-            alone = _time_alone(work, batch, chosen)
-    return UploadComparison(name, nbytes, alone, tuple(rows))
+        if not step_ms:
+            step_ms = _measure_step(work, batch, chosen)
+    return UploadComparison(name, nbytes, step_ms, tuple(rows))
 
 
-def products(device: Any, ms: float) -> Callable[[Any], object]:
-    """A step of about so many milliseconds of matrix products on a device, whatever the batch."""
+def matrix_products(device: Any, ms: float) -> Callable[[Any], object]:
+    """A function that multiplies matrices on a device for about `ms` milliseconds, and ignores its argument."""
     import torch
 
     module: Any = torch.get_device_module(torch.device(device))
@@ -196,15 +218,15 @@ def _torch_accelerators(device: Any) -> Callable[[str, bool], Accelerator]:
 
     chosen = check_device(device)
     if chosen is None:
-        raise RuntimeError(f"device={device!r} is no accelerator: there is nothing to upload to")
+        raise RuntimeError(f"device={device!r} is no accelerator: batches are not uploaded to it")
 
     from nbloader.device.torch_backend import TorchAccelerator
 
-    return lambda way, side_stream: TorchAccelerator(chosen, way=way, side_stream=side_stream)
+    return lambda memory, side_stream: TorchAccelerator(chosen, way=memory, side_stream=side_stream)
 
 
-def _run(
-    title: str, data: Any, accelerator: Any, work: Any, batch_size: int, num_workers: int
+def _measure(
+    name: str, data: Any, accelerator: Any, work: Any, batch_size: int, num_workers: int
 ) -> tuple[UploadRow, int, Any]:
     from nbloader.loader.dataloader import DataLoader
 
@@ -222,12 +244,12 @@ def _run(
         seconds = time.perf_counter() - begin
         records = [r for r in loader.events.batches() if r.run == 1]
     uploads: Any = upload_stats(records)
-    row = UploadRow(title, uploads.ways, len(records), seconds, uploads.copy, uploads.gb_per_second, uploads.hidden)
+    row = UploadRow(name, uploads.ways, len(records), seconds, uploads.copy, uploads.gb_per_second, uploads.hidden)
     return row, records[0].nbytes, batch
 
 
-def _time_alone(work: Any, batch: Any, accelerator: Any, times: int = 20) -> float:
-    """Milliseconds of a step on a batch that is there."""
+def _measure_step(work: Any, batch: Any, accelerator: Any, times: int = 20) -> float:
+    """Mean milliseconds of a step, without loading."""
     accelerator.synchronize()
     begin = time.perf_counter()
     for _ in range(times):

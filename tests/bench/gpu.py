@@ -72,11 +72,11 @@ def verify(torch, loader, expected):
 def measure(torch, size, ms):
     """One row of the table, as a dict."""
     from nbloader import DataLoader
-    from nbloader.loader.upload_benchmark import Noise, products
+    from nbloader.loader.upload_benchmark import RandomImages, matrix_products
 
     name, batch_size, shape, batches = size
-    data = Noise(batch_size * batches, shape)
-    work = products("cuda", ms) if ms else lambda _batch: None
+    data = RandomImages(batch_size * batches, shape)
+    work = matrix_products("cuda", ms) if ms else lambda _batch: None
     theirs = torch.utils.data.DataLoader(
         data, batch_size, num_workers=WORKERS, pin_memory=True, persistent_workers=True
     )
