@@ -1,4 +1,4 @@
-"""Batches in pieces that several workers write side by side: what lies where, who may write, and what the loop gets."""
+"""Chunks of a batch that several workers write side by side: offsets, arenas, and the batches that the loop gets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from nbloader.shm import segment
 from nbloader.shm.arena import ArenaWriter
 from nbloader.shm.segment import anonymous_file, mapped
 
-# ---- what lies where
+# ---- offsets
 
 LEAVES = st.sampled_from([
     lambda i: i,
@@ -65,7 +65,7 @@ SAMPLES = st.recursive(
 
 
 @given(sample=SAMPLES, size=st.integers(1, 9), chunk=st.integers(1, 4))
-def test_pieces_written_side_by_side_make_the_batch_that_is_made_at_once(sample, size, chunk):
+def test_chunks_written_side_by_side_equal_the_batch_collated_at_once(sample, size, chunk):
     samples = [sample(i) for i in range(size)]
     plan = Plan(samples)
     expected = bytearray(max(plan.nbytes, 1))
@@ -76,19 +76,19 @@ def test_pieces_written_side_by_side_make_the_batch_that_is_made_at_once(sample,
     memory = mapped(fd, max(plan.nbytes, 1))
     writer.arenas.add(7, fd)
     writer._rows = {0: RowWriter(plan.tree)}
-    for _again in range(2):  # planned, and then as the one before
+    for _again in range(2):  # planned, then by the cached layout
         extras = []
         for start in range(0, size, chunk):
             part = samples[start : start + chunk]
             written = writer.write(part, ChunkSlot(list(range(len(part))), 7, 0, start, size))
             assert written is not None
-            extras.append(written[0])
-        whole = [[value for part in column for value in part] for column in zip(*extras, strict=True)]
+            extras.append(written.extras)
+        joined = [[value for part in column for value in part] for column in zip(*extras, strict=True)]
         assert bytes(memory)[: plan.nbytes] == bytes(expected)[: plan.nbytes]
-        assert_same(builder(plan.tree, "torch")(memory, whole), builder(plan.tree, "torch")(expected, whole))
+        assert_same(builder(plan.tree, "torch")(memory, joined), builder(plan.tree, "torch")(expected, joined))
 
 
-def test_a_piece_that_is_laid_out_in_another_way_is_not_written_there():
+def test_a_chunk_with_another_layout_is_not_written_to_the_arena():
     writer = ChunkWriter()
     writer.arenas.add(0, anonymous_file(4096))
     writer._rows = {3: RowWriter(Plan([np.zeros(4)]).tree)}
@@ -105,7 +105,7 @@ def test_a_piece_that_is_laid_out_in_another_way_is_not_written_there():
     assert writer.write(good, ChunkSlot([0, 1], 0, 3, 0, 2)) is not None
 
 
-# ---- whose memory
+# ---- arenas
 
 
 class Workers:
@@ -127,79 +127,79 @@ class Workers:
     def retire(self, number, uids):
         assert self.have.pop(number) == uids
 
-    def place(self, size=16):
-        whole = ChunkedBatch(Task(0, 0, list(range(size)), 0), 4)
-        whole.pieces = [Task(0, 0, part, seed, job=i, whole=whole) for i, (part, seed) in enumerate(whole.cut())]
-        whole.place = self.allocator.allocate(size)
-        return whole
+    def begin(self, size=16):
+        batch = ChunkedBatch(Task(0, 0, list(range(size)), 0), 4)
+        batch.split(0)
+        batch.arena = self.allocator.allocate(size)
+        return batch
 
 
-def test_segments_that_nothing_needs_are_given_back():
+def test_unused_arenas_are_freed():
     workers = Workers(1, 2)
-    wholes = [workers.place() for _ in range(5)]
-    for whole in wholes:
-        whole.place.give_back()
-    del wholes, whole
+    batches = [workers.begin() for _ in range(5)]
+    for batch in batches:
+        batch.arena.give_back()
+    del batches, batch
     workers.writer.rest()
     assert len(workers.have) == len(workers.writer.reader._maps) == 1
-    kept = [workers.place() for _ in range(3)]
-    for whole in kept:
-        whole.place.give_back()
+    kept = [workers.begin() for _ in range(3)]
+    for batch in kept:
+        batch.arena.give_back()
     for _ in range(3):
         workers.writer._free._next_check = 0.0
-        whole = workers.place()
-        whole.place.give_back()
+        batch = workers.begin()
+        batch.arena.give_back()
     assert len(workers.have) == len(workers.writer.reader._maps) == len(workers.writer._sizes) == 1
 
 
-def test_a_segment_is_used_again_when_nobody_views_the_batch():
+def test_an_arena_is_reused_when_nobody_views_the_batch():
     workers = Workers(1, 2)
     for _ in range(5):
-        workers.place().place.give_back()
-    held = [workers.place().place for _ in range(3)]
-    views = [place._lend(100) for place in held]
+        workers.begin().arena.give_back()
+    held = [workers.begin().arena for _ in range(3)]
+    views = [arena._lend(100) for arena in held]
     del held
     assert len(workers.have) == 3
     del views
-    gc.collect()  # a batch and its pieces refer to each other
-    assert workers.place().place.block.number in workers.have
+    gc.collect()  # a batch and its chunks refer to each other
+    assert workers.begin().arena.block.number in workers.have
     assert len(workers.have) == 3
 
 
-def test_a_segment_that_somebody_may_still_write_to_is_never_used_again():
+def test_an_arena_that_a_worker_may_still_write_to_is_never_reused():
     workers = Workers(1, 2)
-    abandoned = workers.place()
-    number = abandoned.place.block.number
+    abandoned = workers.begin()
+    number = abandoned.arena.block.number
     del abandoned
     gc.collect()
-    repeated = workers.place()
-    assert repeated.place.block.number != number
+    repeated = workers.begin()
+    assert repeated.arena.block.number != number
     assert number not in workers.have
-    second = repeated.pieces[1]
-    assert workers.allocator.slot(second, 1)[0] == ChunkSlot([4, 5, 6, 7], repeated.place.block.number, 0, 4, 16)
+    second = repeated.chunks[1]
+    assert workers.allocator.slot(second, 1)[0] == ChunkSlot([4, 5, 6, 7], repeated.arena.block.number, 0, 4, 16)
     assert workers.allocator.slot(second, 2) is None
-    repeated.place.give_back()
-    assert workers.place().place.block.number not in {number, repeated.place.block.number}
+    repeated.arena.give_back()
+    assert workers.begin().arena.block.number not in {number, repeated.arena.block.number}
 
 
-def test_a_worker_that_came_later_gets_segments_that_were_made_later():
+def test_a_worker_that_starts_later_gets_arenas_that_are_created_later():
     workers = Workers(1, 2)
-    whole = workers.place()
-    assert workers.allocator.slot(whole.pieces[0], 3) is None
-    whole.place.give_back()
+    batch = workers.begin()
+    assert workers.allocator.slot(batch.chunks[0], 3) is None
+    batch.arena.give_back()
     workers.uids = frozenset({1, 3})
-    again = workers.place()
-    assert again.place.block.number != whole.place.block.number
-    assert workers.allocator.slot(again.pieces[0], 3) is not None
-    assert workers.allocator.slot(again.pieces[0], 2) is None
+    again = workers.begin()
+    assert again.arena.block.number != batch.arena.block.number
+    assert workers.allocator.slot(again.chunks[0], 3) is not None
+    assert workers.allocator.slot(again.chunks[0], 2) is None
 
 
-def test_small_batches_and_those_of_unknown_layout_are_joined_by_a_copy():
-    assert Workers(1).place(size=ARENA_FROM // 8192 - 1).place is None
+def test_small_batches_and_batches_of_unknown_layout_get_no_arena():
+    assert Workers(1).begin(size=ARENA_FROM // 8192 - 1).arena is None
     assert ArenaAllocator("numpy", Workers(1).writer).allocate(100) is None
 
 
-def test_a_segment_that_cannot_be_mapped_is_dropped_by_those_who_got_it(monkeypatch):
+def test_an_arena_that_cannot_be_mapped_is_retired(monkeypatch):
     workers = Workers(1, 2)
 
     def no_memory(_fd, _size):
@@ -207,42 +207,44 @@ def test_a_segment_that_cannot_be_mapped_is_dropped_by_those_who_got_it(monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(segment, "mapped", no_memory)
-        assert workers.place().place is None
+        assert workers.begin().arena is None
     assert workers.have == {}
-    assert workers.place().place is not None
+    assert workers.begin().arena is not None
 
 
-# ---- side by side, by threads
+# ---- threads
 
 
-def together(rows: int = 32, piece: int = 8) -> MemoryArena:
-    return MemoryArena(rows, piece, 100, "numpy")
+def memory_arena(rows: int = 32, chunk_size: int = 8) -> MemoryArena:
+    return MemoryArena(rows, chunk_size, 100, "numpy")
 
 
-def piece(number: int, count: int = 8) -> Task:
+def chunk(number: int, count: int = 8) -> Task:
     return Task(0, 0, list(range(count)), 0, job=100 + number)
 
 
-def test_threads_write_one_block_of_memory_whoever_comes_first():
-    place, writers = together(), [ThreadChunkWriter() for _ in range(2)]
-    parcels = {}
+def test_threads_write_to_one_block_of_memory_in_any_order():
+    arena, writers = memory_arena(), [ThreadChunkWriter() for _ in range(2)]
+    payloads = {}
     for number in (2, 0, 3, 1):
         samples = [{"x": np.full(1000, number * 8 + i, "i8"), "name": str(number * 8 + i)} for i in range(8)]
-        written = writers[number % 2].write(samples, piece(number), place)
+        written = writers[number % 2].write(samples, chunk(number), arena)
         assert written is not None
-        parcels[number] = LocalPayload(None, BatchHeader(*(0,) * 6, 8, *(0,) * 7), 0, in_arena=True, extras=written[0])
-    batch = place.open([parcels[number] for number in range(4)])
+        payloads[number] = LocalPayload(
+            None, BatchHeader(*(0,) * 6, 8, *(0,) * 7), 0, in_arena=True, extras=written.extras
+        )
+    batch = arena.open([payloads[number] for number in range(4)])
     assert batch["x"][:, 7].tolist() == list(range(32))
     assert batch["name"] == [str(i) for i in range(32)]
-    assert place.read(parcels[2], 16)["x"][:, 0].tolist() == list(range(16, 24))
+    assert arena.read(payloads[2], 16)["x"][:, 0].tolist() == list(range(16, 24))
 
 
-def test_a_piece_that_is_made_again_is_not_written_where_another_thread_may_still_write():
-    place, writer = together(), ThreadChunkWriter()
+def test_a_chunk_that_is_produced_again_is_not_written_where_another_thread_may_still_write():
+    arena, writer = memory_arena(), ThreadChunkWriter()
     samples = [np.zeros(1000) for _ in range(8)]
-    assert writer.write(samples, piece(1), place) is not None
-    assert ThreadChunkWriter().write(samples, piece(1), place) is None
-    assert writer.write(samples, piece(2), place) is not None
+    assert writer.write(samples, chunk(1), arena) is not None
+    assert ThreadChunkWriter().write(samples, chunk(1), arena) is None
+    assert writer.write(samples, chunk(2), arena) is not None
 
 
 @pytest.mark.parametrize(
@@ -250,22 +252,22 @@ def test_a_piece_that_is_made_again_is_not_written_where_another_thread_may_stil
     [[np.zeros(10)] * 8, [np.zeros(1000)] * 7, [{1, 2}] * 8, ["a"] * 8],
     ids=["small", "some left out", "not known", "no arrays"],
 )
-def test_what_does_not_fit_is_collated_by_itself(samples):
+def test_a_chunk_that_does_not_fit_gets_memory_of_its_own(samples):
     class Unknown(list):
         pass
 
     if isinstance(samples[0], set):
         samples = [Unknown([1])] * 8
-    assert ThreadChunkWriter().write(samples, piece(0), together()) is None
+    assert ThreadChunkWriter().write(samples, chunk(0), memory_arena()) is None
 
 
-def test_pieces_of_another_layout_than_the_first_are_collated_by_themselves():
-    place, one, other = together(), ThreadChunkWriter(), ThreadChunkWriter()
-    assert one.write([np.zeros(1000)] * 8, piece(0), place) is not None
-    assert other.write([np.zeros(2000)] * 8, piece(1), place) is None
-    place = together()
-    assert other.write([np.zeros(1000)] * 8, piece(0), place) is None, "it thought of the layout of before"
-    assert other.write([np.zeros(1000)] * 8, piece(0), together()) is not None
+def test_a_chunk_with_another_layout_than_the_first_gets_memory_of_its_own():
+    arena, one, other = memory_arena(), ThreadChunkWriter(), ThreadChunkWriter()
+    assert one.write([np.zeros(1000)] * 8, chunk(0), arena) is not None
+    assert other.write([np.zeros(2000)] * 8, chunk(1), arena) is None
+    arena = memory_arena()
+    assert other.write([np.zeros(1000)] * 8, chunk(0), arena) is None, "it still has the previous layout"
+    assert other.write([np.zeros(1000)] * 8, chunk(0), memory_arena()) is not None
 
 
 # ---- in the loop
@@ -277,15 +279,15 @@ def who(request):
 
 
 @pytest.mark.parametrize("arguments", [{"num_workers": 2, "workers": "thread"}, {"num_workers": 0}], ids=str)
-def test_in_this_process_all_arrays_of_a_batch_are_views_of_the_memory_that_pieces_were_written_to(arguments):
+def test_in_this_process_all_arrays_of_a_batch_are_views_of_the_arena(arguments):
     with DataLoader(Rows(64), 16, chunk_size=4, output="numpy", **arguments) as loader:
         for batch in loader:
-            assert isinstance(batch["x"].base, bytearray), "a joined one has memory of its own"
+            assert isinstance(batch["x"].base, bytearray), "joined chunks would have memory of their own"
             assert batch["x"].base is batch["t"].base is batch["i"].base
 
 
 class Rows(Numbers):
-    """Large samples of several parts; those from `other` on are laid out in another way."""
+    """Large samples of several parts; those from `other` on have another layout."""
 
     def __init__(self, n, other=10**9):
         super().__init__(n)
@@ -300,12 +302,12 @@ def expected(dataset, *args, **kwargs):
     return list(theirs.DataLoader(dataset, *args, **kwargs))
 
 
-def segments(loader):
+def arenas(loader):
     return loader._engine._group.pool._arenas
 
 
 @pytest.mark.parametrize("workers", ["process", "thread"])
-def test_uneven_batches_of_a_batch_sampler_are_cut_too(workers):
+def test_uneven_batches_of_a_batch_sampler_are_split_too(workers):
     batches = [list(range(9)), [5], list(range(20, 60)), [3, 1], list(range(16))]
     dataset = Rows(60)
     with DataLoader(dataset, batch_sampler=batches, chunk_size=4, num_workers=2, workers=workers) as loader:
@@ -315,7 +317,7 @@ def test_uneven_batches_of_a_batch_sampler_are_cut_too(workers):
 
 
 @pytest.mark.parametrize("output", ["torch", "numpy"])
-def test_batches_are_right_while_the_loop_keeps_them_and_take_few_segments_when_it_does_not(output):
+def test_kept_batches_stay_unchanged_and_dropped_batches_free_their_arenas(output):
     dataset = Rows(96)
     with DataLoader(dataset, 16, chunk_size=4, num_workers=2, output=output) as loader:
         for _ in range(2):
@@ -323,17 +325,17 @@ def test_batches_are_right_while_the_loop_keeps_them_and_take_few_segments_when_
             if output == "numpy":
                 kept = [{k: torch.as_tensor(v) if k in "xt" or k == "i" else v for k, v in b.items()} for b in kept]
             assert_same(kept, expected(dataset, 16))
-        assert segments(loader)._created > 4
+        assert arenas(loader)._created > 4
         del kept
-        made = segments(loader)._created
+        made = arenas(loader)._created
         for _ in range(5):
             for batch in loader:
                 assert batch["x"][:, 0].tolist() == batch["i"].tolist()
-        assert segments(loader)._created <= made + 1, "they are used again"
+        assert arenas(loader)._created <= made + 1, "arenas are reused"
 
 
-def test_an_epoch_that_is_left_gives_its_segments_back_at_once():
-    """A batch and its pieces refer to each other: its memory was kept until the collector came by."""
+def test_an_abandoned_epoch_frees_its_arenas_at_once():
+    """A batch and its chunks refer to each other: its memory was kept until the next garbage collection."""
     gc.collect()
     gc.disable()
     try:
@@ -346,20 +348,20 @@ def test_an_epoch_that_is_left_gives_its_segments_back_at_once():
                 del batches
                 wait_for(lambda: loader.stats().ready == 0)
             list(loader)
-            assert len(segments(loader).reader._maps) < 20
+            assert len(arenas(loader).reader._maps) < 20
     finally:
         gc.enable()
 
 
 @pytest.mark.parametrize("workers", ["process", "thread"])
-def test_a_layout_that_changes_in_mid_batch_costs_a_copy_and_nothing_else(workers):
+def test_a_layout_that_changes_in_mid_epoch_costs_only_a_copy(workers):
     for other in (22, 32):
         dataset = Rows(64, other=other)
         with DataLoader(dataset, 8, chunk_size=2, num_workers=2, workers=workers) as loader:
             for _ in range(2):
                 batches = iter(loader)
                 for number, theirs_ in enumerate(Rows(64, other=other // 8 * 8)[i] for i in range(0, 64, 8)):
-                    if number == 2 and other == 22:  # samples of two dtypes are none of one batch, cut or not
+                    if number == 2 and other == 22:  # samples of two dtypes make no batch, split or not
                         batch = next(batches)
                         assert batch["i"].tolist() == list(range(16, 24))
                         continue
@@ -392,7 +394,7 @@ class DeadlyRows(Deadly):
         return np.full(4000, i, "f4")
 
 
-def test_a_worker_that_dies_with_a_piece_costs_no_sample(tmp_path):
+def test_a_worker_that_dies_with_a_chunk_loses_no_sample(tmp_path):
     flag = tmp_path / "once"
     flag.touch()
     dataset = DeadlyRows(64, bad=37, how=sigkill, flag=str(flag))
@@ -401,7 +403,7 @@ def test_a_worker_that_dies_with_a_piece_costs_no_sample(tmp_path):
             assert [b[:, -1].tolist() for b in loader] == [list(range(i, i + 16)) for i in range(0, 64, 16)]
         died = [event for event in loader.events.recent() if isinstance(event, ev.WorkerDied)]
         assert [event.expected for event in died] == [False]
-        assert 2 in died[0].batches, "batches are told, not pieces"
+        assert 2 in died[0].batches, "batches are reported, not chunks"
         assert loader.stats().restarts == 1
 
 
@@ -418,7 +420,7 @@ def test_records_and_statistics_count_batches(who):
         assert loader.stats().samples_done == 40
 
 
-def test_a_sample_that_raises_is_told_once_with_its_place_in_the_batch(who):
+def test_a_sample_that_raises_is_reported_once_with_its_position_in_the_batch(who):
     with DataLoader(Raises(24, bad=13, error=KeyError), 8, chunk_size=2, **who) as loader:
         batches = iter(loader)
         assert next(batches).tolist() == list(range(8))
@@ -441,7 +443,7 @@ class Bad(Numbers):
         return i
 
 
-def test_samples_that_are_left_out_leave_the_others_in_their_batches(who):
+def test_skipped_samples_leave_the_others_in_their_batches(who):
     with DataLoader(Bad(32), 8, chunk_size=2, on_error="skip", **who) as loader:
         assert [b.tolist() for b in loader] == [
             [0, 1, 2, 4, 5, 6, 7], [10, 11, 12, 13, 14, 15], [24, 25, 26, 27, 28, 29, 30, 31],
@@ -449,7 +451,7 @@ def test_samples_that_are_left_out_leave_the_others_in_their_batches(who):
         assert loader.stats().skipped == len(Bad.bad)
 
 
-def test_pieces_go_with_everything_that_batches_go_with(who):
+def test_chunk_size_works_with_the_other_options(who):
     dataset = Rows(48)
     with DataLoader(dataset, 8, chunk_size=2, in_order=False, **who) as loader:
         batches = list(loader)
@@ -464,7 +466,7 @@ def test_pieces_go_with_everything_that_batches_go_with(who):
         assert_same(list(loader), expected(dataset, 8))
 
 
-def test_reload_makes_whole_batches_of_the_new_dataset():
+def test_after_reload_no_batch_mixes_the_datasets():
     class Valued(Numbers):
         def __init__(self, n, value):
             super().__init__(n)
@@ -483,7 +485,7 @@ def test_reload_makes_whole_batches_of_the_new_dataset():
         assert seen == [{1}] * 3 + [{2}] * 5
 
 
-def test_one_step_lets_one_batch_go():
+def test_one_step_delivers_one_batch():
     with DataLoader(Numbers(64), 8, chunk_size=2, num_workers=2) as loader:
         batches = iter(loader)
         assert next(batches).tolist() == list(range(8))
@@ -506,7 +508,7 @@ def test_every_worker_takes_part_in_one_batch():
 
 
 class Workplaces(Numbers):
-    """Says which process made a sample; slow enough for all to have a share."""
+    """Each sample is the pid of its worker; slow enough that all workers take part."""
 
     def __getitem__(self, i):
         import time
@@ -522,7 +524,7 @@ class Random(Numbers):
         return torch.rand(40_000), np.random.rand(), i
 
 
-def test_whoever_makes_the_pieces_makes_the_same_batches():
+def test_all_kinds_of_workers_produce_the_same_batches():
     epochs = []
     for arguments in (
         {"num_workers": 2}, {"num_workers": 1}, {"num_workers": 0}, {"num_workers": 0, "prefetch": 2},
@@ -549,8 +551,8 @@ def test_a_batch_without_samples_is_one_error_and_the_others_come(who):
 
 
 @pytest.mark.parametrize("way", ["registered", "copied", "pageable"])
-def test_pieces_go_to_a_device_with_their_batch(way, who):
-    """From the one segment that workers wrote them to: pinned where it lies, or copied once."""
+def test_a_batch_of_chunks_is_uploaded_as_one(way, who):
+    """From the arena that workers wrote: pinned where it lies, or copied once."""
     device = StandIn(way=way)
     with DataLoader(Rows(64), 8, chunk_size=2, device=device, pin_memory=False, **who) as loader:
         for _ in range(2):
@@ -561,7 +563,7 @@ def test_pieces_go_to_a_device_with_their_batch(way, who):
     assert not [what for what, _address in device.log if what == "unregistered while it is read"]
 
 
-def test_batches_of_pieces_are_pinned_once_and_whole(who, monkeypatch):
+def test_a_batch_of_chunks_is_pinned_once(who, monkeypatch):
     pinned = []
 
     def pin_memory(tensor):

@@ -33,7 +33,7 @@ from nbloader.batch.layout_cache import Fill, compile_fill
 from nbloader.batch.payload import BatchPayload, Layout
 from nbloader.batch.pytree import ArrayNode, LayoutNode, map_arrays
 from nbloader.batch.rebuild import builder
-from nbloader.batch.task import ChunkedBatch, Task
+from nbloader.batch.task import Task
 from nbloader.shm.arena import ArenaMaps, ArenaWriter
 from nbloader.shm.segment import Block, aligned
 
@@ -313,10 +313,9 @@ class ArenaAllocator:
             chunk: The chunk.
             worker: The uid of its worker.
         """
-        batch: ChunkedBatch[Any] | None = chunk.whole
-        if batch is None or batch.place is None:
+        batch = chunk.parent
+        if batch is None or not isinstance(arena := batch.arena, SegmentArena):
             return None
-        arena: SegmentArena = batch.place
         slot = arena.give_slot(chunk, batch.start(chunk), worker)
         return None if slot is None else (slot, arena.layout)
 

@@ -1,9 +1,9 @@
-"""One batch in pieces that several workers make at once (`chunk_size`, as DI-engine's).
+"""Batches in chunks that several workers produce at the same time (`chunk_size`, as in DI-engine).
 
-    batch -> ChunkedBatch.cut() -> pieces: dispatched, made, retried as batches are -> join() -> one batch, in order
+    batch -> ChunkedBatch.split() -> chunks: dispatched, produced, retried as batches are -> join_chunks() -> one batch
 
-The workers write their pieces side by side into one segment where they know how the batch is laid out (placing.py);
-else the loop joins them with a copy when it takes the batch.
+Workers write the chunks side by side into one block of memory if the layout of the batch is known (chunk_arena.py);
+otherwise a copy joins them when the loop takes the batch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from nbloader.events.failures import EmptyBatch, WorkerFailure
 
 
 def check_chunk(chunk_size: Any, *, batch_size: int | None, batch_sampler: Any, iterable: bool) -> int | None:
-    """The samples of a piece; None where batches are not cut.
+    """Validate `chunk_size`. Returns the samples of a chunk; None where batches are not split.
 
     Raises:
-        TypeError: It is no int.
-        ValueError: It does not divide the batch size, or there are no batches to cut.
+        TypeError: It is not an int.
+        ValueError: It does not divide the batch size, or there are no batches to split.
     """
     if chunk_size is None:
         return None
@@ -34,7 +34,7 @@ def check_chunk(chunk_size: Any, *, batch_size: int | None, batch_sampler: Any, 
     if iterable:
         raise ValueError(f"chunk_size={chunk_size} and an iterable dataset are mutually exclusive: it has no indices")
     if batch_size is None and batch_sampler is None:
-        raise ValueError(f"chunk_size={chunk_size} needs a batch to cut: batch_size=None makes none")
+        raise ValueError(f"chunk_size={chunk_size} needs batches to split: batch_size=None makes none")
     if chunk_size <= 0:
         raise ValueError(f"chunk_size must be a positive number of samples, not {chunk_size}")
     if batch_size is not None and batch_size % chunk_size:
@@ -42,28 +42,37 @@ def check_chunk(chunk_size: Any, *, batch_size: int | None, batch_sampler: Any, 
     return chunk_size if chunk_size != batch_size else None
 
 
-def join(whole: ChunkedBatch[Any], collate_fn: Callable[[list[Any]], Any] | None) -> BatchOutcome:
-    """One outcome of those of all pieces: the first error where there is one, and nothing where all are."""
-    parts: list[BatchOutcome] = whole.results()
-    for piece, part in zip(whole.pieces, parts, strict=True):
-        if part.failed:
-            for other in parts:
-                other.discard()
-            if whole.place is not None:
-                whole.place.give_back()
-            if not isinstance(part, WorkerFailure) or part.position < 0:
-                return part
-            return dataclasses.replace(part, position=whole.start(piece) + part.position)
-    left: list[Any] = [
-        (whole.start(piece), part) for piece, part in zip(whole.pieces, parts, strict=True) if not part.empty
+def join_chunks(batch: ChunkedBatch[Any], collate_fn: Callable[[list[Any]], Any] | None) -> BatchOutcome:
+    """Join the outcomes of the chunks of a batch.
+
+    Args:
+        batch: The batch; all its chunks have arrived.
+        collate_fn: Collates the samples of all chunks, where chunks are lists of samples; None where the chunks are
+            collated already.
+
+    Returns:
+        The first failure, if there is one; `EmptyBatch` if no chunk has samples; otherwise the batch.
+    """
+    chunks: list[tuple[int, Any]] = [
+        (batch.start(chunk), outcome) for chunk, outcome in zip(batch.chunks, batch.outcomes(), strict=True)
     ]
-    if left:
-        make = merge if collate_fn is None else functools.partial(_collate_all, collate_fn)
-        return JoinedPayload(left, make, whole.place, complete=len(left) == len(parts))
-    if whole.place is not None:
-        whole.place.give_back()
+    for start, outcome in chunks:
+        if outcome.failed:
+            for _start, other in chunks:
+                other.discard()
+            if batch.arena is not None:
+                batch.arena.give_back()
+            if not isinstance(outcome, WorkerFailure) or outcome.position < 0:
+                return outcome  # type: ignore[no-any-return]
+            return dataclasses.replace(outcome, position=start + outcome.position)
+    filled = [(start, outcome) for start, outcome in chunks if not outcome.empty]
+    if filled:
+        join = merge if collate_fn is None else functools.partial(_collate_all, collate_fn)
+        return JoinedPayload(filled, join, batch.arena, complete=len(filled) == len(chunks))
+    if batch.arena is not None:
+        batch.arena.give_back()
     return EmptyBatch()
 
 
-def _collate_all(collate_fn: Callable[[list[Any]], Any], parts: list[list[Any]]) -> Any:
-    return collate_fn(list(itertools.chain.from_iterable(parts)))
+def _collate_all(collate_fn: Callable[[list[Any]], Any], chunks: list[list[Any]]) -> Any:
+    return collate_fn(list(itertools.chain.from_iterable(chunks)))

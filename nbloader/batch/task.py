@@ -1,23 +1,26 @@
-"""What there is to dispatch: batches, and their pieces where several workers make one at once."""
+"""What is dispatched to workers: batches, and their chunks where several workers produce one batch together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nbloader._util.rng import mix
+
+if TYPE_CHECKING:
+    from nbloader.batch.payload import Arena
 
 R = TypeVar("R")
 
 
 @dataclass(slots=True)
 class Task:
-    """One batch to make."""
+    """One batch, or a chunk of one, to produce."""
 
     run: int
+    """The iteration that it belongs to."""
     number: int
-    """Batch number within the run, from 0."""
+    """Batch number within the iteration, from 0."""
     indices: Any
     """What the batch sampler gave: a list of dataset indices, or a single index where batching is off; a `Ticket` of
     an iterable dataset."""
@@ -25,79 +28,85 @@ class Task:
     dispatched: int = 0
     """When it was last sent to a worker, perf_counter ns; set by the sender."""
     in_order: int = 0
-    """When it and all earlier ones had come, perf_counter ns; set by the receiver."""
+    """When it and all earlier ones had arrived, perf_counter ns; set by the receiver."""
     attempt: int = 0
     """How often it was sent."""
     deaths: int = 0
-    """Workers that died, unasked, while they made it."""
+    """Workers that died unexpectedly while they produced it."""
     job: int = -1
-    """The number by which workers know it: that of the batch, where batches are not cut."""
-    whole: ChunkedBatch[Any] | None = None
-    """The batch that this is a piece of."""
+    """The number by which workers know it: the batch number, or a number of the chunk's own."""
+    parent: ChunkedBatch[Any] | None = None
+    """The batch of which this is a chunk; None for a whole batch."""
 
 
 class ChunkedBatch(Generic[R]):
-    """One batch and its pieces.
+    """One batch and its chunks.
 
     Args:
         task: The batch.
-        size: Samples of a piece; the last one may have fewer.
+        size: Samples of a chunk; the last one may have fewer.
     """
 
-    __slots__ = ("_results", "begun", "left", "pieces", "place", "size", "task")
+    __slots__ = ("_outcomes", "arena", "chunks", "missing", "size", "started", "task")
 
     def __init__(self, task: Task, size: int) -> None:
         self.task = task
         self.size = size
-        self.pieces: list[Task] = []
-        self.begun = False
-        """Whether a piece was given to a worker."""
-        self.left = -(-len(task.indices) // size) or 1
-        """Pieces that have not come; one of a batch without samples."""
-        self._results: dict[int, Any] = {}
-        self.place: Any = None
-        """Where the workers write it, in memory that they share; of placing.py."""
+        self.chunks: list[Task] = []
+        self.started = False
+        """Whether a chunk was dispatched."""
+        self.missing = -(-len(task.indices) // size) or 1
+        """Chunks that have not arrived; a batch without samples has one chunk."""
+        self.arena: Arena | None = None
+        """The memory to which workers write the chunks side by side (chunk_arena.py)."""
+        self._outcomes: dict[int, Any] = {}
 
-    def cut(self) -> Iterator[tuple[Any, int]]:
-        """The pieces, as (indices, seed)."""
-        indices = self.task.indices
-        for number, start in enumerate(range(0, len(indices) or 1, self.size)):
-            yield indices[start : start + self.size], mix(self.task.seed, number)
+    def split(self, first_job: int) -> list[Task]:
+        """Create the chunks.
 
-    def start(self, piece: Task) -> int:
-        """Position of the first sample of a piece in the batch."""
-        return (piece.job - self.pieces[0].job) * self.size
+        Args:
+            first_job: Job number of the first chunk; the others follow.
+        """
+        task, indices = self.task, self.task.indices
+        for position, start in enumerate(range(0, len(indices) or 1, self.size)):
+            part, seed = indices[start : start + self.size], mix(task.seed, position)
+            self.chunks.append(Task(task.run, task.number, part, seed, job=first_job + position, parent=self))
+        return self.chunks
 
-    def has(self, piece: Task) -> bool:
-        """Whether this piece has come."""
-        return piece.job in self._results
+    def start(self, chunk: Task) -> int:
+        """Position of the first sample of a chunk in the batch."""
+        return (chunk.job - self.chunks[0].job) * self.size
 
-    def put(self, piece: Task, result: R) -> bool:
-        """A piece has come. Whether all have, now."""
-        self._results[piece.job] = result
-        self.left -= 1
-        return not self.left
+    def has(self, chunk: Task) -> bool:
+        """Whether this chunk has arrived."""
+        return chunk.job in self._outcomes
 
-    def results(self) -> list[R]:
-        """What has come, in the order of the pieces."""
-        return [self._results[piece.job] for piece in self.pieces if piece.job in self._results]
+    def add(self, chunk: Task, outcome: R) -> bool:
+        """A chunk has arrived. Returns whether all have, now."""
+        self._outcomes[chunk.job] = outcome
+        self.missing -= 1
+        return not self.missing
 
-    def let_go(self) -> None:
-        """What has come has been joined: whoever has the batch holds its memory, and nothing here does."""
-        self._results = dict.fromkeys(self._results)
-        self.place = None
+    def outcomes(self) -> list[R]:
+        """The outcomes that have arrived, in the order of the chunks."""
+        return [self._outcomes[chunk.job] for chunk in self.chunks if chunk.job in self._outcomes]
 
-    def dissolve(self) -> None:
-        """Nobody waits for it: let go of the memory now, and not when the cycle of it and its pieces is collected."""
-        self._results.clear()
-        self.pieces.clear()
-        self.place = None
+    def release(self) -> None:
+        """The outcomes have been joined: drop the references to their memory, which now belongs to the joined batch."""
+        self._outcomes = dict.fromkeys(self._outcomes)
+        self.arena = None
 
-    def redo(self) -> tuple[list[Task], list[R]]:
-        """Forget what has come. Returns the pieces that are to be made again, and what had come for them."""
-        again = [piece for piece in self.pieces if piece.job in self._results]
-        dropped = self.results()
-        self._results.clear()
-        self.left = len(self.pieces)
-        self.place = None
+    def discard(self) -> None:
+        """Nobody waits for it: free its memory now, not when the cycle of batch and chunks is collected."""
+        self._outcomes.clear()
+        self.chunks.clear()
+        self.arena = None
+
+    def reset(self) -> tuple[list[Task], list[R]]:
+        """Forget the chunks that have arrived. Returns these chunks, to be produced again, and their outcomes."""
+        again = [chunk for chunk in self.chunks if chunk.job in self._outcomes]
+        dropped = self.outcomes()
+        self._outcomes.clear()
+        self.missing = len(self.chunks)
+        self.arena = None
         return again, dropped

@@ -271,12 +271,12 @@ class Engine:
         if not (outcome.failed or outcome.empty):
             self._group.handles[message.uid].produced += 1
             chunks = 1
-            if task.whole is not None and self._group.pool is not None:
-                chunks = len(task.whole.pieces)
+            if task.parent is not None and self._group.pool is not None:
+                chunks = len(task.parent.chunks)
                 self._group.pool.learn_layout(cast("BatchPayload", outcome))
             self._policy.observe(outcome.nbytes, outcome.produce_ns, chunks)
         self._wake_consumer(message.run)
-        if outcome.failed and task.whole is None:
+        if outcome.failed and task.parent is None:
             self._record_failure(task, outcome)
 
     def _record_failure(self, task: Task, failure: Any) -> None:
@@ -286,7 +286,7 @@ class Engine:
 
     def _join(self, chunks: ChunkSpec, batch: ChunkedBatch[Any]) -> BatchOutcome:
         """All chunks of a batch have arrived."""
-        outcome = chunking.join(batch, chunks.collate_fn)
+        outcome = chunking.join_chunks(batch, chunks.collate_fn)
         if outcome.failed:
             self._record_failure(batch.task, outcome)
         return outcome

@@ -18,7 +18,7 @@ from nbloader import events as ev
 from nbloader._util import rng
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch.chunk_arena import MemoryArena
-from nbloader.batch.chunking import join
+from nbloader.batch.chunking import join_chunks
 from nbloader.batch.payload import JoinedPayload, LocalPayload
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine.engine import Delivered
@@ -183,13 +183,11 @@ class LocalEngine:
 
     def _make_pieces(self, task: Task, cut: ChunkSpec) -> JoinedPayload | None:
         """The batch in the pieces that workers would make of it: with the same seeds."""
-        whole: ChunkedBatch[LocalPayload | EmptyBatch] = ChunkedBatch(task, cut.size)
-        whole.place = MemoryArena(len(task.indices), cut.size, 0, self._output)
-        for indices, seed in whole.cut():
-            piece = Task(task.run, task.number, indices, seed, job=len(whole.pieces), whole=whole)
-            whole.pieces.append(piece)
-            whole.put(piece, self._make(piece) or EmptyBatch())
-        joined = join(whole, cut.collate_fn)
+        batch: ChunkedBatch[LocalPayload | EmptyBatch] = ChunkedBatch(task, cut.size)
+        batch.arena = MemoryArena(len(task.indices), cut.size, 0, self._output)
+        for chunk in batch.split(0):
+            batch.add(chunk, self._make(chunk) or EmptyBatch())
+        joined = join_chunks(batch, cut.collate_fn)
         if isinstance(joined, JoinedPayload):
             return joined
         self._draws[task.run].delivered(task, 0)
@@ -234,7 +232,7 @@ class LocalEngine:
                 self.bus.publish(event)
         if isinstance(made, LocalPayload):
             return made
-        if task.whole is None:
+        if task.parent is None:
             self._draws[task.run].delivered(task, 0)
         return None
 

@@ -234,7 +234,7 @@ class Dispatcher(Generic[R]):
         """Forget all iterations and workers."""
         for state in self.iterations.values():
             for batch in state.chunked.values():
-                batch.dissolve()
+                batch.discard()
         self.iterations.clear()
         self._held.clear()
 

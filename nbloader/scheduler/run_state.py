@@ -75,11 +75,9 @@ class IterationState(Generic[R]):
             heapq.heappush(self.waiting, WaitingJob(number, task))
             return task
         batch = self.chunked[number] = ChunkedBatch(task, self.chunk_size)
-        for part, own_seed in batch.cut():
-            chunk = Task(self.run, number, part, own_seed, job=self.jobs, whole=batch)
-            self.jobs += 1
-            batch.pieces.append(chunk)
+        for chunk in batch.split(self.jobs):
             self.enqueue(chunk)
+        self.jobs += len(batch.chunks)
         return task
 
     def enqueue(self, task: Task) -> None:
@@ -103,21 +101,21 @@ class IterationState(Generic[R]):
 
     def has(self, task: Task) -> bool:
         """Whether the outcome of this batch or chunk has arrived."""
-        return self.reorder.has(task.number) if task.whole is None else task.whole.has(task)
+        return self.reorder.has(task.number) if task.parent is None else task.parent.has(task)
 
     def put(self, task: Task, outcome: R, now: int) -> None:
         """Accept the outcome of a batch or chunk, and stamp the batches that are in order with it."""
-        batch = task.whole
+        batch = task.parent
         if batch is None:
             delivery = Delivery(task, outcome)
-        elif not batch.put(task, outcome) or self.join is None:
+        elif not batch.add(task, outcome) or self.join is None:
             return
         else:
             task = batch.task
-            task.dispatched = min(chunk.dispatched for chunk in batch.pieces)
-            task.attempt = max(chunk.attempt for chunk in batch.pieces)
+            task.dispatched = min(chunk.dispatched for chunk in batch.chunks)
+            task.attempt = max(chunk.attempt for chunk in batch.chunks)
             delivery = Delivery(task, self.join(batch))
-            batch.let_go()
+            batch.release()
         for ready in self.reorder.put(task.number, delivery):
             ready.task.in_order = now
 
@@ -133,7 +131,7 @@ class IterationState(Generic[R]):
         if delivery is not None:
             self.taken += 1
             if self.chunked:
-                self.chunked.pop(delivery.task.number).pieces.clear()  # they refer to the batch
+                self.chunked.pop(delivery.task.number).chunks.clear()  # they refer to the batch
             if not self.reorder.reordering:
                 self.extension = 0
         return delivery
@@ -151,8 +149,8 @@ class IterationState(Generic[R]):
             if delivery.task.number not in self.chunked:
                 self.enqueue(delivery.task)
         for batch in self.chunked.values():
-            incomplete = batch.left > 0
-            again, outcomes = batch.redo()
+            incomplete = batch.missing > 0
+            again, outcomes = batch.reset()
             dropped += outcomes if incomplete else []  # otherwise they are part of the batch's outcome
             for chunk in again:
                 self.enqueue(chunk)
@@ -162,7 +160,7 @@ class IterationState(Generic[R]):
         """The iteration is over: take out the outcomes of batches and chunks, so that they can be discarded."""
         out = [delivery.outcome for delivery in self.reorder.drain()]
         for batch in self.chunked.values():
-            if batch.left:
-                out += batch.results()
-            batch.dissolve()
+            if batch.missing:
+                out += batch.outcomes()
+            batch.discard()
         return out

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nbloader.batch.chunk_arena import ThreadChunkWriter
+from nbloader.batch.chunk_arena import MemoryArena, ThreadChunkWriter, WrittenChunk
 from nbloader.batch.collate import NotPlannedError, Plan, collate_object, convert
 from nbloader.batch.header import BatchHeader
 from nbloader.batch.layout_cache import LayoutCache
@@ -122,10 +122,10 @@ class BatchBuilder:
             stage = "fetch" if fetching else "collate"
             return WorkerFailure(self._worker, self._status.pid, stage, position, described, raised)
 
-    def _write_chunk(self, samples: Any, task: Task) -> tuple[list[Any], int] | None:
+    def _write_chunk(self, samples: Any, task: Task) -> WrittenChunk | None:
         """Write a chunk into the arena of its batch. None if there is no arena, or the chunk does not fit there."""
-        arena = None if task.whole is None else task.whole.place
-        if arena is None or self._collate_fn is not None:
+        arena = None if task.parent is None else task.parent.arena
+        if not isinstance(arena, MemoryArena) or self._collate_fn is not None:
             return None
         with without_mode():
             return self._writer.write(samples if isinstance(samples, list) else list(samples), task, arena)

@@ -326,7 +326,7 @@ class ProcessPool(WorkerPool):
         frames, refused = [], []
         for task in tasks:
             returned = handle.segments.take_returned()
-            slot = None if task.whole is None else self._slot(handle, task, task.whole)
+            slot = None if task.parent is None else self._slot(handle, task, task.parent)
             try:
                 message = dump_task(task, returned, slot)
             except Exception as error:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
@@ -343,11 +343,11 @@ class ProcessPool(WorkerPool):
         if not payload.in_arena:
             self._allocator.learn(payload)
 
-    def _slot(self, handle: ProcessHandle, task: Task, whole: ChunkedBatch[Any]) -> ChunkSlot | None:
+    def _slot(self, handle: ProcessHandle, task: Task, batch: ChunkedBatch[Any]) -> ChunkSlot | None:
         """Where a worker writes a chunk; None if it sends the chunk on its own."""
-        if not whole.begun:
-            whole.begun = True
-            whole.place = self._allocator.allocate(len(whole.task.indices))
+        if not batch.started:
+            batch.started = True
+            batch.arena = self._allocator.allocate(len(batch.task.indices))
         found = self._allocator.slot(task, handle.uid)
         if found is None:
             return None

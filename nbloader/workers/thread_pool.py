@@ -176,10 +176,10 @@ class ThreadPool(WorkerPool):
         """See `WorkerPool`. Nothing is pickled, so no task is refused."""
         handle = self._handles[uid]
         for task in tasks:
-            whole = task.whole
-            if whole is not None and not whole.begun:
-                whole.begun = True
-                whole.place = MemoryArena(len(whole.task.indices), whole.size, whole.pieces[0].job, self._output)
+            batch = task.parent
+            if batch is not None and not batch.started:
+                batch.started = True
+                batch.arena = MemoryArena(len(batch.task.indices), batch.size, batch.chunks[0].job, self._output)
             handle.pending.add((task.run, task.job))
             handle.tasks.put(task)
         return []
