@@ -7,6 +7,8 @@ import pytest
 
 from nbloader._util import system
 
+pytestmark = pytest.mark.unit
+
 MB = 1_000_000
 UNLIMITED_V1 = str((1 << 63) - 4096)
 
