@@ -1,4 +1,4 @@
-"""Iterable datasets of the tests that use real workers. In a module of its own: workers import it."""
+"""Iterable datasets for tests with real workers, which import this module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def my_shard():
 
 
 class Range(IterableDataset):
-    """0 ... n - 1, every shard its stride of it."""
+    """0 ... n - 1; each shard yields every shards-th number."""
 
     def __init__(self, n, **attributes):
         self.n = n
@@ -32,22 +32,22 @@ class Range(IterableDataset):
         return iter(range(shard, self.n, shards))
 
 
-class Whole(Range):
-    """Every worker gives everything."""
+class Unsharded(Range):
+    """Every worker yields all samples."""
 
     def __iter__(self):
         return iter(range(self.n))
 
 
 class Sized(Range):
-    """Says how long it is, rightly or not."""
+    """Reports the length `says`, which may be wrong."""
 
     def __len__(self):
         return self.says
 
 
 class Uneven(IterableDataset):
-    """Shard i gives `lengths[i]` samples: (i, 0), (i, 1), ..."""
+    """Shard i yields `lengths[i]` samples: (i, 0), (i, 1), ..."""
 
     def __init__(self, *lengths):
         self.lengths = lengths
@@ -59,7 +59,7 @@ class Uneven(IterableDataset):
 
 
 class Plain:
-    """Not torch's, no `__getitem__`; draws from all that is seeded."""
+    """No subclass of torch's, without `__getitem__`; draws from all generators that are seeded."""
 
     def __init__(self, n):
         self.n = n
@@ -71,7 +71,7 @@ class Plain:
 
 
 class Configured(IterableDataset):
-    """Sharded by `configure` in each worker, as torch's documentation shows."""
+    """Sharded by `configure` in each worker, as in torch's documentation."""
 
     def __init__(self, start, end):
         self.start, self.end = start, end
@@ -90,7 +90,7 @@ def configure(worker_id):
 
 
 class Deadly(Range):
-    """Its worker dies before sample `bad` for as long as the file `flag` is there, which it removes."""
+    """Its worker dies before sample `bad` if the file `flag` exists, and removes the file first."""
 
     def __iter__(self):
         for i in super().__iter__():
@@ -101,7 +101,7 @@ class Deadly(Range):
 
 
 class Hangs(Range):
-    """Its worker hangs before sample `bad` for as long as the file `flag` is there; touches the file `hung` first."""
+    """Its worker hangs before sample `bad` if the file `flag` exists, and creates the file `hung` first."""
 
     def __iter__(self):
         for i in super().__iter__():
@@ -112,14 +112,14 @@ class Hangs(Range):
 
 
 class Raises(Range):
-    """Raises before sample `bad`; goes on with it if asked again."""
+    """Raises once before sample `bad`, and continues after it."""
 
     def __iter__(self):
         self.numbers = super().__iter__()
-        return _Rising(self)
+        return _RaisingIterator(self)
 
 
-class _Rising:
+class _RaisingIterator:
     def __init__(self, dataset):
         self.dataset = dataset
         self.at = iter(range(*_stride(dataset.n)))
@@ -142,7 +142,7 @@ def _stride(n):
 
 
 class Broken(Range):
-    """A generator that raises at sample `bad`: it ends with that."""
+    """A generator that raises at sample `bad`, which ends it."""
 
     def __iter__(self):
         for i in super().__iter__():
@@ -152,7 +152,7 @@ class Broken(Range):
 
 
 class Cursor(IterableDataset):
-    """Its iterator tells where it is. Writes a line to the file `log` for each sample it makes."""
+    """Its iterator has a `state_dict`. It writes a line to the file `log` for each sample."""
 
     def __init__(self, n, log):
         self.n = n
@@ -186,8 +186,8 @@ class _Cursor:
         self.at, self.step = state["at"], state["step"]
 
 
-class StatefulItself(IterableDataset):
-    """The dataset has the state, its iterator is a generator."""
+class StatefulDataset(IterableDataset):
+    """The dataset has a `state_dict`; its iterator is a generator."""
 
     def __init__(self, n):
         self.n = n
@@ -208,23 +208,23 @@ class StatefulItself(IterableDataset):
         self.skip = state["given"]
 
 
-class Unkeepable(Cursor):
-    """Its state does not come back from JSON as it was."""
+class Unsavable(Cursor):
+    """Its state changes when it is stored as JSON."""
 
     def __iter__(self):
-        return _Unkeepable(self)
+        return _UnsavableIterator(self)
 
 
-class _Unkeepable(_Cursor):
+class _UnsavableIterator(_Cursor):
     def state_dict(self):
         return {1: (self.at, self.step)}
 
     def load_state_dict(self, _state):
-        raise AssertionError("nobody has such a state")
+        raise AssertionError("such a state is never saved")
 
 
 class Counting(IterableDataset):
-    """Counts in itself how often it was iterated."""
+    """Counts how often it was iterated."""
 
     def __init__(self):
         self.epochs = 0
@@ -235,7 +235,7 @@ class Counting(IterableDataset):
 
 
 class Tidy(Range):
-    """Writes a file when its iterator is given up."""
+    """Creates a file when its iterator is released."""
 
     def __iter__(self):
         try:
@@ -245,7 +245,7 @@ class Tidy(Range):
 
 
 class WhoAmI(IterableDataset):
-    """What the worker is told."""
+    """Yields what `get_worker_info()` returns."""
 
     def __iter__(self):
         ours, theirs = get_worker_info(), torch.utils.data.get_worker_info()

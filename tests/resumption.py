@@ -9,7 +9,7 @@ import traceback
 
 import torch
 from datasets import Augmented
-from iterables import Cursor, Plain, StatefulItself, Uneven
+from iterables import Cursor, Plain, StatefulDataset, Uneven
 from torch.utils.data import BatchSampler, DistributedSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from nbloader import DataLoader
@@ -103,7 +103,7 @@ SAMPLERS = [
 STREAMS = {
     "skipping": lambda: Plain(53),
     "iterator": lambda: Cursor(53, None),
-    "dataset": lambda: StatefulItself(53),
+    "dataset": lambda: StatefulDataset(53),
     "uneven": lambda: Uneven(9, 2, 14),
 }
 

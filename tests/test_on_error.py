@@ -1,4 +1,4 @@
-"""A sample that raises ends the loop, or is left out, or is replaced, as `on_error` says; and it is told."""
+"""`on_error`: a sample that raises ends the loop, is skipped or is replaced; and it is reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Holes(Numbers):
 
 
 class AtOnce(Holes):
-    """Gives a batch at once, and so does not say which sample of it is bad."""
+    """Returns a whole batch, and so does not tell which of its samples is bad."""
 
     def __getitems__(self, indices):
         return [self[i] for i in indices]
@@ -50,7 +50,7 @@ def batches_failed(loader):
 
 @WORKERS
 @pytest.mark.parametrize("dataset", [Holes, AtOnce])
-def test_skip_makes_the_batch_of_the_other_samples(workers, dataset):
+def test_skip_leaves_the_batch_with_the_other_samples(workers, dataset):
     with DataLoader(dataset(20, bad={3, 8, 9, 17}), 4, **workers, on_error="skip") as loader:
         got = [batch.tolist() for batch in loader]
         assert got == [[0, 1, 2], [4, 5, 6, 7], [10, 11], [12, 13, 14, 15], [16, 18, 19]]
@@ -71,7 +71,7 @@ def test_skip_makes_the_batch_of_the_other_samples(workers, dataset):
 
 
 @WORKERS
-def test_an_error_of_getitems_that_does_not_come_again_is_reported_with_its_batch(workers, tmp_path):
+def test_an_error_of_getitems_that_does_not_recur_is_reported_for_its_batch(workers, tmp_path):
     class FailsOnce(AtOnce):
         def __getitems__(self, indices):
             if 5 in indices and not (tmp_path / "failed").exists():
@@ -91,9 +91,9 @@ def test_an_error_of_getitems_that_does_not_come_again_is_reported_with_its_batc
 
 @WORKERS
 @pytest.mark.parametrize("ahead", [{}, {"prefetch": 0}, {"prefetch": 1}, {"in_order": False}])
-def test_a_batch_of_which_nothing_is_left_is_left_out(workers, ahead):
+def test_a_batch_without_samples_is_not_delivered(workers, ahead):
     if "prefetch" in ahead and not workers:
-        pytest.skip("nothing is made ahead without workers")
+        pytest.skip("nothing is prefetched without workers")
     bad = {*range(8), *range(12, 16), 17, *range(32, 40)}
     with DataLoader(Holes(40, bad=bad), 4, **workers, on_error="skip", **ahead) as loader:
         for _ in range(2):
@@ -106,7 +106,7 @@ def test_a_batch_of_which_nothing_is_left_is_left_out(workers, ahead):
 
 
 @WORKERS
-def test_without_batching_a_sample_that_raises_is_left_out(workers):
+def test_without_batching_a_sample_that_raises_is_skipped(workers):
     with DataLoader(Holes(9, bad={0, 4, 8}), None, **workers, on_error="skip") as loader:
         assert list(loader) == [1, 2, 3, 5, 6, 7]
         assert sorted(e.sample for e in failed(loader)) == [0, 4, 8]
@@ -114,7 +114,7 @@ def test_without_batching_a_sample_that_raises_is_left_out(workers):
 
 @WORKERS
 @pytest.mark.parametrize(("dataset", "size"), [(Holes, 4), (AtOnce, 4), (Holes, None)])
-def test_a_function_gives_another_sample_in_its_place(workers, dataset, size):
+def test_a_function_returns_a_replacement(workers, dataset, size):
     seen = {3: "no sample 3", 8: "no sample 8"}
 
     def other(index, error):
@@ -130,7 +130,7 @@ def test_a_function_gives_another_sample_in_its_place(workers, dataset, size):
 
 
 @WORKERS
-def test_a_function_that_raises_is_an_error_of_that_batch(workers):
+def test_a_function_that_raises_fails_its_batch(workers):
     def other(index, _error):
         raise LookupError(f"nothing for {index}")
 
@@ -139,15 +139,15 @@ def test_a_function_that_raises_is_an_error_of_that_batch(workers):
         assert next(epoch).tolist() == [0, 1, 2, 3]
         with pytest.raises(LookupError, match="nothing for 5") as raised:
             next(epoch)
-        told = f"{raised.value.__cause__} {raised.value.__context__}"
-        assert "no sample 5" in told, "the error that the function was asked about"
+        text = f"{raised.value.__cause__} {raised.value.__context__}"
+        assert "no sample 5" in text, "the error that the function was called with"
         assert next(epoch).tolist() == [8, 9, 10, 11]
         assert [e.sample for e in batches_failed(loader)] == [5]
         assert failed(loader) == []
 
 
 @WORKERS
-def test_what_collate_raises_is_raised_whatever_on_error_says(workers):
+def test_errors_of_collate_fn_are_always_raised(workers):
     def collate(samples):
         if 5 in samples:
             raise ZeroDivisionError
@@ -159,10 +159,10 @@ def test_what_collate_raises_is_raised_whatever_on_error_says(workers):
         with pytest.raises(ZeroDivisionError):
             next(epoch)
         assert next(epoch) == [8, 9, 10, 11]
-        assert [e.sample for e in failed(loader)] == [4], "it was left out all the same"
+        assert [e.sample for e in failed(loader)] == [4], "it was skipped all the same"
 
 
-def test_the_samples_beside_it_are_the_same_for_any_number_of_workers():
+def test_the_other_samples_are_the_same_for_any_number_of_workers():
     class Random(Holes):
         def __getitem__(self, i):
             value = random.random(), np.random.rand(), float(torch.rand(1))
@@ -177,7 +177,7 @@ def test_the_samples_beside_it_are_the_same_for_any_number_of_workers():
     assert epoch(0) == epoch(1) == epoch(3)
 
 
-def test_errors_are_counted_once_though_a_worker_dies_with_its_batch(tmp_path):
+def test_errors_are_counted_once_if_a_worker_dies_with_its_batch(tmp_path):
     class Dies(Holes):
         def __getitem__(self, i):
             if i == 7 and not (tmp_path / "died").exists():
@@ -191,7 +191,7 @@ def test_errors_are_counted_once_though_a_worker_dies_with_its_batch(tmp_path):
         assert (loader.stats().skipped, loader.stats().deaths) == (1, 1)
 
 
-def test_a_step_goes_on_to_a_batch_that_has_samples():
+def test_a_step_continues_to_a_batch_that_has_samples():
     for workers in (0, 1):
         with DataLoader(Holes(12, bad={0, 1, 4, 5, 6, 7}), 2, num_workers=workers, on_error="skip") as loader:
             loader.step()
@@ -206,7 +206,7 @@ def test_a_step_goes_on_to_a_batch_that_has_samples():
             assert next(epoch, None) is None
 
 
-def test_only_the_last_errors_are_kept():
+def test_only_the_latest_errors_are_kept():
     with DataLoader(Holes(300, bad=set(range(250))), 10, num_workers=2, on_error="skip") as loader:
         list(loader)
         stats = loader.stats()
@@ -214,12 +214,12 @@ def test_only_the_last_errors_are_kept():
 
 
 @pytest.mark.parametrize("wrong", ["ignore", None, 3, True, b"skip"])
-def test_a_value_that_on_error_does_not_have_is_refused(wrong):
+def test_an_unknown_value_of_on_error_is_rejected(wrong):
     with pytest.raises(ValueError, match=r"on_error must be 'raise', 'skip' or a function .* not "):
         DataLoader(Numbers(4), on_error=wrong)
 
 
-def test_a_function_that_cannot_be_sent_to_workers_is_told():
+def test_a_function_that_cannot_be_sent_to_workers_is_named():
 
     lock = threading.Lock()
     with DataLoader(Numbers(4), num_workers=1, on_error=lambda i, e: lock) as loader:
@@ -230,15 +230,15 @@ def test_a_function_that_cannot_be_sent_to_workers_is_told():
 
 @pytest.mark.parametrize("chunk_size", [None, 2])
 @pytest.mark.parametrize("workers", ["process", "thread"])
-def test_what_fails_is_told_with_its_batch_and_so_once_though_that_is_made_again(workers, chunk_size):
-    """`reload(keep=False)` drops what was made and not delivered; so do `clean()` and a loop that is left."""
+def test_failed_samples_are_reported_once_with_their_batch_even_if_it_is_produced_again(workers, chunk_size):
+    """`reload(keep=False)`, `clean()` and leaving the loop drop batches that were produced and not delivered."""
     dataset = Holes(24, bad={2, 9, 13, 17, 22})
     with DataLoader(
         dataset, 4, num_workers=2, workers=workers, on_error="skip", prefetch=4, chunk_size=chunk_size
     ) as loader:
         epoch = iter(loader)
         assert next(epoch).tolist() == [0, 1, 3]
-        wait_for(lambda: loader.stats().ready >= 4, "all that may be made ahead")
+        wait_for(lambda: loader.stats().ready >= 4, "the whole window")
         assert loader.stats().skipped == 1
         loader.reload(keep=False)
         assert flat(epoch) == [i for i in range(4, 24) if i not in dataset.bad]
@@ -251,7 +251,7 @@ def test_what_fails_is_told_with_its_batch_and_so_once_though_that_is_made_again
 
 
 @pytest.mark.parametrize("workers", ["process", "thread"])
-def test_a_batch_that_raises_is_counted_once_though_it_is_made_again(workers):
+def test_a_batch_that_raises_is_counted_once_even_if_it_is_produced_again(workers):
     with DataLoader(Holes(12, bad={5}), 4, num_workers=2, workers=workers, prefetch=2) as loader:
         epoch = iter(loader)
         assert next(epoch).tolist() == [0, 1, 2, 3]

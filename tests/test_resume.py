@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Augmented, Numbers, Raises, Slow, flat, pids
-from iterables import Plain, Range, Unkeepable
+from iterables import Plain, Range, Unsavable
 from resumption import SAMPLERS, STREAMS, N, Shuffling, Tuples, epochs, generator, make, plain
 from torch.utils.data import DistributedSampler
 
@@ -140,13 +140,13 @@ def test_an_iterable_dataset_goes_on_in_as_many_shards_as_before(name, before):
 
 
 def test_a_state_that_json_would_change_is_told_of_and_passed_over_by_skipping():
-    with DataLoader(Unkeepable(40, None), 4, num_workers=2, collate_fn=list) as loader:
+    with DataLoader(Unsavable(40, None), 4, num_workers=2, collate_fn=list) as loader:
         epoch = iter(loader)
         next(epoch)
         with pytest.warns(UserWarning, match=r"changes when it is stored as JSON.*resumed by skipping"):
             state = loader.state_dict()
         rest = list(epoch)
-    with DataLoader(Unkeepable(40, None), 4, num_workers=1, collate_fn=list) as loader:
+    with DataLoader(Unsavable(40, None), 4, num_workers=1, collate_fn=list) as loader:
         loader.load_state_dict(json.loads(json.dumps(state)))
         assert list(loader) == rest
     with DataLoader(Numbers(N), 4, sampler=Tuples(N)) as loader:

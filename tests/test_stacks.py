@@ -1,4 +1,4 @@
-"""Where a worker stands can be told while it hangs, whatever it hangs in."""
+"""The Python stack of a worker can be requested while it hangs, whatever it hangs in."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Current thread 0x00007f01 (most recent call first):
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 @pytest.mark.parametrize("how", [light.sleep, light.spin, light.hang_in_c], ids=lambda how: how.__name__)
-def test_the_stack_of_a_worker_that_hangs(how, method, tmp_path):
+def test_stack_of_a_hanging_worker(how, method, tmp_path):
     flag, hung = tmp_path / "flag", tmp_path / "hung"
     flag.touch()
     data = light.Hangs(20, bad=1, flag=str(flag), hung=str(hung), how=how)
@@ -40,9 +40,9 @@ def test_the_stack_of_a_worker_that_hangs(how, method, tmp_path):
         epoch = iter(loader)
         wait_for(hung.exists)
         wait_for(lambda: f"in {how.__name__}\n" in loader.stack(0))
-        begun = time.monotonic()
+        started = time.monotonic()
         texts = {loader.stack(0) for _ in range(3)}
-        assert time.monotonic() - begun < stack_probe.WAIT, "each is complete, none was waited for"
+        assert time.monotonic() - started < stack_probe.WAIT, "each is complete, and none had to be awaited"
         for text in texts:
             assert "Current thread" in text
             assert text.endswith('File "<string>", line 1 in <module>\n')
@@ -54,7 +54,7 @@ def test_the_stack_of_a_worker_that_hangs(how, method, tmp_path):
         assert flat(epoch) == list(range(20))
 
 
-def test_the_stack_of_a_worker_thread():
+def test_stack_of_a_worker_thread():
     go = threading.Event()
 
     class Waits(Numbers):
@@ -70,17 +70,17 @@ def test_the_stack_of_a_worker_thread():
         assert flat(epoch) == list(range(8))
 
 
-def test_many_may_ask_at_once_and_nothing_is_disturbed():
+def test_concurrent_requests_do_not_disturb_anything():
     with DataLoader(Slow(200, wait=0.001), 2, num_workers=2) as loader:
         epoch = iter(loader)
         got = [next(epoch)]
         wait_for(lambda: len(pids(loader)) == 2)
         texts = []
 
-        def ask():
+        def request():
             texts.extend(loader.stack(number % 2) for number in range(20))
 
-        threads = [threading.Thread(target=ask) for _ in range(3)]
+        threads = [threading.Thread(target=request) for _ in range(3)]
         for thread in threads:
             thread.start()
         got.extend(epoch)
@@ -91,7 +91,7 @@ def test_many_may_ask_at_once_and_nothing_is_disturbed():
         assert all(text.count("Current thread") == 1 and text.endswith("<module>\n") for text in texts)
 
 
-def test_a_worker_that_cannot_answer_is_an_error_in_bounded_time(monkeypatch):
+def test_a_worker_that_cannot_respond_raises_within_bounded_time(monkeypatch):
     monkeypatch.setattr(stack_probe, "WAIT", 0.3)
     with DataLoader(Numbers(4), 2, num_workers=2) as loader:
         with pytest.raises(NbloaderError, match="worker 1 is not running"):
@@ -109,32 +109,32 @@ def test_a_worker_that_cannot_answer_is_an_error_in_bounded_time(monkeypatch):
             loader.stack("0")
 
 
-def test_a_worker_that_dies_when_it_is_asked_is_an_error():
+def test_a_worker_that_dies_during_a_request_raises():
     with DataLoader(Slow(10, wait=3600), 2, num_workers=1) as loader:
         epoch = iter(loader)
         wait_for(lambda: any(w.batch is not None for w in loader.stats().workers))
         (pid,) = pids(loader)
         os.kill(pid, signal.SIGSTOP)
         with loader._engine.lock:
-            ask = loader._engine._group.asker(0)
+            request = loader._engine._group.asker(0)
             threading.Thread(target=lambda: os.kill(pid, signal.SIGKILL)).start()
-            begun = time.monotonic()
+            started = time.monotonic()
             with pytest.raises(NbloaderError, match="it has ended"):
-                ask()
-            assert time.monotonic() - begun < stack_probe.WAIT
+                request()
+            assert time.monotonic() - started < stack_probe.WAIT
         assert epoch is not None
 
 
-def test_without_workers_it_is_the_main_threads_stack():
+def test_without_workers_the_stack_is_that_of_the_main_thread():
     with DataLoader(Numbers(4), 2) as loader:
         text = loader.stack(0)
         assert text.startswith("Current thread")
-        assert "in test_without_workers_it_is_the_main_threads_stack\n" in text
+        assert "in test_without_workers_the_stack_is_that_of_the_main_thread\n" in text
         with pytest.raises(ValueError, match=r"no worker 1.*num_workers=0"):
             loader.stack(1)
 
 
-def test_the_place_is_the_users_own_line_where_there_is_one():
+def test_the_place_is_a_line_of_the_user_if_there_is_one():
 
     stdlib, site = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
     text = STACK.format(stdlib=stdlib, site=site, ours=os.path.dirname(stack_probe.__file__))
@@ -144,15 +144,15 @@ def test_the_place_is_the_users_own_line_where_there_is_one():
     assert stack_probe.place("") == "an unknown place"
 
 
-def test_the_place_in_a_notebook_is_named_as_its_tracebacks_name_it(tmp_path):
+def test_the_place_in_a_notebook_is_named_as_in_its_tracebacks(tmp_path):
     done = run_script(
         """
         from IPython.core.interactiveshell import InteractiveShell
-        from nbloader import stacks
+        from nbloader.transport import stack_probe
         shell = InteractiveShell.instance()
         shell.run_cell("def f():\\n    g(1)")
         path = shell.user_ns["f"].__code__.co_filename
-        print(stacks.place(f'Current thread 0x1 (most recent call first):\\n  File "{path}", line 2 in f\\n'))
+        print(stack_probe.place(f'Current thread 0x1 (most recent call first):\\n  File "{path}", line 2 in f\\n'))
         """,
         tmp_path,
         warnings="default",
@@ -161,16 +161,16 @@ def test_the_place_in_a_notebook_is_named_as_its_tracebacks_name_it(tmp_path):
     assert done.stdout.strip().endswith(", line 2 in f")
 
 
-def test_a_dataset_that_does_not_arrive_can_be_looked_at_too():
+def test_stack_of_a_worker_whose_dataset_never_arrives():
     with DataLoader(d.NeverArrives(4), 2, num_workers=1) as loader:
         epoch = iter(loader)
-        assert "in __setstate__" in wait_for(lambda: asked(loader))
+        assert "in __setstate__" in wait_for(lambda: stack_or_nothing(loader))
         assert [w.state for w in loader.stats().workers] == ["starting"]
         assert psutil.pid_exists(pids(loader)[0])
         assert epoch is not None
 
 
-def asked(loader):
+def stack_or_nothing(loader):
     try:
         text = loader.stack(0)
     except NbloaderError:

@@ -1,4 +1,4 @@
-"""Workers that are threads: the same batches as from processes, nothing copied, and none stays where it can end."""
+"""Worker threads: the same batches as from processes, nothing copied, and all threads end with their loader."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def worker_threads() -> list[threading.Thread]:
 
 
 class Gate(Numbers):
-    """Waits at index `bad` until the gate is opened, however long."""
+    """Waits at index `bad` until the gate is opened."""
 
     def __init__(self, n=40, bad=5):
         super().__init__(n, bad=bad)
@@ -62,7 +62,7 @@ class Gate(Numbers):
         return i
 
 
-# ---- the same batches
+# ---- batches
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_batches_are_those_of_torch(dataset, args, kwargs):
     ],
     ids=str,
 )
-def test_options_change_nothing_about_what_comes(options):
+def test_options_do_not_change_the_batches(options):
     with threaded(Images(30), 4, **options) as loader:
         for _ in range(2):
             for images, indices in loader:
@@ -111,14 +111,14 @@ def test_options_change_nothing_about_what_comes(options):
     [{"workers": "fibre"}, {"transport": "pickle"}, {"multiprocessing_context": "spawn"}],
     ids=str,
 )
-def test_what_has_no_meaning_for_threads_is_an_error_that_names_it(options):
+def test_arguments_that_do_not_apply_to_threads_are_rejected_by_name(options):
     (name, value), *_ = options.items()
     with pytest.raises(ValueError, match=name) as raised:
         DataLoader(Numbers(3), num_workers=1, **{"workers": "thread", **options})
     assert repr(value) in str(raised.value)
 
 
-def test_batches_come_in_order_whatever_the_delays():
+def test_batches_are_in_order_whatever_the_delays():
     class Jittery(Numbers):
         def __getitem__(self, i):
             time.sleep(0.02 if i % 7 == 0 else 0.0005)
@@ -152,7 +152,7 @@ def test_indices_need_not_be_pickled():
             self.i = i
 
         def __reduce__(self):
-            raise TypeError("I stay here")
+            raise TypeError("not picklable")
 
     class Keyed(Numbers):
         def __getitem__(self, key):
@@ -162,7 +162,7 @@ def test_indices_need_not_be_pickled():
         assert flat(loader) == [1, 2, 3]
 
 
-def test_two_iterators_at_once_and_one_left_early_give_each_its_batches():
+def test_two_concurrent_iterators_and_one_left_early_yield_their_own_batches():
     with threaded(Slow(40, wait=0.001), 2) as loader:
         for number, _batch in enumerate(loader):
             if number == 3:
@@ -177,7 +177,7 @@ def test_two_iterators_at_once_and_one_left_early_give_each_its_batches():
 
 
 class Interleaved(Numbers):
-    """Draws in every way that is covered, and lets the other threads in between any two draws."""
+    """Draws in every way that is supported, and yields to the other threads between any two draws."""
 
     def __getitem__(self, i):
         drawn = []
@@ -190,7 +190,7 @@ class Interleaved(Numbers):
     def ways():
         items, zeros = list(range(100)), torch.zeros(3, 2)
         yield from (random.random, lambda: random.randint(0, 10**6), random.gauss, lambda: random.uniform(2, 3))
-        yield from (lambda: choice(items), lambda: shuffle(items) or items[0])  # bound before threads began
+        yield from (lambda: choice(items), lambda: shuffle(items) or items[0])  # imported before the threads started
         yield from (lambda: random.sample(items, 3)[1], lambda: random.getrandbits(50), lambda: random.randbytes(1)[0])
         yield from (np.random.rand, lambda: np.random.randint(1000), np.random.normal, lambda: np.random.choice(9))
         yield from (lambda: torch.rand(()), lambda: torch.randn(2)[1], lambda: torch.randint(0, 10**6, ()))
@@ -206,7 +206,7 @@ class Interleaved(Numbers):
         yield lambda: torch.set_rng_state(torch.get_rng_state()) or torch.rand(())
 
 
-def test_drawn_numbers_are_the_same_from_threads_processes_and_in_process():
+def test_random_numbers_are_the_same_in_threads_in_processes_and_inline():
     epochs = {}
     for kind, workers in (("process", 0), ("process", 2), ("thread", 1), ("thread", 5)):
         torch.manual_seed(5)
@@ -217,7 +217,7 @@ def test_drawn_numbers_are_the_same_from_threads_processes_and_in_process():
         assert epoch == first, key
 
 
-def test_the_notebook_draws_its_own_numbers_meanwhile_and_afterwards():
+def test_other_threads_keep_using_the_global_generators():
     def draw():
         return random.random(), choice(range(10**6)), np.random.rand(), torch.rand(()).item(), random.gauss(0, 1)
 
@@ -255,7 +255,7 @@ def test_routed_functions_are_pickled_by_reference():
 
 
 def everything_patched():
-    """The present value of everything that worker threads replace, and of much that they do not."""
+    """The current value of everything that worker threads replace, and of much that they do not."""
     worker = torch.utils.data._utils.worker
     modules = (random, np.random, torch.random, torch, torch.utils.data, worker)
     values = {(module.__name__, name): value for module in modules for name, value in vars(module).items()}
@@ -266,7 +266,7 @@ def everything_patched():
     return values
 
 
-def test_patches_are_applied_while_worker_threads_exist_and_then_undone():
+def test_patches_are_applied_only_while_worker_threads_exist():
     before = everything_patched()
     with threaded(Slow(20), 2) as first, threaded(Slow(20), 2) as second:
         next(iter(first))
@@ -285,7 +285,7 @@ def test_patches_are_applied_while_worker_threads_exist_and_then_undone():
     assert everything_patched() == before
 
 
-def test_what_other_code_replaces_meanwhile_is_left_alone(monkeypatch):
+def test_what_other_code_replaces_meanwhile_is_not_restored(monkeypatch):
     original = random.gauss
     with threaded(Slow(20), 2) as loader:
         next(iter(loader))
@@ -318,7 +318,7 @@ def test_patches_can_be_turned_off(monkeypatch):
     assert drawn[0] == drawn[1], "torch's functions need no patch"
 
 
-def test_a_loader_within_a_worker_thread_draws_from_it():
+def test_a_loader_inside_a_worker_thread_uses_the_generators_of_the_thread():
     class Nested(Numbers):
         def __getitem__(self, i):
             with DataLoader(Augmented(4), 2, generator=torch.Generator().manual_seed(i)) as inner:
@@ -333,7 +333,7 @@ def test_a_loader_within_a_worker_thread_draws_from_it():
     assert epochs[0] == epochs[1]
 
 
-def test_worker_info_is_told_by_us_and_by_torch():
+def test_both_functions_get_worker_info_work():
     class Asks(Numbers):
         def __getitem__(self, i):
             time.sleep(0.002)
@@ -358,21 +358,21 @@ def test_worker_info_is_told_by_us_and_by_torch():
 
 
 class Odd(Exception):
-    """Neither pickle nor copy could bring it anywhere."""
+    """Can be neither pickled nor copied."""
 
     def __init__(self, where):
         super().__init__("odd")
         self.where = where
 
     def __reduce__(self):
-        raise TypeError("I stay here")
+        raise TypeError("not picklable")
 
 
 def raises_oddly():
     raise Odd(threading.current_thread())
 
 
-def test_an_error_is_the_very_one_with_its_traceback_and_the_epoch_goes_on():
+def test_the_original_exception_is_raised_with_its_traceback_and_the_epoch_continues():
     class Fails(Numbers):
         def __getitem__(self, i):
             if i == 7:
@@ -394,7 +394,7 @@ def test_an_error_is_the_very_one_with_its_traceback_and_the_epoch_goes_on():
         assert "Odd: odd" in failed.error
 
 
-def test_errors_in_collate_and_without_batches_say_so():
+def test_errors_in_collate_fn_and_without_batching_are_described():
     def fails(samples):
         raise ValueError("no")
 
@@ -406,7 +406,7 @@ def test_errors_in_collate_and_without_batches_say_so():
     assert "fetching 0" in raised.value.__notes__[0]
 
 
-def test_a_stop_iteration_does_not_end_the_epoch_in_silence():
+def test_a_stop_iteration_does_not_end_the_epoch_silently():
     with threaded(Raises(8, bad=2, error=StopIteration), 2) as loader:
         epoch = iter(loader)
         next(epoch)
@@ -427,7 +427,7 @@ def test_an_error_in_worker_init_fn_keeps_its_type():
         assert flat(loader) == list(range(8))
 
 
-def test_a_thread_that_ends_is_replaced_and_a_batch_that_ends_three_is_given_up(capsys):
+def test_a_thread_that_ends_is_replaced_and_a_batch_that_ends_three_fails(capsys):
     class Leaves(Numbers):
         def __getitem__(self, i):
             if i == 5 and not self.left:
@@ -449,10 +449,10 @@ def test_a_thread_that_ends_is_replaced_and_a_batch_that_ends_three_is_given_up(
     assert "KeyboardInterrupt" in capsys.readouterr().err
 
 
-# ---- steering
+# ---- control
 
 
-def test_a_stuck_thread_is_replaced_at_once_and_what_it_returns_is_refused():
+def test_a_stuck_thread_is_replaced_at_once_and_its_result_is_discarded():
     dataset = Gate(40, bad=5)
     with threaded(dataset, 2) as loader:
         epoch = iter(loader)
@@ -471,20 +471,20 @@ def test_a_stuck_thread_is_replaced_at_once_and_what_it_returns_is_refused():
         assert [e.reason for e in events(loader, ev.WorkerDied)] == ["restarted by request"]
 
 
-def test_a_thread_that_is_given_up_ends_with_its_sample():
+def test_an_abandoned_thread_ends_before_its_next_sample():
     dataset = Gate(40, bad=4)
     with threaded(dataset, 4, num_workers=1, prefetch=1) as loader:
         epoch = iter(loader)
         next(epoch)
         assert dataset.reached.wait(30)
         loader.close()
-    (given_up,) = worker_threads()
+    (abandoned,) = worker_threads()
     dataset.opened.set()
-    given_up.join(30)
+    abandoned.join(30)
     assert dataset.fetched == [0, 1, 2, 3, 4]
 
 
-def test_restarting_again_and_again_loses_nothing():
+def test_repeated_restarts_lose_nothing():
     with threaded(Slow(300, wait=0.001), 3, num_workers=3) as loader:
         got = []
         for number, batch in enumerate(loader):
@@ -494,7 +494,7 @@ def test_restarting_again_and_again_loses_nothing():
         assert flat(got) == list(range(300))
 
 
-def test_workers_come_and_go_within_an_epoch():
+def test_the_number_of_workers_changes_within_an_epoch():
     with threaded(Slow(200, wait=0.002), 2, num_workers=1) as loader:
         epoch = iter(loader)
         got = [next(epoch) for _ in range(5)]
@@ -507,7 +507,7 @@ def test_workers_come_and_go_within_an_epoch():
         wait_for(lambda: len(worker_threads()) == 2)
 
 
-def test_reload_gives_another_dataset():
+def test_reload_replaces_the_dataset():
     with threaded(Numbers(6), 2) as loader:
         list(loader)
         loader.reload([x * 10 for x in range(6)])
@@ -515,7 +515,7 @@ def test_reload_gives_another_dataset():
         assert loader.stats().deaths == 0
 
 
-def test_pause_holds_everything_until_resume():
+def test_pause_lasts_until_resume():
     dataset = Numbers(40)
     with threaded(dataset, 2) as loader:
         epoch = iter(loader)
@@ -541,10 +541,10 @@ def test_a_timeout_names_worker_and_sample():
         assert flat(epoch) == list(range(2, 12))
 
 
-# ---- watching
+# ---- monitoring
 
 
-def test_threads_are_seen_as_processes_are():
+def test_threads_appear_in_stats_and_records_like_processes():
     dataset = Gate(20, bad=2)
     with threaded(dataset, 2, num_workers=2) as loader:
         epoch = iter(loader)
@@ -567,62 +567,62 @@ def test_threads_are_seen_as_processes_are():
     assert [e.pid for e in started] == [os.getpid()] * 2
 
 
-def test_one_wake_up_stands_for_many_reports_and_none_is_lost():
-    outbox = MessageQueue()
-    reports: list[int] = []
+def test_one_wake_up_stands_for_many_messages_and_none_is_lost():
+    message_queue = MessageQueue()
+    messages: list[int] = []
 
     def fill(me):
         for i in range(2000):
-            outbox.put((me, i))
+            message_queue.put((me, i))
 
     threads = [threading.Thread(target=fill, args=(me,)) for me in range(3)]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + 30
-    while len(reports) < 6000 and time.monotonic() < deadline:
-        reports += outbox.take(1)
+    while len(messages) < 6000 and time.monotonic() < deadline:
+        messages += message_queue.take(1)
     for thread in threads:
         thread.join()
-    assert sorted(reports) == [(me, i) for me in range(3) for i in range(2000)]
-    assert all([i for who, i in reports if who == me] == list(range(2000)) for me in range(3))
-    assert outbox.take(0) == []
-    outbox.close()
+    assert sorted(messages) == [(me, i) for me in range(3) for i in range(2000)]
+    assert all([i for who, i in messages if who == me] == list(range(2000)) for me in range(3))
+    assert message_queue.take(0) == []
+    message_queue.close()
 
 
-def readable(outbox):
-    return bool(select.select([outbox], [], [], 0)[0])
+def readable(message_queue):
+    return bool(select.select([message_queue], [], [], 0)[0])
 
 
 @pytest.mark.parametrize(
     ("call", "others"), [("clear", lambda box: box.put("second")), ("set", lambda box: box.take(0))]
 )
-def test_whoever_waits_for_reports_hears_of_them_whatever_two_threads_do_at_once(call, others, monkeypatch):
-    """The descriptor was left unreadable though there was one, or readable though there was none."""
-    outbox = MessageQueue()
-    do = getattr(outbox._wakeup, call)
-    other = threading.Thread(target=others, args=(outbox,))
+def test_the_descriptor_is_readable_exactly_while_there_are_messages(call, others, monkeypatch):
+    """Two threads that raced left it unreadable with a message, or readable without one."""
+    message_queue = MessageQueue()
+    do = getattr(message_queue._wakeup, call)
+    other = threading.Thread(target=others, args=(message_queue,))
 
     def meanwhile():
         monkeypatch.undo()
         other.start()
-        other.join(0.2)  # it gets that far, or waits until this is done
+        other.join(0.2)  # it gets this far, or waits for this to finish
         do()
 
     if call == "clear":
-        outbox.put("first")
-    monkeypatch.setattr(outbox._wakeup, call, meanwhile)
-    outbox.put("first") if call == "set" else outbox.take(0)
+        message_queue.put("first")
+    monkeypatch.setattr(message_queue._wakeup, call, meanwhile)
+    message_queue.put("first") if call == "set" else message_queue.take(0)
     other.join()
-    assert readable(outbox) == bool(outbox._messages)
-    outbox.put("third")
-    assert readable(outbox)
-    outbox.close()
+    assert readable(message_queue) == bool(message_queue._messages)
+    message_queue.put("third")
+    assert readable(message_queue)
+    message_queue.close()
 
 
-# ---- the end
+# ---- ending
 
 
-def test_a_loader_that_nobody_refers_to_gives_up_its_threads():
+def test_the_threads_of_an_unreferenced_loader_end():
     loader = threaded(Numbers(10), 2)
     list(loader)
     assert len(worker_threads()) == 2
@@ -631,7 +631,7 @@ def test_a_loader_that_nobody_refers_to_gives_up_its_threads():
     wait_for(lambda: not worker_threads())
 
 
-def test_no_thread_is_had_before_the_first_epoch_nor_after_close():
+def test_there_is_no_thread_before_the_first_epoch_or_after_close():
     with threaded(Slow(30), 2, num_workers=4) as loader:
         assert not worker_threads()
         next(iter(loader))
@@ -640,7 +640,7 @@ def test_no_thread_is_had_before_the_first_epoch_nor_after_close():
     loader.close()
 
 
-def test_a_dropped_iterator_and_an_interrupt_leave_a_loader_that_works():
+def test_a_loader_works_after_a_dropped_iterator_and_an_interrupt():
     with threaded(Slow(60), 2) as loader:
         epoch = iter(loader)
         next(epoch)
@@ -660,7 +660,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
 
-def test_an_interpreter_ends_though_a_thread_hangs(tmp_path):
+def test_the_interpreter_exits_although_a_thread_hangs(tmp_path):
     done = run_script(
         """
         import threading, time
