@@ -1,7 +1,7 @@
-"""A loader that follows a script, for looking at the dashboard without workers, data or chance.
+"""A scripted loader, for testing the dashboard without workers, data or randomness.
 
-It has the part of a loader that the dashboard knows (`LoaderControl`), and can be iterated. Two of its workers make
-batches at a steady pace; worker 1 hangs in the batch `hang_at` until it is restarted.
+It implements what the dashboard uses (`LoaderControl`), and can be iterated. Its workers produce batches at a constant
+rate; worker 1 hangs in the batch `hang_at` until it is restarted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages of a dashboard are handled while a cell is busy, on each supported ipykernel; others keep their order."""
+"""Messages of a dashboard are handled while a cell is running, on each supported ipykernel; others keep their order."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(client: BlockingKernelClient, code: str) -> str:
 
 
 def until_idle(client: BlockingKernelClient, parent: str) -> str:
-    """Give what is printed with a cell as its parent, until the cell's reply is there."""
+    """Return what is printed with a cell as its parent until the cell is idle."""
     printed = []
     ended = False
     while not ended:
@@ -83,7 +83,7 @@ def until_idle(client: BlockingKernelClient, parent: str) -> str:
         if msg["msg_type"] == "stream":
             printed.append(msg["content"]["text"])
         assert msg["msg_type"] != "error", msg["content"]
-        # the pump says "idle" for the comm's message, never for the cell
+        # the pump sends "idle" for the comm's message, never for the cell
         ended = msg["msg_type"] == "status" and msg["content"]["execution_state"] == "idle"
     return "".join(printed)
 
@@ -107,7 +107,7 @@ def test_adopted_messages_are_handled_in_a_busy_cell_and_all_others_after_it_in_
     send(client, "mine", 4)
 
     printed = until_idle(client, cell)
-    # What the handler printed has the busy cell as its parent.
+    # The parent of what the handler printed is the running cell.
     assert "handled mine 1\nhandled mine 3\nhandled mine 4\n" in printed
     assert "cell saw [('mine', 1), ('mine', 3), ('mine', 4)]" in printed
     # The message for another widget was sent before the next cell, and is handled before it.
@@ -115,7 +115,7 @@ def test_adopted_messages_are_handled_in_a_busy_cell_and_all_others_after_it_in_
 
 
 @pytest.mark.leaves_behind("the kernel's client keeps a thread and sockets until its fixture ends")
-def test_the_kernel_goes_on_as_before_after_pumping(client: BlockingKernelClient) -> None:
+def test_the_kernel_works_as_before_after_pumping(client: BlockingKernelClient) -> None:
     assert "1 2 3" in run(client, "ours.pump(); ours.pump(); print(1, 2, 3)")
     send(client, "mine", 9)
     assert "True" in run(client, "print(('mine', 9) in got)")
@@ -140,6 +140,6 @@ def test_an_unknown_kernel_is_left_alone(monkeypatch: pytest.MonkeyPatch, kernel
     assert comm.pump() == 0
 
 
-def test_adopting_something_else_than_a_comm_does_nothing() -> None:
+def test_adopting_anything_but_a_comm_does_nothing() -> None:
     comm.adopt(None)
     comm.adopt(object())

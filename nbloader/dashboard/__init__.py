@@ -14,7 +14,7 @@ __all__ = ["show"]
 def show(loader: LoaderControl) -> Dashboard:
     """Show the dashboard of a loader below the running cell.
 
-    A loader has one dashboard; showing it again gives it another view.
+    A loader has one dashboard; showing it again adds a view.
 
     Args:
         loader: The loader to watch. It is held weakly.
@@ -23,7 +23,7 @@ def show(loader: LoaderControl) -> Dashboard:
         The dashboard.
 
     Raises:
-        RuntimeError: There is no Jupyter kernel, as in a script or a terminal.
+        RuntimeError: There is no Jupyter kernel, for example in a script or a terminal.
     """
     from IPython import get_ipython
 

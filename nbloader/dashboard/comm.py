@@ -1,20 +1,20 @@
-"""Handling the dashboard's messages while a cell keeps the kernel's main thread busy.
+"""Handles the dashboard's comm messages while a running cell blocks the kernel's main thread.
 
-A click travels to the kernel as a comm message. What becomes of it depends on the kernel:
+A click reaches the kernel as a comm message. What happens to it depends on the kernel:
 
-- ipykernel 6 has one queue for everything, and it waits until the cell ends.
-- ipykernel 7.0 to 7.3 run the messages of a comm on a subshell thread, at once.
-- ipykernel 7.4 sends them back to the shell that the comm last spoke from: the busy one.
+- ipykernel 6 has one queue for everything; the message waits until the cell ends.
+- ipykernel 7.0 to 7.3 handle comm messages on a subshell thread, immediately.
+- ipykernel 7.4 routes them to the shell from which the comm last sent: the busy one.
 
-`unroute()` undoes the last for one widget. `pump()`, called on the main thread from inside a blocked `__next__`, takes
-the waiting messages out of the kernel's queue and handles those that are meant for a dashboard. Both are needed: after
-a page reload in the middle of a cell the browser finds its widgets again only through messages on the main shell.
+`unroute()` reverts the last for one widget. `pump()`, called on the main thread from inside a blocked `__next__`, takes
+waiting messages out of the kernel's queue and handles those for a dashboard. Both are needed: after the page is
+reloaded during a cell, the browser finds its widgets again only through messages on the main shell.
 
-`pump()` handles nothing but the messages of adopted widgets, and those by which a reloaded page asks for the widgets
-that there are. Everything else (cells, completions, other widgets, whose callbacks nobody expects in the middle of a
-cell) keeps its order and waits for the end of the cell, as it would without us.
+`pump()` handles the messages of adopted widgets, and those with which a reloaded page requests the existing widgets.
+Everything else (cells, completions, other widgets, whose callbacks nobody expects during a cell) keeps its order and
+waits for the end of the cell, as it would without nbloader.
 
-Both rest on private names of ipykernel. Where these are missing nothing happens, and clicks wait for the cell's end.
+Both use private names of ipykernel. If these are missing, nothing happens, and clicks wait for the end of the cell.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 _CONTROL_TARGET = "jupyter.widget.control"
-"""The comm by which a reloaded page asks for the state of all widgets."""
+"""The comm with which a reloaded page requests the state of all widgets."""
 
 _adopted: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 """The comms whose messages `pump()` handles, by comm id."""
 
-_asking: set[str] = set()
-"""Ids of the comms by which reloaded pages ask, from the moment that their opening is read. It is handled a little
-later than the question behind it is read."""
+_control_comms: set[str] = set()
+"""Ids of the control comms of reloaded pages, from when their `comm_open` is read: the request that follows may be read
+before the `comm_open` is handled."""
 
 
 def adopt(comm: Any) -> None:
-    """Let a comm's messages be handled while a cell is busy.
+    """Handle the messages of a comm while a cell is running.
 
     Args:
-        comm: An open comm of ipykernel. Any other object, or None (no kernel), is left as it is.
+        comm: An open comm of ipykernel. Any other object, or None (no kernel), is ignored.
     """
     comm_id = getattr(comm, "comm_id", None)
     if comm_id is None:
@@ -53,21 +53,21 @@ def adopt(comm: Any) -> None:
     _adopted[comm_id] = comm
     unroute(comm)
     # BaseComm.handle_msg also triggers IPython's pre_execute and post_execute. The latter makes matplotlib publish and
-    # close the figures of the cell that runs, half drawn; a click on a dashboard should not.
+    # close the unfinished figures of the running cell; a click on a dashboard must not do that.
     with contextlib.suppress(AttributeError, TypeError):
-        comm.handle_msg = _bare_handler(comm)
+        comm.handle_msg = _handler_without_hooks(comm)
 
 
 def unroute(comm: Any) -> None:
-    """Keep ipykernel 7.4 from sending this comm's messages to the shell that it last spoke from.
+    """Keep ipykernel 7.4 from routing the messages of this comm to the shell from which it last sent.
 
-    Without effect on other versions.
+    No effect on other versions.
     """
     if hasattr(comm, "_reply_subshell_for"):
         comm._reply_subshell_for = lambda _data, default: default
 
 
-def _bare_handler(comm: Any) -> Callable[[Any], None]:
+def _handler_without_hooks(comm: Any) -> Callable[[Any], None]:
     ref = weakref.ref(comm)
 
     def handle_msg(msg: Any) -> None:
@@ -80,12 +80,12 @@ def _bare_handler(comm: Any) -> Callable[[Any], None]:
 
 
 def pump() -> int:
-    """Handle the dashboards' waiting messages now.
+    """Handle the waiting messages of dashboards.
 
-    Call it on the main thread, from inside a cell. It never waits, and never runs an event loop.
+    Call it on the main thread, inside a cell. It never blocks, and never runs an event loop.
 
     Returns:
-        Messages handled; 0 outside a kernel, on another thread, or on a kernel that is not supported.
+        Number of messages handled; 0 outside a kernel, on another thread, or on an unsupported kernel.
     """
     if threading.current_thread() is not threading.main_thread():
         return 0
@@ -101,8 +101,8 @@ def pump() -> int:
             return 0
         for idents, msg, stream in messages:
             _handle(kernel, idents, msg, stream)
-    except Exception:  # private names of another library: whatever fails here must not reach the user's loop
-        log.debug("this kernel's messages cannot be handled while a cell runs", exc_info=True)
+    except Exception:  # private names of another library: no failure here may reach the user's loop
+        log.debug("the messages of this kernel cannot be handled while a cell is running", exc_info=True)
         return 0
     return len(messages)
 
@@ -116,11 +116,11 @@ def _kernel() -> Any:
 
 
 Message = tuple[Any, dict[str, Any], Any]
-"""Identities, the deserialised message, and the stream that replies go to."""
+"""Identities, the deserialized message, and the stream for replies."""
 
 
 def _take_from_pair(kernel: Any) -> list[Message]:
-    """Ipykernel 7: messages for the main shell wait in a pair of sockets between two threads."""
+    """For ipykernel 7: messages for the main shell wait in a pair of sockets between two threads."""
     import zmq
 
     manager = kernel.shell_channel_thread.manager
@@ -129,8 +129,8 @@ def _take_from_pair(kernel: Any) -> list[Message]:
         return []
     ours: list[Message] = []
     replies = manager.get_subshell_to_shell_channel_socket(None)
-    # Until the socket is empty: its file descriptor is edge-triggered, and what we leave would not wake the loop.
-    with _interrupts_held():
+    # Read until the socket is empty: its file descriptor is edge-triggered, and what remains would not wake the loop.
+    with _interrupts_deferred():
         while True:
             try:
                 frames = stream.socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -144,11 +144,11 @@ def _take_from_pair(kernel: Any) -> list[Message]:
 
 
 def _take_from_queue(kernel: Any) -> list[Message]:
-    """Ipykernel 6: messages wait in the shell's socket and in the kernel's own queue."""
+    """For ipykernel 6: messages wait in the shell's socket and in the kernel's own queue."""
     import zmq
 
     ours: list[Message] = []
-    with _interrupts_held():
+    with _interrupts_deferred():
         kernel.shell_stream.flush(zmq.POLLIN)  # from the socket into the queue
         keep = []
         while kernel.msg_queue.qsize():
@@ -167,10 +167,10 @@ def _take_from_queue(kernel: Any) -> list[Message]:
 
 
 def _if_ours(kernel: Any, frames: list[Any]) -> tuple[Any, dict[str, Any]] | None:
-    """Take a message apart if it is for a dashboard.
+    """Deserialize a message if it is for a dashboard.
 
-    The header and the content are read without checking the signature: `deserialize` does that, and remembers the
-    digest, so it must see each message only once. Messages that are not ours are seen by the kernel later.
+    The header and the content are read without checking the signature: `deserialize` does that, and records the
+    digest, so it must see each message only once. The kernel deserializes the other messages later.
     """
     session = kernel.session
     try:
@@ -181,21 +181,21 @@ def _if_ours(kernel: Any, frames: list[Any]) -> tuple[Any, dict[str, Any]] | Non
         content = session.unpack(parts[4].bytes)
         comm_id = content.get("comm_id")
         if kind == "comm_open" and content.get("target_name") == _CONTROL_TARGET:
-            _asking.add(comm_id)
+            _control_comms.add(comm_id)
         known = kernel.comm_manager.comms.get(comm_id)
-        asks = comm_id in _asking or getattr(known, "target_name", None) == _CONTROL_TARGET
-        if comm_id not in _adopted and not asks:
+        is_control = comm_id in _control_comms or getattr(known, "target_name", None) == _CONTROL_TARGET
+        if comm_id not in _adopted and not is_control:
             return None
         if kind == "comm_close":
-            _asking.discard(comm_id)
+            _control_comms.discard(comm_id)
         return idents, session.deserialize(parts, content=True, copy=False)
-    except Exception:  # malformed: the kernel itself shall complain of it, in its turn
-        log.debug("a message that cannot be read is left to the kernel", exc_info=True)
+    except Exception:  # malformed: the kernel reports it when it gets to it
+        log.debug("an unreadable message is left to the kernel", exc_info=True)
         return None
 
 
 def _handle(kernel: Any, idents: Any, msg: dict[str, Any], stream: Any) -> None:
-    """Run one message's handler. The cell stays the parent of whatever is printed or displayed meanwhile."""
+    """Run the handler of one message. The cell remains the parent of whatever is printed or displayed meanwhile."""
     cell = kernel.get_parent("shell")
     kernel._publish_status("busy", "shell", parent=msg)
     try:
@@ -203,16 +203,18 @@ def _handle(kernel: Any, idents: Any, msg: dict[str, Any], stream: Any) -> None:
         if inspect.iscoroutine(result):
             result.close()
             log.debug("comm handlers of this kernel are coroutines; not supported")
-    except Exception:  # as the kernel does: a handler that raises is logged
-        log.exception("a widget's message handler raised")
+    except Exception:  # as in the kernel: a handler that raises is logged
+        log.exception("the message handler of a widget raised")
     finally:
         kernel._publish_status("idle", "shell", parent=msg)
-        kernel._publish_status("busy", "shell", parent=cell)  # or the page would show the running cell as done
+        kernel._publish_status(
+            "busy", "shell", parent=cell
+        )  # otherwise the page would show the running cell as finished
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Put off a KeyboardInterrupt while messages are between two queues, where it would lose them."""
+def _interrupts_deferred() -> Iterator[None]:
+    """Defer a KeyboardInterrupt while messages are between two queues, where it would lose them."""
     held: list[int] = []
     previous = signal.signal(signal.SIGINT, lambda signum, _frame: held.append(signum))
     try:

@@ -1,4 +1,4 @@
-"""A Jupyter server and a browser, started once for all browser tests, with a kernel for each ipykernel to test on."""
+"""A Jupyter server and a browser for all browser tests, with a kernelspec for each version of ipykernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 KERNELS = Path(sys.prefix) / "kernels"
-"""Where `make` puts other versions of ipykernel, one folder each."""
+"""Where `make` installs other versions of ipykernel, one folder each."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER_ARGS = (
     "--no-sandbox",
@@ -35,21 +35,21 @@ BROWSER_ARGS = (
 )
 SERIAL = itertools.count()
 TIMEOUT = 40_000
-"""Milliseconds that the browser waits for anything; a failure, not a pause."""
+"""Timeout of all waits in the browser, milliseconds."""
 
 
-ANSWERS = """async () => {
+REPLIES = """async () => {
     const kernel = PANEL?.context.sessionContext.session?.kernel;
     const second = new Promise((resolve) => setTimeout(resolve, 1000, false));
     if (kernel?.connectionStatus !== 'connected') return second;
     const answer = kernel.requestKernelInfo().then((reply) => reply?.content.status === 'ok', () => second);
     return Promise.race([answer, second]);
 }"""
-"""Asks the kernel once, and gives it a second."""
+"""Sends the kernel one request, and gives it a second to reply."""
 
 
 class KernelSilent(Exception):
-    """A kernel did not come up, or JupyterLab did not notice."""
+    """A kernel did not start, or JupyterLab did not notice."""
 
 
 def missing(what: str) -> None:
@@ -74,7 +74,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def window(browser: Any) -> Iterator[Any]:
-    """One window for all tests, each with pages of its own: what JupyterLab loads is fetched and compiled once."""
+    """One window for all tests, so that JupyterLab is fetched and compiled once; each test opens its own pages."""
     context = browser.new_context(viewport={"width": 1300, "height": 1400})
     context.set_default_timeout(TIMEOUT)
     yield context
@@ -122,7 +122,7 @@ class Server:
         )
 
     def wait_until_ready(self) -> None:
-        """Wait for the first answer."""
+        """Wait for the first response."""
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -134,11 +134,11 @@ class Server:
                 time.sleep(0.1)  # there is nothing to wait on before the server listens
 
     def log(self) -> str:
-        """What the server has written."""
+        """The log of the server."""
         return (self.root / "server.log").read_text()
 
     def get(self, path: str) -> Any:
-        """Ask the server's REST interface."""
+        """Send a request to the REST interface of the server."""
         with urllib.request.urlopen(self.url + path, timeout=10) as answer:
             return json.load(answer)
 
@@ -182,14 +182,14 @@ class Server:
 
 
 def kernels() -> list[str]:
-    """Names of the kernels to test on: this environment's own, and what `make` installed beside it."""
+    """Names of the kernels to test on: that of this environment, and those that `make` installed."""
     others = sorted(path.name for path in KERNELS.glob("ipykernel-*")) if KERNELS.is_dir() else []
     return ["current", *others]
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[Server]:
-    """The server; it asks for the browser so that nothing is started where there is none."""
+    """The server; depends on the browser, so that no server is started without one."""
     server = Server(tmp_path_factory.mktemp("jupyter"))
     try:
         server.wait_until_ready()
@@ -205,35 +205,35 @@ class Notebook:
 
     def __init__(self, server: Server, page: Any, app: str, path: Path) -> None:
         self.server, self.page, self.path = server, page, path
-        # A workspace of its own, or JupyterLab would also open what the test before had open.
+        # A separate workspace; otherwise JupyterLab would also open the documents of the previous test.
         prefix = {"lab": f"/lab/workspaces/{path.stem}/tree", "notebook": "/notebooks"}[app]
         self.url = f"{server.url}{prefix}/{path.name}"
         self.open()
 
     def open(self) -> None:
-        """Load the page, or load it again; the kernel goes on."""
+        """Load or reload the page; the kernel keeps running."""
         self.page.goto(self.url)
         self.page.wait_for_selector(".jp-Notebook .jp-CodeCell")
         self.page.wait_for_function(f"() => {self._PANEL}?.context.sessionContext.session?.kernel?.status")
 
     def run_all(self) -> None:
         """Start all cells; does not wait for them."""
-        self.wait_until_answered()
+        self.wait_until_responsive()
         self.page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells').catch(() => {}); }")
 
-    def wait_until_answered(self, seconds: float = TIMEOUT / 1000) -> None:
-        """Wait until the kernel answers JupyterLab, asking each second: a question may be lost while it starts.
+    def wait_until_responsive(self, seconds: float = TIMEOUT / 1000) -> None:
+        """Wait until the kernel replies to JupyterLab, asking each second: a request may be lost while it starts.
 
-        JupyterLab's own word for the kernel's state says less. It counts no answer to questions such as this one
-        (jupyter_server's untracked_message_types), so where the first "idle" of a kernel is lost, as after a crash, the
-        state stays "unknown" until a cell runs; and with subshells it reads "idle" while one does.
+        JupyterLab's kernel status is less reliable. It ignores replies to requests such as this one (jupyter_server's
+        untracked_message_types), so if the first "idle" of a kernel is lost, as after a crash, the status stays
+        "unknown" until a cell runs; and with subshells it reads "idle" while a cell is running.
         """
         deadline = time.monotonic() + seconds
-        while not self.page.evaluate(ANSWERS.replace("PANEL", self._PANEL)):
+        while not self.page.evaluate(REPLIES.replace("PANEL", self._PANEL)):
             if time.monotonic() > deadline:
                 raise KernelSilent(
-                    f"the kernel has not answered JupyterLab for {seconds:.0f} s: {self._kernel_state()}; the server"
-                    f" says {self.server.get('/api/kernels')}; the end of its log:\n{self.server.log()[-3000:]}"
+                    f"the kernel has not replied to JupyterLab for {seconds:.0f} s: {self._kernel_state()}; the"
+                    f" server has {self.server.get('/api/kernels')}; the end of its log:\n{self.server.log()[-3000:]}"
                 )
 
     def _kernel_state(self) -> Any:
@@ -250,14 +250,14 @@ class Notebook:
         )
 
     def kernel_id(self) -> str:
-        """Id of the kernel that the page talks to."""
+        """Id of the kernel of the page."""
         kernel_id: str = self.page.evaluate(f"() => {self._PANEL}.context.sessionContext.session.kernel.id")
         return kernel_id
 
     def wait_until_run(self, cell: int) -> str:
-        """Wait until a cell has ended, and give its outputs as JSON text.
+        """Wait until a cell has ended, and return its outputs as JSON text.
 
-        The kernel's own status says nothing: with subshells it reads idle while a cell runs.
+        The status of the kernel does not help: with subshells it reads "idle" while a cell is running.
         """
         self.page.wait_for_function(
             f"() => {self._PANEL}?.content.widgets[{cell}]?.model.executionCount != null"
@@ -278,28 +278,28 @@ class Notebook:
         return nbformat.read(self.path, as_version=4)
 
     def shut_down_kernel(self) -> None:
-        """As by the menu."""
+        """Shut down the kernel as from the menu."""
         self.page.evaluate(f"() => {self._PANEL}.context.sessionContext.shutdown()")
 
 
 @pytest.fixture
 def open_notebook(server: Server, window: Any) -> Iterator[Callable[..., Notebook]]:
-    """A function that makes a notebook of some cells and opens it."""
+    """A function that creates a notebook with the given cells and opens it."""
 
     def open_one(*cells: str, app: str = "lab", kernel: str = "current") -> Notebook:
         if kernel not in kernels():
             missing(f"{kernel} is not installed beside {sys.prefix}; make test installs it")
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         notebook.metadata.kernelspec = {"name": kernel, "display_name": kernel, "language": "python"}
-        for chance in range(3):
+        for attempt in range(3):
             path = server.root / f"notebook{next(SERIAL)}.ipynb"
             nbformat.write(notebook, path)
             opened = Notebook(server, window.new_page(), app, path)
             try:
-                opened.wait_until_answered(20)
+                opened.wait_until_responsive(20)
                 break
-            except KernelSilent:  # nothing of nbloader has run yet: Jupyter's own trouble, on a machine with much to do
-                if chance == 2:
+            except KernelSilent:  # nothing of nbloader has run yet: Jupyter itself failed, on a busy machine
+                if attempt == 2:
                     raise
                 opened.page.close()
         return opened

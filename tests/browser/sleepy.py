@@ -1,4 +1,4 @@
-"""A dataset of which one sample hangs, once: the first worker that fetches it sleeps for an hour."""
+"""A dataset with one sample that hangs once: the first worker that fetches it sleeps for an hour."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Sleepy:
     Args:
         length: Samples.
         hang_at: Index of the sample that hangs.
-        mark: A file that says that the sample was fetched before; must not exist yet.
+        mark: A file that is created when the sample is fetched for the first time; must not exist yet.
         pace: Seconds that every other sample takes.
     """
 

@@ -40,7 +40,7 @@ print("pid:", pid == os.getpid())
 """The first batch delivered after the restart is the one that the loop was waiting for."""
 
 STUCK = ".nbl-live tr.nbl-stuck"
-FAINT = (Path(__file__).parent / "faint.js").read_text()
+LOW_CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 """Lists the texts whose contrast with their background is too low."""
 
 
@@ -188,7 +188,7 @@ def test_the_view_is_served_by_the_kernel_and_responds_to_theme_width_and_keyboa
     assert not elsewhere, "everything comes from the server: nothing from a CDN, no other port"
 
     page.mouse.move(0, 0)
-    assert live.evaluate(FAINT) == []
+    assert live.evaluate(LOW_CONTRAST) == []
     verdict = live.locator(".nbl-verdict")
     light = verdict.evaluate("node => getComputedStyle(node).color")
     page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
@@ -197,7 +197,7 @@ def test_the_view_is_served_by_the_kernel_and_responds_to_theme_width_and_keyboa
     )
     page.locator("#jupyterlab-splash").wait_for(state="detached")
     screenshot(page, "dark")
-    assert live.evaluate(FAINT) == []
+    assert live.evaluate(LOW_CONTRAST) == []
     page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
 
     timeline = live.locator(".nbl-frame canvas")

@@ -46,7 +46,7 @@ class Workers(Panel):
         self._rows: dict[int, dict[str, Any]] = {}
 
     def payload(self, frame: Frame) -> dict[str, Any]:
-        """What stands around the rows."""
+        """Everything but the rows."""
         s = frame.snapshot
         return {
             "columns": list(COLUMNS),
