@@ -1,4 +1,4 @@
-"""What this process owns, and what of it was left behind since an earlier look. Used by conftest.py."""
+"""The resources of this process, and those that are left since an earlier check. Used by conftest.py."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Belongings:
 
     @classmethod
     def new_since(cls, before: Belongings) -> Belongings:
-        """What is here now and was not `before`."""
+        """Resources that are here now and were not `before`."""
         new = cls(_descendants(before.processes), _threads(), _descriptors(), _shm_files(), kept_pids())
         # A number that was closed and given out again is no leak: what counts is how many there are. To each
         # process that is kept one connection stays open.
@@ -59,7 +59,7 @@ class Belongings:
         return "\n".join(f"  {line}" for line in lines)
 
     def wait(self, seconds: float) -> None:
-        """Wait, no longer than so, until something of this has ended."""
+        """Wait until one of these resources is gone, for a limited time."""
         if self.processes:
             psutil.wait_procs(list(self.processes.values()), timeout=seconds)
         elif self.threads:
@@ -69,7 +69,7 @@ class Belongings:
 
 
 def left_behind(before: Belongings, grace: float) -> Belongings:
-    """What was not here `before` and is still here after at most `grace` seconds."""
+    """Resources that were not here `before` and are still here after at most `grace` seconds."""
     deadline = time.monotonic() + grace
     left = Belongings.new_since(before)
     while left and time.monotonic() < deadline:
@@ -88,7 +88,7 @@ def kept_pids() -> set[int]:
 
 
 def _descendants(settled: dict[int, psutil.Process]) -> dict[int, psutil.Process]:
-    """Descendants of this process that are not in `settled`, nor below one that is (but for the kept ones)."""
+    """Descendants of this process that are not in `settled`, nor below one that is (except for the kept ones)."""
     found: dict[int, psutil.Process] = {}
     kept = kept_pids()
     unvisited = [psutil.Process()]
@@ -108,7 +108,7 @@ def _threads() -> set[threading.Thread]:
 
 
 def _descriptors() -> dict[str, str]:
-    """Open file descriptors and what each stands for; empty where the system does not tell."""
+    """Open file descriptors and what each refers to; empty where the system does not say."""
     found = {}
     with contextlib.suppress(FileNotFoundError):
         for fd in FDS.iterdir():
@@ -125,7 +125,7 @@ def _shm_files() -> set[str]:
 
 
 def _used_elsewhere(name: str) -> bool:
-    """Whether a process that is none of ours has the file mapped: then it is that one's, not a test's."""
+    """Whether a foreign process has the file mapped: then it does not belong to a test."""
     ours = {os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))}
     for pid in set(psutil.pids()) - ours:
         with contextlib.suppress(OSError):

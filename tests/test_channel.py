@@ -1,4 +1,4 @@
-"""Frames arrive whole, in order and with their descriptors, however the socket cuts them up."""
+"""Frames arrive whole, in order and with their descriptors, however the socket splits the stream."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def body(size: int, seed: int) -> bytes:
 
 
 def pump(sender: Channel, receiver: Channel, count: int) -> list[tuple[int, bytes]]:
-    """Carry frames over, both ends in this thread."""
+    """Transfer frames, both ends in this thread."""
     frames: list[tuple[int, bytes]] = []
     while len(frames) < count:
         sender.flush()
@@ -59,8 +59,8 @@ def test_frames_arrive_whole_and_in_order(sent):
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=30), st.lists(st.integers(0, 400), min_size=1, max_size=10))
-def test_a_stream_that_comes_byte_by_byte_gives_the_same_frames(cuts, sizes):
-    """As after a system call that was interrupted in the middle of a header."""
+def test_a_stream_split_anywhere_gives_the_same_frames(cuts, sizes):
+    """As when a read ends in the middle of a header."""
     a, b = socket.socketpair()
     with contextlib.closing(a), contextlib.closing(Channel(b, blocking=False)) as right:
         recorder, tap = socket.socketpair()
@@ -77,7 +77,7 @@ def test_a_stream_that_comes_byte_by_byte_gives_the_same_frames(cuts, sizes):
         assert [bytes(f) for _kind, f in frames] == [body(s, n)[:s] for n, s in enumerate(sizes)]
 
 
-def test_a_sender_that_must_not_block_keeps_what_the_socket_does_not_take():
+def test_a_nonblocking_sender_keeps_what_the_socket_does_not_accept():
     with channels() as (left, right):
         big = body(4_000_000, 3)
         left.send(Kind.INIT, big)
@@ -87,8 +87,8 @@ def test_a_sender_that_must_not_block_keeps_what_the_socket_does_not_take():
         assert not left.backlogged
 
 
-def test_what_is_kept_is_a_copy():
-    """The caller's buffer is used again at once."""
+def test_mutable_buffers_that_are_kept_are_copied():
+    """The caller reuses its buffer at once."""
     with channels() as (left, right):
         buffer = bytearray(b"x" * 1_000_000)
         left.send(Kind.BATCH, buffer)
@@ -109,7 +109,7 @@ def test_a_blocking_sender_waits_until_all_is_read():
         assert not left.backlogged
 
 
-def test_a_blocking_receiver_can_look_without_waiting():
+def test_a_blocking_receiver_can_poll():
     with channels(right_blocking=True) as (left, right):
         assert right.receive(wait=False) == []
         left.send(Kind.TASK, b"1")
@@ -117,7 +117,7 @@ def test_a_blocking_receiver_can_look_without_waiting():
 
 
 @pytest.mark.parametrize("after", [0, 10, 3 * READ_SIZE])
-def test_descriptors_come_with_their_frame_and_in_order(after):
+def test_descriptors_arrive_with_their_frame_and_in_order(after):
     with channels() as (left, right):
         left.send(Kind.BATCH, body(after, 0)[:after])
         for text in (b"one", b"two", b"three"):
@@ -147,7 +147,7 @@ def test_descriptors_that_nobody_took_are_closed():
         os.close(read)
 
 
-def test_what_was_sent_before_the_end_is_read_before_the_end_is_told():
+def test_frames_before_the_end_of_the_stream_are_returned_before_it_is_reported():
     with channels() as (left, right):
         left.send(Kind.BATCH, b"last words")
         left.close()
@@ -157,7 +157,7 @@ def test_what_was_sent_before_the_end_is_read_before_the_end_is_told():
 
 
 @pytest.mark.parametrize("sent", [3, 20, READ_SIZE + 100])
-def test_an_end_within_a_frame_is_an_end(sent):
+def test_an_end_within_a_frame_raises_eof(sent):
     a, b = socket.socketpair()
     with contextlib.closing(Channel(b, blocking=False)) as right:
         with contextlib.closing(a):
@@ -166,8 +166,8 @@ def test_an_end_within_a_frame_is_an_end(sent):
             pump(right, right, 1)
 
 
-def test_an_end_of_which_unread_data_tells_nothing_is_an_end():
-    """A peer that closes with data unread resets the connection."""
+def test_a_connection_reset_raises_eof():
+    """A peer that closes with unread data resets the connection."""
     with channels() as (left, right):
         right.send(Kind.TASK, b"never read")
         left.close()
@@ -175,7 +175,7 @@ def test_an_end_of_which_unread_data_tells_nothing_is_an_end():
             right.receive()
 
 
-def test_to_send_to_an_end_that_is_gone_raises():
+def test_sending_to_a_closed_end_raises():
     with channels() as (left, right):
         right.close()
         with pytest.raises(OSError):
@@ -192,7 +192,7 @@ def test_after_shut_down_the_other_end_can_still_answer():
         left.shut_down()
 
 
-def test_descriptors_that_must_wait_for_room_come_with_their_frame():
+def test_descriptors_that_wait_in_the_backlog_arrive_with_their_frame():
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     sender, receiver = Channel(ours, blocking=False), Channel(theirs, blocking=True)
@@ -222,7 +222,7 @@ def test_descriptors_that_must_wait_for_room_come_with_their_frame():
 
 
 class Huge(bytes):
-    """A buffer that says that it is larger than it is."""
+    """A buffer that reports a larger size than it has."""
 
     def __len__(self):
         return 5 << 30

@@ -1,4 +1,4 @@
-"""Batches are what torch's `default_collate` makes of the same samples: types, dtypes, values and errors."""
+"""Batches equal those of torch's `default_collate`: types, dtypes, values and errors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Sample:
 
 @dataclasses.dataclass
 class Output(collections.OrderedDict):
-    """As `transformers.ModelOutput`: a mapping that is a dataclass too."""
+    """Like `transformers.ModelOutput`: a mapping that is also a dataclass."""
 
     logits: Any = None
     loss: Any = None
@@ -93,7 +93,7 @@ class Output(collections.OrderedDict):
 
 
 def collate(samples: list[Any], output: str = "torch") -> Any:
-    """As a worker and the notebook's process do it between them."""
+    """Collate in a worker and rebuild in the notebook's process."""
     try:
         plan = Plan(samples)
     except NotPlannedError:
@@ -107,12 +107,12 @@ def collate(samples: list[Any], output: str = "torch") -> Any:
 
 
 def carry(obj: Any) -> Any:
-    """An object to the other process: pickled, with its arrays in memory beside it."""
+    """Send an object to the other process: pickled, with its arrays beside the pickle."""
     return carry_in(obj)[0]
 
 
 def carry_in(obj: Any) -> tuple[Any, bytearray]:
-    """The same, and the memory."""
+    """The same; returns the memory too."""
     dumped = dump_object(obj)
     memory = bytearray(dumped.nbytes)
     dumped.write(memory)
@@ -236,7 +236,7 @@ TEMPLATES = st.recursive(LEAVES, nodes, max_leaves=5)
 
 @settings(max_examples=400)
 @given(TEMPLATES, st.lists(SEEDS, min_size=1, max_size=4))
-def test_samples_that_are_alike(template, seeds):
+def test_samples_of_one_structure_are_collated_as_by_torch(template, seeds):
     samples = [template(seed) for seed in seeds]
     ours, theirs = outcome(collate, samples), outcome(carried_default, samples)
     assert_same(ours, theirs)
@@ -246,20 +246,20 @@ def test_samples_that_are_alike(template, seeds):
 
 @settings(max_examples=400)
 @given(TEMPLATES, TEMPLATES, st.lists(st.tuples(SEEDS, st.booleans()), min_size=2, max_size=4))
-def test_samples_that_differ(one, other, choices):
+def test_samples_that_differ_are_collated_or_refused_as_by_torch(one, other, choices):
     samples = [(one if first else other)(seed) for seed, first in choices]
     assert_same(outcome(collate, samples), outcome(carried_default, samples))
 
 
 def carried_default(samples):
-    """What torch gives in the process that collates; gradients do not travel."""
+    """What torch returns in the process that collates; `requires_grad` is not sent."""
     batch = default_collate(samples)
     return carry(batch)
 
 
 @settings(max_examples=200)
 @given(TEMPLATES, SEEDS)
-def test_samples_that_pass_unbatched(template, seed):
+def test_unbatched_samples_are_converted_as_by_torch(template, seed):
     sample = template(seed)
     theirs = outcome(default_convert, sample)
     assume(not isinstance(theirs, Exception))
@@ -268,7 +268,7 @@ def test_samples_that_pass_unbatched(template, seed):
 
 @settings(max_examples=200)
 @given(TEMPLATES, SEEDS)
-def test_what_travels_as_an_object_arrives_as_it_was(template, seed):
+def test_objects_arrive_unchanged(template, seed):
     sample = template(seed)
     arrived = carry([sample, sample])
     assert_alike(arrived[0], sample)
@@ -300,7 +300,7 @@ def assert_alike(ours: Any, theirs: Any) -> None:
 # ---- single cases
 
 
-def test_strings_below_a_tuple_come_as_torch_gives_them():
+def test_strings_in_a_tuple_are_collated_as_by_torch():
     assert_same(collate([("a", 1), ("b", 2)]), default_collate([("a", 1), ("b", 2)]))
     assert collate([("a", 1), ("b", 2)])[0] == ("a", "b")
     assert collate([{"s": "a"}, {"s": "b"}]) == {"s": ["a", "b"]}
@@ -314,14 +314,14 @@ def test_dataclasses_keep_their_type():
     assert batch.cached is None
 
 
-def test_a_dataclass_that_is_a_mapping_is_one():
+def test_a_dataclass_that_is_a_mapping_is_collated_as_a_mapping():
     samples = [Output(logits=torch.ones(2)), Output(logits=torch.zeros(2))]
     batch = collate(samples)
     assert type(batch) is Output
     assert batch["logits"].tolist() == default_collate(samples)["logits"].tolist()
 
 
-def test_samples_of_unequal_size_say_which_and_what_to_do():
+def test_the_error_for_unequal_sizes_names_the_sample_and_the_remedy():
     with pytest.raises(RuntimeError, match=r"got \[3\] at entry 0 and \[4\] at entry 2\..*collate_fn"):
         collate([np.ones(3), np.ones(3), np.ones(4)])
     with pytest.raises(RuntimeError, match=r"got \[3, 1\] at entry 0 and \[3\] at entry 1"):
@@ -331,7 +331,7 @@ def test_samples_of_unequal_size_say_which_and_what_to_do():
 
 
 @pytest.mark.parametrize("sample", [None, object(), np.array(["a"]), np.array([None]), {"x": None}])
-def test_what_cannot_be_collated_is_named(sample):
+def test_the_error_names_the_type_that_cannot_be_collated(sample):
     with pytest.raises(TypeError, match=r"default_collate: batch must contain tensors, numpy arrays.*; found"):
         collate([sample, sample])
 
@@ -345,15 +345,15 @@ def test_a_registered_type_is_collated_by_its_function(monkeypatch):
     assert collate([Sample(1, 2), Sample(3, 4)]) == ("registered", 2)
 
 
-def test_arrays_that_run_backwards_are_taken():
-    """As a flipped image is; torch refuses them."""
+def test_arrays_with_negative_strides_are_accepted():
+    """Such as a flipped image; torch refuses them."""
     flipped = np.arange(6).reshape(2, 3)[:, ::-1]
     assert collate([flipped, flipped])[1].tolist() == [[2, 1, 0], [5, 4, 3]]
     assert carry(convert(flipped, ArrayToBeTensor)).tolist() == [[2, 1, 0], [5, 4, 3]]
     assert convert(flipped, tensor_of).tolist() == [[2, 1, 0], [5, 4, 3]]
 
 
-def test_an_empty_batch_raises_as_torch_does():
+def test_an_empty_batch_raises_the_error_type_of_torch():
     assert_same(outcome(collate, []), outcome(default_collate, []))
 
 
@@ -366,7 +366,7 @@ def test_numpy_output_gives_arrays_of_the_same_values():
     np.testing.assert_array_equal(rest["t"], [[0, 0], [1, 1], [2, 2]])
 
 
-def test_batches_can_be_written_to_and_do_not_touch_each_other():
+def test_batches_are_writable_and_independent():
     first, second = collate([(np.zeros(3), np.zeros(5)), (np.zeros(3), np.zeros(5))])
     first += 1
     assert (second == 0).all()
@@ -378,7 +378,7 @@ def test_the_padding_between_arrays_is_at_most_a_cache_line():
 
 
 def test_a_worker_without_torch_collates_the_same_types():
-    """Subclasses of int, float and ndarray too, which only torch's own rules know."""
+    """Subclasses of int, float and ndarray too, which torch itself must collate."""
     code = """
 import sys, enum, numpy as np
 from nbloader.batch.collate import Plan, NotPlannedError
@@ -398,7 +398,7 @@ assert "torch" not in sys.modules
 
 
 def test_numbers_of_several_types_are_planned_without_torch():
-    """Else each worker of a dataset without tensors would import it."""
+    """Otherwise each worker of a dataset without tensors would import it."""
     assert [Plan(samples).tree.dtype for samples in ([1, 2.5], [2.5, 1], [True, 2])] == ["<f4", "<f8", "<i8"]
     with pytest.raises(NotPlannedError):
         Plan([1, np.float64(2)])

@@ -1,4 +1,4 @@
-"""A likeness tells what a pickle would: whether a dataset of the notebook has changed."""
+"""A fingerprint changes when the pickle would: when a dataset of the notebook has changed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ CHANGES = {
 
 
 def notebook() -> dict:
-    """A dataset as a cell of a notebook makes it."""
+    """A dataset as a notebook cell defines it."""
     names: dict = {"__name__": "__main__", "functools": functools}
     exec(CELL, names)
     exec("dataset = Dataset()", names)
@@ -80,7 +80,7 @@ def notebook() -> dict:
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_changes_the_pickle_changes_the_likeness(change):
+def test_what_changes_the_pickle_changes_the_fingerprint(change):
     names = notebook()
     dataset = names["dataset"]
     pickled, before = SharedPickle(dataset), fingerprint.fingerprint(dataset)
@@ -93,7 +93,7 @@ def test_what_changes_the_pickle_changes_the_likeness(change):
 
 
 def test_a_new_submodule_of_what_a_function_uses_changes_both(monkeypatch):
-    """Code that failed for want of it works in new workers."""
+    """Code that failed without it works in new workers."""
     names = notebook()
     exec("def helper(x): return np.late.one(x)", names)
     pickled, before = SharedPickle(names["dataset"]), fingerprint.fingerprint(names["dataset"])
@@ -131,11 +131,11 @@ def test_a_function_that_calls_itself():
     assert fingerprint.fingerprint(names["count"]) == before
 
 
-def test_functions_of_modules_are_told_by_their_names():
+def test_functions_of_modules_are_identified_by_name():
     assert fingerprint.fingerprint(np.full) == fingerprint.fingerprint(np.full) != fingerprint.fingerprint(np.ones)
 
 
-def test_data_alone_is_pickled_as_quickly():
+def test_no_fingerprint_is_taken_of_data_without_code():
     assert not fingerprint.worthwhile(SharedPickle(list(range(100))).data)
     assert not fingerprint.worthwhile(SharedPickle((notebook()["dataset"], "x" * 100_000)).data)
 

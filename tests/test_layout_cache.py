@@ -1,4 +1,4 @@
-"""Batches that are laid out as the one before are filled as if they had been planned; all others are planned."""
+"""Batches with a cached layout equal those that are planned; batches with another layout are planned."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def made(structure, i):
 
 
 def planned(samples):
-    """What the plan alone makes of it: a batch, or the type and text of an error."""
+    """The result of a plan: a batch, or the type and text of an error."""
     try:
         plan = Plan(samples)
         memory = bytearray(plan.nbytes)
@@ -81,16 +81,16 @@ def planned(samples):
         return type(error), str(error)
 
 
-def filled(known, samples):
-    """The same by way of what is known; and whether it was known."""
-    entry = known.get(len(samples))
+def filled(cache, samples):
+    """The result with the cache, and whether the layout was cached."""
+    entry = cache.get(len(samples))
     if entry is not None:
         fill, nbytes, tree = entry
         memory, extras = bytearray(b"\xa5" * nbytes), []
         try:
             fill(samples, memory, extras)
         except Exception:
-            known.forget(len(samples))
+            cache.forget(len(samples))
         else:
             return builder(tree, "torch")(memory, extras), True
     try:
@@ -102,7 +102,7 @@ def filled(known, samples):
         plan.fill(memory)
     except Exception as error:
         return (type(error), str(error)), False
-    known.learn(plan, samples, plan.tree)
+    cache.learn(plan, samples, plan.tree)
     return builder(plan.tree, "torch")(memory, plan.extras), False
 
 
@@ -110,14 +110,14 @@ def filled(known, samples):
     st.lists(structures, min_size=1, max_size=3),
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.none() | st.tuples(st.integers(0, 2), structures))),
 )
-def test_whatever_comes_after_whatever_the_batch_is_the_planned_one(kinds, batches):
+def test_in_any_sequence_of_batches_each_equals_the_planned_one(kinds, batches):
     """Batches of two or three structures in any order; in some of them one sample is of another structure."""
-    known = LayoutCache()
+    cache = LayoutCache()
     for number, (kind, size, odd) in enumerate(batches):
         samples = [made(kinds[kind % len(kinds)], 10 * number + i) for i in range(size)]
         if odd is not None:
             samples[odd[0] % size] = made(odd[1], number)
-        got, _ = filled(known, samples)
+        got, _ = filled(cache, samples)
         assert_same(got, planned(samples))
 
 
@@ -132,20 +132,20 @@ def test_whatever_comes_after_whatever_the_batch_is_the_planned_one(kinds, batch
     ],
     ids=["dict", "tuple", "tensors", "small", "small and strided"],
 )
-def test_the_third_batch_alike_is_not_planned(structure):
-    known = LayoutCache()
+def test_the_third_batch_of_a_layout_is_not_planned(structure):
+    cache = LayoutCache()
     for number in range(4):
         samples = [made(structure, 10 * number + i) for i in range(3)]
-        got, was_known = filled(known, samples)
-        assert was_known == (number > 1)
+        got, was_cached = filled(cache, samples)
+        assert was_cached == (number > 1)
         assert_same(got, planned(samples))
 
 
-def test_batches_that_all_differ_are_never_known():
-    known = LayoutCache()
+def test_layouts_that_all_differ_are_never_cached():
+    cache = LayoutCache()
     for number in range(10):
-        _, was_known = filled(known, [np.zeros(number + 1, np.float32)] * 2)
-        assert not was_known
+        _, was_cached = filled(cache, [np.zeros(number + 1, np.float32)] * 2)
+        assert not was_cached
 
 
 @pytest.mark.parametrize(
@@ -163,14 +163,14 @@ def test_batches_that_all_differ_are_never_known():
     ids=repr,
 )
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_one_array_that_differs_is_seen(odd, place):
-    known = LayoutCache()
+def test_one_different_array_is_noticed(odd, place):
+    cache = LayoutCache()
     for _ in range(2):
-        filled(known, [np.ones(3, np.float32)] * 3)
+        filled(cache, [np.ones(3, np.float32)] * 3)
     samples = [np.ones(3, np.float32)] * 3
     samples[place] = odd
-    got, was_known = filled(known, samples)
-    assert not was_known
+    got, was_cached = filled(cache, samples)
+    assert not was_cached
     assert_same(got, planned(samples))
 
 
@@ -196,31 +196,31 @@ SMALL = {"a": np.full(16, 1, np.float32), "b": np.full((4, 4), 2, np.int32), "c"
     ids=lambda odd: " ".join(str(odd).split())[-60:],
 )
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_one_dict_of_small_arrays_that_differs_is_seen(odd, place):
-    known = LayoutCache()
+def test_one_different_dict_of_small_arrays_is_noticed(odd, place):
+    cache = LayoutCache()
     for _ in range(2):
-        filled(known, [SMALL] * 3)
+        filled(cache, [SMALL] * 3)
     samples = [SMALL] * 3
     samples[place] = odd
-    got, _was_known = filled(known, samples)
+    got, _was_cached = filled(cache, samples)
     assert_same(got, planned(samples))
 
 
-def test_lengths_that_only_add_up_are_seen():
-    known = LayoutCache()
+def test_different_lengths_with_the_same_sum_are_noticed():
+    cache = LayoutCache()
     for _ in range(2):
-        filled(known, [np.ones((3, 2), np.float32)] * 3)
+        filled(cache, [np.ones((3, 2), np.float32)] * 3)
     uneven = [np.ones((n, 2), np.float32) for n in (2, 4, 3)]
-    (error, text), was_known = filled(known, uneven)
-    assert not was_known
+    (error, text), was_cached = filled(cache, uneven)
+    assert not was_cached
     assert error is RuntimeError
     assert "equal size" in text
 
 
-def test_what_is_remembered_is_bounded():
-    known = LayoutCache()
+def test_the_cache_is_bounded():
+    cache = LayoutCache()
     for size in range(1, 5 * MAX_SIZES):
         for _ in range(2):
-            filled(known, [1.0] * size)
-    assert len(known._trees) <= MAX_SIZES
-    assert len(known._known) <= MAX_SIZES
+            filled(cache, [1.0] * size)
+    assert len(cache._trees) <= MAX_SIZES
+    assert len(cache._known) <= MAX_SIZES

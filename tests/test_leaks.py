@@ -1,4 +1,4 @@
-"""The check that every test is under (conftest.py) finds each kind of thing, and nothing where nothing is."""
+"""The leak check of conftest.py finds each kind of resource, and reports nothing where nothing is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import leaks
 import pytest
 
 
-def test_nothing_is_found_where_nothing_was_left():
+def test_nothing_is_reported_where_nothing_is_left():
     before = leaks.Belongings.now()
     subprocess.run([sys.executable, "-c", ""], check=True)
     thread = threading.Thread(target=int)
@@ -21,7 +21,7 @@ def test_nothing_is_found_where_nothing_was_left():
     assert not leaks.left_behind(before, grace=5)
 
 
-def test_what_ends_within_the_grace_time_is_not_left():
+def test_resources_that_end_within_the_grace_time_are_not_reported():
     before = leaks.Belongings.now()
     go = threading.Event()
     thread = threading.Thread(target=go.wait)
@@ -30,7 +30,7 @@ def test_what_ends_within_the_grace_time_is_not_left():
     assert not leaks.left_behind(before, grace=5)
 
 
-def test_a_process_is_found():
+def test_a_process_is_reported():
     before = leaks.Belongings.now()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         left = leaks.left_behind(before, grace=0.1)
@@ -39,7 +39,7 @@ def test_a_process_is_found():
     assert f"process {process.pid}" in str(left)
 
 
-def test_a_grandchild_is_found_below_a_new_process_but_not_below_an_old_one():
+def test_a_grandchild_is_reported_below_a_new_process_but_not_below_an_old_one():
     code = "import subprocess, sys; input(); p = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=-1); "
     code += "print(p.pid, flush=True); input(); p.communicate(b'x')"
     before = leaks.Belongings.now()
@@ -57,7 +57,7 @@ def test_a_grandchild_is_found_below_a_new_process_but_not_below_an_old_one():
 @pytest.mark.parametrize(
     ("daemon", "name", "found"), [(False, "x", True), (True, "nbloader-x", True), (True, "x", False)]
 )
-def test_threads_that_keep_the_interpreter_alive_or_are_ours_are_found(daemon, name, found):
+def test_threads_that_are_not_daemons_or_ours_are_reported(daemon, name, found):
     before = leaks.Belongings.now()
     go = threading.Event()
     thread = threading.Thread(target=go.wait, daemon=daemon, name=name)
@@ -69,7 +69,7 @@ def test_threads_that_keep_the_interpreter_alive_or_are_ours_are_found(daemon, n
 
 
 @pytest.mark.skipif(not leaks.FDS.exists(), reason="the system does not list file descriptors")
-def test_a_file_descriptor_is_found():
+def test_a_file_descriptor_is_reported():
     before = leaks.Belongings.now()
     fd = os.open(__file__, os.O_RDONLY)
     left = leaks.left_behind(before, grace=0.1)
@@ -78,7 +78,7 @@ def test_a_file_descriptor_is_found():
 
 
 @pytest.mark.skipif(not leaks.SHM.exists(), reason="the system has no /dev/shm")
-def test_a_file_in_shared_memory_is_found_unless_another_program_uses_it():
+def test_a_shared_memory_file_is_reported_unless_another_program_uses_it():
     before = leaks.Belongings.now()
     path = leaks.SHM / f"nbloader-test-{uuid.uuid4().hex}"
     path.write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""What the fork server is told to import, and when."""
+"""Which modules the fork server imports, and when."""
 
 import importlib
 import json
@@ -25,7 +25,7 @@ from nbloader.transport.process_setup import ProcessSetup
 
 @pytest.fixture
 def fork_server_preloads_test_dependencies():
-    """Not here: what they import is the point."""
+    """Not here: these tests depend on what is imported."""
 
 
 class Plain:
@@ -37,7 +37,7 @@ class Plain:
 
 
 def in_a_cell(**methods):
-    """A dataset whose class stands in a notebook's cell."""
+    """A dataset whose class is defined in a notebook cell."""
     return type("InACell", (), {"__module__": "__main__", **methods})()
 
 
@@ -50,12 +50,12 @@ def test_a_tensor_in_the_dataset_needs_torch():
     assert preload.expected(dataset) == ["torch"]
 
 
-def test_a_class_of_a_module_needs_what_its_module_imports():
+def test_a_class_from_a_module_needs_what_the_module_imports():
     assert "torch" in preload.expected(Plain()), "this module imports it"
     assert "torch" in preload.needed(b"", Plain())
 
 
-def test_a_class_beside_the_loader_in_a_module_needs_torch(monkeypatch):
+def test_a_class_from_a_module_that_imports_the_loader_needs_torch(monkeypatch):
     """A worker imports that module, and the loader with it."""
     module = types.ModuleType("beside")
     module.DataLoader = DataLoader
@@ -70,11 +70,11 @@ def collate(samples):
     return samples
 
 
-def test_a_function_of_a_module_needs_what_its_module_imports():
+def test_a_function_from_a_module_needs_what_the_module_imports():
     assert "torch" in preload.needed(b"", in_a_cell(), collate, None, "raise")
 
 
-def test_batches_that_torch_stacks_need_torch():
+def test_batches_that_torch_collates_need_torch():
     assert preload.expected(in_a_cell(), by_torch=True) == ["torch"]
     for transport, collate_fn, needed in (
         ("pickle", None, True),
@@ -84,7 +84,7 @@ def test_batches_that_torch_stacks_need_torch():
         assert ("torch" in ProcessSetup(light.Numbers(4), collate_fn, None, "raise", transport).preload) == needed
 
 
-def test_a_class_of_the_notebook_needs_what_its_methods_name():
+def test_a_class_of_the_notebook_needs_what_its_methods_refer_to():
     def with_numpy(self, i):
         return np.zeros(i)
 
@@ -101,11 +101,11 @@ def test_a_tensor_anywhere_in_a_pickle_needs_torch():
     assert preload.needed(SharedPickle({"x": np.zeros(3)}).data, {}) == []
 
 
-def test_what_a_pickle_names_is_needed_if_this_process_has_it():
+def test_modules_named_in_a_pickle_are_needed_if_this_process_has_imported_them():
     assert preload.needed(b"... torch ... tensorflow", in_a_cell()) == ["torch"]
 
 
-def test_the_fork_server_starts_with_the_loader_and_nobody_waits_for_it(monkeypatch):
+def test_the_fork_server_starts_with_the_loader_which_does_not_wait_for_it(monkeypatch):
     told = []
     send = forkserver.Channel.send
 
@@ -126,14 +126,14 @@ def test_the_fork_server_starts_with_the_loader_and_nobody_waits_for_it(monkeypa
 
 @pytest.fixture
 def no_server():
-    """Servers that a test starts in a world of its own end with it."""
+    """Servers that a test starts end with it."""
     forkserver.shutdown()
     yield
     forkserver.shutdown()
 
 
 @pytest.mark.usefixtures("no_server")
-def test_sys_path_may_hold_what_python_passes_over(monkeypatch):
+def test_entries_of_sys_path_that_python_ignores_are_ignored(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, pathlib.Path("/nowhere")])
     with DataLoader(light.Numbers(4), num_workers=1) as loader:
         assert [float(batch) for batch in loader] == [0, 1, 2, 3]
@@ -141,7 +141,7 @@ def test_sys_path_may_hold_what_python_passes_over(monkeypatch):
 
 @pytest.mark.usefixtures("no_server")
 @pytest.mark.parametrize("executable", [None, "/nowhere/python"])
-def test_without_an_interpreter_there_is_an_error_for_the_loop_and_none_before(monkeypatch, executable):
+def test_without_an_interpreter_the_loop_raises_and_the_constructor_does_not(monkeypatch, executable):
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", executable)
         forkserver.start_early()

@@ -39,7 +39,7 @@ class Movable:
 
 
 class Tagged(dict):
-    """A mapping that carries more than its items."""
+    """A mapping with an attribute beside its items."""
 
     tag = None
 
@@ -82,7 +82,7 @@ def test_dataclasses_keep_their_type_and_may_be_frozen():
     assert torch.equal(batch.x, ONE)
 
 
-def test_a_mapping_keeps_what_it_carries_beside_its_items():
+def test_a_mapping_keeps_its_attributes():
     batch = Tagged(a=ONE)
     batch.tag = "kept"
     got = doubled(batch)
@@ -91,7 +91,7 @@ def test_a_mapping_keeps_what_it_carries_beside_its_items():
     assert torch.equal(batch["a"], ONE)
 
 
-def test_own_types_are_leaves_by_their_method_only():
+def test_objects_with_the_method_are_leaves():
     batch = [Movable(), Movable, np.ones(2)]
     got = map_leaves(batch, lambda leaf: leaf.to("there"))
     assert got[0].where == "there"

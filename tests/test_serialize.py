@@ -1,4 +1,4 @@
-"""What a custom collate function returns arrives as it was, whatever of it travels beside its pickle."""
+"""The result of a custom collate function arrives unchanged, whether parts are sent in its pickle or beside it."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ objects = st.recursive(
 
 
 @given(objects)
-def test_objects_arrive_as_they_were(obj):
+def test_objects_arrive_unchanged(obj):
     assert_same(carry(obj), obj)
 
 
-def test_arrays_and_tensors_lie_on_the_memory_that_came():
+def test_arrays_and_tensors_are_views_of_the_received_memory():
     batch = {"a": np.zeros(3), "b": [torch.zeros(3), np.zeros((2, 2))], "c": (np.zeros(5),), "d": {"e": torch.zeros(2)}}
     got, memory = carry_in(batch)
     leaves = [got["a"], *got["b"], *got["c"], got["d"]["e"]]
@@ -88,7 +88,7 @@ def test_arrays_and_tensors_lie_on_the_memory_that_came():
 
 
 @pytest.mark.parametrize("make", [lambda: np.ones(3), lambda: torch.ones(3), lambda: [np.ones(3)]], ids=str)
-def test_what_was_one_object_stays_one(make):
+def test_identity_is_preserved(make):
     one = make()
     got = carry({"a": one, "b": one})
     assert got["a"] is got["b"]
@@ -98,20 +98,20 @@ def test_what_was_one_object_stays_one(make):
     assert got[1] is got
 
 
-def test_an_array_in_two_lists_stays_one():
+def test_identity_of_an_array_in_two_lists_is_preserved():
     one = np.ones(3)
     got = carry({"a": one, "b": [one, one], "c": {"d": one}})
     assert got["a"] is got["b"][0] is got["b"][1] is got["c"]["d"]
 
 
-def test_the_object_itself_is_left_as_it_was():
+def test_pickling_does_not_change_the_object():
     batch = [{"x": np.ones(2)}, [np.ones(2)], np.ones(2)]
     before = batch[0], batch[0]["x"], batch[1], batch[1][0], batch[2]
     dump_object(batch)
     assert all(a is b for a, b in zip((batch[0], batch[0]["x"], batch[1], batch[1][0], batch[2]), before, strict=True))
 
 
-def test_arrays_that_shall_be_tensors_arrive_as_tensors():
+def test_arrays_marked_as_tensors_arrive_as_tensors():
     got = carry(
         {"a": ArrayToBeTensor(np.arange(3)), "b": [ArrayToBeTensor(np.arange(4)[::-1])], "c": ArrayToBeTensor(2)}
     )
@@ -119,21 +119,21 @@ def test_arrays_that_shall_be_tensors_arrive_as_tensors():
     assert (got["a"].tolist(), got["b"][0].tolist(), got["c"].item()) == ([0, 1, 2], [3, 2, 1, 0], 2)
 
 
-def test_arrays_come_writable():
-    """As torch's loader gives them, whatever they were in the worker."""
+def test_arrays_arrive_writable():
+    """As with torch's loader, whether or not they were in the worker."""
     got = carry({"a": np.frombuffer(b"abcd", np.uint8), "b": [read_only(np.ones((200, 200)))], "c": np.ones(2)})
     for array in (got["a"], *got["b"], got["c"]):
         assert array.flags.writeable
     assert got["a"].tolist() == [97, 98, 99, 100]
 
 
-def test_within_the_band_nothing_lies_beside():
+def test_in_band_pickles_have_no_buffers():
     dumped = dump_object({"a": [np.ones(3)]}, out_of_band=False)
     assert (dumped.runs, dumped.nbytes) == ([], 0)
     assert len(dumped.data) > 24
 
 
-def test_arrays_whose_dtype_was_unpickled_travel_beside_the_pickle():
+def test_arrays_whose_dtype_was_unpickled_are_sent_beside_the_pickle():
     """As in a worker whose dataset holds them: such a dtype is another object than NumPy's own, and not "built in"."""
     dtype = pickle.loads(pickle.dumps(np.dtype(np.float32)))
     array = np.ndarray(5, dtype, bytearray(20))

@@ -33,7 +33,7 @@ class Holder:
         self.__dict__.update(parts)
 
 
-def test_large_arrays_travel_beside_the_pickle_and_small_ones_in_it():
+def test_large_arrays_are_sent_beside_the_pickle_and_small_ones_inside():
     obj = {"large": np.arange(100_000), "small": np.arange(10), "f": np.asfortranarray(np.random.rand(300, 400))}
     pickled = SharedPickle(obj)
     assert len(pickled.data) < 5_000
@@ -58,7 +58,7 @@ def test_large_arrays_are_copied_on_write():
     assert (load(pickled) == 0).all()
 
 
-def test_the_pickle_is_of_the_moment_at_which_workers_get_it_first():
+def test_workers_get_the_array_as_it_was_when_the_first_of_them_received_it():
     array = np.zeros(100_000)
     pickled = SharedPickle(array)
     pickled.files()
@@ -66,7 +66,7 @@ def test_the_pickle_is_of_the_moment_at_which_workers_get_it_first():
     assert (load(pickled) == 0).all()
 
 
-def test_lambdas_and_classes_of_functions_travel():
+def test_lambdas_and_local_classes_can_be_sent():
     class Local:
         factor = 3
 
@@ -77,7 +77,7 @@ def test_lambdas_and_classes_of_functions_travel():
     assert load(SharedPickle(Local()))[4] == 12
 
 
-def test_the_shared_memory_goes_with_the_pickle():
+def test_the_shared_memory_is_freed_with_the_pickle():
     pickled = SharedPickle(np.zeros(100_000))
     (fd,) = pickled.files().fds
     assert pickled.files().fds == (fd,)
@@ -98,7 +98,7 @@ def test_the_same_object_has_the_same_identity():
     assert SharedPickle(holder).identity != two.identity
 
 
-def test_another_array_in_the_place_of_one_that_is_gone_is_another_identity():
+def test_a_new_array_at_the_address_of_a_deleted_one_has_another_identity():
     """Its address may be the same."""
     holder = Holder(x=np.zeros(100_000))
     old = SharedPickle(holder)
@@ -112,7 +112,7 @@ def test_another_array_in_the_place_of_one_that_is_gone_is_another_identity():
         old = new
 
 
-def test_large_tensors_are_shared_as_arrays_are():
+def test_large_tensors_are_shared_like_arrays():
     pickled = SharedPickle({"a": torch.arange(100_000), "b": torch.ones(300, 400, dtype=torch.bfloat16).T})
     assert len(pickled.data) < 5_000
     copy = load(pickled)
@@ -220,7 +220,7 @@ def test_statistics_kept_in_an_array_of_the_dataset_are_right(change):
                 loader.refresh()
 
 
-def test_the_same_file_goes_to_the_next_loader():
+def test_a_shared_array_is_the_same_file_in_every_loader():
     holder = Holder(x=nbloader.share(np.arange(BIG)), y=nbloader.share(np.ones(BIG)))
     old = SharedPickle(holder)
     new = SharedPickle(holder)
@@ -235,7 +235,7 @@ def inodes(pickled):
     return {os.fstat(fd).st_ino for fd in pickled.files().fds}
 
 
-def test_what_is_written_to_a_shared_array_stays_with_who_wrote_it():
+def test_writes_to_a_shared_array_are_private_to_the_process():
     holder = Holder(x=nbloader.share(np.zeros(BIG)))
     pickled = SharedPickle(holder)
     theirs = load(pickled)
@@ -250,7 +250,7 @@ def test_what_is_written_to_a_shared_array_stays_with_who_wrote_it():
     assert holder.x.sum() == 10
 
 
-def test_what_the_notebook_has_written_goes_to_workers_that_are_made_later():
+def test_later_workers_see_what_the_notebook_has_written():
     holder = Holder(x=nbloader.share(np.zeros(BIG)), y=nbloader.share(np.arange(BIG)))
     old = SharedPickle(holder)
     before = inodes(old)
@@ -261,7 +261,7 @@ def test_what_the_notebook_has_written_goes_to_workers_that_are_made_later():
     assert len(inodes(new) & before) == 1, "what was not written to stays where it is"
 
 
-def test_memory_goes_when_its_last_user_does():
+def test_memory_is_freed_with_its_last_user():
     def files():
         return pathlib.Path("/proc/self/maps").read_text().count("memfd:nbloader")
 
@@ -287,7 +287,7 @@ def test_memory_goes_when_its_last_user_does():
 @pytest.mark.parametrize(
     "array", [np.arange(BIG), np.arange(12.0).reshape(3, 4).T, np.arange(BIG)[::3], np.zeros((0, 3))]
 )
-def test_share_gives_the_same_array_on_memory_that_workers_have_too(array):
+def test_share_returns_an_equal_array_in_shared_memory(array):
     shared = nbloader.share(array)
     assert shared.dtype == array.dtype
     assert (shared == array).all()
@@ -296,7 +296,7 @@ def test_share_gives_the_same_array_on_memory_that_workers_have_too(array):
     assert shared.flags.writeable
 
 
-def test_a_shared_array_is_not_copied_for_workers_nor_are_its_parts():
+def test_neither_a_shared_array_nor_a_view_of_it_is_copied_for_workers():
     data = nbloader.share(np.arange(BIG))
     holder = Holder(x=data, part=data[BIG // 2 :])
     pickled = SharedPickle(holder)
@@ -312,7 +312,7 @@ def test_share_takes_arrays_of_numbers(wrong):
         nbloader.share(wrong)
 
 
-def test_more_files_than_a_worker_can_be_given_are_copied_into_one():
+def test_files_beyond_the_limit_of_a_worker_are_copied_into_one():
     arrays = [nbloader.share(np.full(BIG // 8, i)) for i in range(70)]
     pickled = SharedPickle(arrays)
     assert len(pickled.files().fds) <= 61
@@ -334,7 +334,7 @@ def test_a_tensor_in_shared_memory_is_the_same_memory_in_workers():
 
 
 class Counting:
-    """Samples that count how often they were asked for, wherever that was."""
+    """Counts how often each sample was fetched, in any process."""
 
     def __init__(self):
         self.asked = torch.zeros(BIG, dtype=torch.int64).share_memory_()
@@ -347,7 +347,7 @@ class Counting:
         return i
 
 
-def test_workers_write_to_a_shared_tensor_for_all():
+def test_writes_of_workers_to_a_shared_tensor_are_seen_by_all():
     dataset = Counting()
     with DataLoader(dataset, 4, num_workers=2) as loader:
         assert sum(len(batch) for batch in loader) == 16
@@ -387,7 +387,7 @@ def test_a_memmap_that_was_created_is_not_emptied_and_is_the_same_file(tmp_path)
     assert x[3] == 8
 
 
-def test_what_was_written_to_a_memmap_in_memory_travels(file):
+def test_changes_to_a_copy_on_write_memmap_are_sent(file):
     x = np.load(file, mmap_mode="c")
     x[0, 0] = 77
     pickled = SharedPickle(x)
@@ -397,7 +397,7 @@ def test_what_was_written_to_a_memmap_in_memory_travels(file):
 
 
 @pytest.mark.parametrize("what", ["deleted", "replaced", "renamed"])
-def test_a_memmap_whose_file_is_no_longer_there_travels(file, what):
+def test_the_data_of_a_memmap_whose_file_is_gone_is_sent(file, what):
     x = np.load(file, mmap_mode="r")
     if what == "deleted":
         file.unlink()
@@ -410,16 +410,16 @@ def test_a_memmap_whose_file_is_no_longer_there_travels(file, what):
     assert (load(SharedPickle(x)) == np.arange(BIG).reshape(-1, 100)).all()
 
 
-def test_a_file_that_is_replaced_later_is_an_error_and_no_other_data(file):
+def test_a_file_that_is_replaced_later_raises_instead_of_giving_other_data(file):
     pickled = SharedPickle(np.load(file, mmap_mode="r"))
     other = file.with_name("other.npy")
     np.save(other, np.zeros((10, 10)))
     other.rename(file)
-    with pytest.raises(FileNotFoundError, match="is another file than the one"):
+    with pytest.raises(FileNotFoundError, match="is not the file that"):
         load(pickled)
 
 
-def test_an_anonymous_memmap_and_an_array_on_one_travel(file):
+def test_an_anonymous_memmap_and_an_array_on_one_can_be_sent(file):
     x = np.load(file, mmap_mode="r")
     plain = np.asarray(x)
     with mmap.mmap(-1, 800_000) as memory:
@@ -438,7 +438,7 @@ class AttrDict(dict):
 
 
 class SelfFilling(dict):
-    """An attribute that is not there is made."""
+    """A missing attribute is created."""
 
     def __getattr__(self, name):
         if name.startswith("__"):

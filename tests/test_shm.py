@@ -1,4 +1,4 @@
-"""A segment goes back when the last array on it dies, and never before; datasets share their arrays."""
+"""A segment is returned when the last array on it is collected, and never before."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def lender():
 
 
 class Leases(RuleBasedStateMachine):
-    """Batches are kept, viewed, dropped; whatever is kept stays as it was."""
+    """Batches are kept, viewed and dropped; kept ones stay unchanged."""
 
     def __init__(self):
         super().__init__()
@@ -136,7 +136,7 @@ TestLeases = Leases.TestCase
 
 
 class Free(RuleBasedStateMachine):
-    """`FreeSegments` beside a list of when each was used last."""
+    """`FreeSegments` against a model: when each segment was used last."""
 
     def __init__(self):
         super().__init__()
@@ -205,7 +205,7 @@ def test_a_segment_is_a_little_larger_than_its_batch(nbytes):
     assert 0 <= aligned(nbytes) - nbytes < 64
 
 
-def test_the_most_recently_used_segment_is_used_again(lender):
+def test_the_most_recently_used_segment_is_reused(lender):
     batches = [lender.send(i) for i in range(4)]
     last = batches[1].__array_interface__["data"]
     del batches[1]
@@ -214,7 +214,7 @@ def test_the_most_recently_used_segment_is_used_again(lender):
     assert lender.count == 4
 
 
-def test_segments_that_a_late_batch_took_are_given_back(lender):
+def test_segments_that_a_late_batch_needed_are_freed(lender):
     batches = [lender.send(i) for i in range(20)]
     assert len(lender.reader._maps) == 20
     late, rest = batches[:2], batches[2:]
@@ -257,7 +257,7 @@ def test_a_thread_may_drop_batches(lender):
     assert sorted(free) == list(range(lender.count)), "each segment is free, once"
 
 
-def test_beyond_the_bound_batches_are_copied_out(lender, monkeypatch):
+def test_batches_beyond_the_limit_on_mappings_are_copied(lender, monkeypatch):
     monkeypatch.setattr(segment, "MAX_LENT", 3)
     batches = [lender.send(i) for i in range(20)]
     assert len(lender.reader._lent) == 3
@@ -266,14 +266,14 @@ def test_beyond_the_bound_batches_are_copied_out(lender, monkeypatch):
     assert batches[-1].flags.writeable
 
 
-def test_batches_that_are_kept_cost_no_descriptors(lender):
+def test_kept_batches_hold_no_descriptors(lender):
     descriptors = len(os.listdir("/proc/self/fd"))
     kept = [lender.send(i, 20_000) for i in range(100)]
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert all((batch == i).all() for i, batch in enumerate(kept))
 
 
-def test_kept_batches_outlive_the_worker_and_unmapped_memory_is_given_back(lender):
+def test_kept_batches_outlive_the_worker_and_are_unmapped_when_dropped(lender):
     def mappings():
         return pathlib.Path("/proc/self/maps").read_text().count("memfd:nbloader")
 
@@ -292,13 +292,13 @@ def test_kept_batches_outlive_the_worker_and_unmapped_memory_is_given_back(lende
     assert mappings() == before
 
 
-def test_a_discarded_batch_gives_its_segment_back(lender):
+def test_the_segment_of_a_discarded_batch_is_returned(lender):
     lender.reader.discard(lender.commit(0, 40_000))
     lender.send(1)
     assert lender.count == 1
 
 
-def test_a_batch_that_is_not_written_is_not_announced_and_its_segment_is_used_again(lender):
+def test_the_segment_of_an_aborted_batch_is_not_announced_and_is_reused(lender):
     descriptors = len(os.listdir("/proc/self/fd"))
     aborted = lender.writer.begin(40_000)
     lender.writer.abort(aborted)
@@ -324,7 +324,7 @@ def test_a_small_batch_has_no_segment(lender):
     assert lender.count == 0
 
 
-def test_memory_that_is_not_there_is_an_error_that_says_what_to_do(monkeypatch):
+def test_exhausted_memory_raises_an_error_with_advice(monkeypatch):
     with pytest.raises(
         MemoryError, match=r"1,152,921,504.* MB .*could not be allocated \([\d,]+ MB are left\).*batch_size"
     ):
@@ -339,7 +339,7 @@ def test_memory_that_is_not_there_is_an_error_that_says_what_to_do(monkeypatch):
 
 
 @pytest.mark.parametrize("chunk", [None, 8])
-def test_between_epochs_workers_give_memory_back_and_the_next_epoch_is_as_the_first(chunk, monkeypatch):
+def test_workers_free_memory_between_epochs_and_the_next_epoch_is_right(chunk, monkeypatch):
     monkeypatch.setattr(engine, "REST", 0.1)
     with DataLoader(Images(160), 16, num_workers=2, chunk_size=chunk, persistent_workers=True) as loader:
 
@@ -352,7 +352,7 @@ def test_between_epochs_workers_give_memory_back_and_the_next_epoch_is_as_the_fi
 
         kept = list(loader)
         assert segments() >= 8
-        wait_for(lambda: segments() <= len(kept), "those of kept batches stay")
+        wait_for(lambda: segments() <= len(kept), "segments of kept batches stay")
         for _ in range(2):
             again = list(loader)
             for first, second in zip(kept, again, strict=True):
@@ -362,4 +362,4 @@ def test_between_epochs_workers_give_memory_back_and_the_next_epoch_is_as_the_fi
         assert [int(images[-1, -1, -1]) for images, _labels in kept] == list(range(15, 160, 16))
         kept.clear()
         list(loader)
-        wait_for(lambda: segments() <= 3, "one for each maker is kept")
+        wait_for(lambda: segments() <= 3, "one per writer is kept")

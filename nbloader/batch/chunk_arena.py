@@ -2,7 +2,7 @@
 
 Worker processes write into an arena of the notebook's process:
 
-    notebook: ArenaAllocator.allocate() -> SegmentArena -> a `ChunkSlot` goes out with each chunk: arena, layout, rows
+    notebook: ArenaAllocator.allocate() -> SegmentArena -> a `ChunkSlot` is sent with each chunk: arena, layout, rows
     worker:   ChunkWriter.write(samples, slot) -> its rows of every array; or it cannot, and sends the chunk by itself
     notebook: all chunks received? -> SegmentArena.open(): arrays on the whole arena; else a copy joins the chunks
 
@@ -44,7 +44,7 @@ MAX_FILLS = 64
 
 
 def place_rows(layout: LayoutNode, rows: int, size: int, start: int) -> tuple[LayoutNode, int]:
-    """Where some samples of a batch lie among all of them.
+    """Where some samples of a batch are among all of them.
 
     Args:
         layout: The layout of any number of such samples.
@@ -232,17 +232,17 @@ class SegmentArena:
         return ChunkSlot(chunk.indices, self.block.number, self.layout.number, start, self.size)
 
     def open(self, chunks: Sequence[BatchPayload]) -> Any:
-        """The batch, of chunks that all lie here."""
+        """The batch, of chunks that are all here."""
         layout, nbytes = place_rows(self.layout.tree, self.size, self.size, 0)
         return builder(layout, self._output)(self._lend(nbytes), join_extras(chunks))
 
     def read(self, chunk: BatchPayload, start: int) -> Any:
-        """One chunk that lies here."""
+        """One chunk that is here."""
         layout, nbytes = place_rows(self.layout.tree, chunk.samples, self.size, start)
         return builder(layout, self._output)(self._lend(nbytes), chunk.extras)
 
     def give_back(self) -> None:
-        """All chunks have arrived, and nobody reads them here. An arena that was read returns by itself."""
+        """All chunks have arrived, and nobody reads them here. An arena that was read is returned by its reader."""
         if self._commit():
             self._writer.reader.discard(self.block.number)
 
@@ -368,11 +368,11 @@ class MemoryArena:
         return self._memory
 
     def open(self, chunks: Sequence[BatchPayload]) -> Any:
-        """The batch, of chunks that all lie here."""
+        """The batch, of chunks that are all here."""
         return builder(self._rows(self.size, 0), self._output)(self._memory, join_extras(chunks))
 
     def read(self, chunk: BatchPayload, start: int) -> Any:
-        """One chunk that lies here."""
+        """One chunk that is here."""
         return builder(self._rows(chunk.samples, start), self._output)(self._memory, chunk.extras)
 
     def give_back(self) -> None:

@@ -1,4 +1,4 @@
-"""The header of a produced batch: its identity, where it lies, its size, and what it cost to produce.
+"""The header of a produced batch: its identity, location and size, and the time to produce it.
 
 A worker process packs it in front of the batch in a `BATCH` frame; worker threads and the inline pool create it
 directly. All times are `perf_counter_ns` or durations in ns.

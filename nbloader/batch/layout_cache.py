@@ -137,7 +137,7 @@ def _dict(keys: tuple[Any, ...], children: Sequence[Any]) -> Fill:
 
 
 def _dict_in_one_call(keys: tuple[Any, ...], nodes: Sequence[ArrayNode]) -> Fill:
-    """Writes a dict whose arrays lie directly behind each other as one array."""
+    """Writes a dict whose arrays are adjacent in memory as one array."""
     first = nodes[0]
     offset, count, rest = first.offset, first.shape[0], first.shape[2:]
     dtype = np.dtype(first.dtype)
@@ -159,7 +159,7 @@ def _dict_in_one_call(keys: tuple[Any, ...], nodes: Sequence[ArrayNode]) -> Fill
 
 
 def _contiguous(nodes: Sequence[LayoutNode]) -> TypeGuard[Sequence[ArrayNode]]:
-    """Whether these are arrays of one dtype, equal but for the first dimension, that lie directly behind each other."""
+    """Whether these are arrays of one dtype, equal but for the first dimension, and adjacent in memory."""
     first, end = nodes[0], None
     for node in nodes:
         if not isinstance(first, ArrayNode) or not isinstance(node, ArrayNode):

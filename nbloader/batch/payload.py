@@ -1,7 +1,7 @@
 """Produced batches on their way to the consumer: in a worker's segment, in this process, or joined from chunks.
 
-All of them are a `BatchPayload`: they tell what the batch cost and build it in `open()`. Together with the failures of
-`events.failures` they are a `BatchOutcome`: what can take the place of a dispatched batch.
+All of them are a `BatchPayload`: they have the header of the batch, and build it in `open()`. Payloads and the failures
+of `events.failures` are the possible outcomes of a dispatched batch (`BatchOutcome`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class BatchPayload(BatchOutcome, Protocol):
 
     @property
     def mapping(self) -> Any:
-        """Once it is open: the whole segment in which it lies; None where it lies elsewhere."""
+        """Once it is open: the whole segment that contains it; None where it is elsewhere."""
 
     def open(self) -> Any:
         """Build the batch on the memory in which it arrived."""
@@ -212,7 +212,7 @@ class SegmentPayload:
 
     @property
     def mapping(self) -> Any:
-        """Once it is open: the whole segment in which it lies; None where it does not lie in one."""
+        """Once it is open: the whole segment that contains it; None where it is elsewhere."""
         lent = self.header.segment != NO_SEGMENT and not isinstance(self._memory, bytearray)
         return self._segments.mapping(self.header.segment) if lent else None
 
@@ -284,7 +284,7 @@ class JoinedPayload:
 
     Args:
         parts: Position of the first sample and payload, of each chunk that has samples.
-        join: Makes the batch of its chunks, where they do not all lie in the arena.
+        join: Joins the chunks, where they are not all in the arena.
         arena: Where workers wrote the chunks side by side; None where each has memory of its own.
         complete: Whether every chunk of the batch is there.
     """
@@ -363,7 +363,7 @@ class JoinedPayload:
 
     @property
     def mapping(self) -> Any:
-        """Once it is open: the whole segment in which it lies; None where the chunks were joined by a copy."""
+        """Once it is open: the whole segment that contains it; None where the chunks were joined by a copy."""
         return None if self._arena is None else self._arena.mapping
 
     def open(self) -> Any:

@@ -2,8 +2,9 @@
 
 - `Container` takes one level of a batch apart and puts it together again: the base of `map_leaves` (upload, pin) and of
   `merge` (chunks).
-- The layout nodes describe a collated batch without its data: where each array lies in the batch's memory, and what the
-  containers are. collate.py makes a layout, layout_cache.py writes more batches by it, rebuild.py makes batches of it.
+- The layout nodes describe a collated batch without its data: the offset of each array in the batch's memory, and the
+  types of the containers. collate.py creates layouts, layout_cache.py and rebuild.py compile them to functions that
+  write and build batches.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 # ---- layouts: what a collated batch is made of ----------------------------------------------------------------------
-# Not frozen: constructing a frozen dataclass takes four times as long, and batches that all differ make 40 at a time.
+# Not frozen: constructing a frozen dataclass takes four times as long, and a batch may need dozens.
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -144,7 +145,7 @@ class Container(ABC):
     """One level of a batch.
 
     Args:
-        template: The container itself. What is made is of its type, and keeps what it carries beside its items.
+        template: The container itself. `make` returns an object of its type that keeps its other attributes.
     """
 
     __slots__ = ("template",)
@@ -227,7 +228,7 @@ def container_of(value: Any) -> Container | None:
     """How to take this value apart; None for a leaf.
 
     The rules are those by which torch pins a batch: mappings, named tuples, tuples and sequences keep their type where
-    an object of it can be made. Dataclasses keep theirs too.
+    an object of it can be constructed. Dataclasses keep theirs too.
     """
     if isinstance(value, Mapping):
         return _MappingContainer(value)

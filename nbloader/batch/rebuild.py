@@ -1,4 +1,4 @@
-"""From a layout to a function that makes batches of it: arrays or tensors that are views of the batch's memory."""
+"""Compiles a layout to a function that builds batches: arrays or tensors that are views of the batch's memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def builder(layout: LayoutNode, output: str) -> Build:
 def _evenly_spaced(nodes: Sequence[LayoutNode], output: str) -> Callable[[Memory], Iterator[Any]] | None:
     """Makes arrays or tensors of one shape and dtype as slices of one array; None where the nodes are not such arrays.
 
-    The memory is asked only once for its address: 40 tensors in 39 us instead of 52 us.
+    The address of the memory is determined only once: 40 tensors in 39 us instead of 52 us.
     """
     if not nodes[1:] or not all(isinstance(node, ArrayNode) and node.torch_dtype is None for node in nodes):
         return None

@@ -5,7 +5,7 @@ Two ways, for two needs:
 - `dump`: cloudpickle, with tensors reduced to their memory. Datasets and functions travel by it. torch's own reduction
   would copy a tensor's memory into the pickle.
 - `dump_object` / `load_object`: a batch that a custom `collate_fn` returned. NumPy takes ten times as long to pickle an
-  array as to say where it lies. So the arrays and tensors that are easily found (in the object, in its lists, tuples
+  array as to say where it is. So the arrays and tensors that are easily found (in the object, in its lists, tuples
   and dicts, and in theirs) are taken out before pickling. A placeholder in their place makes `pickle` ask for the next
   buffer when it loads, and it is given the finished array. Arrays of one form are copied with one call.
 
@@ -52,7 +52,7 @@ def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
     Args:
         buffer: Its memory.
-        dtype: Such as "torch.float32". The name of torch in a pickle tells that a worker needs torch (preload.py).
+        dtype: Such as "torch.float32". preload.py finds the name of torch in the pickle and has workers import it.
         shape: Its shape.
     """
     import torch
@@ -155,7 +155,7 @@ BUFFER = Form("", tensors=False)
 
 
 class Run(NamedTuple):
-    """Arrays of one form that lie side by side in a batch's memory."""
+    """Arrays of one form that are adjacent in a batch's memory."""
 
     form: Form
     start: int
@@ -164,7 +164,7 @@ class Run(NamedTuple):
 
 
 class PickledObject(NamedTuple):
-    """A pickle, and the arrays that lie beside it."""
+    """A pickle, and the arrays beside it."""
 
     data: bytes
     runs: list[Run]

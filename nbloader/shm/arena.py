@@ -1,12 +1,12 @@
 """Arenas: segments of the notebook's process that all workers map and write at the same time.
 
-    notebook: ArenaWriter.begin() -> each worker is told which part to write -> all parts written: commit()
+    notebook: ArenaWriter.begin() -> each worker is sent the part that it writes -> all parts written: commit()
                                                                              -> not all written:   abort()
     worker:   ArenaMaps.memory(number) -> write a part
     notebook: ArenaWriter.reader.lend() -> arrays on the arena -> collected -> the arena is free
 
-A worker cannot be stopped from writing. So an arena that somebody may still write to who should not (it is poisoned) is
-never used again.
+A worker cannot be stopped from writing. So an arena to which a worker may still write by mistake (a poisoned arena)
+is never used again.
 """
 
 from __future__ import annotations

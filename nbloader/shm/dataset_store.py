@@ -1,7 +1,7 @@
 """Arrays of datasets in memory files that the notebook and all workers share.
 
 `share(array)` puts an array into such a file explicitly. `Store` holds the arrays that a dataset's pickle leaves out
-(dataset_payload.py). `file_of` tells whether an array lies in a memory file already, so that it is not copied again.
+(dataset_payload.py). `file_of` finds the memory file of an array that is in one already, and need not be copied.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def store_of(owner: Any) -> Store | None:
 
 
 class Location(NamedTuple):
-    """The memory file in which an array lies."""
+    """The memory file that contains an array."""
 
     fd: int
     start: int

@@ -1,6 +1,6 @@
-"""`np.memmap` in a dataset: workers map the file for themselves, none of its bytes is sent.
+"""`np.memmap` in a dataset: each worker maps the file itself, and no data is sent.
 
-NumPy's own pickle of a memmap holds all that it maps, once for each worker.
+NumPy's own pickle of a memmap contains all mapped data, once for each worker.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from nbloader._util.system import pages_written
 _MAPS = Path("/proc/self/maps")
 
 
-class File(NamedTuple):
-    """Which file it was: another one may stand under its name when a worker opens it."""
+class MappedFile(NamedTuple):
+    """The identity of a file: there may be another file at its path when a worker opens it."""
 
     path: str
     inode: int
@@ -26,13 +26,13 @@ class File(NamedTuple):
 
 
 def reduce(array: Any) -> tuple[Any, tuple[Any, ...]] | None:
-    """How to map it again elsewhere, for `pickle`.
+    """Reduce an array to a call that maps its file again, for `pickle`.
 
     Args:
         array: An `np.memmap`, or a view of one.
 
     Returns:
-        None where the file does not hold what the array holds: it is no longer under its name, or the array was mapped
+        None if the file does not have the contents of the array: it is no longer at its path, or the array was mapped
         copy-on-write and written to.
     """
     memory = getattr(array, "_mmap", None)
@@ -46,27 +46,27 @@ def reduce(array: Any) -> tuple[Any, tuple[Any, ...]] | None:
     if array.mode == "c" and pages_written(array.ctypes.data, nbytes):
         return None
     stat = Path(path).stat()
-    mode = "r+" if array.mode == "w+" else array.mode  # which would empty the file
+    mode = "r+" if array.mode == "w+" else array.mode  # "w+" would empty the file
     position = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + begin
-    file = File(os.path.realpath(path), stat.st_ino, stat.st_size)
+    file = MappedFile(os.path.realpath(path), stat.st_ino, stat.st_size)
     if array.flags.c_contiguous or array.flags.f_contiguous:
         order = "C" if array.flags.c_contiguous else "F"
-        return whole, (file, mode, position, array.dtype, array.shape, order)
-    return part, (file, mode, position, nbytes, array.dtype, array.shape, array.strides, array.flags.writeable)
+        return map_contiguous, (file, mode, position, array.dtype, array.shape, order)
+    return map_strided, (file, mode, position, nbytes, array.dtype, array.shape, array.strides, array.flags.writeable)
 
 
-def whole(file: File, mode: Any, position: int, dtype: Any, shape: tuple[int, ...], order: Any) -> Any:
-    """Map an array without gaps, in a worker.
+def map_contiguous(file: MappedFile, mode: Any, position: int, dtype: Any, shape: tuple[int, ...], order: Any) -> Any:
+    """In a worker: map an array without gaps.
 
     Raises:
-        FileNotFoundError: The file is gone, or another one stands under its name.
+        FileNotFoundError: The file was deleted, or replaced by another one.
     """
     _check(file)
     return np.memmap(file.path, dtype, mode, position, shape, order)
 
 
-def part(
-    file: File,
+def map_strided(
+    file: MappedFile,
     mode: Any,
     position: int,
     nbytes: int,
@@ -75,10 +75,10 @@ def part(
     strides: tuple[int, ...],
     writeable: bool,
 ) -> Any:
-    """Map the bytes among which an array lies, in a worker.
+    """In a worker: map the part of the file that contains a strided array.
 
     Raises:
-        FileNotFoundError: The file is gone, or another one stands under its name.
+        FileNotFoundError: The file was deleted, or replaced by another one.
     """
     _check(file)
     flat: Any = np.memmap(file.path, np.uint8, mode, position, (nbytes,))
@@ -87,17 +87,17 @@ def part(
     return array
 
 
-def _check(file: File) -> None:
+def _check(file: MappedFile) -> None:
     stat = Path(file.path).stat()
-    if (stat.st_ino, stat.st_size) != file[1:]:
+    if (stat.st_ino, stat.st_size) != (file.inode, file.size):
         raise FileNotFoundError(
-            f"{file.path} is another file than the one that the dataset's np.memmap was made of (of {file.size:,} "
-            f"bytes; now {stat.st_size:,}). Make the memmap again, and the loader or loader.reload() after it."
+            f"{file.path} is not the file that the dataset's np.memmap has mapped (that one has {file.size:,} bytes, "
+            f"this one {stat.st_size:,}). Create the memmap again, then the loader, or call loader.reload()."
         )
 
 
 def _is_mapped_from(path: str, address: int, size: int) -> bool:
-    """Whether the file under this name is the one that is mapped at this address."""
+    """Whether the file at this path is the one that is mapped at this address."""
     try:
         if Path(path).stat().st_size != size:
             return False
@@ -107,7 +107,7 @@ def _is_mapped_from(path: str, address: int, size: int) -> bool:
             span, *_, name = line.split(maxsplit=5)
             begin, _, end = span.partition("-")
             if int(begin, 16) <= address < int(end, 16):
-                return name == os.path.realpath(path)  # a file that is gone is called "... (deleted)"
+                return name == os.path.realpath(path)  # the name of a deleted file ends with " (deleted)"
     except OSError:
         pass
     return False

@@ -31,7 +31,7 @@ class Environment(NamedTuple):
         return cls(list(sys.path), cwd, dict(os.environ), list(sys.argv))
 
     def install(self) -> None:
-        """In a worker: make it this process's environment. Its own thread limits stay."""
+        """In a worker: install it in this process. The worker's own thread limits stay."""
         sys.path[:] = self.sys_path
         sys.argv[:] = self.argv
         for name in set(os.environ) - set(self.environ):

@@ -71,7 +71,7 @@ class Kind(IntEnum):
     DROP = 16
     """To the worker: an arena is not used any more. From the worker: these segments are not used any more."""
     REST = 17
-    """To the worker: segments that came back, and the worker may free memory since nothing is to do."""
+    """To the worker: the segments that were returned; there is nothing to do for now, so free memory."""
 
 
 class Channel:

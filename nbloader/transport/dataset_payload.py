@@ -7,7 +7,7 @@ writes to the array gets a private copy of the page that it writes to. Workers t
 
 The dataset object of the notebook is never changed: its arrays stay where they are, so that the array exists twice,
 once in the notebook and once for all workers together. `share(array)` avoids the second copy: the notebook then uses
-the memory file itself. Arrays that lie in such a file are not copied again, unless the notebook has written to them.
+the memory file itself. Arrays in such a file are not copied again, unless the notebook has written to them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
 
 class Files(NamedTuple):
-    """The memory files in which the large arrays of a pickle lie."""
+    """The memory files of the large arrays of a pickle."""
 
     fds: tuple[int, ...]
     private: tuple[bool, ...]
@@ -73,7 +73,7 @@ class SharedPickle:
         self._kept: list[Any] = []
 
     def files(self) -> Files:
-        """The files of the large arrays; arrays that lie in no file yet are copied into one on the first call.
+        """The files of the large arrays; arrays that are in no file yet are copied into one on the first call.
 
         Raises:
             MemoryError: There is not that much memory left.

@@ -150,10 +150,10 @@ class InheritedState(NamedTuple):
         return cls(len(fds), fd is not None, key), fds
 
     def install(self, fds: list[int]) -> None:
-        """In a worker: make it this process's state.
+        """In a worker: install it in this process.
 
         Args:
-            fds: The descriptors that came along.
+            fds: The descriptors that were sent along.
         """
         if self.tracked:
             from multiprocessing import resource_tracker

@@ -49,10 +49,10 @@ class ProcessSetup:
         """Equal where workers that have the one need not be sent the other."""
 
     def holds(self, *parts: Any) -> bool:
-        """Whether these are what it was made of, unchanged. False also where only another pickle can tell.
+        """Whether these are the objects it was created from, unchanged. False also where only another pickle can tell.
 
         Args:
-            parts: As this object was made of.
+            parts: The arguments of the constructor, without `transport`.
         """
         return self._fingerprint is not None and _fingerprint_of(parts) == self._fingerprint
 
