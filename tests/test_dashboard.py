@@ -19,9 +19,9 @@ import pytest
 from fake_loader import FakeLoader
 
 from nbloader.dashboard import show, static, widget
+from nbloader.dashboard.charts import CHARTS, COLUMNS, TIPS, Chart, Series, charts_of, columns_of, x_axis, y_axes
 from nbloader.dashboard.panels import PANELS, Frame, Panel, register
 from nbloader.dashboard.panels.events import Events
-from nbloader.dashboard.panels.plots import CHARTS, COLUMNS, TIPS, Chart, Series, charts_of, columns_of, x_axis, y_axes
 from nbloader.dashboard.panels.workers import Workers
 from nbloader.events import BatchRecord, WorkerRestarted
 from nbloader.metrics.snapshot import STAGES, Point, Snapshot

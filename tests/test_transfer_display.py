@@ -12,11 +12,12 @@ from stand_in import PacedStandIn
 from test_trace import MS, load, record
 
 from nbloader import DataLoader
+from nbloader.dashboard.charts import columns_of
 from nbloader.dashboard.figures import timeline
 from nbloader.dashboard.page import Report
 from nbloader.dashboard.panels import Frame
 from nbloader.dashboard.panels.path import describe
-from nbloader.dashboard.panels.plots import Plots, columns_of
+from nbloader.dashboard.panels.plots import Plots
 from nbloader.dashboard.panels.timeline import Timeline as TimelinePanel
 from nbloader.dashboard.panels.timeline import svg
 from nbloader.events import BatchRecord, Placed

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nbloader.loader.torch_compat import make
+from nbloader.loader.dataloader import make
 
 __all__ = ["make"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nbloader._util import palette
 from nbloader._util.format import plural
-from nbloader.dashboard.panels.plots import (
+from nbloader.dashboard.charts import (
     AREA_ALPHA,
     COLUMNS,
     HEIGHT,

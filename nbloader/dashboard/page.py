@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nbloader._util.format import plural
 from nbloader.dashboard import figures
-from nbloader.dashboard.panels.plots import HISTOGRAM_TITLE, HISTOGRAM_UNIT, charts_of, columns_of
+from nbloader.dashboard.charts import HISTOGRAM_TITLE, HISTOGRAM_UNIT, charts_of, columns_of
 from nbloader.events import BatchRecord
 from nbloader.metrics.stage_times import histogram
 from nbloader.metrics.time_series import points_of

@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import multiprocessing
 import multiprocessing.context
 import os
 import sys
@@ -28,7 +29,6 @@ from nbloader.batch.chunking import check_chunk
 from nbloader.device.placement import check_devices
 from nbloader.device.transfer import Accelerator
 from nbloader.engine.iterator import check_names
-from nbloader.loader import torch_compat
 from nbloader.sampling import datapipes, samplers
 from nbloader.sampling.source import SourceSampler
 from nbloader.workers.fetcher import OnError
@@ -130,6 +130,36 @@ def _generator(name: str, value: Any) -> Any:
     if value is not None and not isinstance(value, torch.Generator):
         raise TypeError(f"{name} must be a torch.Generator or None, not {type(value).__name__}: {value!r}")
     return value
+
+
+def _context(context: Any, num_workers: int) -> Any:
+    """The `multiprocessing_context` as torch keeps it: a context object, or None.
+
+    Raises:
+        ValueError: It names no start method of this system, or there are no workers.
+        TypeError: It is neither a name nor a context.
+    """
+    if context is None:
+        return None
+    if num_workers == 0:
+        raise ValueError(
+            "multiprocessing_context can only be used with multi-process loading (num_workers > 0), but got "
+            f"num_workers={num_workers}"
+        )
+    if isinstance(context, str):
+        valid = multiprocessing.get_all_start_methods()
+        if context not in valid:
+            raise ValueError(
+                f"multiprocessing_context option should specify a valid start method in {valid!r}, but got "
+                f"multiprocessing_context={context!r}"
+            )
+        return multiprocessing.get_context(context)
+    if not isinstance(context, multiprocessing.context.BaseContext):
+        raise TypeError(
+            "multiprocessing_context option should be a valid context object or a string specifying the start method, "
+            f"but got multiprocessing_context={context!r}"
+        )
+    return context
 
 
 def _on_error(name: str, value: Any) -> Any:
@@ -395,9 +425,7 @@ class LoaderConfig(Generic[T_co]):
                 )
             if self.persistent_workers:
                 raise ValueError("persistent_workers option needs num_workers > 0")
-        self._set(
-            "multiprocessing_context", torch_compat.check_context(self.multiprocessing_context, self.num_workers)
-        )  # fmt: skip
+        self._set("multiprocessing_context", _context(self.multiprocessing_context, self.num_workers))
 
     def _check_batching(self) -> None:
         if self.sampler is not None and self.shuffle:

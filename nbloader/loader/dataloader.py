@@ -543,7 +543,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             for name, value in vars(self).items()
             if name not in self._own_attributes and not name.startswith("_")
         }
-        return torch_compat.make, (type(self), torch_compat.arguments_of(self)), added
+        return make, (type(self), torch_compat.arguments_of(self)), added
 
     def __repr__(self) -> str:
         """One line."""
@@ -571,6 +571,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
 
 cfg.document(DataLoader)
+
+
+def make(cls: type[DataLoader[Any]], arguments: dict[str, Any]) -> DataLoader[Any]:
+    """Create a loader without calling the `__init__` of its subclass, which may take other arguments."""
+    loader = object.__new__(cls)
+    DataLoader.__init__(loader, **arguments)
+    return loader
 
 
 def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, *, batched: bool) -> Engine | LocalEngine:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import multiprocessing
-import multiprocessing.context
 import sys
 from typing import Any
 
 from nbloader._util.system import cores
 from nbloader._util.user_warning import warn
+from nbloader.loader.config import ARGUMENTS, LoaderConfig
+from nbloader.sampling.samplers import FullBatches
 
 TOO_MANY_PER_CORE = 16
 """Workers per core above which torch's warning is given. Fewer are right for samples that are waited for."""
@@ -20,43 +20,13 @@ _SELECTS_SAMPLES = frozenset({
 """Parameters of torch's loader that `arguments_of` derives from its samplers."""
 
 
-def check_context(context: Any, num_workers: int) -> Any:
-    """The `multiprocessing_context` as torch keeps it: a context object, or None.
-
-    Raises:
-        ValueError: It names no start method of this system, or there are no workers.
-        TypeError: It is neither a name nor a context.
-    """
-    if context is None:
-        return None
-    if num_workers == 0:
-        raise ValueError(
-            "multiprocessing_context can only be used with multi-process loading (num_workers > 0), but got "
-            f"num_workers={num_workers}"
-        )
-    if isinstance(context, str):
-        valid = multiprocessing.get_all_start_methods()
-        if context not in valid:
-            raise ValueError(
-                f"multiprocessing_context option should specify a valid start method in {valid!r}, but got "
-                f"multiprocessing_context={context!r}"
-            )
-        return multiprocessing.get_context(context)
-    if not isinstance(context, multiprocessing.context.BaseContext):
-        raise TypeError(
-            "multiprocessing_context option should be a valid context object or a string specifying the start method, "
-            f"but got multiprocessing_context={context!r}"
-        )
-    return context
-
-
 def start_method(context: Any) -> str:
     """How workers start: "forkserver" or "spawn". "fork" is replaced by "forkserver", with a warning.
 
     A notebook's kernel has several threads, and a forked copy of it can deadlock on a lock that one of them held.
 
     Args:
-        context: What `check_context` returned.
+        context: A context object, or None.
     """
     name = context.get_start_method() if context is not None else None
     if name == "fork":
@@ -86,9 +56,6 @@ def arguments_of(loader: Any) -> dict[str, Any]:
     from torch.utils.data import BatchSampler, IterableDataset
     from torch.utils.data import DataLoader as TorchLoader
 
-    from nbloader.loader.config import ARGUMENTS, LoaderConfig
-    from nbloader.sampling.samplers import FullBatches
-
     config = getattr(loader, "_config", None)
     ours = isinstance(config, LoaderConfig)
     iterable = config.iterable if isinstance(config, LoaderConfig) else isinstance(loader.dataset, IterableDataset)
@@ -106,12 +73,3 @@ def arguments_of(loader: Any) -> dict[str, Any]:
     else:
         arguments["batch_sampler"] = batch_sampler
     return arguments
-
-
-def make(cls: type[Any], arguments: dict[str, Any]) -> Any:
-    """Create a loader without calling the `__init__` of its subclass, which may take other arguments."""
-    from nbloader.loader.dataloader import DataLoader
-
-    loader: Any = object.__new__(cls)
-    DataLoader.__init__(loader, **arguments)
-    return loader

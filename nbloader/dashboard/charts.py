@@ -1,0 +1,225 @@
+"""The plots over time and the histogram of production times, as a description: series, colours, axes and values. Pure.
+
+`panels/plots.py` draws it in the browser and as SVG, `figures.py` with Bokeh.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from nbloader._util import palette
+from nbloader._util.format import number
+from nbloader.metrics.snapshot import STAGES
+
+if TYPE_CHECKING:
+    from nbloader.metrics.snapshot import Histogram, Point
+
+Columns: TypeAlias = dict[str, list[Any]]
+"""Name of a column -> its values; all of one length."""
+
+COLUMNS = (
+    "time", "in_flight", "reordering", "ready", "batches_per_second", "samples_per_second", "mb_per_second",
+    "wait_share", *(f"stage_{name}" for name in STAGES),
+)  # fmt: skip
+"""Columns of numbers. `time` in seconds, `wait_share` from 0 to 1, stages in milliseconds."""
+
+TIPS = tuple(f"tip_{name}" for name in STAGES)
+"""Columns of text: p50, p95 and p99 of a stage at that time."""
+
+SECONDS_SHOWN = 120
+"""The plots show the last two minutes."""
+
+SECONDS_AT_LEAST = 10
+"""Width of the time axis at first."""
+
+HEIGHT = 118
+"""Of a plot, pixels."""
+
+BARS = 7
+"""Bars of the histogram that are labelled."""
+
+AREA_ALPHA, STACK_ALPHA = 0.22, 0.85
+"""Opacity of the area below a line, and of stacked areas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line or area of a plot."""
+
+    column: str
+    """One of `COLUMNS`."""
+    label: str
+    color: str
+    stage: str = ""
+    """Name of the stage whose median stands beside the label; "" for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One plot over time."""
+
+    name: str
+    title: str
+    unit: str
+    """Text beside the title."""
+    series: tuple[Series, ...]
+    stacked: bool = False
+    top: float | None = None
+    """Upper end of the y axis; None follows the data."""
+    one_of: bool = False
+    """Shows one series at a time, the first at first: they have different units."""
+
+    @property
+    def shown(self) -> tuple[Series, ...]:
+        """The series that are visible at first."""
+        return self.series[:1] if self.one_of else self.series
+
+    @property
+    def is_share(self) -> bool:
+        """Its values are shares of 0 to 1, labelled as percentages."""
+        return self.top == 1.0
+
+    @property
+    def filled(self) -> bool:
+        """The area below its line is filled."""
+        return len(self.shown) == 1
+
+
+CHARTS = (
+    Chart(
+        "queues",
+        "Queue depths",
+        "batches",
+        (
+            Series("in_flight", "in flight", palette.STAGES["fetch"]),
+            Series("reordering", "reordering", palette.STAGES["reorder"]),
+            Series("ready", "ready", palette.STAGES["collate"]),
+        ),
+    ),
+    Chart(
+        "stages",
+        "Latency by stage",
+        "ms per batch",
+        tuple(
+            Series(f"stage_{name}", name, palette.STAGES[name], name)
+            for name in ("queue", "fetch", "collate", "transport", "reorder", "ready")
+        ),
+        stacked=True,
+    ),
+    Chart(
+        "wait",
+        "Loop waiting",
+        "share of the loop's time",
+        (Series("wait_share", "", palette.WAIT),),
+        top=1.0,
+    ),
+    Chart(
+        "rate",
+        "Throughput",
+        "per second",
+        (
+            Series("batches_per_second", "batches", palette.STAGES["collate"]),
+            Series("samples_per_second", "samples", palette.STAGES["fetch"]),
+            Series("mb_per_second", "MB", palette.STAGES["transport"]),
+        ),
+        one_of=True,
+    ),
+    Chart(
+        "device",
+        "Pinning and upload",
+        "ms per batch, concurrent with other stages",
+        tuple(Series(f"stage_{name}", name, palette.STAGES[name], name) for name in ("pin", "upload")),
+    ),
+)
+"""In the order in which they are drawn."""
+
+
+class Axis(NamedTuple):
+    """The visible interval of an axis."""
+
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar of the histogram."""
+
+    label: str
+    """Below the bar; "" for none."""
+    count: int
+    tip: str
+
+
+HISTOGRAM_TITLE, HISTOGRAM_UNIT = "Production time", "number of batches by ms, the last 500"
+
+
+def charts_of(*, device: bool) -> tuple[Chart, ...]:
+    """The charts that have something to show.
+
+    Args:
+        device: Whether batches are pinned or uploaded.
+    """
+    return tuple(chart for chart in CHARTS if device or chart.name != "device")
+
+
+def columns_of(points: Sequence[Point]) -> Columns:
+    """Points as columns, one list for each of `COLUMNS` and `TIPS`. Values that are not finite become None."""
+    columns: Columns = {
+        name: [round(v, 4) if math.isfinite(v) else None for v in column]
+        for name, column in numeric_columns(points).items()
+    }
+    for i, name in enumerate(TIPS):
+        columns[name] = [" / ".join(map(number, p.spread[i])) if p.spread else "" for p in points]
+    return columns
+
+
+def numeric_columns(points: Sequence[Point]) -> Columns:
+    """Points as columns, one list for each of `COLUMNS`, as they are."""
+    rows = [
+        (p.time, p.in_flight, p.reordering, p.ready, p.batches_per_second, p.samples_per_second, p.mb_per_second,
+         p.wait_share, *p.stages)
+        for p in points
+    ]  # fmt: skip
+    values = zip(*rows, strict=True) if rows else ((),) * len(COLUMNS)
+    return {name: list(column) for name, column in zip(COLUMNS, values, strict=True)}
+
+
+def x_axis(times: Sequence[float]) -> Axis:
+    """The time axis for points at these times, seconds."""
+    first, last = (times[0], times[-1]) if times else (0.0, 0.0)
+    begin = max(first, last - SECONDS_SHOWN)
+    return Axis(round(begin, 3), round(max(last, begin + SECONDS_AT_LEAST), 3))
+
+
+def y_axes(chart: Chart, columns: Columns) -> list[Axis]:
+    """The y axis of a chart; of one that shows one series at a time, an axis for each."""
+    if chart.top is not None:
+        return [Axis(0, chart.top * 1.04)]
+    columns_shown = [[v if math.isfinite(v) else 0.0 for v in columns[s.column]] for s in chart.series]
+    if chart.stacked:
+        columns_shown = [[sum(values) for values in zip(*columns_shown, strict=True)]]
+    elif not chart.one_of:
+        columns_shown = [[value for column in columns_shown for value in column]]
+    return [Axis(0, _round_up(max(column, default=0.0))) for column in columns_shown]
+
+
+def bars_of(times: Histogram) -> list[Bar]:
+    """The bars of the histogram of production times."""
+    edges = [number(ms) for ms in times.edges]
+    every = max(1, math.ceil(len(edges) / BARS))
+    return [
+        Bar("" if i % every else edges[i], count, f"{edges[i]} to {edges[i + 1]} ms: {count}")
+        for i, count in enumerate(times.counts)
+    ]
+
+
+def _round_up(value: float) -> float:
+    """The next number that is round enough for the end of an axis."""
+    if not value > 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 3, 4, 5, 6, 8, 10) if step * power >= value * 0.999)
