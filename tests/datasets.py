@@ -1,4 +1,4 @@
-"""Datasets, functions and helpers of the tests that use real workers. In a module of its own: workers import it."""
+"""Datasets, functions and helpers of the tests that use real workers. A separate module, because workers import it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nbloader import get_worker_info
 from nbloader.transport import forkserver
 
 PATIENCE = 30.0
-"""Seconds after which a condition that has not come true fails the test; it is reached only when something is wrong."""
+"""Seconds that a test waits for a condition before it fails."""
 
 
 class Numbers(light.Numbers):
@@ -34,14 +34,14 @@ class Images(light.Images):
 
 
 class Augmented(Numbers):
-    """Draws from every generator that is seeded."""
+    """Draws from every global generator that is seeded."""
 
     def __getitem__(self, i):
         return i, random.random(), np.random.rand(), torch.rand(2), np.random.randint(1000)
 
 
 class Structured(Numbers):
-    """A bit of everything that can be collated."""
+    """One of each kind of data that can be collated."""
 
     def __getitem__(self, i):
         return {
@@ -57,7 +57,7 @@ class Slow(light.Slow):
 
 
 class Raises(Numbers):
-    """`error()` is raised at index `bad`."""
+    """Raises `error()` at index `bad`."""
 
     def __getitem__(self, i):
         if i == self.bad:
@@ -70,7 +70,7 @@ class Hangs(light.Hangs):
 
 
 class Held(Numbers):
-    """Each sample takes for as long as the file `flag` is there."""
+    """Each sample blocks while the file `flag` exists."""
 
     def __getitem__(self, i):
         while pathlib.Path(self.flag).exists():
@@ -95,7 +95,7 @@ def segfault():
 
 
 class Deadly(Numbers):
-    """Ends its worker by `how` at index `bad`; if a file `flag` is given, only while that is there, and removes it."""
+    """Ends its worker by `how` at index `bad`; with a `flag`, only if that file exists, and removes it."""
 
     flag = None
 
@@ -112,12 +112,12 @@ class Deadly(Numbers):
 
 
 class Stage:
-    """Ends the worker by `how`; with a `flag`, only while that file is there, and removes it."""
+    """Ends the worker by `how`; with a `flag`, only if that file exists, and removes it."""
 
     def __init__(self, how, flag):
         self.how, self.flag = how, flag
 
-    def strike(self):
+    def trigger(self):
         if self.flag is not None:
             try:
                 os.unlink(self.flag)
@@ -127,45 +127,45 @@ class Stage:
         self.how()
 
 
-class OnArrival(Numbers):
+class DiesInUnpickling(Numbers):
     def __setstate__(self, state):
         self.__dict__.update(state)
-        self.stage.strike()
+        self.stage.trigger()
 
 
-class OnFetch(Numbers):
+class DiesInFetch(Numbers):
     def __getitem__(self, i):
         if i == 7:
-            self.stage.strike()
+            self.stage.trigger()
         return i
 
 
-class OnPickling:
+class DiesInPickling:
     def __init__(self, stage, numbers):
         self.stage, self.numbers = stage, numbers
 
     def __reduce__(self):
         if 7 in self.numbers:
-            self.stage.strike()
+            self.stage.trigger()
         return list, (self.numbers,)
 
 
 def at_stage(stage, n, how, flag=None):
-    """Arguments of a loader whose worker meets its end at a stage: that of sample 7, or that of its start."""
+    """Arguments of a loader whose worker dies in a stage of sample 7, or of its start."""
     end = Stage(how, None if flag is None else str(flag))
     if stage == "arrival":
-        return {"dataset": OnArrival(n, stage=end)}
+        return {"dataset": DiesInUnpickling(n, stage=end)}
     if stage == "init":
-        return {"dataset": Numbers(n), "worker_init_fn": lambda _worker: end.strike()}
+        return {"dataset": Numbers(n), "worker_init_fn": lambda _worker: end.trigger()}
     if stage == "fetch":
-        return {"dataset": OnFetch(n, stage=end)}
+        return {"dataset": DiesInFetch(n, stage=end)}
     if stage == "collate":
-        return {"dataset": Numbers(n), "collate_fn": lambda b: (end.strike() if 7 in b else None, b)[1]}
-    return {"dataset": Numbers(n), "collate_fn": lambda b: OnPickling(end, b)}
+        return {"dataset": Numbers(n), "collate_fn": lambda b: (end.trigger() if 7 in b else None, b)[1]}
+    return {"dataset": Numbers(n), "collate_fn": lambda b: DiesInPickling(end, b)}
 
 
-class Whereabouts(Numbers):
-    """What a worker sees."""
+class Environment(Numbers):
+    """Each sample describes the worker's environment."""
 
     def __getitem__(self, i):
         info, theirs = get_worker_info(), torch.utils.data.get_worker_info()
@@ -181,8 +181,8 @@ class Whereabouts(Numbers):
         }
 
 
-class FailsToArrive(Numbers):
-    """Can be pickled, but not rebuilt."""
+class FailsToUnpickle(Numbers):
+    """Can be pickled, but not unpickled."""
 
     def __getstate__(self):
         return {"n": self.n}
@@ -191,25 +191,25 @@ class FailsToArrive(Numbers):
         raise ValueError("no such file: data.bin")
 
 
-class KillsOnArrival(FailsToArrive):
+class ExitsInUnpickling(FailsToUnpickle):
     def __setstate__(self, _state):
         print("out of luck", file=sys.stderr)
         os._exit(5)
 
 
-class NeverArrives(FailsToArrive):
+class HangsInUnpickling(FailsToUnpickle):
     def __setstate__(self, _state):
         time.sleep(3600)
 
 
-class ArrivesLate(FailsToArrive):
+class SlowToUnpickle(FailsToUnpickle):
     def __setstate__(self, state):
         time.sleep(0.6)
         self.__dict__.update(state)
 
 
 class Nested(Numbers):
-    """A loader inside a worker."""
+    """Each sample iterates a loader inside the worker."""
 
     def __getitem__(self, i):
         from nbloader import DataLoader
@@ -231,16 +231,16 @@ class Sums:
         return float(self.array[i].sum())
 
 
-class Curious(Exception):
-    """Cannot be rebuilt from its pickle."""
+class NotRebuildable(Exception):
+    """Can be pickled, but not unpickled."""
 
     def __init__(self, code, *, hint):
         super().__init__(f"code {code}")
         self.hint = hint
 
 
-def curious():
-    return Curious(3, hint="none")
+def not_rebuildable():
+    return NotRebuildable(3, hint="none")
 
 
 class Unpicklable(Exception):
@@ -248,13 +248,13 @@ class Unpicklable(Exception):
         raise TypeError("I stay here")
 
 
-class Mute(Exception):
+class RaisesInStr(Exception):
     def __str__(self):
         raise RuntimeError("no words")
 
 
 class OnDevice(torch.Tensor):
-    """A tensor that says it is on a GPU, on a machine without one."""
+    """A tensor whose device is a GPU, on a machine without one."""
 
     @staticmethod
     def __new__(cls):
@@ -280,17 +280,17 @@ def flat(batches) -> list[int]:
 
 
 def wait_for(condition, what: str = "the condition"):
-    """Block until `condition()` is true; give its value."""
+    """Block until `condition()` is true; return its value."""
     deadline = time.monotonic() + PATIENCE
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not come true within {PATIENCE:g} s")
+            raise TimeoutError(f"{what} did not become true within {PATIENCE:g} s")
         time.sleep(0.005)
     return value
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
+    """Whether a process is running (a zombie is not)."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
@@ -301,7 +301,7 @@ def pids(loader) -> list[int]:
 
 
 def worker_processes() -> list[psutil.Process]:
-    """All living children of the fork servers."""
+    """All running children of the fork servers."""
     found: list[psutil.Process] = []
     for server in forkserver.pids():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -312,7 +312,7 @@ def worker_processes() -> list[psutil.Process]:
 def run_script(
     code: str, tmp_path: pathlib.Path, *, warnings: str = "error", timeout: float = 60
 ) -> subprocess.CompletedProcess:
-    """Run code as a script in a process of its own."""
+    """Run code as a script in a separate process."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(code))
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""Samplers and datasets of the tests of `state_dict()`, and what a process that resumes runs."""
+"""Samplers, datasets and loaders of the tests of `state_dict()`; run as a script, it resumes them in another process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N = 41
 
 
 class Shuffling:
-    """A sampler that shuffles by the module `random`, at `iter()`, and cannot tell its state."""
+    """A sampler without `state_dict()` that shuffles with the module `random`, in `__iter__`."""
 
     def __init__(self, n):
         self.n = n
@@ -33,7 +33,7 @@ class Shuffling:
 
 
 class Remembering(Shuffling):
-    """A sampler with a state: a walk that never ends where it began."""
+    """A sampler with `state_dict()`, whose every epoch differs. States in `saved_by_0_1.json` have its name."""
 
     def __init__(self, n):
         super().__init__(n)
@@ -55,7 +55,7 @@ class Remembering(Shuffling):
 
 
 class RememberingBatches(Remembering):
-    """A batch sampler with a state; batches of growing size."""
+    """A batch sampler with `state_dict()`, whose batches differ in size."""
 
     def __iter__(self):
         while self.given < self.n:
@@ -75,7 +75,7 @@ class Tuples(Remembering):
 
 
 def arguments(name):
-    """The arguments of a loader, made anew."""
+    """New arguments of a loader."""
     return {
         "sequential": dict,
         "shuffle": lambda: {"shuffle": True},
@@ -116,7 +116,7 @@ def make(name, workers=0, **changes):
 
 
 def plain(thing):
-    """As Python objects, so that it can be compared and printed."""
+    """Convert tensors to Python objects, which can be compared and printed."""
     if isinstance(thing, torch.Tensor):
         return thing.tolist()
     return [plain(part) for part in thing] if isinstance(thing, (list, tuple)) else thing

@@ -1,4 +1,4 @@
-"""Whether two batches are the same. In a module of its own: workers import the test modules that use it."""
+"""Comparison of batches. A separate module, because workers import the test modules that use it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes: NaN equals NaN, and no dtype is unknown. Copied, since one expanded element counts as contiguous."""
+    """Its bytes, for any dtype; NaN equals NaN. A copy, because an expanded element counts as contiguous."""
     dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
     return torch.empty(dense.shape, dtype=dense.dtype).copy_(dense).view(-1).view(torch.uint8)
 

@@ -1,4 +1,4 @@
-"""A loader does what it is told while it runs: more workers or fewer, one batch at a time, another window."""
+"""Commands to a running loader: resizing, prefetching, pausing, stepping; and the supervisor that executes them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def events(loader, kind):
     return [event for event in list(loader.events.history) if isinstance(event, kind)]
 
 
-# ---- how many workers
+# ---- resizing
 
 
-def test_workers_come_and_go_within_an_epoch():
+def test_the_number_of_workers_can_change_during_an_epoch():
     with DataLoader(Slow(240, wait=0.001), 2, num_workers=2) as loader:
         got = []
         sizes = {10: 4, 30: 1, 50: 3, 52: 1, 54: 5, 90: 2}
@@ -43,7 +43,7 @@ def test_workers_come_and_go_within_an_epoch():
         assert flat(loader) == list(range(240))
 
 
-def test_the_batches_are_the_same_whatever_the_number_of_workers():
+def test_batches_do_not_depend_on_the_number_of_workers():
     def epoch(sizes):
         with DataLoader(Augmented(120), 2, num_workers=2, shuffle=True) as loader:
             torch.manual_seed(5)
@@ -56,7 +56,7 @@ def test_the_batches_are_the_same_whatever_the_number_of_workers():
     assert_same(epoch({}), epoch({3: 1, 9: 3, 20: 2, 30: 1}))
 
 
-def test_what_a_worker_that_leaves_held_is_made_by_those_that_stay(tmp_path):
+def test_batches_of_a_leaving_worker_are_produced_by_the_others(tmp_path):
     flag, hung = tmp_path / "flag", tmp_path / "hung"
     flag.touch()
 
@@ -64,7 +64,7 @@ def test_what_a_worker_that_leaves_held_is_made_by_those_that_stay(tmp_path):
         wait_for(hung.exists)
         (at,) = wait_for(lambda: [w.worker for w in loader.stats().workers if w.sample == 6])
         flag.unlink()
-        if at == 0:  # the last ones leave, and the one that hangs shall
+        if at == 0:  # the workers with the highest ids leave: let the one that hangs be among them
             loader.restart_workers(0)
         loader.num_workers = 1
 
@@ -77,7 +77,7 @@ def test_what_a_worker_that_leaves_held_is_made_by_those_that_stay(tmp_path):
         assert len(loader.stats().workers) == 1
 
 
-def test_new_workers_get_to_work_while_the_loop_waits(tmp_path):
+def test_new_workers_are_assigned_batches_while_the_loop_waits(tmp_path):
     class Waits(Numbers):
         def __getitem__(self, i):
             (self.folder / str(i)).touch()
@@ -89,7 +89,7 @@ def test_new_workers_get_to_work_while_the_loop_waits(tmp_path):
         def grow():
             wait_for((tmp_path / "0").exists)
             loader.num_workers = 4
-            wait_for(lambda: len(list(tmp_path.iterdir())) == 4, "four samples being made at once")
+            wait_for(lambda: len(list(tmp_path.iterdir())) == 4, "four samples in progress at once")
             (tmp_path / "go").touch()
 
         thread = threading.Thread(target=grow)
@@ -98,7 +98,7 @@ def test_new_workers_get_to_work_while_the_loop_waits(tmp_path):
         thread.join()
 
 
-def test_resizing_while_nothing_runs_holds_for_the_next_epoch():
+def test_resizing_between_epochs_applies_to_the_next_epoch():
     with DataLoader(Numbers(20), 2, num_workers=1) as loader:
         loader.num_workers = 3
         assert flat(loader) == list(range(20))
@@ -106,18 +106,18 @@ def test_resizing_while_nothing_runs_holds_for_the_next_epoch():
         loader.num_workers = 2
         wait_for(lambda: len(worker_processes()) == 2)
         assert flat(loader) == list(range(20))
-        loader.num_workers = np.int64(2)  # torch takes NumPy's ints too
-        assert len(events(loader, ev.WorkersResized)) == 2, "as many as before is no change"
+        loader.num_workers = np.int64(2)  # torch accepts NumPy's integers too
+        assert len(events(loader, ev.WorkersResized)) == 2, "the same number is no change"
 
 
-def test_numpys_ints_will_do():
+def test_numpy_integers_are_accepted():
     with DataLoader(Numbers(8), 2, num_workers=np.int64(1), prefetch_factor=np.int32(3)) as loader:
         assert flat(loader) == list(range(8))
         assert (type(loader.num_workers), type(loader.prefetch_factor)) == (int, int)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_number_of_workers_that_cannot_be_is_an_error_and_changes_nothing(workers):
+def test_an_invalid_number_of_workers_is_an_error_and_changes_nothing(workers):
     with DataLoader(Numbers(8), 2, num_workers=workers) as loader:
         with pytest.raises(ValueError, match=rf"num_workers cannot be changed from {workers} to {2 - workers}"):
             loader.num_workers = 2 - workers
@@ -130,7 +130,7 @@ def test_a_number_of_workers_that_cannot_be_is_an_error_and_changes_nothing(work
         assert flat(loader) == list(range(8))
 
 
-def test_worker_threads_come_and_go_too():
+def test_the_number_of_worker_threads_can_change_during_an_epoch():
     with DataLoader(Slow(120, wait=0.001), 2, num_workers=2, workers="thread") as loader:
         got = []
         sizes = {5: 4, 15: 1, 25: 3}
@@ -144,7 +144,7 @@ def test_worker_threads_come_and_go_too():
         loader.resume()
 
 
-# ---- how far ahead
+# ---- the prefetch window
 
 
 def test_the_window_follows_prefetch_factor_and_the_number_of_workers():
@@ -159,14 +159,14 @@ def test_the_window_follows_prefetch_factor_and_the_number_of_workers():
         assert loader.prefetch_factor == 5
         wait_for(lambda: loader.stats().window == 20)
         got = [next(epoch) for _ in range(8)]
-        wait_for(lambda: (s := loader.stats()).in_flight + s.reordering + s.ready > 17)  # asked for two at a time
+        wait_for(lambda: (s := loader.stats()).in_flight + s.reordering + s.ready > 17)  # requested two at a time
         loader.prefetch_factor = 0
         wait_for(lambda: loader.stats().window == 0)
         got.extend(epoch)
         assert flat(got) == list(range(2, 200))
 
 
-def test_a_prefetch_factor_that_cannot_be_is_an_error():
+def test_an_invalid_prefetch_factor_is_an_error():
     with DataLoader(Numbers(8), 2, num_workers=1) as loader:
         with pytest.raises(ValueError, match=r"prefetch_factor.*-2"):
             loader.prefetch_factor = -2
@@ -178,11 +178,11 @@ def test_a_prefetch_factor_that_cannot_be_is_an_error():
             loader.prefetch_factor = 2
 
 
-# ---- one batch at a time
+# ---- stepping
 
 
 def consume(loader):
-    """Iterate on a thread; gives the list that grows."""
+    """Iterate on a thread; returns the list that it fills."""
     got: list[object] = []
     thread = threading.Thread(target=lambda: got.extend(loader))
     thread.start()
@@ -190,7 +190,7 @@ def consume(loader):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_step_lets_one_batch_go(workers):
+def test_a_step_delivers_exactly_one_batch(workers):
     with DataLoader(Numbers(40), 2, num_workers=workers) as loader:
         loader.step()
         got, thread = consume(loader)
@@ -200,7 +200,7 @@ def test_a_step_lets_one_batch_go(workers):
             s = loader.stats()
             assert (s.state, s.batches_done, s.at, s.batches_per_second) == ("paused", count, None, 0)
             thread.join(0.05)
-            assert len(got) == count, "no more than one came"
+            assert len(got) == count, "exactly one was delivered"
             loader.step()
         wait_for(lambda: len(got) == 4)
         loader.step()
@@ -212,7 +212,7 @@ def test_a_step_lets_one_batch_go(workers):
         assert [len(events(loader, kind)) for kind in (ev.LoaderPaused, ev.LoaderResumed)] == [1, 1]
 
 
-def test_a_step_dispatches_what_it_frees_and_nothing_else_moves():
+def test_a_step_advances_the_window_by_one_batch_and_nothing_else_moves():
     with DataLoader(Images(60), 2, num_workers=2, prefetch_factor=2) as loader:
         epoch = iter(loader)
         next(epoch)
@@ -222,17 +222,17 @@ def test_a_step_dispatches_what_it_frees_and_nothing_else_moves():
         for _ in range(8):
             loader.step()
             next(epoch)
-            # one in the place of the one that was taken, unless there were more than the window while one was late
+            # one replaces the one that was taken, unless the window was extended while one was late
             ready = max(4, ready - 1)
             wait_for(lambda ready=ready: (s := loader.stats()).ready == ready and not s.in_flight + s.reordering)
         s = loader.stats()
         assert (ready, s.window) == (4, 4)
-        assert sum(w.batches for w in s.workers) == 9 + s.ready, "made, be it delivered or not"
+        assert sum(w.batches for w in s.workers) == 9 + s.ready, "produced, whether delivered or not"
         assert len({r.index for r in loader.events.batches()}) == 8
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_ends_by_steps_and_a_step_too_many_is_none_of_the_next(workers):
+def test_steps_can_end_an_epoch_and_surplus_steps_do_not_carry_over(workers):
     with DataLoader(Numbers(4), 2, num_workers=workers) as loader:
         for _ in range(4):
             loader.step()
@@ -246,11 +246,11 @@ def test_an_epoch_ends_by_steps_and_a_step_too_many_is_none_of_the_next(workers)
         assert flat(got) == [0, 1, 2, 3]
 
 
-# ---- after the end
+# ---- after close()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_closed_loader_does_nothing_in_silence(workers):
+def test_commands_to_a_closed_loader_raise(workers):
     loader = DataLoader(Numbers(4), num_workers=workers)
     loader.close()
     calls = [loader.pause, loader.resume, loader.step, loader.reload, loader.restart_workers]
@@ -264,7 +264,7 @@ def test_a_closed_loader_does_nothing_in_silence(workers):
 # ---- without workers
 
 
-def test_a_loader_without_workers_can_be_reloaded_and_has_nothing_to_restart():
+def test_without_workers_reload_takes_effect_and_restart_does_nothing():
     class Data(Numbers):
         def __getitem__(self, i):
             return 2 * i
@@ -284,8 +284,8 @@ def test_a_loader_without_workers_can_be_reloaded_and_has_nothing_to_restart():
 # ---- the supervisor
 
 
-def test_worker_output_can_be_printed_by_several_threads_at_once(monkeypatch):
-    """The supervisor and callers of `stats()` do: a `contextvars.Context` can be entered only once at a time."""
+def test_worker_output_can_be_printed_by_several_threads_concurrently(monkeypatch):
+    """The supervisor and callers of `stats()` may: a `contextvars.Context` cannot be entered concurrently."""
     inside, release, errors = threading.Event(), threading.Event(), []
 
     class Stream(io.StringIO):
@@ -296,19 +296,19 @@ def test_worker_output_can_be_printed_by_several_threads_at_once(monkeypatch):
             return super().write(text)
 
     monkeypatch.setattr(sys, "stdout", stream := Stream())
-    outlet = WorkerOutput()
-    outlet.add("stdout", "first")
+    output = WorkerOutput()
+    output.add("stdout", "first")
 
     def show():
         try:
-            outlet.show_in_context()
+            output.show_in_context()
         except RuntimeError as error:
             errors.append(error)
 
     thread = threading.Thread(target=show)
     thread.start()
     assert inside.wait(30)
-    outlet.add("stdout", "second")
+    output.add("stdout", "second")
     show()
     release.set()
     thread.join()
@@ -316,13 +316,13 @@ def test_worker_output_can_be_printed_by_several_threads_at_once(monkeypatch):
     assert stream.getvalue() == "secondfirst"
 
 
-class Talks(Slow):
+class Prints(Slow):
     def __getitem__(self, i):
         print("sample", i)
         return super().__getitem__(i)
 
 
-def test_printing_workers_and_calls_of_stats_do_not_stop_the_supervisor(caplog):
+def test_concurrent_worker_output_and_stats_do_not_stop_the_supervisor(caplog):
     stop = threading.Event()
     errors = []
 
@@ -333,7 +333,7 @@ def test_printing_workers_and_calls_of_stats_do_not_stop_the_supervisor(caplog):
         except RuntimeError as error:
             errors.append(error)
 
-    with DataLoader(Talks(400, wait=0.0002), 4, num_workers=2) as loader:
+    with DataLoader(Prints(400, wait=0.0002), 4, num_workers=2) as loader:
         threads = [threading.Thread(target=ask, args=(loader,)) for _ in range(3)]
         for thread in threads:
             thread.start()
@@ -348,11 +348,11 @@ def test_printing_workers_and_calls_of_stats_do_not_stop_the_supervisor(caplog):
     assert not [record for record in caplog.records if "supervisor" in record.message]
 
 
-class Breaks(Exception):
+class Planted(Exception):
     pass
 
 
-def test_a_supervisor_that_raises_is_restarted_and_logged_and_goes_on(caplog, monkeypatch, tmp_path):
+def test_a_supervisor_that_raises_is_restarted_and_logged(caplog, monkeypatch, tmp_path):
     flag, hung = tmp_path / "flag", tmp_path / "hung"
     flag.touch()
     with DataLoader(Hangs(8, bad=3, flag=str(flag), hung=str(hung)), 1, num_workers=1) as loader:
@@ -362,7 +362,7 @@ def test_a_supervisor_that_raises_is_restarted_and_logged_and_goes_on(caplog, mo
         def fail():
             if len(failures) < 2:
                 failures.append(1)
-                raise Breaks("planted")
+                raise Planted("planted")
             show()
 
         monkeypatch.setattr(loader._engine._output, "show_in_context", fail)
@@ -375,6 +375,6 @@ def test_a_supervisor_that_raises_is_restarted_and_logged_and_goes_on(caplog, mo
         loader.restart_workers()
         consumer.join(60)
         assert got == list(range(8))
-        told = [event.error for event in events(loader, ev.SupervisorFailed)]
-    assert told == ["Breaks: planted"] * 2
+        errors_reported = [event.error for event in events(loader, ev.SupervisorFailed)]
+    assert errors_reported == ["Planted: planted"] * 2
     assert sum("supervisor thread failed" in record.message for record in caplog.records) == 2

@@ -1,4 +1,4 @@
-"""A cell that is run again replaces its loaders; whatever one run makes is wanted."""
+"""A notebook cell that is run again supersedes the loaders of its earlier runs; loaders of one run are all kept."""
 
 import types
 
@@ -28,7 +28,7 @@ class Shell:
 
 @pytest.fixture
 def cell(monkeypatch):
-    """A function that runs code as a cell; and the loaders that cells have appended to `kept`."""
+    """A function that runs code as a cell, and the list `kept` to which cells append their loaders."""
     shell = Shell()
     kept = []
     shell.user_global_ns.update(kept=kept, DataLoader=DataLoader, Numbers=Numbers, workers=workers)
@@ -39,26 +39,26 @@ def cell(monkeypatch):
 
 
 def workers(loader):
-    """The pids that serve a whole epoch."""
+    """The pids of the workers that produced an epoch."""
     assert len(list(loader)) == 4
     return {worker.pid for worker in loader.stats().workers}
 
 
-MAKE = "kept.append(DataLoader(Numbers(4), num_workers=1))"
+CREATE = "kept.append(DataLoader(Numbers(4), num_workers=1))"
 
 
-def test_the_loader_of_an_earlier_run_gives_up_its_workers(cell):
+def test_the_loader_of_an_earlier_run_stops_its_workers(cell):
     run, kept = cell
-    run(MAKE)
-    given_up = workers(kept[0])
-    run(MAKE)
+    run(CREATE)
+    stopped = workers(kept[0])
+    run(CREATE)
     wait_for(lambda: not worker_processes())
-    assert workers(kept[0]) != given_up  # it has others when it is asked again
+    assert workers(kept[0]) != stopped  # it starts others when it is iterated again
 
 
-def test_loaders_that_one_line_of_a_run_makes_keep_theirs(cell):
+def test_loaders_of_one_run_keep_their_workers_even_if_one_line_created_them(cell):
     run, _kept = cell
-    run(f"def make():\n    {MAKE}\n    return workers(kept[-1])")
+    run(f"def make():\n    {CREATE}\n    return workers(kept[-1])")
     run("pids = [make() for _ in range(2)]; pids.append(make())")
     run("pids.append(make())")  # another cell, by the same line of the helper
     run("assert [workers(loader) for loader in kept] == pids")
@@ -67,12 +67,12 @@ def test_loaders_that_one_line_of_a_run_makes_keep_theirs(cell):
     run("assert workers(kept[3]) != pids[3]")
 
 
-def test_a_cell_that_was_edited_is_still_that_cell(cell):
+def test_an_edited_cell_is_still_the_same_cell(cell):
     run, kept = cell
-    run(MAKE, "first")
-    run(MAKE.replace("num_workers=1", "num_workers=2"), "second")
+    run(CREATE, "first")
+    run(CREATE.replace("num_workers=1", "num_workers=2"), "second")
     pids = [workers(loader) for loader in kept]
-    run("\n" + MAKE.replace("num_workers=1", "num_workers=1, batch_size=1"), "first")
+    run("\n" + CREATE.replace("num_workers=1", "num_workers=1, batch_size=1"), "first")
     wait_for(lambda: len(worker_processes()) == 2)
     assert workers(kept[1]) == pids[1]
     assert workers(kept[0]) != pids[0]

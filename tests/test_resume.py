@@ -1,4 +1,4 @@
-"""`state_dict()` and `load_state_dict()`: the rest of the epoch and all later ones, the same to the byte."""
+"""`state_dict()` and `load_state_dict()`: the rest of the epoch and all later epochs are equal to the byte."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nbloader.sampling import samplers
 
 
 def interrupted(name, leave_at, workers=0, **changes):
-    """A loader's state after some batches, and what comes after that: the rest of the epoch, and two more."""
+    """A loader's state after some batches of its second epoch, and what it yields after that: the rest and two epochs."""
     torch.manual_seed(7)
     random.seed(7)
     with make(name, workers, **changes) as loader:
@@ -39,7 +39,7 @@ def interrupted(name, leave_at, workers=0, **changes):
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("leave_at", [0, 1, 4])
-def test_the_rest_and_later_epochs_are_the_same_with_any_number_of_workers(name, leave_at):
+def test_the_rest_and_later_epochs_do_not_depend_on_the_number_of_workers(name, leave_at):
     state, want = interrupted(name, leave_at)
     for workers in (0, 2):
         torch.manual_seed(99)
@@ -51,7 +51,7 @@ def test_the_rest_and_later_epochs_are_the_same_with_any_number_of_workers(name,
 
 
 @pytest.mark.parametrize("name", [n for n in SAMPLERS if n != "unbatched"])
-def test_the_state_may_come_from_workers_that_are_ahead(name):
+def test_prefetched_batches_do_not_count_as_delivered(name):
     state, want = interrupted(name, 3, workers=2, prefetch=8)
     with make(name) as loader:
         loader.load_state_dict(state)
@@ -60,7 +60,7 @@ def test_the_state_may_come_from_workers_that_are_ahead(name):
 
 @pytest.mark.parametrize("name", ["shuffle", "generator", "rollover", "stateful", "iterator", "skipping"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_at_any_moment(name, workers):
+def test_a_state_can_be_saved_at_any_moment(name, workers):
     """Before the first epoch, in the loop's body, after a break, after the last batch, after the end."""
     torch.manual_seed(3)
     with make(name, workers) as loader:
@@ -84,7 +84,7 @@ def test_at_any_moment(name, workers):
         assert got == came[position:], position
 
 
-def test_after_a_break_the_state_is_still_that_of_the_batch_before_it():
+def test_after_a_break_the_state_follows_the_last_delivered_batch():
     with make("shuffle", 2) as loader:
         for number, _batch in enumerate(loader):
             if number == 2:
@@ -101,12 +101,12 @@ def test_after_a_break_the_state_is_still_that_of_the_batch_before_it():
 
 
 ELSEWHERE = {"shuffle": 3, "generator": 0, "iterator": 2, "dataset": 2, "skipping": 2}
-"""What is resumed in another process, and by how many workers."""
+"""The loaders that are resumed in another process, and their number of workers there."""
 
 
 @pytest.fixture(scope="module")
 def elsewhere():
-    """What each shall give there, and what it gives: all of them in one process, whose start takes longest."""
+    """What each loader must yield there, and what it yields. One process for all: its start takes longest."""
     left = {name: interrupted(name, 2, workers=2) for name in ELSEWHERE}
     asked = [(name, workers, left[name][0]) for name, workers in ELSEWHERE.items()]
     run = subprocess.run(
@@ -119,14 +119,14 @@ def elsewhere():
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_in_another_process(name, elsewhere):
+def test_a_state_resumes_in_another_process(name, elsewhere):
     want, got = elsewhere[name]
     assert got == json.loads(json.dumps(want))
 
 
 @pytest.mark.parametrize("name", STREAMS)
 @pytest.mark.parametrize("before", [0, 3])
-def test_an_iterable_dataset_goes_on_in_as_many_shards_as_before(name, before):
+def test_an_iterable_dataset_resumes_with_the_same_number_of_shards(name, before):
     if name == "uneven" and not before:
         pytest.skip("it has three shards")
     state, want = interrupted(name, 5, workers=before, generator=generator())
@@ -139,7 +139,7 @@ def test_an_iterable_dataset_goes_on_in_as_many_shards_as_before(name, before):
                 assert epochs(loader, 2) == want[1:]
 
 
-def test_a_state_that_json_would_change_is_told_of_and_passed_over_by_skipping():
+def test_a_dataset_state_that_json_would_change_is_reported_and_replaced_by_skipping():
     with DataLoader(Unsavable(40, None), 4, num_workers=2, collate_fn=list) as loader:
         epoch = iter(loader)
         next(epoch)
@@ -156,7 +156,7 @@ def test_a_state_that_json_would_change_is_told_of_and_passed_over_by_skipping()
 
 
 @pytest.mark.parametrize("dataset", [Slow(60), Range(60)], ids=["map", "iterable"])
-def test_out_of_order_no_batch_is_lost_or_repeated(dataset):
+def test_with_in_order_false_no_batch_is_lost_or_repeated(dataset):
     for leave_at in (1, 7, 12):
         with DataLoader(dataset, 3, num_workers=3, in_order=False) as loader:
             epoch = iter(loader)
@@ -174,7 +174,7 @@ def test_out_of_order_no_batch_is_lost_or_repeated(dataset):
 
 
 @pytest.mark.parametrize("name", ["shuffle", "generator", "random module", "stateful", "skipping", "iterator"])
-def test_after_kills_restarts_and_resizes_the_state_is_that_of_a_calm_run(name):
+def test_kills_restarts_and_resizes_do_not_change_the_state(name):
     def run(disturb):
         torch.manual_seed(6)
         random.seed(6)
@@ -197,7 +197,7 @@ def test_after_kills_restarts_and_resizes_the_state_is_that_of_a_calm_run(name):
     assert run(True) == run(False)
 
 
-def test_torch_s_order_as_long_as_nobody_asks_for_the_state_and_ones_own_after():
+def test_the_order_is_torchs_until_the_first_state_and_seeded_by_the_loader_after_it():
     def orders(ask, seed):
         torch.manual_seed(seed)
         with DataLoader(Numbers(30), 7, True) as loader:
@@ -213,7 +213,7 @@ def test_torch_s_order_as_long_as_nobody_asks_for_the_state_and_ones_own_after()
     first, again = orders(False, 2)
     assert first == again
     first, other = orders(True, 2)
-    assert first != other, "no longer torch's global generator"
+    assert first != other, "torch.s global generator is no longer used"
     assert orders(True, 2) == (first, other)
     torch.manual_seed(0)
     with DataLoader(Numbers(30), 7, True) as loader:
@@ -226,7 +226,7 @@ def test_torch_s_order_as_long_as_nobody_asks_for_the_state_and_ones_own_after()
 
 @pytest.mark.parametrize("name", ["shuffle", "generator", "skipping"])
 @pytest.mark.parametrize("leave_at", [0, 2])
-def test_persistent_workers_do_not_bind_who_goes_on(name, leave_at):
+def test_persistent_workers_need_not_be_the_same_in_the_loader_that_resumes(name, leave_at):
     """Only the first epoch draws its seed there, as torch's; whoever goes on does as was done before."""
     state, want = interrupted(name, leave_at, workers=2, persistent_workers=True)
     state_of_others, wanted_by_others = interrupted(name, leave_at, workers=2)
@@ -238,7 +238,7 @@ def test_persistent_workers_do_not_bind_who_goes_on(name, leave_at):
             assert epochs(loader) == wanted_by_others
 
 
-def test_a_large_order_is_computed_and_its_state_small(monkeypatch):
+def test_a_large_shuffled_order_is_computed_and_has_a_small_state(monkeypatch):
     monkeypatch.setattr(samplers, "LARGE", 1000)
     with DataLoader(Numbers(100_000_000), 10, True) as loader:
         epoch = iter(loader)
@@ -255,11 +255,11 @@ def test_a_large_order_is_computed_and_its_state_small(monkeypatch):
     monkeypatch.setattr(samplers.LargeRandomSampler, "iterate_from", lambda self, at: iter(range(at, at + 10)))
     with DataLoader(Numbers(100_000_000), 10, True) as loader:
         loader.load_state_dict(state)
-        assert flat([next(iter(loader))]) == list(range(90_000_000, 90_000_010)), "asked for at its place, at once"
+        assert flat([next(iter(loader))]) == list(range(90_000_000, 90_000_010)), "resumed at its position without iteration"
     assert len(set(got)) == 10
 
 
-def test_the_rest_of_a_computed_order_is_that_of_the_whole(monkeypatch):
+def test_a_computed_order_resumes_at_any_position(monkeypatch):
     monkeypatch.setattr(samplers, "LARGE", 1000)
     with DataLoader(Numbers(9_000), 10, True) as loader:
         epoch = iter(loader)
@@ -278,7 +278,7 @@ def test_the_rest_of_a_computed_order_is_that_of_the_whole(monkeypatch):
             assert [flat(epoch), flat(loader)] == rest
 
 
-def test_the_epoch_of_a_distributed_sampler_is_kept():
+def test_the_epoch_of_a_distributed_sampler_is_restored():
     sampler = DistributedSampler(range(N), 2, 0)
     with DataLoader(Numbers(N), 4, sampler=sampler) as loader:
         sampler.set_epoch(5)
@@ -304,7 +304,7 @@ def test_a_batch_that_raised_counts_as_delivered():
             assert flat(loader) == list(range(8, 20))
 
 
-def test_with_auto_reload_the_state_is_that_of_the_consumer():
+def test_with_auto_reload_the_state_follows_the_consumer():
     torch.manual_seed(1)
     with make("shuffle", 2, auto_reload=True) as loader:
         loader.state_dict()
@@ -329,10 +329,10 @@ def test_a_state_is_small():
         assert len(list(epoch)) == 10_000 - 20
 
 
-# ---- what does not fit
+# ---- states that are refused
 
 
-def spoilt(state, path, value):
+def modified(state, path, value):
     state = json.loads(json.dumps(state))
     inner = state
     for key in path[:-1]:
@@ -368,7 +368,7 @@ def spoilt(state, path, value):
     ],
     ids=str,
 )
-def test_a_state_that_does_not_fit_is_refused_and_the_loader_stays_as_it_was(path, value, message):
+def test_a_state_that_does_not_fit_is_refused_and_the_loader_is_unchanged(path, value, message):
     state, _want = interrupted("shuffle", 2)
     torch.manual_seed(5)
     with make("shuffle") as calm:
@@ -376,11 +376,11 @@ def test_a_state_that_does_not_fit_is_refused_and_the_loader_stays_as_it_was(pat
     torch.manual_seed(5)
     with make("shuffle") as loader:
         with pytest.raises(ValueError, match=message):
-            loader.load_state_dict(spoilt(state, path, value))
+            loader.load_state_dict(modified(state, path, value))
         assert epochs(loader, 1) == want
 
 
-def test_what_is_no_state_is_refused():
+def test_malformed_states_are_refused():
     state, _want = interrupted("skipping", 2, workers=2)
     with make("skipping") as loader:
         for wrong in ("{}", None, [], b""):
@@ -395,11 +395,11 @@ def test_what_is_no_state_is_refused():
             (["epoch", "generators"], ["AAAA"], "with 1 generators, here there are 0"),
         ):
             with pytest.raises(ValueError, match=message):
-                loader.load_state_dict(spoilt(state, path, value))
+                loader.load_state_dict(modified(state, path, value))
         assert len(list(loader)) == len(list(DataLoader(Plain(53), 4)))
 
 
-def test_a_loader_that_shuffles_by_other_means_says_so():
+def test_a_state_of_another_sampler_is_refused():
     state, _want = interrupted("shuffle", 2)
     with (
         DataLoader(Augmented(N), 4, sampler=Shuffling(N)) as loader,
@@ -408,7 +408,7 @@ def test_a_loader_that_shuffles_by_other_means_says_so():
         loader.load_state_dict(state)
 
 
-def test_loading_leaves_the_notebooks_random_numbers_alone():
+def test_loading_does_not_change_the_global_generators():
     state, _want = interrupted("random module", 3)
     torch.manual_seed(1)
     random.seed(1)
@@ -421,7 +421,7 @@ def test_loading_leaves_the_notebooks_random_numbers_alone():
     assert (torch.rand(2).tolist(), random.random()) == want
 
 
-def test_batches_in_pieces_go_on_between_batches():
+def test_chunked_batches_resume_between_batches():
     torch.manual_seed(1)
     with DataLoader(Augmented(N), 4, True, num_workers=2, chunk_size=2) as loader:
         epoch = iter(loader)
