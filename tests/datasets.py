@@ -193,7 +193,7 @@ class FailsToUnpickle(Numbers):
 
 class ExitsInUnpickling(FailsToUnpickle):
     def __setstate__(self, _state):
-        print("out of luck", file=sys.stderr)
+        print("last words", file=sys.stderr)
         os._exit(5)
 
 

@@ -1,4 +1,4 @@
-"""Samplers, datasets and loaders of the tests of `state_dict()`; run as a script, it resumes them in another process."""
+"""Samplers, datasets and loaders of the tests of `state_dict()`. Run as a script, it resumes them."""
 
 from __future__ import annotations
 

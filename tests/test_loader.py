@@ -18,13 +18,13 @@ import pytest
 import torch
 from datasets import (
     Augmented,
+    Environment,
     Images,
     Numbers,
     Raises,
     Slow,
     Structured,
     Sums,
-    Whereabouts,
     flat,
     pids,
     run_script,
@@ -351,7 +351,7 @@ def test_close_from_another_thread_ends_a_waiting_loop():
 
 def test_worker_info_is_told_by_us_and_by_torch():
     assert nbloader.get_worker_info() is None
-    with DataLoader(Whereabouts(4), None, num_workers=2, generator=torch.Generator().manual_seed(3)) as loader:
+    with DataLoader(Environment(4), None, num_workers=2, generator=torch.Generator().manual_seed(3)) as loader:
         seen = list(loader)
     assert {tuple(s["info"][:2]) for s in seen} <= {(0, 2), (1, 2)}
     assert all(s["info"] == s["theirs"] for s in seen)
@@ -371,7 +371,7 @@ def test_worker_init_fn_is_called_with_the_id_before_all_else(tmp_path):
 
 
 def test_workers_take_over_path_folder_and_environment_also_after_a_change(tmp_path, monkeypatch):
-    with DataLoader(Whereabouts(1), None, num_workers=1) as loader:
+    with DataLoader(Environment(1), None, num_workers=1) as loader:
         seen = next(iter(loader))
         assert (seen["cwd"], seen["path"]) == (os.getcwd(), sys.path)
         monkeypatch.chdir(tmp_path)

@@ -25,7 +25,7 @@ from nbloader.sampling import samplers
 
 
 def interrupted(name, leave_at, workers=0, **changes):
-    """A loader's state after some batches of its second epoch, and what it yields after that: the rest and two epochs."""
+    """A loader's state during its second epoch, and what it yields after that: the rest and two epochs."""
     torch.manual_seed(7)
     random.seed(7)
     with make(name, workers, **changes) as loader:
@@ -255,7 +255,9 @@ def test_a_large_shuffled_order_is_computed_and_has_a_small_state(monkeypatch):
     monkeypatch.setattr(samplers.LargeRandomSampler, "iterate_from", lambda self, at: iter(range(at, at + 10)))
     with DataLoader(Numbers(100_000_000), 10, True) as loader:
         loader.load_state_dict(state)
-        assert flat([next(iter(loader))]) == list(range(90_000_000, 90_000_010)), "resumed at its position without iteration"
+        assert flat([next(iter(loader))]) == list(range(90_000_000, 90_000_010)), (
+            "resumed at its position without iteration"
+        )
     assert len(set(got)) == 10
 
 

@@ -162,7 +162,7 @@ def test_the_place_in_a_notebook_is_named_as_in_its_tracebacks(tmp_path):
 
 
 def test_stack_of_a_worker_whose_dataset_never_arrives():
-    with DataLoader(d.NeverArrives(4), 2, num_workers=1) as loader:
+    with DataLoader(d.HangsInUnpickling(4), 2, num_workers=1) as loader:
         epoch = iter(loader)
         assert "in __setstate__" in wait_for(lambda: stack_or_nothing(loader))
         assert [w.state for w in loader.stats().workers] == ["starting"]

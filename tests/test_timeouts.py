@@ -110,7 +110,7 @@ def test_a_loop_that_waits_for_long_gets_one_line_that_says_what_for(tmp_path, c
 
 def test_a_dataset_that_does_not_arrive_is_told_with_its_line(capsys, monkeypatch):
     monkeypatch.setattr(timeouts, "DELAY_NOTICE", 0.5)
-    with DataLoader(d.NeverArrives(4), 2, num_workers=1) as loader:
+    with DataLoader(d.HangsInUnpickling(4), 2, num_workers=1) as loader:
         epoch = iter(loader)
         wait_for(lambda: arriving(loader))
         told = []
@@ -218,7 +218,7 @@ def test_a_batch_that_is_late_in_three_workers_is_given_up_and_the_others_come(t
 @pytest.mark.parametrize("on_timeout", ["raise", "restart"])
 def test_a_start_that_takes_too_long_is_an_error(on_timeout, monkeypatch):
     monkeypatch.setattr(timeouts, "START_LIMIT", 0.6)
-    with DataLoader(d.NeverArrives(4), 2, num_workers=1, timeout=0.5, on_timeout=on_timeout) as loader:
+    with DataLoader(d.HangsInUnpickling(4), 2, num_workers=1, timeout=0.5, on_timeout=on_timeout) as loader:
         epoch = iter(loader)
         wait_for(lambda: arriving(loader))
         with pytest.raises(LoaderTimeoutError, match=r"(?s)begun it: worker 0 .* starting.*__setstate__"):
@@ -228,7 +228,7 @@ def test_a_start_that_takes_too_long_is_an_error(on_timeout, monkeypatch):
 
 
 def test_workers_may_take_longer_to_start_than_the_limit_where_late_ones_are_replaced():
-    with DataLoader(d.ArrivesLate(8), 2, num_workers=1, timeout=0.2, on_timeout="restart") as loader:
+    with DataLoader(d.SlowToUnpickle(8), 2, num_workers=1, timeout=0.2, on_timeout="restart") as loader:
         assert flat(loader) == list(range(8))
         assert loader.stats().restarts == 0
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Numbers, flat
-from light import Noting
+from light import RecordsPids
 
 from nbloader import DataLoader, DatasetTransferError
 
@@ -108,11 +108,11 @@ def test_an_array_that_is_not_shared_is_still_a_copy():
 @pytest.mark.parametrize("method", METHODS)
 def test_proxies_of_a_manager_work_in_workers(method):
     with multiprocessing.get_context("forkserver").Manager() as manager:
-        notes = manager.dict()
-        with DataLoader(Noting(6, notes=notes), 2, num_workers=2, multiprocessing_context=method) as loader:
+        produced_by = manager.dict()
+        with DataLoader(RecordsPids(6, pids=produced_by), 2, num_workers=2, multiprocessing_context=method) as loader:
             assert flat(loader) == list(range(6))
-        assert set(notes.keys()) == set(range(6))
-        assert os.getpid() not in notes.values()
+        assert set(produced_by.keys()) == set(range(6))
+        assert os.getpid() not in produced_by.values()
 
 
 class OnSharedMemory(Numbers):
@@ -144,7 +144,7 @@ def test_locks_of_the_fork_context_are_refused_with_what_to_do_instead():
     dataset.count = multiprocessing.get_context("fork").Value("i", 0)
     with (
         DataLoader(dataset, num_workers=1) as loader,
-        pytest.raises(DatasetTransferError, match=r"make it by multiprocessing.get_context\('forkserver'\)"),
+        pytest.raises(DatasetTransferError, match=r"create it with multiprocessing.get_context\('forkserver'\)"),
     ):
         iter(loader)
 
