@@ -362,7 +362,7 @@ def test_a_stateful_iterator_resumes_at_its_state(tmp_path, monkeypatch):
 def test_a_stuck_worker_is_restarted_and_its_shard_continues(tmp_path):
     flag, hung = tmp_path / "flag", tmp_path / "hung"
     flag.touch()
-    with DataLoader(Hangs(40, bad=13, flag=str(flag), hung=str(hung)), 2, num_workers=2) as loader:
+    with DataLoader(Hangs(40, bad=13, flag=str(flag), hung=str(hung)), 2, num_workers=2, prefetch_factor=4) as loader:
         epoch = iter(loader)
         got = [next(epoch)]
         wait_for(hung.exists, "the hang")

@@ -7,6 +7,9 @@
 All state is behind one lock, and whoever is there drives: the consumer while it waits, the supervisor thread while the
 consumer is away (supervisor.py). Decisions are the dispatcher's, which is pure; this module carries them out.
 
+With an inline pool (`num_workers=0`) there is no supervisor. The consumer produces batches itself where it would wait
+for workers, without the lock, and commands are executed by whoever gives them.
+
 Commands (pause, restart, the end of a dropped iterator) come from any thread, even from a finalizer: they are queued,
 and executed with the lock by the next one that drives. Events are recorded with the lock and published without it,
 since a subscriber may call the loader.
@@ -108,7 +111,8 @@ class Engine:
             config.num_workers,
             prefetch_factor=config.prefetch_factor,
             prefetch=config.prefetch,
-            adaptive=config.adapts,
+            adaptive=config.adapts and not config.kind.inline,
+            unlimited_queue=config.kind.inline,  # each iteration has a consumer that produces for itself
         )
         self._dispatcher: Dispatcher[BatchOutcome] = Dispatcher(self._policy, round_robin=config.in_turn)
         self._events: collections.deque[ev.Event] = collections.deque()  # to be published without the lock
@@ -117,7 +121,7 @@ class Engine:
         )
         self.load = self._group.load
         self._commands: collections.deque[Callable[[], None]] = collections.deque()
-        self._supervisor = Supervisor(self)
+        self._supervisor = None if config.kind.inline else Supervisor(self)
         self._output = WorkerOutput()
         self._num_workers = config.num_workers
         self._owner = os.getpid()
@@ -148,6 +152,11 @@ class Engine:
         return self._group.loaded
 
     @property
+    def inline(self) -> bool:
+        """Whether the consumer's own thread produces the batches."""
+        return self._config.kind.inline
+
+    @property
     def ahead(self) -> bool:
         """Whether batches are requested before they are wanted."""
         return self._policy.prefetches
@@ -173,11 +182,14 @@ class Engine:
                         raise
                     self._forget_iterations()
                     self._group.abandon()
-                    self._supervisor.forget_unstarted()
+                    if self._supervisor is not None:
+                        self._supervisor.forget_unstarted()
                     raise
         finally:
             if self._events:
                 self.publish_events()
+            if self._commands and self._supervisor is None:
+                self._execute_if_free()
 
     def publish_events(self) -> None:
         """Publish what was recorded with the lock, now that it is released."""
@@ -190,6 +202,8 @@ class Engine:
         self._owner = os.getpid()
         self.lock = threading.Lock()
         self._waiting.clear()
+        if self._supervisor is None:
+            return  # the inline worker is here, too
         self._commands.clear()
         self._supervisor.after_fork()
         self._forget_iterations()
@@ -203,9 +217,11 @@ class Engine:
         """Start the workers and the supervisor unless they run."""
         if self.closed:
             raise LoaderClosedError("this loader is closed: make a new one")
-        if self._group.start():
-            self._supervisor.wake()  # it may still wait for the workers before these
-        self._supervisor.ensure_running()
+        started = self._group.start()
+        if self._supervisor is not None:
+            if started:
+                self._supervisor.wake()  # it may still wait for the workers before these
+            self._supervisor.ensure_running()
 
     # ---- one round ----------------------------------------------------------------------------------------------
 
@@ -215,7 +231,8 @@ class Engine:
             handlers = self._handlers
             for message in self._group.pool.poll(0):
                 handlers[type(message)](message)
-        self._execute_commands()
+        if self._commands:
+            self._execute_commands()
         self._assign()
         while self._dispatcher.can_steal():
             cancels = self._dispatcher.steal_work(_clock(), self._group.busy_since())
@@ -230,6 +247,14 @@ class Engine:
     def _execute_commands(self) -> None:
         while self._commands:
             self._commands.popleft()()
+
+    def _execute_if_free(self) -> None:
+        """Execute commands unless another call has the lock: that one executes them when it releases it.
+
+        A finalizer may interrupt such a call on the same thread, and must not wait for the lock.
+        """
+        while self._commands and not self.lock.locked():
+            self._exclusively(self._execute_commands)
 
     def _assign(self) -> None:
         pool = self._group.pool
@@ -264,7 +289,7 @@ class Engine:
             return
         if message.spared:
             failed = samples_failed(
-                message.spared, task.run, task.number, task.indices, self._group.handles[message.uid].worker,
+                message.spared, task.run, task.number, task.indices, self._group.reported_id(message.uid),
                 batched=self._config.options.batched,
             )  # fmt: skip
             self._failures.setdefault((task.run, task.number), []).extend(failed)
@@ -349,6 +374,7 @@ class Engine:
             on_empty=plan.delivered,
         )
         self._cancel(cancels)
+        self._wake_consumers()  # of the iterations that are parked now
 
     def refill_size(self, run: int) -> int:
         """How many batches to request from the sampler now: 0 until several can be sent together."""
@@ -394,6 +420,8 @@ class Engine:
         timer: WaitTimer | None = None
         since = 0
         try:
+            if self._supervisor is None:
+                self._produce(run, wakeup)
             while True:
                 taken: Delivered | WaitPlan | None = self._exclusively(
                     self._take, run, wakeup, timer is None or timer.fresh
@@ -417,6 +445,20 @@ class Engine:
             self._waiting.pop(run, None)
             self._awaited = None
             self._output.show()
+
+    def _produce(self, run: int, wakeup: Wakeup) -> None:
+        """Produce the next batch of an iteration on this thread, if the pool is inline. Without the lock.
+
+        While the loader is paused, and if commands wait, the decision is left to `_take`.
+        """
+        pool = self._group.pool
+        if pool is None or self._commands or self._dispatcher.paused:
+            return
+        task = pool.next_task(run)
+        if task is not None:
+            self._waiting[run] = wakeup
+            self._awaited = Awaited(task.number, _clock())
+            pool.run_next(run)
 
     def _take(self, run: int, wakeup: Wakeup, first: bool) -> Delivered | WaitPlan | None:
         """The next batch if it is ready, or how to wait for it: from then on whoever receives it wakes the consumer.
@@ -481,14 +523,16 @@ class Engine:
             raise error
 
     def _wait(self, wakeup: Wakeup, timer: WaitTimer, run: int, plan: WaitPlan) -> None:
-        """Block until a worker, another thread or the clock wants something. Without the lock."""
+        """Block until a worker, another thread or the clock wants something; or be the worker. Without the lock."""
+        pool = self._group.pool
+        if pool is not None and not plan.blocked and pool.run_next(run):
+            return
         check = timer.check(_clock(), paused=self._dispatcher.paused)
         if check.due is not None:
             self._on_due(check.due, timer, run)
             return
         timer.fresh = False
         timeouts = [seconds for seconds in (check.left, self.callbacks.interval, plan.recheck) if seconds is not None]
-        pool = self._group.pool
         wakeup.wait(None if pool is None else pool.fileno(plan.producer), min(timeouts, default=None))
         self.callbacks.call()
 
@@ -579,10 +623,13 @@ class Engine:
     # ---- commands: thread-safe ------------------------------------------------------------------------------------
 
     def _command(self, action: Callable[[], None]) -> None:
-        """Queue a command and wake the supervisor. Never waits, takes no lock."""
+        """Queue a command and wake the supervisor; with an inline pool, execute it if the lock is free. Never waits."""
         if not self.closed:
             self._commands.append(action)
-            self._supervisor.wake()
+            if self._supervisor is None:
+                self._execute_if_free()
+            else:
+                self._supervisor.wake()
 
     def close_iteration(self, run: int) -> None:
         """End an iteration."""
@@ -705,7 +752,7 @@ class Engine:
             now=_clock(),
             state=self._state(state),
             window=self._policy.window,
-            in_flight=sum(map(dispatcher.in_flight, dispatcher.iterations)),
+            in_flight=0 if self.inline else sum(map(dispatcher.in_flight, dispatcher.iterations)),
             reordering=sum(iteration.reorder.reordering for iteration in iterations),
             ready=sum(iteration.reorder.ready for iteration in iterations),
             waiting_since=None if awaited is None else awaited.since,
@@ -807,11 +854,12 @@ class Engine:
 
     def close(self) -> None:
         """Stop the workers and end every iteration. Closing twice is harmless."""
-        if self.closed or self._owner != os.getpid():
+        if self.closed or (self._owner != os.getpid() and self._supervisor is not None):
             return
         self._exclusively(self._close)
         self._output.show_in_context()
-        self._supervisor.close()
+        if self._supervisor is not None:
+            self._supervisor.close()
 
     def close_soon(self) -> None:
         """The loader is gone: have the supervisor stop the workers. For a finalizer, which may run at any moment."""
@@ -821,7 +869,8 @@ class Engine:
             self._command(self._close)
         else:
             self.closed = True
-            self._supervisor.close_if_idle()
+            if self._supervisor is not None:
+                self._supervisor.close_if_idle()
 
     def _close(self) -> None:
         if self.closed:

@@ -114,7 +114,13 @@ class EpochIterator(Iterator[T_co]):
 
     @property
     def _workers(self) -> list[WorkerView]:
-        """The workers, as programs look for them in torch's iterator; an AttributeError without workers, as torch's."""
+        """The workers, as programs look for them in torch's iterator.
+
+        Raises:
+            AttributeError: There are none, as in torch.
+        """
+        if self._engine.inline:
+            raise AttributeError("an iterator over a loader with num_workers=0 has no workers")
         return self._engine.workers()
 
     def __getstate__(self) -> NoReturn:

@@ -24,6 +24,7 @@ from nbloader.transport.messages import (
     WorkerMessage,
 )
 from nbloader.workers.api import WorkerHandle, WorkerPool, WorkerSetup
+from nbloader.workers.inline_pool import main_thread_stack
 from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
@@ -87,7 +88,7 @@ class WorkerGroup:
         """Why the last pool failed."""
         self.handles: dict[int, WorkerHandle] = {}
         """Workers whose end was not reported yet, by their unique number."""
-        self._publish = publish
+        self._publish = _ignore if config.kind.inline else publish  # nobody watches a worker that is the notebook
         self._dispatcher = dispatcher
         self._config = config
         self._slots = [WorkerSlot() for _ in range(config.num_workers)]
@@ -296,7 +297,7 @@ class WorkerGroup:
     def kill(self) -> None:
         """Kill all workers; `stop` cleans up after them."""
         if self.pool is not None:
-            for handle in self.pool.handles.values():
+            for handle in list(self.pool.handles.values()):
                 handle.expected = True
                 handle.kill()
 
@@ -349,10 +350,16 @@ class WorkerGroup:
         Raises:
             NbloaderError: It is not running.
         """
+        if self._config.kind.inline:
+            return main_thread_stack
         slot = self._slots[worker] if worker < len(self._slots) else WorkerSlot()
         if slot.handle is None:
             raise NbloaderError(f"worker {worker} is not running now")
         return slot.handle.stack_request()
+
+    def reported_id(self, uid: int) -> int:
+        """The id under which events report a worker; -1 for an inline one."""
+        return -1 if self._config.kind.inline else self.handles[uid].worker
 
     def worker_of(self, uid: int | None) -> int | None:
         """The id of the worker with this unique number; None if it has ended."""
@@ -365,7 +372,9 @@ class WorkerGroup:
         return {handle.uid: handle.busy_since() for handle in handles}
 
     def gauges(self) -> Iterator[WorkerGauge]:
-        """What is known of each worker now."""
+        """What is known of each worker now; nothing of an inline one."""
+        if self._config.kind.inline:
+            return
         for worker, slot in enumerate(self._slots):
             if slot.handle is None or self.pool is None:
                 yield WorkerGauge(
@@ -386,6 +395,10 @@ class WorkerGroup:
             else:
                 held = self._dispatcher.held_by(slot.handle.uid)
                 yield slot.handle.gauge(held, self._dispatcher.iterations, slot.exit_reason, slot.produced)
+
+
+def _ignore(_event: ev.Event) -> None:
+    pass
 
 
 def exit_phrase(exitcode: int | None) -> str:

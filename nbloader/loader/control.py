@@ -8,7 +8,6 @@ from typing import Any
 
 from nbloader._util.validate import natural
 from nbloader.engine.engine import Engine
-from nbloader.engine.inline_engine import LocalEngine
 from nbloader.errors import LoaderClosedError
 from nbloader.loader.config import PREFETCH_FACTOR_HINT
 
@@ -22,7 +21,7 @@ class Control:
         prefetch_factor: Initial number of batches to request ahead, per worker; None without workers.
     """
 
-    def __init__(self, engine: Engine | LocalEngine, num_workers: int, prefetch_factor: int | None) -> None:
+    def __init__(self, engine: Engine, num_workers: int, prefetch_factor: int | None) -> None:
         self._engine = engine
         self._num_workers = num_workers
         self._prefetch_factor = prefetch_factor

@@ -35,7 +35,6 @@ from nbloader.batch.torch_collate import collate_for_workers
 from nbloader.device import placement
 from nbloader.engine.config import EngineConfig
 from nbloader.engine.engine import IDLE, Engine
-from nbloader.engine.inline_engine import LocalEngine
 from nbloader.engine.iterator import Consumer, DeviceGroups, EpochIterator, IteratorContext, check_names
 from nbloader.loader import config as cfg
 from nbloader.loader import reruns, torch_compat
@@ -52,6 +51,7 @@ from nbloader.sampling.samplers import warn_if_exhausted
 from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.sampling.source import SourceDataset, SourceSampler
 from nbloader.workers.api import WorkerKind, WorkerOptions
+from nbloader.workers.inline_pool import INLINE
 from nbloader.workers.registry import create_kind
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
 
-_engines: weakref.WeakSet[Engine | LocalEngine] = weakref.WeakSet()
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 @atexit.register
@@ -580,7 +580,7 @@ def make(cls: type[DataLoader[Any]], arguments: dict[str, Any]) -> DataLoader[An
     return loader
 
 
-def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, *, batched: bool) -> Engine | LocalEngine:
+def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, *, batched: bool) -> Engine:
     """Create the engine that a configuration asks for.
 
     Args:
@@ -594,11 +594,9 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, *, batched: bool) 
             config.drop_last, fresh=config.num_workers > 0 and not config.persistent_workers,
             alone=not config.num_workers, prepare=datapipes.preparation(config.dataset),
         )  # fmt: skip
-    if config.num_workers == 0 and not config.prefetch:
-        return LocalEngine(bus, batched=batched, output=config.output, streaming=streaming)
     torch_compat.warn_if_too_many_workers(config.num_workers)
     options = WorkerOptions(
-        kind=config.workers if config.num_workers else "thread",  # a single thread loads `prefetch` batches ahead
+        kind=_kind_name(config),
         batched=batched,
         output=config.output,
         iterable=streaming,
@@ -615,13 +613,19 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, *, batched: bool) 
             kind=_create_kind(config, options),
             in_turn=config.dispatch == "round_robin",
             in_order=config.in_order,
-            timeout=config.timeout,
+            timeout=0 if options.kind == INLINE else config.timeout,
             on_timeout=config.on_timeout,
             max_restarts=config.max_restarts,
             idle=None if config.persistent_workers else IDLE,
             options=options,
         ),
     )
+
+
+def _kind_name(config: LoaderConfig[Any]) -> str:
+    if config.num_workers:
+        return config.workers
+    return "thread" if config.prefetch else INLINE  # a single thread loads `prefetch` batches ahead
 
 
 def _create_kind(config: LoaderConfig[Any], options: WorkerOptions) -> WorkerKind:

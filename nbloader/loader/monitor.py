@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from nbloader.device.transfer import DeviceTransfer
 from nbloader.diagnose.bottleneck import judge
 from nbloader.engine.engine import Engine
-from nbloader.engine.inline_engine import LocalEngine
 from nbloader.events import EventBus
 from nbloader.metrics.aggregator import Aggregator
 from nbloader.metrics.probe import ProcessProbe
@@ -30,7 +29,7 @@ class Monitor:
         transfer: What moves batches to their devices; None where they stay as they are.
     """
 
-    def __init__(self, events: EventBus, engine: Engine | LocalEngine, transfer: DeviceTransfer | None) -> None:
+    def __init__(self, events: EventBus, engine: Engine, transfer: DeviceTransfer | None) -> None:
         self._events = events
         self._engine = engine
         self._transfer = transfer

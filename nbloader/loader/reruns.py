@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from nbloader.engine.engine import Engine
-from nbloader.engine.inline_engine import LocalEngine
 
 
 class _Origin(NamedTuple):
@@ -25,10 +24,10 @@ class _Origin(NamedTuple):
     """The notebook's execution count."""
 
 
-_origins: weakref.WeakKeyDictionary[Engine | LocalEngine, _Origin] = weakref.WeakKeyDictionary()
+_origins: weakref.WeakKeyDictionary[Engine, _Origin] = weakref.WeakKeyDictionary()
 
 
-def supersede_older(engine: Engine | LocalEngine) -> None:
+def supersede_older(engine: Engine) -> None:
     """Register a new loader's engine, and tell those of earlier runs of the same cell that they are superseded.
 
     Args:

@@ -408,7 +408,9 @@ class Dispatcher(Generic[R]):
 
     def _unbegun(self) -> Iterator[tuple[int, list[_Key]]]:
         """What may be stolen from each worker; nothing while all are busy, or jobs wait that will be assigned."""
-        if self.busy or self.paused or any(state.waiting and not state.parked for state in self.iterations.values()):
+        if len(self._held) <= 1 or self.busy or self.paused:
+            return
+        if any(state.waiting and not state.parked for state in self.iterations.values()):
             return
         for worker, held in self._held.items():
             keys = [key for key in itertools.islice(held, 1, None) if self._movable(key[0])]

@@ -19,7 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
@@ -221,8 +221,8 @@ class WorkerPool(ABC):
         """The workers that have not ended, by their unique number."""
 
     @abstractmethod
-    def fileno(self, uid: int | None = None) -> int:
-        """A file descriptor that is readable while `poll` has something to report.
+    def fileno(self, uid: int | None = None) -> int | None:
+        """A file descriptor that is readable while `poll` has something to report; None for an inline pool.
 
         Args:
             uid: The worker whose batches alone are awaited, if the pool can tell them apart; None for everything.
@@ -276,6 +276,20 @@ class WorkerPool(ABC):
             What there was to report meanwhile, with a `WorkerGone` for each worker.
         """
 
+    def next_task(self, run: int) -> Task | None:  # noqa: ARG002 - for inline pools
+        """What `run_next` would produce first; None if it would produce nothing."""
+        return None
+
+    def run_next(self, run: int) -> bool:  # noqa: ARG002 - for inline pools
+        """Produce the tasks of an iteration on this thread, where a consumer would block.
+
+        This is called without the engine's lock.
+
+        Returns:
+            Whether `poll` has something to report. Otherwise the consumer blocks.
+        """
+        return False
+
     def learn_layout(self, payload: BatchPayload) -> None:  # noqa: B027 - optional
         """A chunk of a batch has arrived: the next batches may have the same layout."""
 
@@ -299,6 +313,9 @@ class WorkerPool(ABC):
 
 class WorkerKind(ABC):
     """A kind of worker, as configured for one loader."""
+
+    inline: ClassVar[bool] = False
+    """Whether the consumer's own thread produces the batches, in `WorkerPool.run_next`."""
 
     def prepare(self, dataset: Any) -> None:  # noqa: B027 - optional
         """Start what the workers will need. Called when the loader is constructed, before the first epoch."""

@@ -1,4 +1,4 @@
-"""The kinds of workers, by the name that `DataLoader(workers=...)` takes."""
+"""The kinds of workers by name: those that `DataLoader(workers=...)` takes, and the inline kind for `num_workers=0`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from nbloader.workers.api import WorkerKind, WorkerOptions
+from nbloader.workers.inline_pool import INLINE, InlineKind
 from nbloader.workers.process_pool import ProcessKind
 from nbloader.workers.thread_pool import ThreadKind
 
@@ -34,8 +35,8 @@ def unregister(name: str) -> None:
 
 
 def kind_names() -> tuple[str, ...]:
-    """The names of the registered kinds."""
-    return tuple(_factories)
+    """The names that `DataLoader(workers=...)` takes."""
+    return tuple(name for name in _factories if name != INLINE)
 
 
 def create_kind(options: WorkerOptions) -> WorkerKind:
@@ -43,5 +44,6 @@ def create_kind(options: WorkerOptions) -> WorkerKind:
     return _factories[options.kind](options)
 
 
+register(INLINE, InlineKind)
 register("process", ProcessKind)
 register("thread", ThreadKind)

@@ -1,0 +1,301 @@
+"""The inline worker pool (`num_workers=0`): batches are produced on the consumer's own thread, when it waits for them.
+
+    engine, with its lock     give() -> queue of the iteration        poll() <- messages
+    consumer, without it                     |                                    ^
+                                             +---> run_next(): fetch, collate ----+
+
+The engine drives it like processes and threads, except that a consumer produces (`run_next`) where it would block for
+other workers. Only `run_next` runs the user's code, without the engine's lock: that code may call `loader.stats()`, and
+`loader.stats()` on another thread never runs it. A debugger works in `__getitem__`, and the random generators of the
+notebook keep their state.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import cloudpickle
+
+from nbloader._util import rng
+from nbloader.batch.chunk_arena import MemoryArena
+from nbloader.batch.task import Task
+from nbloader.events.failures import EmptyBatch
+from nbloader.transport import stack_probe
+from nbloader.transport.messages import (
+    BatchDone,
+    ShardAdvanced,
+    ShardExhausted,
+    WorkerGone,
+    WorkerInitialized,
+    WorkerMessage,
+)
+from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.batch_builder import BatchBuilder
+from nbloader.workers.iterable_fetcher import ExhaustedError, IterableFetcher
+from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
+from nbloader.workers.worker_info import ProcessContext, WorkerInfo
+
+INLINE = "inline"
+"""Name of this kind."""
+NO_WORKER = -1
+"""Worker id in payloads and failures: the batch was produced in the notebook's process."""
+
+
+def main_thread_stack() -> str:
+    """The Python stack of the main thread: that of the cell."""
+    return stack_probe.of_thread(threading.main_thread().ident)
+
+
+@dataclass(frozen=True)
+class InlineKind(WorkerKind):
+    """The inline worker."""
+
+    inline: ClassVar[bool] = True
+    options: WorkerOptions
+
+    def create_pool(self) -> InlinePool:
+        """See `WorkerKind`."""
+        return InlinePool(self.options.output)
+
+
+class InlineContext(ProcessContext):
+    """The context of the notebook's process, which may itself be a worker of another loader."""
+
+    def __init__(self) -> None:
+        self._changed = False
+
+    def set_worker_info(self, info: WorkerInfo | None) -> None:
+        """Set the result of `get_worker_info()`; without shards it stays what it is."""
+        if info is not None:
+            self._changed = True
+            super().set_worker_info(info)
+
+    def restore(self) -> None:
+        """A batch is produced: `get_worker_info()` returns None again, if this changed it."""
+        if self._changed:
+            self._changed = False
+            super().set_worker_info(None)
+
+
+class InlineHandle(WorkerHandle):
+    """The inline worker.
+
+    Args:
+        worker: Its id.
+        setup: Dataset and functions.
+        options: What it is told.
+        report: Takes its messages.
+        on_kill: Called when it is killed.
+    """
+
+    status: LocalStatus
+
+    def __init__(
+        self,
+        worker: int,
+        setup: LocalSetup,
+        options: WorkerOptions,
+        report: Callable[[WorkerMessage], None],
+        on_kill: Callable[[InlineHandle], None],
+    ) -> None:
+        super().__init__(worker, INLINE, LocalStatus(os.getpid(), WorkerState.IDLE))
+        self.mark_launched(os.getpid())
+        self.ready = True
+        self._on_kill = on_kill
+        self._context = InlineContext()
+        self.iterable_fetcher: IterableFetcher | None = None
+        if options.iterable is not None:
+            self.iterable_fetcher = IterableFetcher(
+                lambda: pickle.loads(cloudpickle.dumps((setup.dataset, setup.worker_init_fn))), setup.dataset, (0, 0),
+                options.iterable, self.status, setup.on_error, context=self._context,
+                report_state=lambda *state: report(ShardAdvanced(self.uid, *state)), seeded=False,
+            )  # fmt: skip
+        self._builder = BatchBuilder(
+            setup.dataset, setup.collate_fn, self.status, batched=options.batched, output=options.output,
+            on_error=setup.on_error, worker=NO_WORKER, iterable_fetcher=self.iterable_fetcher,
+        )  # fmt: skip
+
+    def stack_request(self) -> Callable[[], str]:
+        """See `WorkerHandle`: the main thread is the worker."""
+        return main_thread_stack
+
+    def kill(self) -> None:
+        """Stop before the next sample, also if another thread is processing a batch."""
+        self.status.abandon()
+        self._on_kill(self)
+
+    def produce(self, task: Task) -> WorkerMessage | None:
+        """Produce a batch, or a chunk of one. None if the worker was killed meanwhile.
+
+        Raises:
+            BaseException: What the user's code raises, if it is not an `Exception`.
+        """
+        status = self.status
+        status.run, status.number = task.run, task.job
+        try:
+            rng.seed_everything(task.seed)
+            outcome = self._builder.build_outcome(task)
+        except ExhaustedError:
+            return ShardExhausted(self.uid, task.run, task.job)
+        except WorkerAbandonedError:
+            return None
+        finally:
+            status.state, status.number = WorkerState.IDLE, -1
+            self._context.restore()
+        return BatchDone(self.uid, task.run, task.job, outcome, self._builder.failed_samples)
+
+
+class Job(NamedTuple):
+    """A batch or chunk in a queue."""
+
+    worker: InlineHandle
+    task: Task
+
+
+class InlinePool(WorkerPool):
+    """A pool of one worker, which the consumer's thread runs.
+
+    `run_next` is called without the engine's lock, everything else with it. Deques are shared between the two.
+
+    Args:
+        output: "torch" or "numpy": what the arrays of a batch become.
+    """
+
+    def __init__(self, output: str) -> None:
+        self._output = output
+        self._messages: collections.deque[WorkerMessage] = collections.deque()
+        self._queues: dict[int, collections.deque[Job]] = {}  # by iteration: each has a consumer of its own
+        self._handles: dict[int, InlineHandle] = {}
+
+    @property
+    def handles(self) -> dict[int, InlineHandle]:
+        """See `WorkerPool`."""
+        return self._handles
+
+    def fileno(self, uid: int | None = None) -> int | None:  # noqa: ARG002
+        """None: nothing arrives while the consumer blocks."""
+        return None
+
+    def start(self, worker: int, options: WorkerOptions, setup: LocalSetup) -> InlineHandle:
+        """See `WorkerPool`."""
+        handle = InlineHandle(worker, setup, options, self._messages.append, self._remove)
+        self._handles[handle.uid] = handle
+        self._messages.append(WorkerInitialized(handle.uid))
+        return handle
+
+    def submit(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
+        """Queue batches for `run_next`. None is refused."""
+        handle = self._handles[uid]
+        for task in tasks:
+            batch = task.parent
+            if batch is not None and not batch.started:
+                batch.started = True
+                batch.arena = MemoryArena(len(batch.task.indices), batch.size, batch.chunks[0].job, self._output)
+            queue = self._queues.get(task.run)
+            if queue is None:
+                for run in [run for run, old in self._queues.items() if not old]:
+                    del self._queues[run]
+                queue = self._queues[task.run] = collections.deque()
+            queue.append(Job(handle, task))
+        return []
+
+    def next_task(self, run: int) -> Task | None:
+        """The batch or chunk that `run_next` would produce first."""
+        queue = self._queues.get(run)
+        try:
+            return queue[0].task if queue else None
+        except IndexError:  # cancelled just now
+            return None
+
+    def run_next(self, run: int) -> bool:
+        """Produce what is queued for an iteration, on this thread. Called without the engine's lock.
+
+        A message is reported before its job leaves the queue: an interrupt at any moment loses no batch. At worst it is
+        produced again, and the second result rejected.
+
+        Returns:
+            Whether there is something to `poll`.
+        """
+        queue = self._queues.get(run)
+        if queue:
+            with rng.PreservedRandomState():
+                while queue:
+                    self._produce(queue)
+        return bool(self._messages)
+
+    def _produce(self, queue: collections.deque[Job]) -> None:
+        """Produce the first job of a queue."""
+        try:
+            job = queue[0]
+        except IndexError:  # cancelled just now
+            return
+        worker, task = job
+        try:
+            message = worker.produce(task)
+        except BaseException:
+            if (
+                worker.iterable_fetcher is not None
+            ):  # its iterator may have advanced: the next batch consists of what follows
+                self._messages.append(BatchDone(worker.uid, task.run, task.job, EmptyBatch()))
+            raise
+        if message is not None:
+            self._messages.append(message)
+        _remove(queue, job)
+
+    def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
+        """Forget queued batches of an iteration; None: all of them, and its iterators over shards."""
+        queue = self._queues.get(run)
+        for job in list(queue or ()):
+            if queue is not None and job.worker.uid == uid and (jobs is None or job.task.job in jobs):
+                _remove(queue, job)
+        handle = self._handles.get(uid)
+        if jobs is None and handle is not None and handle.iterable_fetcher is not None:
+            handle.iterable_fetcher.forget(run)
+
+    def poll(self, timeout: float | None) -> list[WorkerMessage]:  # noqa: ARG002
+        """What happened. Never waits, and never runs the user's code."""
+        messages: list[WorkerMessage] = []
+        while self._messages:
+            message = self._messages.popleft()
+            if message.uid in self._handles or type(message) is WorkerGone:  # not of a worker that was killed
+                messages.append(message)
+        return messages
+
+    def _remove(self, handle: InlineHandle) -> None:
+        """A worker is killed."""
+        if self._handles.pop(handle.uid, None) is None:
+            return
+        handle.mark_ended(None)
+        for queue in self._queues.values():
+            for job in list(queue):
+                if job.worker is handle:
+                    _remove(queue, job)
+        self._messages.append(WorkerGone(handle.uid, None))
+
+    def close(self, grace: float) -> list[WorkerMessage]:  # noqa: ARG002
+        """Stop the worker: before its next sample, if it is processing a batch.
+
+        Returns:
+            The last messages.
+        """
+        for handle in list(self._handles.values()):
+            handle.kill()
+        return self.poll(0)
+
+    def abandon(self) -> None:
+        """Stop the worker at once, and forget all messages."""
+        self.close(0)
+        self._messages.clear()
+
+
+def _remove(queue: collections.deque[Job], job: Job) -> None:
+    """Remove a job, unless another thread has just done so."""
+    with contextlib.suppress(ValueError, IndexError):
+        queue.remove(job)
