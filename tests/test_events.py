@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import threading
+import weakref
 from typing import get_args
 
 import pytest
@@ -120,6 +122,46 @@ def test_a_callback_may_close_its_own_subscription():
     assert seen == [LoaderPaused(1)]
 
 
+def test_a_subscription_can_be_closed_while_the_garbage_collector_publishes():
+    """A finalizer may publish in the middle of any call on the same thread, and so call a subscriber that closes."""
+    bus = EventBus()
+    closed = threading.Event()
+
+    class Garbage:
+        pass
+
+    def close_one(collected_after: int) -> None:
+        def close_inner(_event: events.Event) -> None:
+            inner.close()
+
+        inner, outer = bus.subscribe(close_inner), bus.subscribe()
+        gc.collect()
+        cycle = Garbage()
+        cycle.itself = cycle  # type: ignore[attr-defined]
+        weakref.finalize(cycle, bus.publish, LoaderPaused(1))
+        del cycle
+        gc.set_threshold(collected_after)  # allocations
+        outer.close()
+        gc.set_threshold(*thresholds)
+        gc.collect()
+
+    def close_all() -> None:
+        for collected_after in range(1, 60):
+            close_one(collected_after)
+        closed.set()
+
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()  # collections look at new objects only, and so are fast
+    threading.Thread(target=close_all, daemon=True).start()
+    finished = closed.wait(30)
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+    assert finished, "deadlock"
+    assert len(bus.history) == 59
+    assert not bus._subscribers
+
+
 def test_concurrent_publishing_subscribing_and_reading():
     bus = EventBus(history=100)
     stop = threading.Event()
@@ -151,7 +193,7 @@ def test_concurrent_publishing_subscribing_and_reading():
     for thread in publishers:
         thread.join()
     assert failures == []
-    assert bus._subscribers == (), "closed subscriptions are removed"
+    assert not bus._subscribers, "closed subscriptions are removed"
 
 
 def test_events_are_immutable():

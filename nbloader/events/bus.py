@@ -7,8 +7,8 @@ logged; a full buffer drops its oldest event and counts it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterator
 
 from nbloader.events.records import BatchRecord, Event
@@ -78,8 +78,9 @@ class EventBus:
     def __init__(self, history: int = 10_000) -> None:
         self.history: collections.deque[Event] = collections.deque(maxlen=history)
         """The last events, oldest first. Other threads append to it: iterate over the copy that `recent()` returns."""
-        self._subscribers: tuple[Subscription, ...] = ()
-        self._lock = threading.Lock()
+        # No lock: the garbage collector may end an iterator, which publishes, in the middle of any call on the same
+        # thread. Appending, removing and copying a list are atomic.
+        self._subscribers: list[Subscription] = []
 
     def subscribe(self, callback: Callable[[Event], object] | None = None, *, maxlen: int = 10_000) -> Subscription:
         """Subscribe to all events from now on.
@@ -101,14 +102,13 @@ class EventBus:
         if maxlen < 1:
             raise ValueError(f"maxlen must be at least 1, not {maxlen}")
         subscription = Subscription(self, callback, maxlen)
-        with self._lock:
-            self._subscribers = (*self._subscribers, subscription)
+        self._subscribers.append(subscription)
         return subscription
 
     def publish(self, event: Event) -> None:
         """Add an event to the history and hand it to every subscriber. Never raises, never blocks on a subscriber."""
         self.history.append(event)
-        for subscription in self._subscribers:
+        for subscription in self._subscribers.copy():
             try:
                 subscription._offer(event)
             except Exception:
@@ -128,5 +128,5 @@ class EventBus:
                 continue
 
     def _remove(self, subscription: Subscription) -> None:
-        with self._lock:
-            self._subscribers = tuple(s for s in self._subscribers if s is not subscription)
+        with contextlib.suppress(ValueError):  # closed before
+            self._subscribers.remove(subscription)
