@@ -172,8 +172,10 @@ def _notes(s: Snapshot) -> list[str]:
         (s.errors, "batch", "failed"),
         (s.skipped, "sample", "skipped"),
         (s.replaced, "sample", "replaced"),
+        (s.retried, "batch", "fetched again, sample by sample"),
         (s.deaths, "worker", "died"),
         (s.restarts, "worker", "restarted"),
+        (s.supervisor_failures, "failure", "of the supervisor"),
     ):
         if count:
             notes.append(f"{plural(count, noun)} {what}")
