@@ -669,7 +669,7 @@ def test_text_is_complete_aligned_and_fits_a_terminal():
     stage_rows = [line for line in lines if line.split(" ")[0] in STAGES]
     assert [row.split()[0] for row in stage_rows] == [s for s in STAGES if s not in ("pin", "upload")]
     assert len({len(row) for row in stage_rows}) == 1, "columns are aligned"
-    assert "worker 1, previous process: killed by SIGKILL" in lines
+    assert "worker 1: the previous process killed by SIGKILL" in lines
     assert "97 %" in text
     assert "212 MB" in text
 

@@ -73,7 +73,7 @@ def test_a_starved_loop_and_a_full_buffer_raise_an_alarm():
     starved = boxes(snapshot(waiting=1.5, waiting_for=5, window=6))
     assert starved["ready"].mark == "empty"
     assert "starved" in starved["ready"].alarm
-    assert starved["loop"].alarm == "waiting for 5: 1.5 s"
+    assert starved["loop"].alarm == "waiting for 5: 1.5\N{NO-BREAK SPACE}s"
     full = boxes(snapshot(ready=6, window=6))
     assert full["ready"].mark == "full"
     behind = boxes(snapshot(waiting=1.5, waiting_for=5, reordering=4, made=(received(6, in_order=False),)))

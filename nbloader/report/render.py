@@ -179,6 +179,14 @@ def state_of(w: WorkerStats, s: Snapshot) -> str:
     return f"{clean(w.state, 12)}, discarding" if w.left else clean(w.state, 12)
 
 
+def previous_process(w: WorkerStats) -> str:
+    """How the previous process of a worker id ended; "" if there was none."""
+    if not w.exit_reason:
+        return ""
+    verb = "was " if w.exit_reason.startswith("restarted") else ""
+    return f"the previous process {verb}{clean(w.exit_reason)}"
+
+
 def _notes(w: WorkerStats) -> list[str]:
     notes = []
     if w.stuck:
@@ -189,7 +197,7 @@ def _notes(w: WorkerStats) -> list[str]:
     if w.errors:
         notes.append(f"worker {w.worker}: {plural(w.errors, 'failed batch')}")
     if w.exit_reason:
-        notes.append(f"worker {w.worker}, previous process: {clean(w.exit_reason)}")
+        notes.append(f"worker {w.worker}: {previous_process(w)}")
     return notes
 
 

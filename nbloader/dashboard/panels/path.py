@@ -216,10 +216,17 @@ def _in_process(s: Snapshot) -> Box:
 def _loop(s: Snapshot) -> Box:
     if s.waiting is not None and s.state != "paused":
         what = "" if s.waiting_for is None else f" for {s.waiting_for}"
-        return _box("loop", "Your loop", mark="waiting", alarm=f"waiting{what}: {duration(s.waiting)}")
+        return _box("loop", "Your loop", mark="waiting", alarm=f"waiting{what}: {_unbroken(duration(s.waiting))}")
     if s.at is None:
         return _box("loop", "Your loop", note="paused" if s.state == "paused" else "")
-    return _box("loop", "Your loop", [s.at], note="" if s.at_for is None else f"working: {duration(s.at_for)}")
+    return _box(
+        "loop", "Your loop", [s.at], note="" if s.at_for is None else f"working: {_unbroken(duration(s.at_for))}"
+    )
+
+
+def _unbroken(text: str) -> str:
+    """Keep a text on one line."""
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 # --- the static form

@@ -132,6 +132,7 @@ class Plots {
     const { make } = this.api;
     const highest = Math.max(1, ...this.data.bars.map(({ count }) => count));
     this.bars.replaceChildren();
+    if (!this.data.bars.length) make("span", "nbl-label", this.bars, "no batches yet");
     for (const { label, count, tip } of this.data.bars) {
       const bar = make("div", "", this.bars);
       bar.title = tip;

@@ -157,7 +157,7 @@ class Timeline {
       pen.moveTo(at, TOP - 4);
       pen.lineTo(at, this.total - AXIS);
       pen.stroke();
-      const label = n ? `${(n * step) / 1000} s`.replace("-", "−") : this.data.live ? "now" : "end";
+      const label = n ? `${(n * step) / 1000} s`.replace("-", "−") : this.data.live || !this.rows.size ? "now" : "end";
       pen.textAlign = at > this.width - 14 ? "right" : "center";
       pen.fillText(label, Math.max(Math.min(at, this.width - 1), GUTTER + 14), this.total - 8);
     }

@@ -29,7 +29,7 @@ export function create(el, api) {
   };
   const describe = (row) => {
     const parts = [row.text];
-    if (row.worker?.exit) parts.push(`The previous process ${row.worker.exit}.`);
+    if (row.worker?.exit) parts.push(row.worker.exit);
     if (row.worker?.output) parts.push(`Last lines of standard error:\n${row.worker.output}`);
     write(row.pre, parts.join("\n\n"));
   };
@@ -119,7 +119,7 @@ export function create(el, api) {
           write(row.cells[i], text);
           row.cells[i].title = text;
         });
-        row.cells.at(-1).title = worker.exit ? `the previous process ${worker.exit}` : "";
+        row.cells.at(-1).title = worker.exit ?? "";
         if (!row.detail.hidden) describe(row);
       }
       order();

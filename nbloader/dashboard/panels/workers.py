@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nbloader._util.format import clean, duration, megabytes, number, percent, plural, tail
 from nbloader.dashboard.panels.base import Frame, Panel, Reply, section
 from nbloader.dashboard.panels.controls import incarnation
-from nbloader.report.render import state_of
+from nbloader.report.render import previous_process, state_of
 
 if TYPE_CHECKING:
     from nbloader.metrics.control import LoaderControl
@@ -118,7 +118,7 @@ def _row(w: WorkerStats, s: Snapshot) -> dict[str, Any]:
         "order": [cell.order for cell in cells],
     }
     if w.exit_reason:
-        row["exit"] = clean(w.exit_reason)
+        row["exit"] = previous_process(w)
     if w.stderr_tail:
         row["output"] = "\n".join(tail(w.stderr_tail, _STDERR_LIMIT))
     return row
