@@ -112,10 +112,10 @@ class Slice(NamedTuple):
 
 def consumer_lanes(records: Iterable[BatchRecord]) -> dict[int, Lane]:
     """Assign a lane to the loop of each run; loops that overlap (`zip(loader, loader)`) get different lanes."""
-    spans: dict[int, list[int]] = {}
+    spans: dict[int, tuple[int, int]] = {}
     for r in records:
-        span = spans.setdefault(r.run, [r.requested, returned_at(r)])
-        span[0], span[1] = min(span[0], r.requested), max(span[1], returned_at(r))
+        begin, end = spans.get(r.run, (r.requested, r.requested))
+        spans[r.run] = min(begin, r.requested), max(end, returned_at(r))
     lanes: dict[int, Lane] = {}
     ends: list[int] = []
     for run, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):

@@ -393,8 +393,9 @@ class Dispatcher(Generic[R]):
         if least > 1:
             limit = now - self.policy.stall_ns
             halves = [
-                half for half in halves if len(half[1]) >= least or busy_since.get(half[0], now) < limit
-            ]  # a stalled worker is relieved of any number
+                (worker, keys) for worker, keys in halves
+                if len(keys) >= least or busy_since.get(worker, now) < limit  # any number is stolen from a stalled one
+            ]  # fmt: skip
         if not halves:
             return []
         worker, keys = max(halves, key=_load)
@@ -413,7 +414,7 @@ class Dispatcher(Generic[R]):
         if any(state.waiting and not state.parked for state in self.iterations.values()):
             return
         for worker, held in self._held.items():
-            keys = [key for key in itertools.islice(held, 1, None) if self._movable(key[0])]
+            keys = [key for key, task in itertools.islice(held.items(), 1, None) if self._movable(task.run)]
             if keys:
                 yield worker, keys
 
@@ -426,7 +427,7 @@ class Dispatcher(Generic[R]):
         cancels: list[Cancel] = []
         tasks: list[Task] = []
         for worker, held in self._held.items():
-            unbegun = [key for position, key in enumerate(held) if position and key[0] == run]
+            unbegun = [key for key, task in itertools.islice(held.items(), 1, None) if task.run == run]
             if unbegun:
                 tasks += [held.pop(key) for key in unbegun]
                 cancels.append(Cancel(worker, run, tuple(job for _run, job in unbegun)))
@@ -571,5 +572,6 @@ def _job(waiting: WaitingJob) -> int:
     return waiting.job
 
 
-def _load(item: tuple[int, Collection[_Key]]) -> int:
-    return len(item[1])
+def _load(worker_and_jobs: tuple[int, Collection[_Key]]) -> int:
+    _worker, jobs = worker_and_jobs
+    return len(jobs)

@@ -163,8 +163,9 @@ class IterableFetcher:
 
     def forget(self, run: int) -> None:
         """Drop the iterators of an iteration that has ended."""
-        for key in [key for key in self._iterators if key[0] == run]:
-            del self._iterators[key]
+        for of_run, shard in list(self._iterators):
+            if of_run == run:
+                del self._iterators[of_run, shard]
 
     def _open(self, ticket: Ticket) -> ShardIterator:
         seed = ticket.seed + ticket.shard

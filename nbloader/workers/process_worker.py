@@ -106,8 +106,8 @@ def _initialize(channel: Channel) -> WorkerLoop | None:
     """Take over the environment and rebuild the dataset. None if that failed, which has been reported."""
     frames: list[tuple[int, Bytes]] = []
     while not frames:
-        frames = [frame for frame in channel.receive() if frame[0] != Kind.HANDED]
-    _kind, body = frames[0]
+        frames = [(kind, body) for kind, body in channel.receive() if kind != Kind.HANDED]
+    (_kind, body), *later = frames
     start: InitMessage = pickle.loads(body)
     start.inherited.install([channel.take_fd() for _ in range(start.inherited.fds)])
     status_fd = channel.take_fd()
@@ -131,7 +131,7 @@ def _initialize(channel: Channel) -> WorkerLoop | None:
     channel.send(Kind.READY)
     seeded = rng.torch_was_seeded()
     return WorkerLoop(
-        channel, start, dataset, collate_fn, on_error, status, frames[1:], copy_dataset, seeded=seeded
+        channel, start, dataset, collate_fn, on_error, status, later, copy_dataset, seeded=seeded
     )  # fmt: skip
 
 
