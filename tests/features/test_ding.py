@@ -249,7 +249,7 @@ def test_pieces_of_a_source_are_joined_in_order(with_workers):
 def test_a_chunk_size_that_does_not_fit_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         DataLoader(Numbers(20), 8, **arguments)
-    with pytest.raises(ValueError, match="chunk_size=2 needs a batch to cut"):
+    with pytest.raises(ValueError, match="chunk_size=2 needs batches to split"):
         DataLoader(Numbers(20), batch_size=None, chunk_size=2)
     with pytest.raises(ValueError, match="chunk_size=2 and an iterable dataset are mutually exclusive"):
         DataLoader(iter([1]), batch_size=2, chunk_size=2)
