@@ -202,6 +202,8 @@ def test_the_view_is_served_by_the_kernel_and_responds_to_theme_width_and_keyboa
 
     timeline = live.locator(".nbl-frame canvas")
     note = live.locator(".nbl-panel-timeline .nbl-note")
+    timeline.hover(position={"x": timeline.bounding_box()["width"] - 20, "y": 18})
+    live.locator(".nbl-tip", has_text="loop worked").wait_for()
     timeline.focus()
     page.keyboard.press("+")
     page.keyboard.press("ArrowLeft")

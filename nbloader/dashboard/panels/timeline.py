@@ -38,6 +38,7 @@ class Timeline(Panel):
 
     def __init__(self) -> None:
         self._timeline = description.Timeline()
+        self._frame: Frame | None = None
 
     def news(self, frame: Frame) -> list[Any]:
         """Rows for the batches of this frame."""
@@ -50,7 +51,7 @@ class Timeline(Panel):
 
     def history(self) -> list[Any]:
         """The rows kept."""
-        return [_row_json(row, self._frame) for row in self._timeline.rows]
+        return [] if self._frame is None else [_row_json(row, self._frame) for row in self._timeline.rows]
 
     def payload(self, frame: Frame) -> dict[str, Any]:
         """Legend, lanes, pauses, and the blocks that have begun and not ended."""
