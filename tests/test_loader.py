@@ -1,4 +1,4 @@
-"""A loader on a calm day: the same batches as torch's, whatever makes them, and a world as the notebook's."""
+"""The loader in normal operation: batches equal to torch's, the workers' environment, events, and lifetimes."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def squares(samples):
 
 
 def both(dataset, *args, **kwargs):
-    """Epochs of a loader with workers, one without, and torch's."""
+    """The batches of a loader with workers, of one without, and of torch's."""
     with DataLoader(dataset, *args, num_workers=2, **kwargs) as workers, DataLoader(dataset, *args, **kwargs) as local:
         return list(workers), list(local), list(torch.utils.data.DataLoader(dataset, *args, **kwargs))
 
 
-# ---- the same batches
+# ---- batches
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def both(dataset, *args, **kwargs):
     ],
     ids=lambda x: f"{type(x).__name__}{x}"[:30] if not isinstance(x, (dict, tuple)) else str(x)[:40],
 )
-def test_batches_are_those_of_torch_with_and_without_workers(dataset, args, kwargs):
+def test_batches_equal_those_of_torch_with_and_without_workers(dataset, args, kwargs):
     workers, local, theirs = both(dataset, *args, **kwargs)
     assert_same(local, theirs)
     assert_same(workers, theirs)
@@ -99,7 +99,7 @@ def test_shuffled_batches_are_the_same_with_and_without_workers():
     assert sorted(epochs[0][0]) == list(range(50))
 
 
-def test_augmentation_is_the_same_for_any_number_of_workers_and_leaves_the_notebook_alone():
+def test_augmentation_does_not_depend_on_the_number_of_workers_or_change_the_global_generators():
     epochs = []
     states = []
     for workers in (0, 1, 3):
@@ -112,10 +112,10 @@ def test_augmentation_is_the_same_for_any_number_of_workers_and_leaves_the_noteb
     assert epochs[0] == epochs[1] == epochs[2]
     assert states[0] == states[1] == states[2]
     drawn = [x for batch in epochs[0] for x in batch[1]]
-    assert len(set(drawn)) == len(drawn), "no two samples are augmented alike"
+    assert len(set(drawn)) == len(drawn), "each sample gets its own random numbers"
 
 
-def test_torch_that_is_first_imported_by_a_sample_is_seeded_and_knows_its_worker(tmp_path, monkeypatch):
+def test_torch_is_seeded_and_has_worker_info_if_a_sample_imports_it_first(tmp_path, monkeypatch):
     (tmp_path / "late.py").write_text(
         "class Late:\n"
         "    def __len__(self): return 12\n"
@@ -125,7 +125,7 @@ def test_torch_that_is_first_imported_by_a_sample_is_seeded_and_knows_its_worker
         "        return float(late.rand(())), late.utils.data.get_worker_info().id\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    forkserver.shutdown()  # of this one nothing has asked for torch yet
+    forkserver.shutdown()  # the next one has not imported torch
     drawn = []
     for workers in (1, 2):
         with DataLoader(
@@ -138,7 +138,7 @@ def test_torch_that_is_first_imported_by_a_sample_is_seeded_and_knows_its_worker
     assert drawn[0] == drawn[1]
 
 
-def test_a_generator_decides_order_and_seeds():
+def test_the_generator_determines_order_and_seeds():
     def epochs(seed):
         with DataLoader(Augmented(12), 4, True, num_workers=2, generator=torch.Generator().manual_seed(seed)) as loader:
             return [[x.tolist() for x in batch] for _ in range(2) for batch in loader]
@@ -164,7 +164,7 @@ def test_a_generator_decides_order_and_seeds():
     ],
     ids=str,
 )
-def test_options_change_nothing_about_what_comes(options):
+def test_options_do_not_change_the_batches(options):
     with DataLoader(light.Images(30), 4, num_workers=2, **options) as loader:
         for _ in range(2):
             batches = list(loader)
@@ -174,7 +174,7 @@ def test_options_change_nothing_about_what_comes(options):
             )
 
 
-def test_out_of_order_every_batch_comes_once():
+def test_with_in_order_false_every_batch_is_delivered_once():
     with DataLoader(Slow(40), 2, num_workers=3, in_order=False) as loader:
         assert sorted(flat(loader)) == list(range(40))
 
@@ -192,7 +192,7 @@ def test_numpy_output(workers):
 
 @pytest.mark.parametrize("how", [{}, {"num_workers": 1}, {"num_workers": 1, "workers": "thread"},
                                  {"num_workers": 1, "transport": "pickle"}], ids=str)  # fmt: skip
-def test_numpy_output_whoever_stacks(how):
+def test_numpy_output_with_every_kind_of_collation(how):
     samples = [{"x": np.ones(3), "y": (1, 2.5), "z": [i, np.float32(i) if i % 2 else float(i)]} for i in range(4)]
     with DataLoader(samples, 2, output="numpy", **how) as loader:
         for batch in loader:
@@ -202,7 +202,7 @@ def test_numpy_output_whoever_stacks(how):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_length_is_that_of_torch(workers):
+def test_length_equals_that_of_torch(workers):
     for args in (
         {"batch_size": 4},
         {"batch_size": 4, "drop_last": True},
@@ -213,7 +213,7 @@ def test_length_is_that_of_torch(workers):
             assert len(loader) == len(torch.utils.data.DataLoader(Numbers(10), **args)) == len(list(loader))
 
 
-def test_batches_that_are_kept_stay_as_they_were():
+def test_kept_batches_are_not_overwritten():
     with DataLoader(Images(120), 2, num_workers=2) as loader:
         kept = list(loader)
         views = [images[1, 3:, ::2] for images, _ in kept[::2]]
@@ -223,13 +223,13 @@ def test_batches_that_are_kept_stay_as_they_were():
         assert (view == 4 * i + 1).all()
     for i, (images, _) in enumerate(kept):
         assert (images[0] == 4 * i + 2).all()
-    images[:] = 5  # may be written to
+    images[:] = 5  # batches are writable
 
 
 # ---- iterators
 
 
-def test_two_iterators_at_once_give_each_its_batches():
+def test_concurrent_iterators_each_yield_all_batches():
     with DataLoader(Numbers(30), 3, num_workers=2) as loader:
         one, two = [], []
         for a, b in zip(loader, loader, strict=True):
@@ -238,7 +238,7 @@ def test_two_iterators_at_once_give_each_its_batches():
         assert flat(one) == flat(two) == list(range(30))
 
 
-def test_an_older_iterator_goes_on_where_it_was():
+def test_an_older_iterator_continues_after_a_newer_one():
     with DataLoader(Slow(40, wait=0.002), 2, num_workers=1) as loader:
         for _ in range(4):
             older = iter(loader)
@@ -247,7 +247,7 @@ def test_an_older_iterator_goes_on_where_it_was():
             assert start + flat(older) == list(range(40))
 
 
-def test_two_threads_iterate_one_loader():
+def test_several_threads_can_iterate_one_loader():
     with DataLoader(Slow(60, wait=0.001), 2, num_workers=2) as loader:
         found: dict[int, list[int]] = {}
 
@@ -262,7 +262,7 @@ def test_two_threads_iterate_one_loader():
         assert list(found.values()) == [list(range(60))] * 3
 
 
-def test_a_loop_that_is_left_early_leaves_nothing_and_can_begin_again():
+def test_after_a_break_the_next_epoch_is_complete():
     with DataLoader(Slow(60, wait=0.001), 3, num_workers=2) as loader:
         for left_after in range(5):
             for number, _batch in enumerate(loader):
@@ -273,7 +273,7 @@ def test_a_loop_that_is_left_early_leaves_nothing_and_can_begin_again():
         assert [e.reason for e in events(loader, ev.EpochEnded)] == ["abandoned"] * 5 + ["exhausted"]
 
 
-def test_iterators_that_are_dropped_unused_cost_nothing():
+def test_unused_iterators_do_not_affect_the_next_epoch():
     with DataLoader(Images(200), 2, num_workers=2) as loader:
         for _ in range(20):
             iter(loader)
@@ -281,7 +281,7 @@ def test_iterators_that_are_dropped_unused_cost_nothing():
         assert len(pids(loader)) == 2
 
 
-def test_an_epoch_that_is_over_stays_over():
+def test_an_exhausted_iterator_stays_exhausted():
     with DataLoader(Numbers(4), 2, num_workers=1) as loader:
         epoch = iter(loader)
         assert len(list(epoch)) == 2
@@ -290,7 +290,7 @@ def test_an_epoch_that_is_over_stays_over():
             next(epoch)
 
 
-def test_a_sampler_that_raises_does_so_after_the_batches_that_it_gave():
+def test_an_error_of_the_sampler_is_raised_after_the_batches_that_it_yielded():
     def sampler():
         yield from range(5)
         raise KeyError("no more")
@@ -302,7 +302,7 @@ def test_a_sampler_that_raises_does_so_after_the_batches_that_it_gave():
             next(epoch)
 
 
-def test_batch_samplers_may_give_any_iterable():
+def test_batch_samplers_may_yield_any_iterable():
     for workers in (0, 2):
         batches = [iter([1, 2]), {3}, (i for i in (4, 5)), map(int, "67"), range(8, 10)]
         with DataLoader(Numbers(10), num_workers=workers, batch_sampler=batches) as loader:
@@ -310,7 +310,7 @@ def test_batch_samplers_may_give_any_iterable():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_batch_sampler_that_gives_single_indices_is_told_of(workers):
+def test_a_batch_sampler_that_yields_single_indices_is_an_error(workers):
     with (
         DataLoader(Numbers(10), num_workers=workers, batch_sampler=[4, 5]) as loader,
         pytest.raises(TypeError, match=r"must yield lists of indices, but yielded 4 \(int\): pass it as sampler="),
@@ -319,12 +319,12 @@ def test_a_batch_sampler_that_gives_single_indices_is_told_of(workers):
 
 
 @pytest.mark.parametrize("name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset"])
-def test_what_a_loader_was_made_of_cannot_be_exchanged_in_silence(name):
+def test_attributes_that_would_have_no_effect_cannot_be_assigned(name):
     with DataLoader(Numbers(6), 2) as loader, pytest.raises(ValueError, match=f"{name} attribute should not be set"):
         setattr(loader, name, None)
 
 
-def test_a_closed_loader_says_so():
+def test_iterating_a_closed_loader_raises():
     for workers in (0, 1):
         loader = DataLoader(Numbers(20), 2, num_workers=workers)
         epoch = iter(loader)
@@ -346,10 +346,10 @@ def test_close_from_another_thread_ends_a_waiting_loop():
     thread.join()
 
 
-# ---- workers live in the notebook's world
+# ---- the workers' environment
 
 
-def test_worker_info_is_told_by_us_and_by_torch():
+def test_worker_info_is_available_from_nbloader_and_from_torch():
     assert nbloader.get_worker_info() is None
     with DataLoader(Environment(4), None, num_workers=2, generator=torch.Generator().manual_seed(3)) as loader:
         seen = list(loader)
@@ -360,7 +360,7 @@ def test_worker_info_is_told_by_us_and_by_torch():
     assert {s["threads"] for s in seen} == {1}
 
 
-def test_worker_init_fn_is_called_with_the_id_before_all_else(tmp_path):
+def test_worker_init_fn_is_called_once_per_worker_with_its_id(tmp_path):
     def init(worker):
         (tmp_path / f"{worker} of {nbloader.get_worker_info().num_workers}").touch()
 
@@ -370,7 +370,7 @@ def test_worker_init_fn_is_called_with_the_id_before_all_else(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["0 of 3", "1 of 3", "2 of 3"]
 
 
-def test_workers_take_over_path_folder_and_environment_also_after_a_change(tmp_path, monkeypatch):
+def test_workers_inherit_sys_path_folder_and_environment_also_after_a_change(tmp_path, monkeypatch):
     with DataLoader(Environment(1), None, num_workers=1) as loader:
         seen = next(iter(loader))
         assert (seen["cwd"], seen["path"]) == (os.getcwd(), sys.path)
@@ -385,7 +385,7 @@ def test_workers_take_over_path_folder_and_environment_also_after_a_change(tmp_p
     assert "HOME" not in seen["env"]
 
 
-def test_a_module_that_was_edited_is_loaded_anew_by_restarted_workers(tmp_path, monkeypatch):
+def test_restarted_workers_import_edited_modules_anew(tmp_path, monkeypatch):
     module = tmp_path / "edited.py"
     module.write_text("from light import Numbers\nclass Data(Numbers):\n    def __getitem__(self, i): return 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -408,7 +408,7 @@ def test_a_changed_dataset_object_reaches_the_workers_of_the_next_epoch():
         assert flat(loader) == list(range(6))
 
 
-def test_persistent_workers_keep_the_dataset_that_they_have():
+def test_persistent_workers_keep_their_copy_of_the_dataset_until_reload():
     data = Sums(np.ones((4, 20_000)))
     with DataLoader(data, 4, num_workers=1, persistent_workers=True) as loader:
         before, pid = flat(loader), pids(loader)
@@ -419,7 +419,7 @@ def test_persistent_workers_keep_the_dataset_that_they_have():
         assert flat(loader) == [0, 0, 0, 0]
 
 
-def test_workers_stay_when_the_dataset_is_the_same():
+def test_workers_are_not_replaced_while_the_dataset_is_unchanged():
     with DataLoader(Sums(np.ones((4, 20_000))), 4, num_workers=2) as loader:
         list(loader)
         wait_for(lambda: len(pids(loader)) == 2)
@@ -429,7 +429,7 @@ def test_workers_stay_when_the_dataset_is_the_same():
         assert pids(loader) == before
 
 
-def test_an_array_that_took_the_place_of_another_reaches_the_workers():
+def test_a_replaced_array_of_the_dataset_reaches_the_workers():
     data = Sums(np.ones((4, 20_000)))
     with DataLoader(data, 4, num_workers=1) as loader:
         for value in range(2, 8):
@@ -438,7 +438,7 @@ def test_an_array_that_took_the_place_of_another_reaches_the_workers():
             assert flat(loader) == [20_000 * value] * 4
 
 
-def test_large_arrays_are_shared_and_writing_to_them_stays_in_the_worker():
+def test_large_arrays_are_shared_copy_on_write():
     class Writes(Sums):
         def __getitem__(self, i):
             before = float(self.array[i].sum())
@@ -453,7 +453,7 @@ def test_large_arrays_are_shared_and_writing_to_them_stays_in_the_worker():
     assert (array == 1).all()
 
 
-def test_reload_gives_another_dataset():
+def test_reload_replaces_the_dataset():
     with DataLoader(Numbers(10), 5, num_workers=2) as loader:
         assert flat(loader) == list(range(10))
         loader.reload(Sums(np.arange(14.0).reshape(7, 2)))
@@ -464,8 +464,8 @@ def test_reload_gives_another_dataset():
 
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_made_before_a_reload_are_kept_or_made_again(workers, in_order):
-    n = 400  # many more than are made ahead, also by a worker that has begun before the other
+def test_batches_produced_before_a_reload_are_kept_or_produced_again(workers, in_order):
+    n = 400  # many more than the prefetch window, even if one worker starts before the other
     for keep in (True, False):
         with DataLoader(
             Numbers(n), 2, num_workers=workers, prefetch_factor=4 if workers else None, in_order=in_order
@@ -486,8 +486,8 @@ def test_batches_made_before_a_reload_are_kept_or_made_again(workers, in_order):
             assert len(new) == n - 2
 
 
-def test_what_a_dataset_prints_is_in_the_cell_before_the_epoch_ends(capsys):
-    class Talks(Numbers):
+def test_output_of_the_dataset_is_printed_before_the_epoch_ends(capsys):
+    class Prints(Numbers):
         def __getitem__(self, i):
             print("out", i)
             print("err", i, file=sys.stderr)
@@ -496,7 +496,7 @@ def test_what_a_dataset_prints_is_in_the_cell_before_the_epoch_ends(capsys):
                 print("no line end", end="")
             return i
 
-    with DataLoader(Talks(12), 3, num_workers=2) as loader:
+    with DataLoader(Prints(12), 3, num_workers=2) as loader:
         list(loader)
         out, err = capsys.readouterr()
     lines = out.splitlines()
@@ -514,7 +514,7 @@ def events(loader, kind):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_each_batch_has_one_record_with_its_stamps_in_order(workers):
+def test_each_batch_has_one_record_with_increasing_timestamps(workers):
     with DataLoader(Images(50), 4, num_workers=workers) as loader:
         for _ in range(2):
             for _batch in loader:
@@ -537,7 +537,7 @@ def test_each_batch_has_one_record_with_its_stamps_in_order(workers):
     assert records[0].returned <= records[1].delivered
 
 
-def test_the_last_batch_of_a_loop_that_was_left_has_a_record():
+def test_the_last_batch_before_a_break_has_a_record():
     with DataLoader(Numbers(20), 2, num_workers=1) as loader:
         for number, _batch in enumerate(loader):
             if number == 2:
@@ -547,7 +547,7 @@ def test_the_last_batch_of_a_loop_that_was_left_has_a_record():
         assert [(e.batches, e.reason) for e in events(loader, ev.EpochEnded)] == [(3, "abandoned")]
 
 
-def test_how_a_batch_travels_is_recorded():
+def test_the_transport_of_a_batch_is_recorded():
     def transports(dataset, **options):
         with DataLoader(dataset, 2, num_workers=1, **options) as loader:
             list(loader)
@@ -558,7 +558,7 @@ def test_how_a_batch_travels_is_recorded():
     assert transports(Images(4), transport="pickle") == {"pickle"}
 
 
-def test_the_life_of_workers_and_epochs_is_told_in_order():
+def test_events_of_workers_and_epochs_are_in_order():
     loader = DataLoader(Numbers(8), 2, num_workers=2)
     list(loader)
     wait_for(lambda: len(events(loader, ev.WorkerReady)) == 2)
@@ -581,7 +581,7 @@ def test_the_life_of_workers_and_epochs_is_told_in_order():
     assert type(loader.events.history[-1]) is ev.LoaderClosed
 
 
-def test_a_batch_that_fails_is_told_with_its_dataset_index():
+def test_the_event_of_a_failed_batch_has_the_sample_index():
     for workers in (0, 1):
         with DataLoader(Raises(20, bad=13, error=KeyError), 5, num_workers=workers) as loader:
             with pytest.raises(KeyError):
@@ -591,8 +591,8 @@ def test_a_batch_that_fails_is_told_with_its_dataset_index():
         assert failed.error.startswith("KeyError")
 
 
-def test_a_subscriber_may_call_the_loader():
-    """Whatever the event, on whichever thread: no deadlock."""
+def test_a_subscriber_can_call_the_loader():
+    """No deadlock, on any thread and for any event."""
     loader = DataLoader(Slow(40, wait=0.001), 2, num_workers=2)
     seen, restarted = set(), set()
 
@@ -610,7 +610,7 @@ def test_a_subscriber_may_call_the_loader():
     assert {ev.WorkerStarted, ev.WorkerReady, ev.BatchRecord, ev.EpochStarted, ev.EpochEnded} <= seen
 
 
-def test_pause_holds_everything_until_resume():
+def test_pause_stops_delivery_and_dispatch_until_resume():
     with DataLoader(Slow(60, wait=0.001), 2, num_workers=2, timeout=1) as loader:
         epoch = iter(loader)
         got = [next(epoch)]
@@ -631,7 +631,7 @@ def test_pause_holds_everything_until_resume():
         ]
 
 
-def test_on_wait_is_called_while_the_consumer_waits_and_one_that_raises_is_removed(caplog):
+def test_on_wait_callbacks_run_while_the_consumer_waits_and_are_removed_when_they_raise(caplog):
     calls, raised = [], []
     with DataLoader(Slow(3, wait=0.3), 1, num_workers=1) as loader:
         loader.on_wait(lambda: calls.append(threading.current_thread()))
@@ -647,18 +647,18 @@ def test_on_wait_is_called_while_the_consumer_waits_and_one_that_raises_is_remov
 # ---- lifetimes
 
 
-def test_a_loader_that_nobody_refers_to_gives_up_its_workers():
+def test_the_workers_of_an_unreferenced_loader_end():
     loader = DataLoader(Numbers(10), 2, num_workers=2)
     list(loader)
-    loader.itself = loader  # a cycle, as a trainer that holds its loaders often is
+    loader.itself = loader  # a reference cycle, as trainers often have
     assert len(worker_processes()) == 2
     del loader
     gc.collect()
     wait_for(lambda: not worker_processes())
 
 
-def test_the_finalizer_may_run_anywhere():
-    """The garbage collector runs on whatever thread it likes, within whatever that thread does: here the supervisor."""
+def test_the_finalizer_can_run_on_any_thread():
+    """The garbage collector may run on any thread, at any point: here on the supervisor."""
     loader = DataLoader(Numbers(10), 2, num_workers=2)
     list(loader)
     running = pids(loader)
@@ -673,7 +673,7 @@ def test_the_finalizer_may_run_anywhere():
         gc.enable()
 
 
-def test_twenty_epochs_leave_things_as_they_were():
+def test_twenty_epochs_do_not_leak():
     process = psutil.Process()
 
     def belongings():
@@ -690,7 +690,7 @@ def test_twenty_epochs_leave_things_as_they_were():
         assert process.memory_info().rss - memory < 8e6
 
 
-def test_more_batches_can_be_kept_than_files_can_be_open():
+def test_more_batches_can_be_kept_than_files_can_be_opened():
     _soft, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 60, hard))
     try:
@@ -701,7 +701,7 @@ def test_more_batches_can_be_kept_than_files_can_be_open():
     assert all((image == i).all() for i, (image, _) in enumerate(kept))
 
 
-def test_an_unused_loader_costs_no_process_and_no_thread():
+def test_an_unused_loader_has_no_process_and_no_thread():
     threads = threading.active_count()
     with DataLoader(Numbers(10), num_workers=4) as loader:
         assert (pids(loader), threading.active_count()) == ([], threads)
@@ -711,7 +711,7 @@ def test_an_unused_loader_costs_no_process_and_no_thread():
 # ---- scripts
 
 
-def test_importing_is_light_and_quick():
+def test_importing_is_fast_and_imports_no_front_end():
     code = "import sys, nbloader; print([m for m in ('torch', 'ipywidgets', 'bokeh', 'anywidget') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -764,7 +764,7 @@ def test_a_script_without_main_guard_works(tmp_path):
     assert lines[4].startswith("[[6, 0, 3]] Key(i=")
 
 
-def test_reload_takes_the_class_as_it_is_now_defined(tmp_path):
+def test_reload_uses_the_present_definition_of_the_class(tmp_path):
     done = run_script(
         """
         from nbloader import DataLoader
@@ -808,7 +808,7 @@ def test_reload_takes_the_class_as_it_is_now_defined(tmp_path):
 
 
 class Chained:
-    """Sample 0 is there when sample 2 is."""
+    """Sample 0 waits until sample 2 has been produced."""
 
     def __init__(self, folder):
         self.made = folder / "made"
@@ -826,7 +826,7 @@ class Chained:
 
 
 @pytest.mark.parametrize("workers", ["process", "thread"])
-def test_a_batch_behind_a_slow_one_goes_to_a_worker_that_has_nothing_to_do(tmp_path, workers):
+def test_a_batch_behind_a_slow_one_is_stolen_by_an_idle_worker(tmp_path, workers):
     with DataLoader(Chained(tmp_path), num_workers=2, prefetch=3, workers=workers) as loader:
         assert [int(batch) for batch in loader] == [0, 1, 2]
         assert [record.attempt for record in loader.events.batches()] == [1, 1, 1]

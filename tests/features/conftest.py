@@ -1,23 +1,23 @@
-"""The features' tests run each way in which batches can be made."""
+"""Fixtures that run a test with each kind of worker."""
 
 from __future__ import annotations
 
 import pytest
 
-WAYS = {
+KINDS = {
     "in process": {"num_workers": 0},
     "processes": {"num_workers": 2},
     "threads": {"num_workers": 2, "workers": "thread"},
 }
 
 
-@pytest.fixture(params=WAYS.values(), ids=WAYS)
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
 def how(request) -> dict:
-    """Arguments of the loader: who makes the batches."""
+    """Arguments of a loader without workers, with processes, and with threads."""
     return dict(request.param)
 
 
-@pytest.fixture(params=[way for way in WAYS.values() if way["num_workers"]], ids=[k for k in WAYS if k != "in process"])
+@pytest.fixture(params=["processes", "threads"])
 def with_workers(request) -> dict:
-    """Arguments of the loader: which workers make the batches."""
-    return dict(request.param)
+    """Arguments of a loader with processes, and with threads."""
+    return dict(KINDS[request.param])

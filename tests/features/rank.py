@@ -1,4 +1,4 @@
-"""One of several processes that train together: what test_distributed.py runs. Prints what it has seen as JSON."""
+"""One process of a distributed training, run by test_distributed.py. Prints its results as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLES = 22
 
 
 class Pairs(theirs.Dataset):
-    """A line: y = 2 x."""
+    """Points of the line y = 2 x."""
 
     def __len__(self):
         return SAMPLES
@@ -27,7 +27,7 @@ class Pairs(theirs.Dataset):
 
 
 def train(model, optimizer, loader, backward):
-    """One epoch. Gives the samples that came."""
+    """Train for one epoch; return the samples."""
     seen = []
     for x, y in loader:
         optimizer.zero_grad()
@@ -57,7 +57,7 @@ def plain(rank, world):
 
 
 def accelerated():
-    """Accelerate's shell around ours."""
+    """Accelerate's wrapper around our loader."""
     import accelerate
 
     accelerator = accelerate.Accelerator(cpu=True)
@@ -72,16 +72,16 @@ def accelerated():
 
 
 def piped(rank):
-    """A DataPipe, shuffled alike everywhere and then shared out."""
-    torch.manual_seed(rank)  # the seed of the shuffle is the first process's
+    """A DataPipe, shuffled in the same order in all processes and then sharded."""
+    torch.manual_seed(rank)  # the seed of the shuffle is that of the first process
     pipe = IterableWrapper(range(SAMPLES)).shuffle().sharding_filter()
     with DataLoader(pipe, 4, shuffle=True, num_workers=2) as loader:
         return {"epochs": [[int(i) for batch in loader for i in batch] for _ in range(2)]}
 
 
-def main(rank: int, world: int, meeting: str, parts: list[str]) -> None:
-    """Do what is asked for, with the others."""
-    torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=world)
+def main(rank: int, world: int, rendezvous: str, parts: list[str]) -> None:
+    """Run the parts together with the other processes."""
+    torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=world)
     do = {"plain": lambda: plain(rank, world), "accelerated": accelerated, "piped": lambda: piped(rank)}
     seen = {part: do[part]() for part in parts}
     torch.distributed.barrier()

@@ -1,4 +1,4 @@
-"""torch's DataPipes in the loader: compared with torch's own loader over the same pipes."""
+"""DataPipes of torch, compared with torch's own loader over the same pipes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 2])
 
 
 def shuffled(n=40):
-    """A pipe that shuffles and then shares out."""
+    """A pipe with a shuffler, a sharding filter and a mapper."""
     return IterableWrapper(range(n)).shuffle(buffer_size=10).sharding_filter().map(double)
 
 
@@ -29,7 +29,7 @@ def double(x):
 
 @WORKERS
 @pytest.mark.parametrize("shuffle", [None, True, False])
-def test_two_epochs_of_a_pipe_come_in_the_order_that_torch_gives(num_workers, shuffle):
+def test_two_epochs_of_a_pipe_are_in_the_same_order_as_in_torch(num_workers, shuffle):
     epochs = []
     for cls in (theirs.DataLoader, DataLoader):
         torch.manual_seed(3)
@@ -41,7 +41,7 @@ def test_two_epochs_of_a_pipe_come_in_the_order_that_torch_gives(num_workers, sh
     assert (flat(epochs[1][0]) != flat(epochs[1][1])) == (shuffle is not False)
 
 
-def test_a_generator_of_the_loader_decides_the_order():
+def test_the_generator_determines_the_order():
     with (
         DataLoader(shuffled(), 4, shuffle=True, num_workers=2, generator=torch.Generator().manual_seed(1)) as one,
         DataLoader(shuffled(), 4, shuffle=True, num_workers=2, generator=torch.Generator().manual_seed(1)) as other,
@@ -49,7 +49,7 @@ def test_a_generator_of_the_loader_decides_the_order():
         assert flat(one) == flat(other)
 
 
-def test_a_pipe_without_a_shuffler_gets_one():
+def test_a_shuffler_is_added_to_a_pipe_without_one():
     with pytest.warns(UserWarning, match="does not contain a `Shuffler`"):
         loader = DataLoader(IterableWrapper(range(30)), 30, shuffle=True)
     with loader:
@@ -57,12 +57,12 @@ def test_a_pipe_without_a_shuffler_gets_one():
     assert sorted(batch.tolist()) == list(range(30)) != batch.tolist()
 
 
-def test_without_a_sharding_filter_each_worker_gives_everything_as_under_torch():
+def test_without_a_sharding_filter_each_worker_yields_everything_as_in_torch():
     with DataLoader(IterableWrapper(range(4)), 2, num_workers=2) as loader:
         assert sorted(flat(loader)) == sorted(2 * list(range(4)))
 
 
-def test_a_worker_that_takes_over_goes_on_with_the_same_order():
+def test_a_restarted_worker_continues_in_the_same_order():
     with DataLoader(
         shuffled(200), 4, shuffle=True, num_workers=2, generator=torch.Generator().manual_seed(1)
     ) as loader:
@@ -79,7 +79,7 @@ def test_a_worker_that_takes_over_goes_on_with_the_same_order():
         assert loader.stats().restarts == 2
 
 
-def test_processes_of_a_distributed_training_share_a_pipe_out_between_all_their_workers():
+def test_a_pipe_is_sharded_over_the_workers_of_all_distributed_processes():
     parts = []
     for rank in range(2):
         prepare = Prepare(2, rank)
@@ -91,13 +91,13 @@ def test_processes_of_a_distributed_training_share_a_pipe_out_between_all_their_
     assert all(len(part) == 5 for part in parts)
 
 
-def test_a_map_pipe_is_a_dataset_like_any_other(how):
+def test_a_map_pipe_is_a_map_dataset(how):
     pipe = SequenceWrapper(range(10)).map(double)
     with DataLoader(pipe, 4, shuffle=True, **how) as loader:
         assert sorted(flat(loader)) == list(range(0, 20, 2))
 
 
-def test_from_torch_takes_the_pipe_out_of_torchs_wrapper():
+def test_from_torch_unwraps_the_pipe():
     old = theirs.DataLoader(IterableWrapper(range(8)).sharding_filter().map(double), 2, num_workers=2)
     with DataLoader.from_torch(old) as loader:
         assert sorted(flat(loader)) == list(range(0, 16, 2))

@@ -1,4 +1,4 @@
-"""What DI-engine's AsyncDataLoader does, row by row of its table of features."""
+"""Features of DI-engine's AsyncDataLoader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nbloader.scheduler.prefetch import EXTENSION_BATCHES
 
 
 class Counter:
-    """A source: counts its calls, and gives the numbers from 0 on, each by a function or as it is."""
+    """A source that returns the numbers from 0 on, as functions, as samples, or both; and counts its calls."""
 
     def __init__(self, kind="functions", calls=10**9, wait=0.0):
         self.kind = kind
@@ -43,12 +43,12 @@ class Counter:
 
 
 @pytest.mark.parametrize("kind", ["functions", "samples", "mixed"])
-def test_a_source_gives_functions_ready_samples_or_both(kind, how):
+def test_a_source_returns_functions_samples_or_both(kind, how):
     with DataLoader.from_source(Counter(kind, calls=5), 4, **how) as loader:
         assert [b.tolist() for b in loader] == [list(range(i, i + 4)) for i in range(0, 20, 4)]
 
 
-def test_samples_of_a_source_are_collated_as_always(how):
+def test_samples_of_a_source_are_collated_by_default(how):
     def source(batch_size):
         return [{"obs": np.full(3, i), "reward": float(i)} for i in range(batch_size)]
 
@@ -69,7 +69,7 @@ def ids(infos):
     return [info.id for info in infos]
 
 
-def test_a_source_is_endless_until_it_ends(how):
+def test_a_source_is_endless_until_it_raises_stop_iteration(how):
     with DataLoader.from_source(Counter(), 2, **how) as loader:
         batches = iter(loader)
         assert flat(next(batches) for _ in range(50)) == list(range(100))
@@ -80,8 +80,8 @@ def test_a_source_is_endless_until_it_ends(how):
         assert list(loader) == []
 
 
-def test_a_source_that_raises_does_so_after_what_it_gave(how):
-    def source(batch_size, counter=Counter(calls=3)):  # noqa: B008 - one counter is meant
+def test_an_error_of_a_source_is_raised_after_the_batches_before_it(how):
+    def source(batch_size, counter=Counter(calls=3)):  # noqa: B008 - one counter for all calls
         try:
             return counter(batch_size)
         except StopIteration:
@@ -98,7 +98,7 @@ def broken():
     raise KeyError("frame 7")
 
 
-def test_a_function_that_raises_is_named_and_the_others_come(how):
+def test_a_failing_function_is_reported_and_iteration_can_continue(how):
     given = iter([[int, int], [int, broken], [int, int]])
     with DataLoader.from_source(lambda _n: next(given), 2, **how) as loader:
         batches = iter(loader)
@@ -110,7 +110,7 @@ def test_a_function_that_raises_is_named_and_the_others_come(how):
 
 
 @pytest.mark.parametrize("given", [None, [], 5, "abc"], ids=repr)
-def test_a_source_that_gives_nothing_of_use_says_so(given, how):
+def test_a_source_with_an_invalid_result_is_an_error(given, how):
     with (
         DataLoader.from_source(lambda _n: given, 2, **how) as loader,
         pytest.raises(TypeError, match="the source must return a list of functions or samples"),
@@ -118,8 +118,8 @@ def test_a_source_that_gives_nothing_of_use_says_so(given, how):
         next(iter(loader))
 
 
-def test_a_slow_source_holds_up_no_batch_that_is_ready(with_workers):
-    """Its call overlaps with the loop: each takes 30 ms, and together they do not take 60."""
+def test_a_slow_source_overlaps_with_the_loop(with_workers):
+    """A call and a step take 30 ms each, and less than 60 ms together."""
     with DataLoader.from_source(Counter(wait=0.03), 2, **with_workers) as loader:
         batches = iter(loader)
         next(batches)
@@ -133,24 +133,24 @@ def test_a_slow_source_holds_up_no_batch_that_is_ready(with_workers):
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_backpressure_reaches_the_source(prefetch, with_workers):
     source = Counter("samples")
-    lent = EXTENSION_BATCHES * with_workers["num_workers"]  # while a batch is late workers go on beyond it
+    extension = EXTENSION_BATCHES * with_workers["num_workers"]  # while a batch is late, workers continue beyond it
     with DataLoader.from_source(source, 2, prefetch=prefetch, **with_workers) as loader:
         batches = iter(loader)
         for taken in range(1, 6):
             next(batches)
             wait_for(lambda taken=taken: source.called > taken or prefetch == 1, "the source is asked ahead")
-            assert source.called <= taken + prefetch + 3 + lent
+            assert source.called <= taken + prefetch + 3 + extension
         del batches
 
 
-def test_records_of_a_source_hold_no_samples(how):
+def test_records_of_a_source_do_not_hold_samples(how):
     with DataLoader.from_source(Counter("samples", calls=3), 2, **how) as loader:
         list(loader)
         records = [event for event in loader.events.recent() if isinstance(event, ev.BatchRecord)]
     assert [record.indices for record in records] == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_wrong_arguments_of_a_source_are_refused():
+def test_invalid_arguments_of_from_source_are_refused():
     with pytest.raises(TypeError, match=r"source must be callable with a batch size, not list: \[1\]"):
         DataLoader.from_source([1], 2)
     with pytest.raises(ValueError, match="positive integer value, but got batch_size=0"):
@@ -159,15 +159,15 @@ def test_wrong_arguments_of_a_source_are_refused():
         DataLoader.from_source(Counter(), 2, shuffle=True)
 
 
-# ---- the end
+# ---- order and closing
 
 
-def test_batches_stay_in_order(how):
+def test_batches_of_a_source_are_in_order(how):
     with DataLoader.from_source(Counter(calls=30), 3, **how) as loader:
         assert flat(loader) == list(range(90))
 
 
-def test_a_closed_loader_raises_and_gives_no_none(how):
+def test_a_closed_loader_raises_instead_of_yielding_none(how):
     with DataLoader.from_source(Counter(), 2, **how) as loader:
         batches = iter(loader)
         next(batches)
@@ -177,7 +177,7 @@ def test_a_closed_loader_raises_and_gives_no_none(how):
         iter(loader)
 
 
-def test_closing_ends_a_loop_that_waits_for_its_source(how):
+def test_closing_ends_a_loop_that_waits_for_the_source(how):
     held = threading.Event()
 
     def source(batch_size):
@@ -197,13 +197,13 @@ def test_closing_ends_a_loop_that_waits_for_its_source(how):
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_workers_start_by_forkserver_or_spawn(method):
+def test_workers_start_with_forkserver_or_spawn(method):
     with DataLoader(light.Numbers(4), 2, num_workers=1, multiprocessing_context=method) as loader:
         assert flat(loader) == [0, 1, 2, 3]
         assert len(pids(loader)) == 1
 
 
-# ---- pieces
+# ---- chunks
 
 
 def named_squares(samples):
@@ -224,7 +224,7 @@ def named_squares(samples):
     ],
     ids=lambda x: type(x).__name__ if not isinstance(x, dict) else str(x)[:30],
 )
-def test_pieces_make_the_batches_that_one_worker_makes(dataset, arguments, with_workers):
+def test_chunked_batches_equal_those_of_one_worker(dataset, arguments, with_workers):
     epochs = []
     for chunk_size in (None, 4):
         torch.manual_seed(3)
@@ -233,7 +233,7 @@ def test_pieces_make_the_batches_that_one_worker_makes(dataset, arguments, with_
     assert_same(epochs[1], epochs[0])
 
 
-def test_pieces_of_a_source_are_joined_in_order(with_workers):
+def test_chunks_of_a_source_are_joined_in_order(with_workers):
     with DataLoader.from_source(Counter("mixed", calls=5), 6, chunk_size=2, **with_workers) as loader:
         assert [b.tolist() for b in loader] == [list(range(i, i + 6)) for i in range(0, 30, 6)]
 
@@ -246,7 +246,7 @@ def test_pieces_of_a_source_are_joined_in_order(with_workers):
     ],
     ids=str,
 )
-def test_a_chunk_size_that_does_not_fit_is_refused(arguments, message):
+def test_an_invalid_chunk_size_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         DataLoader(Numbers(20), 8, **arguments)
     with pytest.raises(ValueError, match="chunk_size=2 needs batches to split"):
@@ -257,14 +257,14 @@ def test_a_chunk_size_that_does_not_fit_is_refused(arguments, message):
         DataLoader(Numbers(20), batch_size=2, chunk_size=2.0)
 
 
-def test_a_worker_that_dies_with_a_piece_has_it_made_again(tmp_path):
+def test_a_chunk_whose_worker_dies_is_produced_again(tmp_path):
     flag = tmp_path / "once"
     flag.touch()
     with DataLoader(Deadly(32, bad=5, how=sigkill, flag=str(flag)), 8, chunk_size=2, num_workers=2) as loader:
         assert [b.tolist() for b in loader] == [list(range(i, i + 8)) for i in range(0, 32, 8)]
 
 
-def test_a_piece_that_fails_takes_its_batch_along_and_no_other(with_workers):
+def test_a_failing_chunk_fails_its_batch_only(with_workers):
     with DataLoader(Raises(24, bad=9, error=KeyError), 8, chunk_size=2, **with_workers) as loader:
         batches = iter(loader)
         assert next(batches).tolist() == list(range(8))
@@ -273,13 +273,13 @@ def test_a_piece_that_fails_takes_its_batch_along_and_no_other(with_workers):
         assert [b.tolist() for b in batches] == [list(range(16, 24))]
 
 
-def test_one_large_batch_takes_a_share_of_its_time(with_workers):
-    """Two workers, 16 samples of 20 ms: half of 320 ms, and little more."""
+def test_one_large_batch_is_loaded_in_parallel(with_workers):
+    """Two workers, 16 samples of 20 ms: little more than half of 320 ms."""
     with DataLoader(Slow(16, wait=0.02), 16, chunk_size=8, **with_workers) as loader:
         list(loader)
-        took = []
+        durations = []
         for _ in range(3):
             begin = time.perf_counter()
             list(loader)
-            took.append(time.perf_counter() - begin)
-    assert min(took) < 0.32 * 0.75
+            durations.append(time.perf_counter() - begin)
+    assert min(durations) < 0.32 * 0.75

@@ -1,4 +1,4 @@
-"""The loader inside the frameworks that people train with. Each test is skipped where its package is missing."""
+"""The loader in training frameworks. Each test is skipped if its package is not installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [
 
 
 class Pairs(Numbers):
-    """A line: y = 2 x."""
+    """Points of the line y = 2 x."""
 
     def __getitem__(self, i):
         x = torch.tensor([float(i) / 10])
@@ -29,7 +29,7 @@ def delivered(loader):
 
 
 @pytest.mark.filterwarnings("ignore:.*(num_workers|persistent_workers|logging interval|checkpoint|tensorboard|GPU).*")
-def test_lightnings_trainer_fits_validates_and_shards(tmp_path, with_workers):
+def test_lightnings_trainer_fits_and_validates(tmp_path, with_workers):
     lightning = pytest.importorskip("lightning")
 
     class Line(lightning.LightningModule):
@@ -64,8 +64,8 @@ def test_lightnings_trainer_fits_validates_and_shards(tmp_path, with_workers):
     assert sorted(round(x * 10) for x in model.seen[:20]) == list(range(20))
 
 
-def test_lightning_makes_our_loader_anew_with_a_sampler_of_its_own():
-    """As it does in distributed training, from the attributes of the loader."""
+def test_lightning_recreates_the_loader_with_its_own_sampler():
+    """As in distributed training, from the attributes of the loader."""
     pytest.importorskip("lightning")
     from lightning.pytorch.utilities.data import _update_dataloader
 
@@ -77,7 +77,7 @@ def test_lightning_makes_our_loader_anew_with_a_sampler_of_its_own():
         assert [[round(float(x) * 10) for x, _y in batch] for batch in other] == [[1, 3], [5, 7]]
 
 
-def test_accelerates_prepare_gives_a_shell_that_from_torch_fills(with_workers):
+def test_from_torch_replaces_the_loader_inside_accelerates_wrapper(with_workers):
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
     model = torch.nn.Linear(1, 1)
@@ -104,7 +104,7 @@ def test_accelerates_prepare_gives_a_shell_that_from_torch_fills(with_workers):
     ours.base_dataloader.close()
 
 
-def test_accelerates_shards_are_kept(with_workers):
+def test_from_torch_keeps_the_shards_of_accelerate(with_workers):
     pytest.importorskip("accelerate")
     from accelerate.data_loader import prepare_data_loader
 

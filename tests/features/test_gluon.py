@@ -1,4 +1,4 @@
-"""What Gluon's DataLoader (MXNet) does, row by row of its table of features."""
+"""Features of Gluon's DataLoader (MXNet)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nbloader.sampling.samplers import FullBatches
 
 
 @pytest.mark.parametrize("dataset", [Numbers(5), [0, 1, 2, 3, 4], np.arange(5), torch.arange(5), range(5)], ids=type)
-def test_a_dataset_is_anything_with_length_and_items(dataset, how):
+def test_a_dataset_is_any_object_with_len_and_getitem(dataset, how):
     with DataLoader(dataset, 2, **how) as loader:
         assert [b.tolist() for b in loader] == [[0, 1], [2, 3], [4]]
 
@@ -44,7 +44,7 @@ def test_a_dataset_is_anything_with_length_and_items(dataset, how):
     ],
     ids=str,
 )
-def test_exclusions_are_errors_that_name_both(arguments, both):
+def test_mutually_exclusive_arguments_are_errors_that_name_both(arguments, both):
     with pytest.raises(ValueError, match=f"(?s){both[0]}.*{both[1]}|{both[1]}.*{both[0]}"):
         DataLoader(Numbers(4), **arguments)
 
@@ -68,8 +68,8 @@ def test_last_batch_keep_and_discard(arguments, sizes, how):
             assert [len(b) for b in loader] == sizes
 
 
-def test_last_batch_rollover_loses_and_doubles_no_sample(how):
-    """Every epoch opens with what the one before left over, in any order, and `len()` is right each time."""
+def test_last_batch_rollover_neither_loses_nor_repeats_samples(how):
+    """Every epoch starts with the samples that the one before left over, and `len()` is correct each time."""
     with DataLoader(Numbers(10), 4, shuffle=True, last_batch="rollover", **how) as loader:
         seen = []
         for expected in (2, 3, 2, 3, 2):
@@ -81,7 +81,7 @@ def test_last_batch_rollover_loses_and_doubles_no_sample(how):
         assert passes == [list(range(10))] * 4, "each pass over the dataset has every sample once"
 
 
-def test_an_epoch_that_is_left_rolls_nothing_over(how):
+def test_an_abandoned_epoch_rolls_nothing_over(how):
     with DataLoader(Numbers(10), 4, last_batch="rollover", **how) as loader:
         for batch in loader:
             assert batch.tolist() == [0, 1, 2, 3]
@@ -95,7 +95,7 @@ def test_an_epoch_that_is_left_rolls_nothing_over(how):
         assert flat(loader) == [8, 9, *range(10)]
 
 
-def test_fewer_samples_than_a_batch_gather_over_epochs():
+def test_with_fewer_samples_than_a_batch_they_accumulate_over_epochs():
     batches = FullBatches(range(3), 4, group=1, rollover=True)
     epochs = []
     for _ in range(4):
@@ -114,18 +114,18 @@ def test_fewer_samples_than_a_batch_gather_over_epochs():
     ],
     ids=lambda s: type(s).__name__,
 )
-def test_samplers_sequential_interval_and_filter(sampler, order, how):
+def test_sequential_interval_and_filter_samplers(sampler, order, how):
     assert len(sampler) == len(order)
     with DataLoader(Numbers(7), 2, sampler=sampler, **how) as loader:
         assert flat(loader) == flat(loader) == order
 
 
-def test_an_interval_that_is_too_long_is_refused():
+def test_an_interval_longer_than_the_dataset_is_refused():
     with pytest.raises(ValueError, match="interval must be from 1 to length=3, not 4"):
         IntervalSampler(3, 4)
 
 
-def test_the_default_batchify_function_is_torchs_and_own_ones_are_taken(how):
+def test_the_default_batchify_function_is_torchs_and_custom_ones_are_accepted(how):
     with DataLoader(Structured(6), 3, **how) as loader:
         assert_same(list(loader), list(torch.utils.data.DataLoader(Structured(6), 3)))
     with DataLoader(Numbers(6), 3, collate_fn=sum, **how) as loader:
@@ -133,7 +133,7 @@ def test_the_default_batchify_function_is_torchs_and_own_ones_are_taken(how):
 
 
 @pytest.mark.parametrize(("output", "kind"), [("torch", torch.Tensor), ("numpy", np.ndarray)])
-def test_arrays_come_as_tensors_or_as_arrays(output, kind, how):
+def test_output_selects_tensors_or_arrays(output, kind, how):
     with DataLoader(Images(4), 2, output=output, **how) as loader:
         assert all(type(part) is kind for batch in loader for part in batch)
 
@@ -141,13 +141,13 @@ def test_arrays_come_as_tensors_or_as_arrays(output, kind, how):
 # ---- workers
 
 
-def test_worker_processes_get_the_dataset_once():
+def test_the_dataset_is_pickled_once_for_all_workers():
     with DataLoader(CountsPickling(8), 2, num_workers=2, persistent_workers=True) as loader:
         assert flat(loader) == flat(loader) == [1] * 8
 
 
 class CountsPickling(Numbers):
-    """Each sample is how often the dataset was pickled."""
+    """Each sample is the number of times that the dataset was pickled."""
 
     times = 0
 
@@ -160,7 +160,7 @@ class CountsPickling(Numbers):
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "pickle"])
-def test_batches_travel_by_shared_memory_or_by_pickle(transport):
+def test_batches_are_sent_by_shared_memory_or_by_pickle(transport):
     with DataLoader(Images(4), 2, num_workers=1, transport=transport) as loader:
         ways = {record.transport for record in records(loader)}
         assert_same(list(loader), list(torch.utils.data.DataLoader(Images(4), 2)))
@@ -176,7 +176,7 @@ def records(loader):
 
 
 class FirstIsLast(Numbers):
-    """The first sample waits until another worker has made one; or, with a file `seen`, until that is there."""
+    """The first sample waits until another worker has produced one; with a file `seen`, until that exists."""
 
     seen = None
 
@@ -192,7 +192,7 @@ class FirstIsLast(Numbers):
         return i
 
 
-def test_batches_come_in_order_whoever_finishes_first(with_workers, tmp_path):
+def test_batches_are_delivered_in_order_whichever_worker_finishes_first(with_workers, tmp_path):
     with DataLoader(FirstIsLast(8, tmp_path), 2, **with_workers) as loader:
         assert flat(loader) == list(range(8))
     seen = tmp_path / "seen"
@@ -206,13 +206,13 @@ def test_batches_come_in_order_whoever_finishes_first(with_workers, tmp_path):
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 5])
-def test_prefetch_says_how_many_batches_are_asked_for_ahead(prefetch, with_workers):
-    asked = []
+def test_prefetch_is_the_number_of_batches_requested_ahead(prefetch, with_workers):
+    requested = []
 
     class Counting:
         def __iter__(self):
             for i in range(40):
-                asked.append(i)
+                requested.append(i)
                 yield i
 
         def __len__(self):
@@ -220,35 +220,35 @@ def test_prefetch_says_how_many_batches_are_asked_for_ahead(prefetch, with_worke
 
     with DataLoader(Numbers(40), 2, sampler=Counting(), prefetch=prefetch, **with_workers) as loader:
         batches = iter(loader)
-        assert len(asked) == 2 * prefetch
+        assert len(requested) == 2 * prefetch
         for taken in range(1, 4):
             next(batches)
-            assert len(asked) >= 2 * taken
+            assert len(requested) >= 2 * taken
             if not prefetch:
-                assert len(asked) == 2 * taken
+                assert len(requested) == 2 * taken
         del batches
 
 
-def test_a_timeout_names_the_worker_the_sample_and_the_line_at_which_it_stands(with_workers, tmp_path):
+def test_a_timeout_names_the_worker_the_sample_and_the_line_of_code(with_workers, tmp_path):
     flag = tmp_path / "flag"
     flag.touch()
     with DataLoader(Held(4, flag=str(flag)), 2, timeout=0.5, **with_workers) as loader:
         batches = iter(loader)
-        told = "has been starting"
-        while "has been starting" in told:  # on a busy machine that alone takes longer
+        message = "has been starting"
+        while "has been starting" in message:  # on a busy machine the start alone may take longer
             with pytest.raises(LoaderTimeoutError) as raised:
                 next(batches)
-            told = str(raised.value)
-        assert re.search(r"worker \d \(pid \d+\) has been fetching batch 0 for \d+\.\d s, at sample 0\b", told)
-        assert re.search(r'datasets\.py", line \d+ in __getitem__', told)
-        assert "slow sample" in told
-        flag.unlink()  # a thread ends with its sample
+            message = str(raised.value)
+        assert re.search(r"worker \d \(pid \d+\) has been fetching batch 0 for \d+\.\d s, at sample 0\b", message)
+        assert re.search(r'datasets\.py", line \d+ in __getitem__', message)
+        assert "slow sample" in message
+        flag.unlink()  # a thread ends when its sample does
 
 
-# ---- the turn of an epoch
+# ---- the next epoch
 
 
-def test_nothing_is_fetched_before_first_use(with_workers):
+def test_nothing_is_fetched_before_the_first_iteration(with_workers):
     with DataLoader(Numbers(4), 2, **with_workers) as loader:
         assert loader.stats().workers == () or not pids(loader)
         assert not worker_processes()
@@ -259,44 +259,46 @@ def ready(loader) -> int:
     return loader.stats().ready
 
 
-def test_auto_reload_has_the_next_epoch_ready_in_under_a_millisecond(with_workers):
+def test_with_auto_reload_the_next_epoch_starts_in_under_a_millisecond(with_workers):
     with DataLoader(Slow(12, wait=0.01), 2, auto_reload=True, shuffle=True, **with_workers) as loader:
         assert sorted(flat(loader)) == list(range(12))
-        took = []
-        while len(took) < 25 and min(took, default=1) >= 1e-3:  # a busy machine holds up the loop itself now and then
+        durations = []
+        while (
+            len(durations) < 25 and min(durations, default=1) >= 1e-3
+        ):  # a busy machine sometimes delays the loop itself
             wait_for(lambda: ready(loader) >= 4, "the next epoch's first batches")
             begin = time.perf_counter()
             batches = iter(loader)
             first = next(batches)
-            took.append(time.perf_counter() - begin)
+            durations.append(time.perf_counter() - begin)
             assert sorted(flat([first, *batches])) == list(range(12))
         loader.clean()
-    assert min(took) < 1e-3, took
+    assert min(durations) < 1e-3, durations
 
 
-def test_without_auto_reload_nothing_is_made_at_the_end_of_an_epoch(with_workers):
+def test_without_auto_reload_nothing_is_loaded_after_an_epoch(with_workers):
     with DataLoader(Numbers(12), 2, **with_workers) as loader:
         list(loader)
         assert loader.stats().state == "idle"
 
 
-def test_refresh_begins_the_next_epoch_by_hand_and_clean_drops_it(with_workers):
+def test_refresh_starts_the_next_epoch_and_clean_discards_it(with_workers):
     with DataLoader(Numbers(12), 2, shuffle=True, generator=torch.Generator().manual_seed(2), **with_workers) as loader:
         loader.refresh()
         loader.refresh()
         wait_for(lambda: ready(loader) >= 2, "the first batches")
         epochs = [event for event in loader.events.recent() if isinstance(event, (ev.EpochStarted, ev.EpochEnded))]
-        assert not epochs, "an epoch begins when somebody iterates"
+        assert not epochs, "an epoch starts when it is iterated"
         loader.clean()
         loader.clean()
-        wait_for(lambda: ready(loader) == 0, "the drop")
+        wait_for(lambda: ready(loader) == 0, "the batches to be discarded")
         assert sorted(flat(loader)) == list(range(12))
         loader.refresh()
         one, other = iter(loader), iter(loader)
         assert sorted(flat(one)) == sorted(flat(other)) == list(range(12))
 
 
-def test_a_changed_dataset_drops_what_was_begun():
+def test_a_changed_dataset_discards_the_prefetched_epoch():
     dataset = Added(8)
     with DataLoader(dataset, 2, num_workers=1) as loader:
         loader.refresh()
@@ -308,7 +310,7 @@ def test_a_changed_dataset_drops_what_was_begun():
         other.more = 50
         loader.reload(other)
         assert flat(loader) == list(range(50, 58))
-        loader.refresh()  # and close() drops it
+        loader.refresh()  # and close() discards it
 
 
 class Added(Numbers):
@@ -318,7 +320,7 @@ class Added(Numbers):
         return i + self.more
 
 
-def test_a_loader_that_was_refreshed_and_dropped_gives_up_its_workers():
+def test_the_workers_of_a_refreshed_and_unreferenced_loader_end():
     loader = DataLoader(Numbers(12), 2, num_workers=1)
     loader.refresh()
     (pid,) = wait_for(functools.partial(pids, loader), "the worker")
@@ -332,7 +334,7 @@ def test_refresh_without_workers_does_nothing():
         assert flat(loader) == flat(loader) == [0, 1, 2, 3]
 
 
-def test_several_iterators_are_each_complete_and_in_order(how):
+def test_concurrent_iterators_are_each_complete_and_in_order(how):
     with DataLoader(Numbers(12), 2, **how) as loader:
         pairs = zip(loader, loader, loader, strict=True)
         assert [[b.tolist() for b in three] for three in pairs] == [[[i, i + 1]] * 3 for i in range(0, 12, 2)]
@@ -341,7 +343,7 @@ def test_several_iterators_are_each_complete_and_in_order(how):
 # ---- the end
 
 
-def test_workers_ignore_an_interrupt_and_end_with_the_loader():
+def test_workers_ignore_sigint_and_end_with_the_loader():
     with DataLoader(Slow(40), 2, num_workers=2) as loader:
         batches = iter(loader)
         first = next(batches).tolist()
@@ -353,7 +355,7 @@ def test_workers_ignore_an_interrupt_and_end_with_the_loader():
     wait_for(lambda: not any(map(alive, workers)), "the end of the workers")
 
 
-def test_a_loader_without_workers_takes_the_same_path_of_events():
+def test_a_loader_without_workers_publishes_the_same_events():
     kinds = []
     for workers in (0, 1):
         with DataLoader(Numbers(4), 2, num_workers=workers) as loader:
@@ -364,7 +366,7 @@ def test_a_loader_without_workers_takes_the_same_path_of_events():
     assert kinds[0] == kinds[1] == [ev.EpochStarted, ev.BatchRecord, ev.BatchRecord, ev.EpochEnded, ev.LoaderClosed]
 
 
-def test_a_script_that_ends_in_the_midst_ends_cleanly(tmp_path):
+def test_a_script_that_ends_during_an_epoch_ends_cleanly(tmp_path):
     code = (
         "from nbloader import DataLoader\n"
         "loader = DataLoader(list(range(100)), 2, num_workers=2, auto_reload=True)\n"

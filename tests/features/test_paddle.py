@@ -1,4 +1,4 @@
-"""What paddle.io.DataLoader does, row by row of its table of features."""
+"""Features of paddle.io.DataLoader."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from nbloader import DataLoader, get_worker_info
 from nbloader import events as ev
 
 
-class Where(Numbers):
-    """Each sample is the thread that made it."""
+class ThreadIds(Numbers):
+    """Each sample is the id of the thread that produced it."""
 
     def __getitem__(self, i):
         return threading.get_ident()
 
 
-# ---- reading ahead
+# ---- prefetching
 
 
-def test_without_workers_prefetch_reads_ahead_on_one_thread():
-    with DataLoader(Where(20), 2, prefetch=3) as loader:
+def test_without_workers_prefetch_loads_ahead_on_one_thread():
+    with DataLoader(ThreadIds(20), 2, prefetch=3) as loader:
         assert loader.num_workers == 0
         batches = iter(loader)
         wait_for(lambda: loader.stats().ready == 3, "three batches ahead")
@@ -41,13 +41,13 @@ def test_without_workers_prefetch_reads_ahead_on_one_thread():
     assert orders[0] == orders[1]
 
 
-def test_without_workers_and_prefetch_all_is_synchronous():
-    with DataLoader(Where(6), 2, prefetch=0) as loader:
+def test_without_workers_and_prefetch_loading_is_synchronous():
+    with DataLoader(ThreadIds(6), 2, prefetch=0) as loader:
         assert set(flat(loader)) == {threading.get_ident()}
 
 
 @pytest.mark.parametrize("error", [KeyError, OSError])
-def test_an_error_of_the_reading_thread_is_raised_in_the_loop(error):
+def test_an_error_of_the_prefetch_thread_is_raised_in_the_loop(error):
     class Bad(Numbers):
         def __getitem__(self, i):
             if i == 3:
@@ -66,7 +66,7 @@ def test_outstanding_batches_are_bounded_by_the_window(with_workers):
     with DataLoader(Slow(60, wait=0.001), 2, prefetch_factor=3, **with_workers) as loader:
         for _ in loader:
             stats = loader.stats()
-            assert stats.in_flight + stats.reordering + stats.ready <= 6 + 2 * 16, "window, and what is lent to it"
+            assert stats.in_flight + stats.reordering + stats.ready <= 6 + 2 * 16, "the window and its extension"
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "pickle"])
@@ -87,12 +87,12 @@ def test_workers_persist_between_epochs(with_workers):
     assert workers[0] == workers[1] == workers[2]
 
 
-def test_no_batching_where_batch_size_is_none(how):
+def test_batch_size_none_disables_batching(how):
     with DataLoader(Numbers(3), batch_size=None, **how) as loader:
         assert list(loader) == [0, 1, 2]
 
 
-def test_a_dead_worker_is_found_replaced_and_named_by_its_pid(tmp_path):
+def test_a_dead_worker_is_replaced_and_reported_with_its_pid(tmp_path):
     flag = tmp_path / "once"
     flag.touch()
     with DataLoader(Deadly(12, bad=5, how=sigkill, flag=str(flag)), 2, num_workers=2) as loader:
@@ -118,7 +118,7 @@ class Broken(Numbers):
         return i
 
 
-def test_a_workers_error_is_raised_with_its_type_its_traceback_and_its_sample(with_workers):
+def test_an_error_in_a_worker_is_raised_with_its_type_traceback_and_sample(with_workers):
     with (
         DataLoader(Broken(4), 2, **with_workers) as loader,
         pytest.raises(Missing, match="no file") as raised,
@@ -129,7 +129,7 @@ def test_a_workers_error_is_raised_with_its_type_its_traceback_and_its_sample(wi
         assert 'raise Missing("no file")' in str(raised.value.__cause__)
 
 
-def test_nested_structures_come_back_as_they_were(how):
+def test_nested_structures_are_preserved(how):
     with DataLoader(Structured(6), 3, **how) as loader:
         assert_same(list(loader), list(torch.utils.data.DataLoader(Structured(6), 3)))
 
@@ -145,7 +145,7 @@ def test_nested_structures_come_back_as_they_were(how):
         ("rollover", [[[[0, 1, 2], [3, 4, 5]]], [[[6, 7, 8], [9, 0, 1]], [[2, 3, 4], [5, 6, 7]]]]),
     ],
 )
-def test_a_list_of_devices_gets_one_batch_for_each(last_batch, epochs, how):
+def test_a_list_of_devices_gives_one_batch_per_device(last_batch, epochs, how):
     with DataLoader(Numbers(10), 3, device=["cpu", "cpu"], last_batch=last_batch, **how) as loader:
         for expected in epochs:
             assert len(loader) == len(expected)
@@ -159,7 +159,7 @@ def test_an_incomplete_list_of_batches_is_kept_or_discarded(how):
             assert [len(group) for group in loader] == sizes
 
 
-def test_batches_of_a_list_are_placed_on_their_devices():
+def test_batches_of_a_list_are_on_their_devices():
     with DataLoader(Numbers(8), 2, device=["cpu", "meta"][:1] * 2) as loader:
         assert all(batch.device.type == "cpu" for group in loader for batch in group)
     with pytest.raises(ValueError, match=r"device must name at least one device, not \[\]"):
@@ -168,7 +168,7 @@ def test_batches_of_a_list_are_placed_on_their_devices():
         DataLoader(Numbers(8), device=["cpu", "warp"])
 
 
-def test_an_error_within_a_list_of_batches_loses_no_other(how):
+def test_an_error_within_a_list_of_batches_does_not_lose_the_others(how):
     with DataLoader(Broken(8), 2, device=["cpu", "cpu"], **how) as loader:
         groups = iter(loader)
         with pytest.raises(Missing):
@@ -185,7 +185,7 @@ def test_names_turn_tuples_into_dicts(how):
         assert next(iter(loader)).keys() == {"image", "large", "name", "nested"}
 
 
-def test_names_that_do_not_fit_say_so(how):
+def test_names_that_do_not_fit_are_errors(how):
     with (
         DataLoader(Images(4), 2, names=("image",), **how) as loader,
         pytest.raises(ValueError, match=r"names=\('image',\) are for batches of 1 parts, but this one has 2 parts"),
@@ -197,22 +197,22 @@ def test_names_that_do_not_fit_say_so(how):
         DataLoader(Images(4), names=("x", "x"))
 
 
-# ---- the rest
+# ---- others
 
 
-def note_id(worker):
-    get_worker_info().dataset.noted = worker
+def set_worker(worker):
+    get_worker_info().dataset.worker = worker
 
 
-class Noted(Numbers):
-    noted = -1
+class WorkerIds(Numbers):
+    worker = -1
 
     def __getitem__(self, i):
-        return self.noted
+        return self.worker
 
 
 def test_worker_init_fn_drop_last_and_timeout(with_workers):
-    with DataLoader(Noted(9), 4, worker_init_fn=note_id, drop_last=True, timeout=60, **with_workers) as loader:
+    with DataLoader(WorkerIds(9), 4, worker_init_fn=set_worker, drop_last=True, timeout=60, **with_workers) as loader:
         assert [len(b) for b in loader] == [4, 4]
         assert set(flat(loader)) <= {0, 1}
 
@@ -226,7 +226,7 @@ def test_each_next_is_a_range_of_torchs_profiler(how):
     assert ranges["enumerate(DataLoader)#Epoch.__next__"] == 4, "three batches and the end"
 
 
-def test_an_interrupt_of_the_loop_leaves_a_loader_that_works(how):
+def test_the_loader_works_after_an_interrupt_of_the_loop(how):
     with DataLoader(Slow(20, wait=0.02), 2, **how) as loader:
 
         def interrupt():

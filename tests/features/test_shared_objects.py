@@ -1,4 +1,4 @@
-"""What a dataset shares with its workers as under torch: locks, values, queues, managers' proxies, shared tensors."""
+"""Objects that a dataset shares with its workers, as in torch: locks, values, queues, managers' proxies, tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METHODS = ["forkserver", "spawn"]
 
 
 class Shared(Numbers):
-    """Counts, notes and sends what it is asked for, by everything that processes can share."""
+    """Counts, records and sends the indices, with every kind of object that processes can share."""
 
     def __init__(self, n, context):
         super().__init__(n)
@@ -56,7 +56,7 @@ class Shared(Numbers):
 
 @pytest.mark.leaves_behind("multiprocessing's own fork server or resource tracker, and the descriptors of its heap")
 @pytest.mark.parametrize("method", METHODS)
-def test_values_arrays_events_queues_pipes_and_shared_tensors_are_the_same_in_all_workers(method):
+def test_values_arrays_events_queues_pipes_and_shared_tensors_are_shared_by_all_workers(method):
     n = 8
     dataset = Shared(n, multiprocessing.get_context("forkserver"))
     with DataLoader(dataset, 2, num_workers=2, multiprocessing_context=method) as loader:
@@ -85,7 +85,7 @@ class Weighted(Numbers):
         return i * self.weight.item()
 
 
-def test_what_the_loop_writes_to_a_shared_tensor_is_seen_by_workers_and_another_tensor_replaces_it():
+def test_workers_see_writes_to_a_shared_tensor_and_its_replacement():
     dataset = Weighted(4)
     with DataLoader(dataset, 2, num_workers=2) as loader:
         assert flat(loader) == [0, 1, 2, 3]
@@ -96,7 +96,7 @@ def test_what_the_loop_writes_to_a_shared_tensor_is_seen_by_workers_and_another_
         assert flat(loader) == [0, 3, 6, 9]
 
 
-def test_an_array_that_is_not_shared_is_still_a_copy():
+def test_a_tensor_that_is_not_shared_is_copied():
     dataset = Weighted(4)
     dataset.weight = torch.ones(1)
     with DataLoader(dataset, 2, num_workers=1) as loader:
@@ -139,7 +139,7 @@ def test_shared_memory_outlives_the_workers_that_attached_to_it():
 
 
 @pytest.mark.leaves_behind("a descriptor of multiprocessing's heap")
-def test_locks_of_the_fork_context_are_refused_with_what_to_do_instead():
+def test_locks_of_the_fork_context_are_refused_with_a_remedy():
     dataset = Numbers(4)
     dataset.count = multiprocessing.get_context("fork").Value("i", 0)
     with (
@@ -150,7 +150,7 @@ def test_locks_of_the_fork_context_are_refused_with_what_to_do_instead():
 
 
 class Many(Numbers):
-    """Shares more descriptors than go with one message, beside a large array."""
+    """Shares more descriptors than fit into one message, and a large array."""
 
     def __init__(self, n):
         super().__init__(n)
@@ -162,7 +162,7 @@ class Many(Numbers):
         return self.tensors[i][0] + self.large[i]
 
 
-def test_any_number_of_descriptors_goes_to_each_worker_and_to_one_that_takes_its_place():
+def test_any_number_of_descriptors_is_sent_to_each_worker_and_its_replacement():
     dataset = Many(40)
     with DataLoader(dataset, 4, num_workers=2) as loader:
         assert flat(loader) == [i + 1 for i in range(40)]

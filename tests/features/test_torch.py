@@ -1,4 +1,4 @@
-"""What torch.utils.data.DataLoader does, done here: compared with torch's own wherever it can be."""
+"""Features of torch.utils.data.DataLoader, compared with torch's own wherever possible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RNG = np.random.default_rng(3)
 
 
 def same_as_torch(dataset, how, *args, **kwargs):
-    """Check our epoch against torch's; give ours."""
+    """Compare our epoch with torch's; return ours."""
     with DataLoader(dataset, *args, **kwargs, **how) as loader:
         ours = list(loader)
     assert_same(ours, list(theirs.DataLoader(dataset, *args, **kwargs)))
@@ -36,7 +36,7 @@ def same_as_torch(dataset, how, *args, **kwargs):
 # ---- the constructor
 
 
-def test_every_argument_of_torch_is_taken_in_its_place_with_its_default():
+def test_every_argument_of_torch_has_the_same_position_and_default():
     ours, torchs = (inspect.signature(cls.__init__).parameters for cls in (DataLoader, theirs.DataLoader))
     assert list(ours)[: len(torchs)] == list(torchs)
     for name, parameter in torchs.items():
@@ -59,12 +59,12 @@ def test_a_loader_has_the_attributes_of_torchs(arguments):
 
 
 @pytest.mark.parametrize("name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset"])
-def test_what_torch_forbids_to_set_cannot_be_set(name):
+def test_attributes_that_torch_forbids_to_set_cannot_be_set(name):
     with DataLoader(Numbers(4)) as loader, pytest.raises(ValueError, match=f"{name} attribute should not be set"):
         setattr(loader, name, {})
 
 
-def test_a_context_that_names_fork_is_taken_for_forkserver_with_one_warning():
+def test_a_fork_context_is_replaced_by_forkserver_with_one_warning():
     for context in ("fork", multiprocessing.get_context("fork")):
         with pytest.warns(UserWarning, match="forkserver") as caught:
             loader = DataLoader(Numbers(6), 2, num_workers=1, multiprocessing_context=context)
@@ -75,19 +75,19 @@ def test_a_context_that_names_fork_is_taken_for_forkserver_with_one_warning():
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_workers_start_by_the_method_of_the_context(method):
+def test_workers_start_with_the_method_of_the_context(method):
     with DataLoader(Numbers(6), 2, num_workers=1, multiprocessing_context=multiprocessing.get_context(method)) as one:
         assert flat(one) == list(range(6))
         assert one.multiprocessing_context.get_start_method() == method
 
 
-def test_very_many_workers_are_warned_of_as_by_torch():
+def test_too_many_workers_give_the_warning_of_torch():
     with pytest.warns(UserWarning, match="excessive worker creation might get DataLoader running slow") as caught:
         DataLoader(Numbers(4), num_workers=2000).close()
     assert [w.filename for w in caught] == [__file__]
 
 
-def test_errors_of_arguments_begin_as_torchs_do():
+def test_errors_of_arguments_begin_like_those_of_torch():
     sampler = theirs.SequentialSampler(Numbers(4))
     batches = theirs.BatchSampler(sampler, 3, drop_last=False)
     for wrong in (
@@ -115,8 +115,8 @@ def test_errors_of_arguments_begin_as_torchs_do():
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
-def test_epochs_draw_from_the_generator_what_torchs_draw(options):
-    """The orders of all epochs, and what the program draws itself after them."""
+def test_epochs_draw_the_same_numbers_from_the_generator_as_those_of_torch(options):
+    """The orders of all epochs, and what the program draws after them."""
 
     def drawn(cls, generator=None):
         torch.manual_seed(5)
@@ -130,8 +130,8 @@ def test_epochs_draw_from_the_generator_what_torchs_draw(options):
     assert drawn(DataLoader, seeded(3)) == drawn(theirs.DataLoader, seeded(3))
 
 
-class OfAProject(DataLoader):
-    """A loader whose arguments are its own."""
+class Subclass(DataLoader):
+    """A subclass whose constructor has other arguments."""
 
     def __init__(self, size, workers):
         super().__init__(Numbers(size), 3, shuffle=True, num_workers=workers, generator=torch.Generator())
@@ -141,24 +141,24 @@ class OfAProject(DataLoader):
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_can_be_copied_and_pickled(duplicate, workers):
-    with OfAProject(10, workers) as loader:
+    with Subclass(10, workers) as loader:
         begun = iter(loader)
         first = flat([next(begun)])
         with duplicate(loader) as other:
-            assert (type(other), other.size, other.num_workers) == (OfAProject, 10, workers)
+            assert (type(other), other.size, other.num_workers) == (Subclass, 10, workers)
             assert sorted(flat(other)) == list(range(10))
         assert sorted(first + flat(begun)) == list(range(10))
 
 
-# ---- what programs catch
+# ---- errors
 
 
-def test_an_iterator_cannot_be_pickled_and_says_so_as_torchs_does():
+def test_an_iterator_cannot_be_pickled_as_in_torch():
     with DataLoader(Numbers(4)) as loader, pytest.raises(NotImplementedError, match="cannot be pickled"):
         pickle.dumps(iter(loader))
 
 
-def test_a_worker_that_is_killed_again_and_again_is_told_in_torchs_words():
+def test_the_error_of_a_repeatedly_killed_worker_is_worded_as_in_torch():
     dataset = Deadly(4, bad=0, how=sigkill)
     with (
         DataLoader(dataset, 2, num_workers=1) as loader,
@@ -167,8 +167,8 @@ def test_a_worker_that_is_killed_again_and_again_is_told_in_torchs_words():
         list(loader)
 
 
-def test_a_worker_that_exits_again_and_again_is_told_in_torchs_words():
-    dataset = Deadly(4, bad=0, how=Leave(7))
+def test_the_error_of_a_repeatedly_exiting_worker_is_worded_as_in_torch():
+    dataset = Deadly(4, bad=0, how=Exit(7))
     with (
         DataLoader(dataset, 2, num_workers=1) as loader,
         pytest.raises(RuntimeError, match=r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly"),
@@ -176,8 +176,8 @@ def test_a_worker_that_exits_again_and_again_is_told_in_torchs_words():
         list(loader)
 
 
-class Leave:
-    """A function that ends its process."""
+class Exit:
+    """A function that ends its process with an exit code."""
 
     def __init__(self, code):
         self.code = code
@@ -188,7 +188,7 @@ class Leave:
         os._exit(self.code)
 
 
-def test_a_timeout_is_told_in_torchs_words():
+def test_the_error_of_a_timeout_is_worded_as_in_torch():
     with (
         DataLoader(Slow(4, wait=20), 2, num_workers=1, timeout=1) as loader,
         pytest.raises(RuntimeError, match=r"DataLoader timed out after \d+ seconds"),
@@ -196,16 +196,16 @@ def test_a_timeout_is_told_in_torchs_words():
         next(iter(loader))
 
 
-class NotThere(theirs.Dataset):
+class NotImplementedItems(theirs.Dataset):
     """`__getitem__` is torch's, which raises NotImplementedError."""
 
     def __len__(self):
         return 7
 
 
-def test_each_batch_that_raises_does_so_and_the_others_come(how):
+def test_each_failing_batch_raises_and_iteration_can_continue(how):
     errors = 0
-    with DataLoader(NotThere(), 2, shuffle=True, **how) as loader:
+    with DataLoader(NotImplementedItems(), 2, shuffle=True, **how) as loader:
         batches = iter(loader)
         while True:
             try:
@@ -244,7 +244,7 @@ class Bulk(Numbers):
 
 
 class NoBulk(Numbers):
-    """`__getitems__` is there and empty, as of datasets that switch it off."""
+    """`__getitems__` is None, as in datasets that switch it off."""
 
     __getitems__ = None
 
@@ -255,14 +255,14 @@ def test_getitems_fetches_a_whole_batch(how):
 
 
 class Indexed(Numbers):
-    """Takes whatever a sampler gives."""
+    """Accepts any index."""
 
     def __getitem__(self, index):
         return torch.as_tensor(index)
 
 
-class Bunches(theirs.Sampler):
-    """Gives whole batches as its samples: torch's way to load in bulk."""
+class ListSampler(theirs.Sampler):
+    """Yields lists of indices, for loading in bulk without automatic batching."""
 
     def __init__(self, n):
         self.n = n
@@ -275,8 +275,8 @@ class Bunches(theirs.Sampler):
         return (self.n + 3) // 4
 
 
-def test_a_sampler_may_give_lists_where_batching_is_off(how):
-    with DataLoader(Indexed(35), batch_size=None, sampler=Bunches(35), **how) as loader:
+def test_a_sampler_can_yield_lists_without_automatic_batching(how):
+    with DataLoader(Indexed(35), batch_size=None, sampler=ListSampler(35), **how) as loader:
         assert not loader._auto_collation
         assert set(torch.cat(list(loader)).tolist()) == set(range(35))
 
@@ -312,7 +312,7 @@ def numbers_and_names(n):
     ],
     ids=lambda d: type(d).__name__,
 )
-def test_torchs_datasets_give_the_batches_that_torch_gives(dataset, how):
+def test_datasets_of_torch_give_the_same_batches_as_in_torch(dataset, how):
     same_as_torch(dataset, how, 2)
     same_as_torch(dataset, how, None)
 
@@ -340,7 +340,7 @@ def test_torchs_datasets_give_the_batches_that_torch_gives(dataset, how):
     ],
     ids=lambda s: type(s).__name__,
 )
-def test_every_sampler_gives_the_order_that_torch_gives(sampler, how):
+def test_every_sampler_gives_the_same_order_as_in_torch(sampler, how):
     expected = []
     for _ in range(2):
         torch.manual_seed(5)
@@ -356,13 +356,13 @@ def test_every_sampler_gives_the_order_that_torch_gives(sampler, how):
         assert flat(loader) == expected[0]
 
 
-def test_batch_samplers_of_any_kind_make_the_batches(how):
+def test_batch_samplers_may_be_of_any_kind(how):
     batches = [(0, 1), [2, 3, 4], (5, 6), torch.tensor([7, 8]), np.array([1])]
     with DataLoader(Numbers(9), batch_sampler=batches, **how) as loader:
         assert [b.tolist() for b in loader] == [[0, 1], [2, 3, 4], [5, 6], [7, 8], [1]]
 
 
-def test_distributed_samplers_part_the_samples_and_shuffle_by_epoch(how):
+def test_distributed_samplers_partition_the_samples_and_shuffle_by_epoch(how):
     parts = [theirs.DistributedSampler(Numbers(10), 2, rank, seed=3) for rank in range(2)]
     orders = []
     for epoch in range(2):
@@ -376,7 +376,7 @@ def test_distributed_samplers_part_the_samples_and_shuffle_by_epoch(how):
     assert orders[0] != orders[1]
 
 
-def test_a_generator_decides_the_order_as_in_torch(how):
+def test_the_generator_determines_the_order_as_in_torch(how):
     orders = []
     for cls, arguments in ((DataLoader, how), (DataLoader, how), (theirs.DataLoader, {})):
         loader = cls(Numbers(20), 4, shuffle=True, generator=torch.Generator().manual_seed(42), **arguments)
@@ -388,7 +388,7 @@ def test_a_generator_decides_the_order_as_in_torch(how):
 
 
 class Informed(Numbers):
-    """Who makes a sample."""
+    """Each sample describes the worker that produced it."""
 
     def __getitem__(self, i):
         one, other = theirs.get_worker_info(), get_worker_info()
@@ -396,7 +396,7 @@ class Informed(Numbers):
         return one.id, one.num_workers, self.value
 
 
-def take_note(worker):
+def configure(worker):
     """A `worker_init_fn` as in torch's documentation: configures the worker's copy of the dataset."""
     info = theirs.get_worker_info()
     assert info.id == worker < info.num_workers
@@ -409,7 +409,7 @@ def take_note(worker):
 def test_worker_info_and_worker_init_fn_work_as_in_torch():
     assert theirs.get_worker_info() is None
     dataset = Informed(12)
-    with DataLoader(dataset, 2, num_workers=2, worker_init_fn=take_note) as loader:
+    with DataLoader(dataset, 2, num_workers=2, worker_init_fn=configure) as loader:
         for ids, of, values in loader:
             assert of.tolist() == [2, 2]
             assert values.tolist() == [i * 100 for i in ids.tolist()]
@@ -417,9 +417,9 @@ def test_worker_info_and_worker_init_fn_work_as_in_torch():
     assert theirs.get_worker_info() is None
 
 
-def test_newer_versions_of_torch_are_told_the_kind_of_worker(with_workers):
+def test_worker_info_has_the_worker_method_of_newer_versions_of_torch(with_workers):
     if not hasattr(theirs._utils.worker.WorkerInfo, "worker_method"):
-        pytest.skip("this version of torch does not ask")
+        pytest.skip("this version of torch has no worker_method")
     collate = lambda _samples: theirs.get_worker_info().worker_method  # noqa: E731
     with DataLoader(Numbers(2), 2, collate_fn=collate, **with_workers) as loader:
         assert list(loader) == ["thread" if "workers" in with_workers else "multiprocessing"]
@@ -434,13 +434,13 @@ def seed_12345(_):
     torch.manual_seed(12345)
 
 
-def test_a_worker_init_fn_that_seeds_torch_is_obeyed(with_workers):
+def test_a_seed_set_by_worker_init_fn_is_kept(with_workers):
     with DataLoader(Seeds(8), 2, worker_init_fn=seed_12345, **with_workers) as loader:
         assert {int(seed) for batch in loader for seed in batch} == {12345}
 
 
-def test_an_iterator_shows_its_workers_as_processes_that_can_be_ended_and_awaited():
-    """Programs reach for `iterator._workers`. One that is killed so is replaced as by any death."""
+def test_iterator_workers_look_like_processes_that_can_be_killed_and_joined():
+    """Programs use torch's `iterator._workers`. A worker that is killed that way is replaced."""
     loader = DataLoader(Slow(40, wait=0.002), 2, num_workers=2)
     batches = iter(loader)
     seen = flat([next(batches)])
@@ -450,7 +450,7 @@ def test_an_iterator_shows_its_workers_as_processes_that_can_be_ended_and_awaite
     workers[0].kill()
     workers[0].join(30)
     assert not workers[0].is_alive()
-    assert workers[0].exitcode in (-9, None)  # a busy fork server does not tell in time
+    assert workers[0].exitcode in (-9, None)  # a busy fork server may report it too late
     assert repr(workers[0]) == f"<nbloader-worker-0 pid={workers[0].pid} exitcode={workers[0].exitcode}>"
     assert seen + flat(batches) == list(range(40))
     last = batches._workers
@@ -461,19 +461,19 @@ def test_an_iterator_shows_its_workers_as_processes_that_can_be_ended_and_awaite
         worker.terminate()
 
 
-def test_an_iterator_knows_the_processes_of_workers_that_have_just_been_asked_for():
-    with DataLoader(Makers(8), num_workers=2) as loader:
+def test_iterator_workers_have_their_pids_at_once():
+    with DataLoader(WorkerIds(8), num_workers=2) as loader:
         batches = iter(loader)
         asked = [worker.pid for worker in batches._workers]
         assert flat(i for _, i in batches) == list(range(8))
         assert asked == pids(loader)
 
 
-def test_an_iterator_shows_worker_threads_too_and_without_workers_none():
+def test_iterator_workers_include_threads_and_do_not_exist_without_workers():
     with DataLoader(Numbers(4), num_workers=1, workers="thread") as loader:
         batches = iter(loader)
         (worker,) = batches._workers
-        worker.terminate()  # a thread cannot be ended, and this process shall not be
+        worker.terminate()  # a thread cannot be ended, and this process must not be
         assert flat(batches) == [0, 1, 2, 3]
         assert worker.is_alive()
     worker.join(30)
@@ -483,7 +483,7 @@ def test_an_iterator_shows_worker_threads_too_and_without_workers_none():
 
 
 class HeldUp(Numbers):
-    """One sample waits for a file."""
+    """Sample `held` waits for a file."""
 
     held = 2
 
@@ -492,8 +492,8 @@ class HeldUp(Numbers):
         return i
 
 
-def test_out_of_order_a_slow_sample_among_quick_ones_holds_up_no_other(with_workers, tmp_path):
-    """They had all been given to the worker that was there first, as small and quick batches are."""
+def test_with_in_order_false_a_slow_sample_does_not_delay_others(with_workers, tmp_path):
+    """Although the first worker had been assigned all of them, as small and quick batches are."""
     with DataLoader(HeldUp(30, file=str(tmp_path / "go")), in_order=False, **with_workers) as loader:
         for _ in range(2):
             batches = iter(loader)
@@ -505,7 +505,7 @@ def test_out_of_order_a_slow_sample_among_quick_ones_holds_up_no_other(with_work
 
 
 class SecondShardHeldUp(theirs.IterableDataset):
-    """Five samples by each worker; worker 1 waits for a file at first."""
+    """Five samples per worker; worker 1 first waits for a file."""
 
     def __init__(self, file):
         self.file = file
@@ -518,7 +518,7 @@ class SecondShardHeldUp(theirs.IterableDataset):
 
 
 @pytest.mark.parametrize("options", [{}, {"prefetch_factor": 2}, {"dispatch": "round_robin"}], ids=str)
-def test_out_of_order_a_slow_shard_holds_up_no_other(with_workers, tmp_path, options):
+def test_with_in_order_false_a_slow_shard_does_not_delay_others(with_workers, tmp_path, options):
     data = SecondShardHeldUp(str(tmp_path / "go"))
     with DataLoader(data, in_order=False, **with_workers, **options) as loader:
         batches = iter(loader)
@@ -528,21 +528,21 @@ def test_out_of_order_a_slow_shard_holds_up_no_other(with_workers, tmp_path, opt
         assert [(worker.item(), i.item()) for worker, i in batches] == [(1, i) for i in range(5)]
 
 
-class Makers(Numbers):
-    """Sample i is (the worker's id, i)."""
+class WorkerIds(Numbers):
+    """Sample i is (worker id, i)."""
 
     def __getitem__(self, i):
         return get_worker_info().id, i
 
 
-def test_in_turn_batch_i_is_made_by_worker_i_modulo_their_number(with_workers):
-    """torch's loader always does so; here `dispatch` asks for it."""
-    with DataLoader(Makers(30), dispatch="round_robin", **with_workers) as loader:
+def test_round_robin_assigns_batch_i_to_worker_i_modulo_their_number(with_workers):
+    """As torch's loader always does."""
+    with DataLoader(WorkerIds(30), dispatch="round_robin", **with_workers) as loader:
         for epoch in range(3):
             assert [(worker.item(), i.item()) for worker, i in loader] == [(i % 2, i) for i in range(30)]
             if epoch == 1:
                 loader.restart_workers()
-    with DataLoader(Makers(30), dispatch="round_robin", prefetch_factor=2, **with_workers) as loader:
+    with DataLoader(WorkerIds(30), dispatch="round_robin", prefetch_factor=2, **with_workers) as loader:
         batches = iter(loader)
         assert next(batches)[0].item() == 0
         loader.num_workers = 3
@@ -551,14 +551,14 @@ def test_in_turn_batch_i_is_made_by_worker_i_modulo_their_number(with_workers):
         assert got[-12:] == [(i % 3, i) for i in range(18, 30)]
 
 
-class MakersHeldUp(HeldUp):
+class WorkerIdsHeldUp(HeldUp):
     def __getitem__(self, i):
         return get_worker_info().id, super().__getitem__(i)
 
 
-def test_in_turn_and_out_of_order_what_waits_behind_a_slow_batch_stays_with_its_worker(with_workers, tmp_path):
-    """As torch's: the others go on, and what the slow worker holds comes last."""
-    data = MakersHeldUp(10, held=0, file=str(tmp_path / "go"))
+def test_round_robin_with_in_order_false_does_not_steal_the_batches_behind_a_slow_one(with_workers, tmp_path):
+    """As in torch: the other worker continues, and the slow worker's batches come last."""
+    data = WorkerIdsHeldUp(10, held=0, file=str(tmp_path / "go"))
     with DataLoader(data, in_order=False, dispatch="round_robin", **with_workers) as loader:
         batches = iter(loader)
         others = [(worker.item(), i.item()) for worker, i in (next(batches) for _ in range(8))]
@@ -567,7 +567,7 @@ def test_in_turn_and_out_of_order_what_waits_behind_a_slow_batch_stays_with_its_
         assert [(worker.item(), i.item()) for worker, i in batches] == [(0, 0), (0, 2)]
 
 
-# ---- what can be iterated once
+# ---- iterables that can be iterated once
 
 
 def numbers(n):
@@ -584,7 +584,7 @@ def numbers(n):
     ],
     ids=str,
 )
-def test_an_exhausted_sampler_gives_an_empty_epoch_as_in_torch_and_says_so(name, make, of, how):
+def test_an_exhausted_sampler_gives_an_empty_epoch_as_in_torch_with_a_warning(name, make, of, how):
     with DataLoader(Numbers(4), **{name: make()}, **how) as loader:
         assert flat(loader) == flat(theirs.DataLoader(Numbers(4), **{name: make()}))
         with pytest.warns(UserWarning, match=f"had no batches: {name} is a {of}, which can be iterated once") as caught:
@@ -592,7 +592,7 @@ def test_an_exhausted_sampler_gives_an_empty_epoch_as_in_torch_and_says_so(name,
         assert [w.filename for w in caught] == [__file__]
 
 
-def test_a_dataset_that_is_a_generator_is_read_once_in_this_process_and_refused_for_workers(with_workers):
+def test_a_generator_as_dataset_is_read_once_in_this_process_and_refused_with_workers(with_workers):
     for ahead in ({}, {"prefetch": 2}):
         with DataLoader(numbers(5), 2, **ahead) as loader:
             assert [b.tolist() for b in loader] == [[0, 1], [2, 3], [4]]
@@ -614,7 +614,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize("samples", MIXED, ids=str)
-def test_numbers_of_several_types_become_what_torch_makes_of_them(samples, how):
+def test_numbers_of_mixed_types_are_collated_as_in_torch(samples, how):
     again = [*samples, 7, 8, 1, 2.5, *samples]
     same_as_torch(again, how, 2)
 
@@ -645,25 +645,25 @@ def test_functions_in_default_collate_fn_map_reach_the_workers(how, monkeypatch)
     assert [b["i"].tolist() for b in same_as_torch(Points(4), how, 2)] == [[5, 6], [7, 8]]
 
 
-def test_torchs_own_collate_functions_may_be_given_by_name(how):
+def test_collate_functions_of_torch_can_be_passed_explicitly(how):
     same_as_torch(numbers_and_names(5), how, 2, collate_fn=theirs.default_collate)
     same_as_torch([np.ones(3), 2, "x"], how, None, collate_fn=theirs.default_convert)
     same_as_torch([np.ones(3), 2, "x"], how, 2, collate_fn=theirs.default_convert)  # lists of what the samples are
     same_as_torch([[1, 2], np.ones((2, 3)), ["x", "y"]], how, None, collate_fn=theirs.default_collate)
 
 
-def where_it_was_stacked(samples):
+def shared_memory_and_worker(samples):
     batch = theirs.default_collate(samples)
     return batch.is_shared(), theirs.get_worker_info() is not None, batch.tolist()
 
 
-def test_default_collate_by_a_collate_fn_takes_no_shared_memory_of_torchs(with_workers):
-    """In a worker of torch's it takes files in /dev/shm, of which a container has little."""
-    with DataLoader(torch.arange(8), 2, collate_fn=where_it_was_stacked, **with_workers) as loader:
+def test_default_collate_in_a_collate_fn_does_not_use_shared_memory_of_torch(with_workers):
+    """In torch's workers it creates files in /dev/shm, which is small in containers."""
+    with DataLoader(torch.arange(8), 2, collate_fn=shared_memory_and_worker, **with_workers) as loader:
         assert list(loader) == [(False, True, [i, i + 1]) for i in range(0, 8, 2)]
 
 
-def test_samples_that_cannot_be_stacked_raise_what_torch_raises_in_the_notebook(how):
+def test_samples_that_cannot_be_stacked_raise_the_error_of_torch(how):
     for samples in ([torch.tensor(1), 2], [torch.ones(2), torch.ones(3)], [np.ones(2), "x"], [{"a": 1}, {"b": 1}]):
         with pytest.raises(Exception) as expected:
             list(theirs.DataLoader(samples, 2))
@@ -700,7 +700,7 @@ class Pair(NamedTuple):
     ],
     ids=lambda s: type(s[0]).__name__,
 )
-def test_containers_and_scalars_keep_the_types_that_torch_gives(samples, how):
+def test_containers_and_scalars_get_the_same_types_as_in_torch(samples, how):
     (batch,) = same_as_torch(samples, how, 2)
     (expected,) = theirs.DataLoader(samples, 2)
     assert type(batch) is type(expected)
@@ -716,7 +716,7 @@ DTYPES = [
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-def test_tensors_of_every_dtype_come_as_from_torch(dtype, from_a_worker):
+def test_tensors_of_every_dtype_equal_those_of_torch(dtype, from_a_worker):
     (expected,) = theirs.DataLoader([of_dtype(dtype)] * 2, 2)
     batch = from_a_worker(dtype)
     assert (batch.dtype, batch.shape) == (expected.dtype, expected.shape)
@@ -731,7 +731,7 @@ def of_dtype(dtype):
     return torch.ones(2, 3 * dtype.itemsize, dtype=torch.uint8).view(dtype).clone()
 
 
-STRANGE = {
+LAYOUTS = {
     "strided": torch.arange(24.0).view(4, 6)[::2, ::3],
     "transposed": torch.arange(24.0).view(4, 6).t(),
     "expanded": torch.ones(1).expand(3, 4),
@@ -749,8 +749,8 @@ STRANGE = {
 
 @pytest.fixture(scope="module")
 def from_a_worker():
-    """Gives the batch of two samples of a kind, made in a worker: all of them in one, whose start takes longest."""
-    samples = {**{dtype: of_dtype(dtype) for dtype in DTYPES}, **STRANGE}
+    """Returns the batch of two samples of a kind. One worker produces all of them: its start takes longest."""
+    samples = {**{dtype: of_dtype(dtype) for dtype in DTYPES}, **LAYOUTS}
     made = {}
     with DataLoader(
         list(samples.values()), batch_sampler=[[i, i] for i in range(len(samples))], num_workers=1
@@ -770,14 +770,14 @@ def from_a_worker():
     return get
 
 
-@pytest.mark.parametrize("name", STRANGE)
-def test_tensors_of_any_layout_come_as_from_torch(name, from_a_worker):
-    (expected,) = theirs.DataLoader([STRANGE[name]] * 2, 2)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_tensors_of_any_layout_equal_those_of_torch(name, from_a_worker):
+    (expected,) = theirs.DataLoader([LAYOUTS[name]] * 2, 2)
     assert_same(from_a_worker(name), expected)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-def test_sparse_and_nested_tensors_are_refused_by_the_default_as_in_torch(how):
+def test_sparse_and_nested_tensors_are_refused_by_default_as_in_torch(how):
     for sample in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), nested()):
         with (
             DataLoader([sample, sample], 2, **how) as loader,
@@ -827,7 +827,7 @@ class CustomBatch:
 
 
 @pytest.mark.parametrize("how_many", [0, 2])
-def test_custom_types_with_pin_memory_are_pinned_by_it(how_many, monkeypatch):
+def test_custom_types_are_pinned_by_their_pin_memory_method(how_many, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     dataset = [torch.ones(2)] * 4
     with DataLoader(dataset, 2, collate_fn=CustomBatch, pin_memory=True, num_workers=how_many) as loader:
@@ -835,7 +835,7 @@ def test_custom_types_with_pin_memory_are_pinned_by_it(how_many, monkeypatch):
         assert [(batch.pinned, batch.tensor.shape) for batch in loader] == [(1, (2, 2))] * 2
 
 
-# ---- taking over a loader of torch
+# ---- from_torch
 
 
 @pytest.mark.parametrize(
@@ -852,7 +852,7 @@ def test_custom_types_with_pin_memory_are_pinned_by_it(how_many, monkeypatch):
     ],
     ids=str,
 )
-def test_from_torch_gives_what_torchs_loader_gives(arguments):
+def test_from_torch_gives_the_batches_of_the_loader_of_torch(arguments):
     old = theirs.DataLoader(light.Numbers(11), generator=torch.Generator().manual_seed(4), **arguments)
     with DataLoader.from_torch(old) as loader:
         for name in ("num_workers", "prefetch_factor", "persistent_workers", "in_order", "timeout", "worker_init_fn"):
@@ -867,7 +867,7 @@ def test_from_torch_gives_what_torchs_loader_gives(arguments):
     assert_same(ours, list(expected))
 
 
-def test_from_torch_takes_changes_and_refuses_what_is_no_loader():
+def test_from_torch_accepts_changes_and_refuses_other_objects():
     old = theirs.DataLoader(Numbers(10), 5)
     with DataLoader.from_torch(old, num_workers=2, output="numpy") as loader:
         assert loader.num_workers == 2
@@ -885,8 +885,8 @@ def test_from_torch_copies_a_loader_of_ours():
         assert third.num_workers == 1
 
 
-def test_a_distributed_sampler_goes_on_with_the_loader_that_takes_over():
-    """As Lightning makes them: it calls `set_epoch` of the sampler it made."""
+def test_from_torch_reuses_a_distributed_sampler():
+    """Lightning calls `set_epoch` of the sampler that it created."""
     sampler = theirs.DistributedSampler(Numbers(8), 2, 0, seed=1)
     with DataLoader.from_torch(theirs.DataLoader(Numbers(8), 2, sampler=sampler)) as loader:
         first = flat(loader)
@@ -905,7 +905,7 @@ class Stream(theirs.IterableDataset):
     [{"batch_size": 4}, {"batch_size": 4, "drop_last": True, "num_workers": 2}, {"batch_size": None}],
     ids=str,
 )
-def test_from_torch_takes_a_loader_of_an_iterable_dataset_over(arguments):
+def test_from_torch_accepts_a_loader_of_an_iterable_dataset(arguments):
     old = theirs.DataLoader(Stream(), **arguments)
     with DataLoader.from_torch(old) as loader, DataLoader.from_torch(loader) as again:
         assert_same(list(loader), list(old))
