@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -10,13 +11,14 @@ import sys
 import pytest
 
 BENCH = pathlib.Path(__file__).parent / "bench"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(BENCH.parents[1])}
 
 
 def measured(system, row, kind):
     """Check once and take one turn. Returns the answers."""
     done = subprocess.run(
         [sys.executable, str(BENCH / "side.py"), system, row, kind, "0.01"],
-        input="check\nturn\n", capture_output=True, text=True, check=False,
+        input="check\nturn\n", capture_output=True, text=True, check=False, env=ENVIRONMENT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     _ready, check, turn = map(json.loads, done.stdout.splitlines())
@@ -42,7 +44,7 @@ def test_the_memory_row_counts_the_segments_that_workers_keep():
 def test_a_row_gives_a_table(tmp_path):
     done = subprocess.run(
         [sys.executable, str(BENCH / "run.py"), "--rows", "shuffled", "--out", str(tmp_path)],
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, check=False, env=ENVIRONMENT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| first batch of 100 million" in (tmp_path / "table.md").read_text()
