@@ -16,13 +16,13 @@ class EngineConfig:
     """Batches to request ahead, per worker."""
     prefetch: int | None
     """Batches to request ahead in total, instead of `prefetch_factor`; None if it was not given."""
-    adapts: bool
-    """Whether the window may be extended for small and quick batches."""
+    adaptive_window: bool
+    """Whether the window grows while batches are small and fast."""
     options: WorkerOptions
     """What every worker is told when it starts."""
     kind: WorkerKind
-    """The kind of the workers."""
-    in_turn: bool
+    """Creates the workers."""
+    round_robin: bool
     """Whether batch i goes to worker i modulo their number, instead of the least loaded one."""
     in_order: bool
     """False delivers batches as they become ready."""
@@ -32,5 +32,5 @@ class EngineConfig:
     """`raise`, or `restart` to replace the worker that holds the batch."""
     max_restarts: int
     """Unexpected worker deaths to tolerate over the life of the loader."""
-    idle: float | None
+    idle_timeout: float | None
     """Seconds without a request after which the workers are stopped; None for never."""

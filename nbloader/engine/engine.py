@@ -62,9 +62,9 @@ from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
 
-IDLE = 300.0
+IDLE_TIMEOUT = 300.0
 """Seconds without a request after which a loader stops its workers (until it is asked again)."""
-IDLE_SUPERSEDED = 2.0
+SUPERSEDED_TIMEOUT = 2.0
 """Seconds without a request after which a loader stops its workers if its cell was run again."""
 REST = 30.0
 """Seconds without an epoch after which workers release the memory that the next epoch can begin without. That one
@@ -111,10 +111,10 @@ class Engine:
             config.num_workers,
             prefetch_factor=config.prefetch_factor,
             prefetch=config.prefetch,
-            adaptive=config.adapts and not config.kind.inline,
+            adaptive=config.adaptive_window and not config.kind.inline,
             unlimited_queue=config.kind.inline,  # each iteration has a consumer that produces for itself
         )
-        self._dispatcher: Dispatcher[BatchOutcome] = Dispatcher(self._policy, round_robin=config.in_turn)
+        self._dispatcher: Dispatcher[BatchOutcome] = Dispatcher(self._policy, round_robin=config.round_robin)
         self._events: collections.deque[ev.Event] = collections.deque()  # to be published without the lock
         self._group = WorkerGroup(
             self._events.append, self._dispatcher, config, on_message=self._handle, on_failure=self._wake_consumers
@@ -157,8 +157,8 @@ class Engine:
         return self._config.kind.inline
 
     @property
-    def ahead(self) -> bool:
-        """Whether batches are requested before they are wanted."""
+    def prefetches(self) -> bool:
+        """Whether batches are requested before the consumer asks for them."""
         return self._policy.prefetches
 
     # ---- the lock -----------------------------------------------------------------------------------------------
@@ -423,16 +423,13 @@ class Engine:
             if self._supervisor is None:
                 self._produce(run, wakeup)
             while True:
-                taken: Delivered | WaitPlan | None = self._exclusively(
-                    self._take, run, wakeup, timer is None or timer.fresh
-                )
-                if taken is None:
+                delivered, plan = self._exclusively(self._take, run, wakeup, timer is None or timer.fresh)
+                if delivered is not None:
+                    return cast("Delivered", delivered)
+                if plan is None:
                     if refill():  # those before had no sample left
                         continue
                     return None
-                if type(taken) is Delivered:
-                    return taken
-                plan: Any = taken
                 if timer is None:
                     since = _clock()
                     first = not self._dispatcher.iterations[run].taken
@@ -460,10 +457,10 @@ class Engine:
             self._awaited = Awaited(task.number, _clock())
             pool.run_next(run)
 
-    def _take(self, run: int, wakeup: Wakeup, first: bool) -> Delivered | WaitPlan | None:
-        """The next batch if it is ready, or how to wait for it: from then on whoever receives it wakes the consumer.
+    def _take(self, run: int, wakeup: Wakeup, first: bool) -> tuple[Delivered | None, WaitPlan | None]:
+        """The next batch if it is ready; otherwise how to wait for it: whoever receives it wakes the consumer.
 
-        None if no batch is outstanding.
+        Both are None if no batch is outstanding.
         """
         dispatcher = self._dispatcher
         state = dispatcher.iterations.get(run)
@@ -490,11 +487,11 @@ class Engine:
             reorder = state.reorder
             return Delivered(
                 delivery.task, delivery.outcome, dispatcher.in_flight(run), reorder.reordering, reorder.ready
-            )
+            ), None
         if not dispatcher.outstanding(run):
-            return None
+            return None, None
         self._waiting[run] = wakeup
-        return dispatcher.plan_wait(run, first=first)
+        return None, dispatcher.plan_wait(run, first=first)
 
     def _next(self, run: int) -> Delivery | None:
         """The next batch that is ready and has samples."""
@@ -833,7 +830,7 @@ class Engine:
         """Seconds until the workers are stopped, since nobody asks; None for never."""
         if self._waiting:
             return None
-        limit = IDLE_SUPERSEDED if self._superseded else self._config.idle
+        limit = SUPERSEDED_TIMEOUT if self._superseded else self._config.idle_timeout
         return None if limit is None else limit - (time.monotonic() - self._last_request)
 
     def report_failure(self, error: Exception) -> None:

@@ -101,7 +101,7 @@ class EpochIterator(Iterator[T_co]):
 
     def prefetch(self) -> None:
         """Request the first batches."""
-        if self._engine.ahead:
+        if self._engine.prefetches:
             self._refill(wait=False)
 
     def drop(self) -> None:
@@ -153,11 +153,11 @@ class EpochIterator(Iterator[T_co]):
         requested = _clock()
         self._resources.publish(requested)
         engine, plan = self._engine, self.plan
-        if not engine.ahead:
+        if not engine.prefetches:
             self._refill()
         got = self._wait() if self._kept is None else self._kept
         task, payload = got.task, got.outcome
-        if engine.ahead:  # the first batch of an epoch produced in advance does not wait until a worker is awake
+        if engine.prefetches:  # the first batch of an epoch produced in advance does not wait until a worker is awake
             self._refill(wait=False, soon=task.number == plan.first and got.ready > 0)
         if plan.reader is not None:  # records and errors are kept for long: they hold no samples
             task.indices = item_numbers(task.indices)

@@ -34,7 +34,7 @@ from nbloader import events as ev
 from nbloader.batch.torch_collate import collate_for_workers
 from nbloader.device import placement
 from nbloader.engine.config import EngineConfig
-from nbloader.engine.engine import IDLE, Engine
+from nbloader.engine.engine import IDLE_TIMEOUT, Engine
 from nbloader.engine.iterator import Consumer, DeviceGroups, EpochIterator, IteratorContext, check_names
 from nbloader.loader import config as cfg
 from nbloader.loader import reruns, torch_compat
@@ -220,7 +220,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             LoaderClosedError: After `close()`.
         """
         self._control.check_open()
-        if self._engine.ahead:
+        if self._engine.prefetches:
             self._prefetch.start(self._make_epoch)
 
     def clean(self) -> None:
@@ -609,14 +609,14 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, *, batched: bool) 
             num_workers=config.num_workers or 1,
             prefetch_factor=config.effective_prefetch_factor or 0,
             prefetch=config.prefetch,
-            adapts=config.adapts_window,
+            adaptive_window=config.adapts_window,
             kind=_create_kind(config, options),
-            in_turn=config.dispatch == "round_robin",
+            round_robin=config.dispatch == "round_robin",
             in_order=config.in_order,
             timeout=0 if options.kind == INLINE else config.timeout,
             on_timeout=config.on_timeout,
             max_restarts=config.max_restarts,
-            idle=None if config.persistent_workers else IDLE,
+            idle_timeout=None if config.persistent_workers else IDLE_TIMEOUT,
             options=options,
         ),
     )
