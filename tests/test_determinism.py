@@ -1,4 +1,4 @@
-"""The same batches whoever makes them, and whatever happens to who makes them."""
+"""Batches are the same whichever worker produces them, and whatever happens to workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nbloader import DataLoader
 
 
 class Seeds(Numbers):
-    """What `worker_init_fn` saw."""
+    """Returns what `worker_init_fn` saw."""
 
     def __getitem__(self, i):
         return torch.utils.data.get_worker_info().id, int(os.environ["SEEN"])
@@ -31,7 +31,7 @@ def loader_of(**options):
 
 @pytest.mark.parametrize("options", [{"num_workers": 1}, {"num_workers": 3}, {"num_workers": 2, "workers": "thread"}],
                          ids=["one", "three", "threads"])  # fmt: skip
-def test_augmented_batches_are_those_made_in_process_after_kills_restarts_resizes_and_reloads(options):
+def test_augmented_batches_equal_those_of_the_inline_worker_after_kills_restarts_resizes_and_reloads(options):
     with loader_of() as loader:
         want = epochs(loader, 2)
     with loader_of(**options, max_restarts=1000) as loader:
@@ -52,7 +52,7 @@ def test_augmented_batches_are_those_made_in_process_after_kills_restarts_resize
     assert came == want
 
 
-def test_the_initial_seed_differs_between_workers_as_with_torch():
+def test_each_worker_has_its_own_initial_seed_as_in_torch():
     with DataLoader(Seeds(40), None, num_workers=3, worker_init_fn=remember_seed) as loader:
         seen = {(int(worker), int(seed)) for worker, seed in loader}
     first = min(seed - worker for worker, seed in seen)

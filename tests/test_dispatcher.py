@@ -1,7 +1,7 @@
-"""Whatever happens to workers and runs, and in whatever order, each batch is delivered once and in order.
+"""Whatever happens to workers and iterations, and in whatever order, each batch is delivered once and in order.
 
-Results that are errors are to the dispatcher as any other; a worker that is restarted is one that is gone without
-blame, or, if it was late, with it.
+To the dispatcher, errors are results like any other. A worker that is restarted is gone without blame; a stalled one
+with blame.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ NOW = 10
 
 
 class Chaos(RuleBasedStateMachine):
-    """Workers that work, dawdle, send twice and die; runs that come, go and are parked.
+    """Workers that produce, stall, send twice and die; iterations that begin, end and are parked.
 
-    The machine knows what each worker really has (`inboxes`): a worker that was told to forget a batch may have begun
-    it already, and a result may be under way when its worker is declared dead.
+    The machine knows what each worker really has (`inboxes`): a worker may have begun a batch that is cancelled, and a
+    result may be in flight when its worker is declared dead.
     """
 
     def __init__(self):
         super().__init__()
         self.uids = 0
         self.runs = 0
-        self.inboxes: dict[int, list[tuple[int, int]]] = {}  # living workers: (run, number) sent to them
-        self.late: list[tuple[int, int, int]] = []  # (worker, run, number): results on their way
+        self.inboxes: dict[int, list[tuple[int, int]]] = {}  # live workers: (run, number) sent to them
+        self.in_flight: list[tuple[int, int, int]] = []  # (worker, run, number): results in flight
         self.wanted: dict[int, list[int]] = {}  # run -> numbers still to be delivered, in order
         self.out_of_order: set[int] = set()
         self.suspects: dict[tuple[int, int], int] = {}
         self.accepted: set[tuple[int, int]] = set()
-        self.outdated: set[int] = set()  # workers that were there when all was to be made again
+        self.outdated: set[int] = set()  # workers that existed when everything was to be produced again
         self.steps = 0  # batches that may be taken though the loader is paused
         self.owed = 0  # and sent
         self.windows: dict[int, int] = {}  # run -> the largest window that it has had
@@ -62,10 +62,10 @@ class Chaos(RuleBasedStateMachine):
     def begin(self, depth, workers, window, data):
         self.policy = FixedPolicy(depth)
         self.dispatcher: Dispatcher[object] = Dispatcher(self.policy)
-        self.depth = depth  # the largest until now
+        self.depth = depth  # the largest so far
         for _ in range(workers):
             self.worker_starts()
-        self.run_begins(window, True, data)
+        self.iteration_begins(window, True, data)
         self.sampler_is_asked(data)
 
     def dispatch(self, data):
@@ -86,8 +86,8 @@ class Chaos(RuleBasedStateMachine):
     def worker_dies(self, data, blame, sent):
         worker = data.draw(st.sampled_from(sorted(self.inboxes)))
         inbox = self.inboxes.pop(worker)
-        if sent and inbox:  # its last result is on its way
-            self.late.append((worker, *inbox[0]))
+        if sent and inbox:  # its last result is in flight
+            self.in_flight.append((worker, *inbox[0]))
         before = self.dispatcher.held_by(worker)
         held, fatal = self.dispatcher.worker_gone(worker, blame=blame)
         assert held == before
@@ -108,17 +108,17 @@ class Chaos(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.inboxes.values()))
     @rule(data=st.data(), position=st.integers(0, 3))
-    def worker_makes_a_batch(self, data, position):
+    def worker_produces_a_batch(self, data, position):
         worker = data.draw(st.sampled_from(sorted(w for w, inbox in self.inboxes.items() if inbox)))
         inbox = self.inboxes[worker]
         run, number = inbox.pop(min(position, len(inbox) - 1))
         self.arrive(worker, run, number)
         self.dispatch(data)
 
-    @precondition(lambda self: self.late)
+    @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
-    def late_result_arrives(self, data):
-        self.arrive(*self.late.pop(data.draw(st.integers(0, len(self.late) - 1))))
+    def result_in_flight_arrives(self, data):
+        self.arrive(*self.in_flight.pop(data.draw(st.integers(0, len(self.in_flight) - 1))))
 
     @precondition(lambda self: self.accepted)
     @rule(data=st.data())
@@ -131,11 +131,11 @@ class Chaos(RuleBasedStateMachine):
         if worker in self.outdated:
             assert accepted is None or worker in self.inboxes, "it is of the old dataset"
             if accepted is None:
-                return  # it waits for another worker, as the invariants say
+                return  # it waits for another worker, as the invariants check
         self.accept(run, number, accepted)
 
     def accept(self, run, number, accepted):
-        if accepted is None:  # refused: then it must not be the only copy of a batch that is still wanted
+        if accepted is None:  # rejected: then it must not be the only copy of a batch that is still wanted
             elsewhere = any((run, number) in inbox for inbox in self.inboxes.values())
             assert run not in self.wanted or (run, number) in self.accepted or elsewhere
             return
@@ -145,18 +145,18 @@ class Chaos(RuleBasedStateMachine):
             self.accepted.add((run, number))
 
     def cancel(self, cancels, data):
-        """Tell workers to forget batches. One that has begun such a batch, or hears of it too late, makes it still."""
+        """Cancel batches at workers. A worker that has begun such a batch still produces it."""
         for worker, run, numbers in cancels:
             inbox = self.inboxes[worker]
             for number in numbers:
                 assert (run, number) in inbox
-                if data.draw(st.booleans(), label="heard in time"):
+                if data.draw(st.booleans(), label="cancelled in time"):
                     inbox.remove((run, number))
 
-    # ---- runs
+    # ---- iterations
 
     @rule(window=st.integers(0, 6), in_order=st.booleans(), data=st.data())
-    def run_begins(self, window, in_order, data):
+    def iteration_begins(self, window, in_order, data):
         run, self.runs = self.runs, self.runs + 1
         self.set_window(window)
         self.cancel(self.dispatcher.open_iteration(run, in_order=in_order), data)
@@ -173,7 +173,7 @@ class Chaos(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.wanted) > 1)
     @rule(data=st.data())
-    def run_is_closed(self, data):
+    def iteration_is_closed(self, data):
         run = data.draw(st.sampled_from(sorted(self.wanted)))
         ready = self.dispatcher.iterations[run].reorder.ready + self.dispatcher.iterations[run].reorder.reordering
         unwanted, cancels = self.dispatcher.close_iteration(run)
@@ -185,7 +185,7 @@ class Chaos(RuleBasedStateMachine):
 
     @precondition(lambda self: self.wanted)
     @rule(data=st.data(), parked=st.booleans())
-    def run_is_parked_or_asked(self, data, parked):
+    def iteration_is_parked_or_asked(self, data, parked):
         run = data.draw(st.sampled_from(sorted(self.wanted)))
         if parked:
             self.cancel(self.dispatcher.park(run), data)
@@ -193,8 +193,8 @@ class Chaos(RuleBasedStateMachine):
             self.dispatcher.unpark(run)
 
     @rule(data=st.data())
-    def somebody_has_nothing_to_do(self, data):
-        """As the driver does after each round."""
+    def a_worker_is_idle(self, data):
+        """As the engine does after each round."""
         least = data.draw(st.integers(1, 3), label="least")
         stuck = data.draw(st.sets(st.sampled_from(sorted(self.inboxes))) if self.inboxes else st.just(set()))
         while True:
@@ -202,7 +202,7 @@ class Chaos(RuleBasedStateMachine):
             cancels = steal_work(self.dispatcher, least, stuck)
             assert not cancels or idle
             for worker, _run, numbers in cancels:
-                assert self.dispatcher.held_by(worker), "the one that it is at stays"
+                assert self.dispatcher.held_by(worker), "the one that it is processing stays"
                 assert worker in stuck or len(numbers) >= least or len(cancels) > 1
             self.cancel(cancels, data)
             self.batches_are_sent()
@@ -231,8 +231,8 @@ class Chaos(RuleBasedStateMachine):
         self.set_window(window)
         for worker in sorted(self.inboxes)[workers:]:
             inbox = self.inboxes.pop(worker)
-            if inbox:  # its last result is on its way
-                self.late.append((worker, *inbox[0]))
+            if inbox:  # its last result is in flight
+                self.in_flight.append((worker, *inbox[0]))
             _held, fatal = self.dispatcher.worker_gone(worker, blame=False)
             assert fatal is None
         while len(self.inboxes) < workers:
@@ -240,7 +240,7 @@ class Chaos(RuleBasedStateMachine):
         self.dispatch(data)
 
     @rule()
-    def what_has_come_is_dropped(self):
+    def what_has_arrived_is_dropped(self):
         outside = {(run, number) for run, numbers in self.wanted.items() for number in numbers}
         self.outdated = set(self.inboxes)
         assert len(self.dispatcher.redo()) == len(self.accepted & outside)
@@ -299,7 +299,7 @@ class Chaos(RuleBasedStateMachine):
     # ---- always
 
     @invariant()
-    def nobody_holds_more_than_the_depth(self):
+    def no_worker_holds_more_than_the_queue_depth(self):
         if not hasattr(self, "dispatcher"):
             return
         held = [self.dispatcher.held_by(worker) for worker in self.inboxes]
@@ -323,7 +323,7 @@ class Chaos(RuleBasedStateMachine):
                 assert places.count(True) == 1, (run, number, places)
 
     def teardown(self):
-        """With one honest worker everything that is outstanding comes."""
+        """With one reliable worker everything that is outstanding is delivered."""
         if not hasattr(self, "dispatcher"):
             return
         self.dispatcher.resume()
@@ -343,7 +343,7 @@ class Chaos(RuleBasedStateMachine):
             for run in self.wanted:
                 while self.take(run):
                     progress = True
-            assert progress, f"nothing moves any more; still wanted: {self.wanted}"
+            assert progress, f"no progress; still wanted: {self.wanted}"
 
 
 Chaos.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
@@ -400,7 +400,7 @@ def test_batches_go_to_the_least_loaded_worker_in_order():
     assert sent(dispatcher) == [(1, 6)]
 
 
-def test_round_robin_a_batch_waits_for_its_worker_though_another_has_nothing_to_do():
+def test_round_robin_a_batch_waits_for_its_worker_even_if_another_is_idle():
     dispatcher = dispatcher_with(2, round_robin=True)
     assert sent(dispatcher) == [(0, 0), (1, 1), (0, 2), (1, 3)]
     assert (produced(dispatcher, 1, 1), produced(dispatcher, 1, 3)) == ([], [])
@@ -412,7 +412,7 @@ def test_round_robin_a_batch_waits_for_its_worker_though_another_has_nothing_to_
     assert sent(dispatcher) == [(0, 4)]
 
 
-def test_round_robin_what_a_dead_worker_held_waits_for_the_one_that_takes_its_place():
+def test_round_robin_what_a_dead_worker_held_waits_for_its_replacement():
     dispatcher = dispatcher_with(2, round_robin=True)
     sent(dispatcher)
     dispatcher.worker_gone(0, blame=True)
@@ -421,7 +421,7 @@ def test_round_robin_what_a_dead_worker_held_waits_for_the_one_that_takes_its_pl
     assert sent(dispatcher) == [(7, 0), (7, 2)]
 
 
-def test_round_robin_and_out_of_order_others_take_what_a_worker_that_is_not_there_yet_could_not_hold():
+def test_round_robin_and_out_of_order_others_take_what_exceeds_the_queue_of_a_worker_that_is_not_ready():
     dispatcher: Dispatcher[str] = Dispatcher(FixedPolicy(2), round_robin=True)
     dispatcher.slots = 2
     dispatcher.worker_ready(1, slot=1)
@@ -435,7 +435,7 @@ def test_round_robin_and_out_of_order_others_take_what_a_worker_that_is_not_ther
     assert sent(dispatcher) == [(0, 0), (0, 2)]
 
 
-def test_what_a_dead_worker_held_goes_first():
+def test_what_a_dead_worker_held_is_assigned_first():
     dispatcher = dispatcher_with(2)
     sent(dispatcher)
     held, fatal = dispatcher.worker_gone(0, blame=True)
@@ -445,7 +445,7 @@ def test_what_a_dead_worker_held_goes_first():
     assert dispatcher.held_by(7)[0].attempt == 2
 
 
-def test_only_the_batch_that_a_worker_was_at_is_blamed_and_only_when_it_died_unasked():
+def test_only_the_batch_being_processed_is_blamed_and_only_for_an_unexpected_death():
     dispatcher = dispatcher_with(1, depth=3)
     sent(dispatcher)
     held, _ = dispatcher.worker_gone(0, blame=True)
@@ -456,7 +456,7 @@ def test_only_the_batch_that_a_worker_was_at_is_blamed_and_only_when_it_died_una
     assert [t.deaths for t in held] == [1, 0, 0]
 
 
-def test_a_batch_that_has_killed_enough_workers_is_given_up_and_the_rest_goes_on():
+def test_a_poisoned_batch_is_failed_and_the_rest_goes_on():
     dispatcher = dispatcher_with(1, batches=3)
     for death in range(MAX_DEATHS):
         dispatcher.worker_ready(death)
@@ -472,7 +472,7 @@ def test_a_batch_that_has_killed_enough_workers_is_given_up_and_the_rest_goes_on
     assert [dispatcher.take(0)[1] for _ in range(3)] == ["error", "batch 1", "batch 2"]
 
 
-def test_a_parked_run_leaves_the_workers_to_the_other_but_for_what_they_are_at():
+def test_a_parked_iteration_yields_the_workers_except_for_what_they_are_processing():
     dispatcher = dispatcher_with(2)
     assert sent(dispatcher) == [(0, 0), (1, 1), (0, 2), (1, 3)]
     assert dispatcher.open_iteration(1) == [(0, 0, (2,)), (1, 0, (3,))], "what to cancel"
@@ -484,7 +484,7 @@ def test_a_parked_run_leaves_the_workers_to_the_other_but_for_what_they_are_at()
     assert sent(dispatcher) == [(0, 2)]
 
 
-def test_a_result_for_a_batch_that_was_taken_back_counts_and_is_not_made_again():
+def test_a_result_of_a_cancelled_batch_is_accepted_and_the_batch_not_produced_again():
     dispatcher = dispatcher_with(1, batches=3)
     sent(dispatcher)
     dispatcher.park(0)  # batch 1 is taken back, but the worker had begun it
@@ -494,7 +494,7 @@ def test_a_result_for_a_batch_that_was_taken_back_counts_and_is_not_made_again()
     assert sent(dispatcher) == [(0, 2)]
 
 
-def test_nothing_is_sent_or_delivered_while_paused_but_results_are_kept():
+def test_nothing_is_assigned_or_delivered_while_paused_but_results_are_kept():
     dispatcher = dispatcher_with(1)
     sent(dispatcher)
     dispatcher.pause()
@@ -505,7 +505,7 @@ def test_nothing_is_sent_or_delivered_while_paused_but_results_are_kept():
     assert sent(dispatcher) == [(0, 2)]
 
 
-def test_a_step_lets_one_batch_go_and_one_be_sent_in_its_place():
+def test_a_step_delivers_one_batch_and_assigns_another():
     dispatcher = dispatcher_with(1, depth=2, window=4, batches=4)
     assert sent(dispatcher) == [(0, 0), (0, 1)]
     dispatcher.pause()
@@ -518,7 +518,7 @@ def test_a_step_lets_one_batch_go_and_one_be_sent_in_its_place():
     assert (sent(dispatcher), sent(dispatcher)) == ([(0, 2)], [])
 
 
-def test_steps_that_nobody_took_end_with_the_last_run():
+def test_unused_steps_expire_with_the_last_iteration():
     dispatcher = dispatcher_with(1, batches=1)
     sent(dispatcher)
     produced(dispatcher, 0, 0)
@@ -532,7 +532,7 @@ def test_steps_that_nobody_took_end_with_the_last_run():
     assert (dispatcher.steps, dispatcher.assignments()) == (0, [])
 
 
-def test_the_batch_that_is_waited_for_and_who_holds_it():
+def test_the_batch_that_delays_an_iteration_and_the_worker_that_holds_it():
     dispatcher = dispatcher_with(2)
     assert dispatcher.delay(0) == (0, None)
     sent(dispatcher)
@@ -540,7 +540,7 @@ def test_the_batch_that_is_waited_for_and_who_holds_it():
     assert dispatcher.delay(0) == (1, 1)
 
 
-def test_round_robin_the_batch_that_is_waited_for_waits_itself_for_a_worker_with_a_later_one():
+def test_round_robin_the_worker_that_delays_an_iteration_may_hold_a_later_batch():
     dispatcher = dispatcher_with(3, depth=1, round_robin=True)
     assert sent(dispatcher) == [(0, 0), (1, 1), (2, 2)]
     assert (produced(dispatcher, 0, 0), produced(dispatcher, 1, 1)) == ([0], [1])
@@ -555,7 +555,7 @@ def test_round_robin_the_batch_that_is_waited_for_waits_itself_for_a_worker_with
 
 
 @pytest.mark.parametrize(("window", "room"), [(0, 1), (1, 1), (3, 3)])
-def test_the_window_bounds_what_is_outside(window, room):
+def test_the_window_bounds_outstanding_batches(window, room):
     dispatcher = dispatcher_with(1, window=window, batches=0)
     assert dispatcher.room(0) == room
     for _ in range(room):
@@ -563,12 +563,12 @@ def test_the_window_bounds_what_is_outside(window, room):
     assert dispatcher.room(0) == 0
     sent(dispatcher)
     produced(dispatcher, 0, 0)
-    assert dispatcher.room(0) == 0, "a batch that is ready and was not taken takes its room"
+    assert dispatcher.room(0) == 0, "a batch that is ready and was not taken counts"
     dispatcher.take(0)
     assert dispatcher.room(0) == 1
 
 
-def test_a_result_of_a_closed_run_is_refused():
+def test_a_result_of_a_closed_iteration_is_rejected():
     dispatcher = dispatcher_with(1)
     sent(dispatcher)
     produced(dispatcher, 0, 1)
@@ -577,7 +577,7 @@ def test_a_result_of_a_closed_run_is_refused():
     assert dispatcher.held_by(0) == []
 
 
-def test_a_worker_without_work_is_given_what_another_has_not_begun():
+def test_an_idle_worker_steals_what_another_has_not_begun():
     dispatcher = dispatcher_with(2, batches=4)
     assert sent(dispatcher) == [(0, 0), (1, 1), (0, 2), (1, 3)]
     produced(dispatcher, 1, 1)
@@ -586,13 +586,13 @@ def test_a_worker_without_work_is_given_what_another_has_not_begun():
     assert steal_work(dispatcher) == [(0, 0, (2,))]
     assert sent(dispatcher) == [(1, 2)]
     assert dispatcher.held_by(1)[0].attempt == 1
-    assert produced(dispatcher, 0, 2) is None, "the first had begun it after all: one of the two is taken"
+    assert produced(dispatcher, 0, 2) is None, "the first had begun it after all: one of the two results is accepted"
     assert produced(dispatcher, 1, 2) == []
-    assert steal_work(dispatcher) == [], "the one that a worker is at stays"
+    assert steal_work(dispatcher) == [], "the one that a worker is processing stays"
     assert produced(dispatcher, 0, 0) == [0, 1, 2, 3]
 
 
-def test_nothing_is_taken_from_workers_while_something_waits_or_the_loader_is_paused():
+def test_nothing_is_stolen_while_batches_wait_or_the_loader_is_paused():
     dispatcher = dispatcher_with(2, batches=4)
     sent(dispatcher)
     produced(dispatcher, 1, 1)
@@ -607,11 +607,11 @@ def test_nothing_is_taken_from_workers_while_something_waits_or_the_loader_is_pa
     assert steal_work(dispatcher) != []
 
 
-def test_equally_loaded_workers_are_given_batches_in_turn():
-    """As torch's loader does it; here only of workers that have equally much to do."""
+def test_equally_loaded_workers_are_assigned_batches_in_turn():
+    """As in torch's loader; here only among workers that are equally loaded."""
     dispatcher = dispatcher_with(3, batches=0)
     order = []
-    for number in range(6):  # one at a time: none of them has anything to do when the next comes
+    for number in range(6):  # one at a time: all of them are idle when the next one is added
         dispatcher.add(0, None, 0)
         ((worker, _number),) = sent(dispatcher)
         order.append(worker)
@@ -619,7 +619,7 @@ def test_equally_loaded_workers_are_given_batches_in_turn():
     assert order == [0, 1, 2, 0, 1, 2]
 
 
-def test_half_of_what_a_worker_has_not_begun_goes_to_one_without_work():
+def test_an_idle_worker_steals_half_of_what_another_has_not_begun():
     dispatcher = dispatcher_with(3, depth=8, window=24, batches=22)
     sent(dispatcher)
     assert [len(dispatcher.held_by(worker)) for worker in range(3)] == [8, 7, 7]
@@ -627,35 +627,35 @@ def test_half_of_what_a_worker_has_not_begun_goes_to_one_without_work():
         produced(dispatcher, 1, number)
     for number in (2, 5, 8, 11):
         produced(dispatcher, 2, number)
-    assert steal_work(dispatcher, 5, {2}) == [(2, 0, (20,))], "one is worth it where a worker is stuck"
+    assert steal_work(dispatcher, 5, {2}) == [(2, 0, (20,))], "one is worth it if a worker is stalled"
     assert sent(dispatcher) == [(1, 20)]
     produced(dispatcher, 1, 20)
     assert steal_work(dispatcher, 5) == [], "it is not worth it"
-    assert steal_work(dispatcher, 4) == [(0, 0, (12, 15, 18, 21))], "the ones that it would come to last"
+    assert steal_work(dispatcher, 4) == [(0, 0, (12, 15, 18, 21))], "the ones that it would process last"
     assert sent(dispatcher) == [(1, 12), (1, 15), (2, 18), (1, 21)]
     assert steal_work(dispatcher) == []
 
 
-def test_one_worker_alone_is_waited_for_while_the_others_have_enough_to_do():
+def test_the_consumer_waits_for_one_producer_while_the_queues_of_the_others_suffice():
     dispatcher = dispatcher_with(2, depth=4, batches=8)
     sent(dispatcher)
     assert [producer(dispatcher, enough) for enough in (4, 5)] == [0, None]
     produced(dispatcher, 1, 1)
     assert [producer(dispatcher, enough) for enough in (3, 4)] == [0, None]
     dispatcher.pause()
-    assert producer(dispatcher, 3) is None, "a command lets it go on"
+    assert producer(dispatcher, 3) is None, "a command ends the pause"
     dispatcher.resume()
     produced(dispatcher, 0, 0)
-    assert producer(dispatcher, 3) == 0, "batch 1 has come: it is 2"
+    assert producer(dispatcher, 3) == 0, "batch 1 has arrived: it waits for 2"
     produced(dispatcher, 0, 2)
     produced(dispatcher, 1, 5)
-    assert producer(dispatcher, 2) == 1, "that is 3"
+    assert producer(dispatcher, 2) == 1, "it waits for 3"
     dispatcher.worker_gone(1, blame=False)
-    assert producer(dispatcher, 0) is None, "nobody makes it now"
+    assert producer(dispatcher, 0) is None, "no worker produces it now"
 
 
 @pytest.mark.parametrize("how", [{"in_order": False}, {"chunk_size": 2}])
-def test_no_worker_is_waited_for_alone_where_another_may_come_first(how):
+def test_the_consumer_waits_for_all_workers_if_another_batch_may_be_delivered_first(how):
     dispatcher: Dispatcher[str] = Dispatcher(FixedPolicy(4))
     dispatcher.worker_ready(0)
     dispatcher.open_iteration(0, join=lambda _whole: "", **how)
@@ -665,7 +665,7 @@ def test_no_worker_is_waited_for_alone_where_another_may_come_first(how):
     assert producer(dispatcher, 0) is None
 
 
-def test_credit_is_lent_to_a_worker_that_runs_out_of_work():
+def test_the_window_is_extended_for_a_worker_that_exhausts_its_queue():
     dispatcher = dispatcher_with(2, depth=4, batches=8)
     sent(dispatcher)
     produced(dispatcher, 1, 1)
@@ -676,7 +676,7 @@ def test_credit_is_lent_to_a_worker_that_runs_out_of_work():
     assert dispatcher.room(0) == 1
 
 
-def test_few_batches_are_taken_from_stuck_workers_only():
+def test_a_few_batches_are_stolen_only_from_stalled_workers():
     dispatcher = dispatcher_with(2, batches=4)
     sent(dispatcher)
     assert not dispatcher.can_steal()
@@ -685,6 +685,6 @@ def test_few_batches_are_taken_from_stuck_workers_only():
     assert dispatcher.can_steal()
     assert steal_work(dispatcher, 2, {1}) == steal_work(dispatcher, 2) == []
     assert steal_work(dispatcher, 2, {0}) == [(0, 0, (2,))]
-    assert not dispatcher.can_steal(), "what waits now will be given out"
+    assert not dispatcher.can_steal(), "what waits now will be assigned"
     sent(dispatcher)
     assert not dispatcher.can_steal()

@@ -1,4 +1,4 @@
-"""Each way to die, at each stage of a worker's life: once, and every batch comes; always, and one clear error does."""
+"""Each kind of death at each stage of a worker: once, and every batch is delivered; always, and one clear error is."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def died(loader):
 
 @pytest.mark.parametrize("how", DEATHS, ids=lambda how: how.__name__)
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_worker_that_dies_once_is_replaced_and_every_batch_comes(stage, how, tmp_path):
+def test_a_worker_that_dies_once_is_replaced_and_every_batch_is_delivered(stage, how, tmp_path):
     flag = tmp_path / "flag"
     flag.touch()
     with DataLoader(batch_size=3, num_workers=2, **at_stage(stage, 24, how, flag)) as loader:
@@ -39,7 +39,7 @@ def test_a_worker_that_dies_once_is_replaced_and_every_batch_comes(stage, how, t
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_workers_that_die_always_are_one_error_in_bounded_time(stage):
+def test_workers_that_always_die_are_one_error_in_bounded_time(stage):
     begun = time.monotonic()
     with DataLoader(batch_size=3, num_workers=2, **at_stage(stage, 24, d.exit_with_7)) as loader:
         epoch = iter(loader)
@@ -74,7 +74,7 @@ def test_a_worker_that_hangs_in_any_way_is_restarted(how, tmp_path):
 
 
 def test_a_worker_killed_at_any_moment_loses_nothing(tmp_path):
-    """Large batches, so that some are killed while they write or send."""
+    """Batches are large, so that some workers are killed while they write or send."""
     with DataLoader(Images(300), 3, num_workers=2, max_restarts=1000) as loader:
         stop = threading.Event()
 
@@ -125,7 +125,7 @@ def test_a_death_is_seen_while_the_consumer_is_away():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_interrupt_ends_the_cell_at_once_whatever_it_waits_for(workers, tmp_path):
+def test_an_interrupt_ends_the_cell_at_once_whatever_the_loop_waits_for(workers, tmp_path):
     done = run_script(
         f"""
         import os, signal, sys, threading, time

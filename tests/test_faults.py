@@ -1,4 +1,4 @@
-"""Whatever happens to workers, every batch comes once and in order, or one clear error does; and nothing is left."""
+"""Whatever happens to workers, every batch is delivered once and in order, or one clear error is; nothing leaks."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def events(loader, kind):
 
 
 def at_work(loader):
-    """Processes of the workers that have their dataset."""
+    """Processes of the workers that are initialized."""
     return [w.pid for w in loader.stats().workers if w.state in ("idle", "fetching", "collating", "sending")]
 
 
 def rest(epoch, error):
-    """All further batches of an epoch, and the errors of this type between them."""
+    """The remaining batches of an epoch, and the errors of this type between them."""
     batches, errors = [], []
     while True:
         try:
@@ -70,7 +70,7 @@ def rest(epoch, error):
     ],
     ids=lambda x: getattr(x, "__name__", None),
 )
-def test_the_batches_of_a_worker_that_dies_are_made_again(how, reason, exitcode, tmp_path):
+def test_the_batches_of_a_worker_that_dies_are_produced_again(how, reason, exitcode, tmp_path):
     flag = tmp_path / "flag"
     flag.touch()
     with DataLoader(d.Deadly(60, bad=33, how=how, flag=str(flag)), 4, num_workers=2) as loader:
@@ -97,7 +97,7 @@ def test_a_segfault_shows_where(tmp_path):
     assert "in segfault" in str(raised.value), "faulthandler's stack"
 
 
-def test_a_worker_that_exits_is_not_told_of_as_a_crash():
+def test_a_worker_that_exits_is_not_reported_as_a_crash():
     with (
         DataLoader(d.Deadly(8, bad=5, how=d.sys_exit), 4, num_workers=1) as loader,
         pytest.raises(WorkerDiedError, match=r"exited with code 3\. A call of sys\.exit\(\) or os\._exit\(\)"),
@@ -105,7 +105,7 @@ def test_a_worker_that_exits_is_not_told_of_as_a_crash():
         list(loader)
 
 
-def test_a_batch_that_kills_every_worker_is_given_up_and_the_others_come():
+def test_a_poisoned_batch_is_an_error_and_the_others_are_delivered():
     with DataLoader(d.Deadly(40, bad=17, how=d.sigkill), 4, num_workers=2) as loader:
         for _ in range(2):
             epoch = iter(loader)
@@ -151,8 +151,8 @@ def test_too_many_deaths_end_the_epoch_with_the_reason():
         assert flat(loader) == list(range(8))
 
 
-def test_a_worker_that_leaves_a_program_behind_is_replaced_all_the_same(tmp_path):
-    """The program holds the worker's output open, and must not hold its connection."""
+def test_a_worker_that_leaves_a_child_process_behind_is_replaced(tmp_path):
+    """The child process holds the worker's output open, and must not hold its connection."""
 
     class Spawns(Numbers):
         def __getitem__(self, i):
@@ -235,7 +235,7 @@ def test_restarting_a_hundred_times_within_an_epoch_loses_nothing():
         assert len(wait_for(worker_processes)) == 2
 
 
-def test_the_worker_must_exist_to_be_restarted():
+def test_only_existing_workers_can_be_restarted():
     with DataLoader(Numbers(4), num_workers=2) as loader:
         for wrong in (2, -1):
             with pytest.raises(ValueError, match=f"no worker {wrong}.*num_workers=2"):
@@ -289,7 +289,7 @@ def test_an_error_keeps_its_type_and_the_epoch_goes_on(workers):
     "error",
     [EOFError, BrokenPipeError, ConnectionResetError, OSError, MemoryError, TimeoutError, AssertionError, KeyError],
 )
-def test_errors_that_the_loader_itself_meets_are_told_apart_from_the_datasets(error):
+def test_errors_of_the_dataset_are_not_taken_for_errors_of_the_loader(error):
     with DataLoader(d.Raises(12, bad=3, error=error), 2, num_workers=1) as loader:
         batches, errors = rest(iter(loader), error)
         assert flat(batches) == [0, 1, *range(4, 12)]
@@ -298,7 +298,7 @@ def test_errors_that_the_loader_itself_meets_are_told_apart_from_the_datasets(er
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_stop_iteration_in_the_dataset_does_not_end_the_epoch_in_silence(workers):
+def test_a_stop_iteration_in_the_dataset_does_not_end_the_epoch_silently(workers):
     with DataLoader(d.Raises(12, bad=3, error=StopIteration), 2, num_workers=workers) as loader:
         batches, errors = rest(iter(loader), RuntimeError)
         assert flat(batches) == [0, 1, *range(4, 12)]
@@ -314,7 +314,7 @@ def test_a_stop_iteration_in_the_dataset_does_not_end_the_epoch_in_silence(worke
         (lambda: d.Unpicklable(1), "1"),
     ],
 )
-def test_an_error_that_cannot_travel_is_told_by_its_text(error, text):
+def test_an_error_that_cannot_be_pickled_is_reported_by_its_text(error, text):
     with DataLoader(d.Raises(4, bad=2, error=error), 2, num_workers=1) as loader, pytest.raises(Exception) as raised:
         list(loader)
     assert type(raised.value) in (RuntimeError, d.RaisesInStr)
@@ -329,7 +329,7 @@ def bad_collate(samples):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_in_collate_says_so(workers):
+def test_an_error_in_collate_fn_is_reported_as_such(workers):
     with DataLoader(Numbers(8), 2, num_workers=workers, collate_fn=bad_collate) as loader:
         batches, (error,) = rest(iter(loader), ZeroDivisionError)
         assert batches == [[0, 1], [2, 3], [6, 7]]
@@ -345,7 +345,7 @@ def test_a_batch_that_cannot_be_pickled_is_an_error_of_that_batch():
 
 
 def test_a_batch_that_cannot_be_rebuilt_is_an_error_of_that_batch(tmp_path):
-    """Its class is known to the worker only."""
+    """Its class exists in the worker only."""
     (tmp_path / "only_there.py").write_text(
         "import typing\nclass Point(typing.NamedTuple):\n    x: int\nclass Thing:\n    pass\n"
     )
@@ -379,7 +379,7 @@ def test_indices_that_cannot_be_sent_are_an_error_of_that_batch():
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("what", ["dataset", "collate_fn", "worker_init_fn"])
-def test_what_cannot_be_sent_to_workers_is_told_before_any_starts(what, persistent):
+def test_what_cannot_be_sent_to_workers_is_an_error_before_any_starts(what, persistent):
     lock = threading.Lock()
     arguments = {
         "dataset": {"dataset": Numbers(4, lock=lock)},
@@ -418,7 +418,7 @@ def test_an_error_while_the_consumer_is_away_reaches_it():
             next(epoch)
 
 
-def test_a_dataset_that_ends_its_workers_while_it_is_rebuilt_is_one_error():
+def test_a_dataset_that_kills_its_workers_while_it_is_rebuilt_is_one_error():
     with (
         DataLoader(d.ExitsInUnpickling(4), 2, num_workers=2) as loader,
         pytest.raises(WorkerStartError, match=r"(?s)3 times before it was ready.*code 5.*last words"),
@@ -437,7 +437,7 @@ def test_an_error_in_worker_init_fn_keeps_its_type():
                 list(loader)
 
 
-def test_processes_that_cannot_be_had_are_an_error_and_the_next_epoch_works(monkeypatch):
+def test_a_failure_to_start_processes_is_an_error_and_the_next_epoch_works(monkeypatch):
     fork, calls = forkserver.fork, []
 
     def failing(*args):
@@ -457,7 +457,7 @@ def test_processes_that_cannot_be_had_are_an_error_and_the_next_epoch_works(monk
 # ---- programs that look at torch's iterator
 
 
-def test_an_iterator_shows_its_workers_and_one_that_is_killed_there_is_replaced():
+def test_an_iterator_lists_its_workers_and_one_that_is_killed_there_is_replaced():
     with DataLoader(Slow(200, wait=0.005), 2, num_workers=2) as loader:
         epoch = iter(loader)
         got = [next(epoch)]
@@ -473,7 +473,7 @@ def test_an_iterator_shows_its_workers_and_one_that_is_killed_there_is_replaced(
         assert flat(got) == list(range(200))
 
 
-def test_worker_threads_are_shown_and_cannot_be_killed():
+def test_worker_threads_are_listed_and_cannot_be_killed():
     with DataLoader(Slow(40), 2, num_workers=2, workers="thread") as loader:
         epoch = iter(loader)
         got = [next(epoch)]
@@ -489,7 +489,7 @@ def test_worker_threads_are_shown_and_cannot_be_killed():
 # ---- much at once
 
 
-def test_a_flood_of_output_holds_nothing_up(capsys):
+def test_a_flood_of_output_blocks_nothing(capsys):
     class Loud(Numbers):
         def __getitem__(self, i):
             print("x" * 300_000, end="")
@@ -502,8 +502,8 @@ def test_a_flood_of_output_holds_nothing_up(capsys):
     assert out.count("x") == err.count("y") == 8 * 300_000
 
 
-def test_last_words_without_a_line_end_are_read_though_the_death_is_seen_first():
-    """Which of its descriptors is read first is chance, so the end is told here before anything was read."""
+def test_final_output_without_a_newline_is_read_even_if_the_death_is_seen_first():
+    """Which descriptor is read first is chance, so here the death is reported before anything was read."""
     pool, reports = ProcessPool("forkserver", "torch"), []
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         ends, others = connect(ours, theirs)
@@ -524,7 +524,7 @@ def test_last_words_without_a_line_end_are_read_though_the_death_is_seen_first()
 
 
 def make_trouble(loader, stop, dice):
-    """Restart, kill, pause and resume until `stop` is set; on a busy machine not before the last of it is overcome."""
+    """Restart, kill, pause and resume until `stop` is set; on a busy machine, wait until the last fault is handled."""
     moved = threading.Event()
     loader.events.subscribe(lambda event: moved.set() if isinstance(event, ev.BatchRecord) else None)
     while not stop.wait(0.01):
@@ -546,12 +546,12 @@ def make_trouble(loader, stop, dice):
 
 
 def given_up(error: WorkerDiedError) -> int:
-    """The batch that was given up: three kills in a row may meet the same one."""
+    """The poisoned batch: three kills in a row may hit the same one."""
     return int(re.search(r"batch (\d+) ", str(error))[1])
 
 
-def test_kills_restarts_pauses_and_second_iterators_at_once():
-    """Chaos for some epochs: each of them whole and in order."""
+def test_kills_restarts_pauses_and_second_iterators_together():
+    """Chaos for some epochs: each of them is complete and in order."""
     stop = threading.Event()
     with DataLoader(Slow(200, wait=0.0005), 2, num_workers=3, max_restarts=10_000) as loader:
         thread = threading.Thread(target=make_trouble, args=(loader, stop, random.Random(7)))
@@ -572,7 +572,7 @@ def test_kills_restarts_pauses_and_second_iterators_at_once():
         assert flat(loader) == list(range(200))
 
 
-def test_a_loader_within_a_worker_of_another():
+def test_a_loader_inside_a_worker_of_another_loader():
     with DataLoader(d.Nested(3), 1, num_workers=2) as loader:
         assert flat(loader) == [15, 16, 17]
 
@@ -593,7 +593,7 @@ def script(code: str, tmp_path: pathlib.Path, **options) -> subprocess.Completed
     return run_script(SCRIPT.format(tests=os.path.dirname(__file__)) + textwrap.dedent(code), tmp_path, **options)
 
 
-def test_an_interrupt_ends_the_loop_at_once_and_the_loader_works_on(tmp_path):
+def test_an_interrupt_ends_the_loop_at_once_and_the_loader_stays_usable(tmp_path):
     done = script(
         """
         loader = DataLoader(Slow(10, wait=3600), 2, num_workers=2)
@@ -617,7 +617,7 @@ def test_an_interrupt_ends_the_loop_at_once_and_the_loader_works_on(tmp_path):
     assert (done.stdout.splitlines(), done.stderr) == (["interrupted", "[0, 1, 2, 3, 4, 5]"], "")
 
 
-def test_interrupts_at_any_moment_leave_a_loader_that_works(tmp_path):
+def test_after_interrupts_at_any_moment_the_loader_stays_usable(tmp_path):
     done = script(
         """
         loader = DataLoader(Numbers(400), 2, num_workers=2)
@@ -646,16 +646,16 @@ def test_interrupts_at_any_moment_leave_a_loader_that_works(tmp_path):
     assert done.stdout.split() == ["60", "2", "2"]
 
 
-def test_a_kernel_that_is_shut_down_need_not_wait_for_the_fork_server():
-    """ipykernel signals the children in its process group, and waits until somebody has reaped them."""
+def test_the_fork_server_does_not_delay_the_shutdown_of_a_kernel():
+    """ipykernel signals the children in its process group, and waits until they are reaped."""
     with DataLoader(Numbers(4), num_workers=1) as loader:
         list(loader)
         for pid in forkserver.pids():
             assert os.getpgid(pid) != os.getpgrp()
 
 
-def test_what_a_signals_handler_raises_counts_as_an_interrupt(monkeypatch):
-    """Such as the TimeoutError of one that gives a cell so many seconds: it may come between any two instructions."""
+def test_an_exception_of_a_signal_handler_counts_as_an_interrupt(monkeypatch):
+    """Such as the TimeoutError of a handler that limits the time of a cell: between any two instructions."""
 
     def alarm(_run):
         raise TimeoutError("too long")
@@ -672,7 +672,7 @@ def test_what_a_signals_handler_raises_counts_as_an_interrupt(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_a_notebook_that_is_killed_leaves_no_process(tmp_path, method):
+def test_a_killed_notebook_leaves_no_process(tmp_path, method):
     done = script(
         f"""
         import light
@@ -690,7 +690,7 @@ def test_a_notebook_that_is_killed_leaves_no_process(tmp_path, method):
     wait_for(lambda: not any(map(alive, left)), "the end of all processes")
 
 
-def test_an_interpreter_that_ends_without_close_does_so_quietly_and_soon(tmp_path):
+def test_an_interpreter_that_exits_without_close_does_so_silently_and_soon(tmp_path):
     done = script(
         """
         loader = DataLoader(Slow(10, wait=3600), 2, num_workers=2)
@@ -710,7 +710,7 @@ def test_an_interpreter_that_ends_without_close_does_so_quietly_and_soon(tmp_pat
     assert not any(alive(int(pid)) for pid in left)
 
 
-def test_a_forked_child_gets_workers_of_its_own_and_the_parent_keeps_its(tmp_path):
+def test_a_forked_child_gets_its_own_workers_and_the_parent_keeps_its_workers(tmp_path):
     done = script(
         """
         loader = DataLoader(Slow(60, wait=0.001), 2, num_workers=2)
@@ -735,7 +735,7 @@ def test_a_forked_child_gets_workers_of_its_own_and_the_parent_keeps_its(tmp_pat
     assert (done.stdout.split(), done.stderr) == (["0", "True", "True"], "")
 
 
-def test_the_garbage_of_an_interrupted_cell_is_cleared():
+def test_what_the_traceback_of_a_failed_cell_keeps_alive_is_released():
     """IPython keeps the last traceback, and with it the frame, the iterator and the batch."""
     loader = DataLoader(d.Raises(20, bad=7, error=KeyError), 2, num_workers=2)
     with pytest.raises(KeyError) as kept:

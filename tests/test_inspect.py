@@ -1,4 +1,4 @@
-"""Claims about where a picture says that each batch is, with real workers."""
+"""Where a snapshot says that each batch is, with real workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datasets import Hangs, wait_for
 from nbloader import DataLoader
 
 
-def test_behind_a_hanging_worker_the_others_batches_are_told_by_number(tmp_path: Path):
+def test_batches_of_other_workers_behind_a_hanging_one_are_listed_by_number(tmp_path: Path):
     flag, hung = tmp_path / "flag", tmp_path / "hung"
     flag.touch()
     dataset = Hangs(400, bad=12, flag=str(flag), hung=str(hung))
@@ -17,7 +17,7 @@ def test_behind_a_hanging_worker_the_others_batches_are_told_by_number(tmp_path:
         batches = iter(loader)
         for _ in range(3):
             next(batches)
-        s = wait_for(lambda: hung.exists() and (s := loader.stats()).made and s, "a batch behind the one that hangs")
+        s = wait_for(lambda: hung.exists() and (s := loader.stats()).made and s, "a batch behind the hanging one")
         stuck = next(w for w in s.workers if w.batch == 3)
         assert stuck.held[0] == 3
         assert s.at == 2
@@ -32,7 +32,7 @@ def test_behind_a_hanging_worker_the_others_batches_are_told_by_number(tmp_path:
         del batches
 
 
-def test_after_a_break_a_worker_at_work_is_said_to_be_unwanted(tmp_path: Path):
+def test_after_a_break_the_batch_of_a_busy_worker_is_marked_as_unwanted(tmp_path: Path):
     flag, hung = tmp_path / "flag", tmp_path / "hung"
     flag.touch()
     dataset = Hangs(400, bad=6, flag=str(flag), hung=str(hung))

@@ -1,4 +1,4 @@
-"""The reorder buffer gives every item once, in order, whatever the order in which they come."""
+"""The reorder buffer returns every item once and in order, whatever the order of arrival."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ PERMUTATIONS = st.integers(0, 40).flatmap(lambda n: st.permutations(range(n)))
 
 
 @given(PERMUTATIONS, st.integers(0, 5), st.data())
-def test_items_go_out_in_order_each_as_soon_as_it_can(order, first, data):
+def test_items_leave_in_order_as_soon_as_all_earlier_ones_arrived(order, first, data):
     buffer: ReorderBuffer[str] = ReorderBuffer(first=first)
-    come: set[int] = set()
+    arrived: set[int] = set()
     out = []
     for number in order:
         freed = buffer.put(number + first, f"item {number}")
-        come.add(number)
-        missing = next(n for n in range(len(order) + 1) if n not in come)
+        arrived.add(number)
+        missing = next(n for n in range(len(order) + 1) if n not in arrived)
         assert buffer.missing == missing + first
         assert buffer.ready + len(out) == missing
-        assert buffer.reordering == len(come) - missing
+        assert buffer.reordering == len(arrived) - missing
         assert freed == [f"item {n}" for n in range(missing - len(freed), missing)]
         while data.draw(st.booleans()) and (item := buffer.take()) is not None:
             out.append(item)
@@ -34,7 +34,7 @@ def test_items_go_out_in_order_each_as_soon_as_it_can(order, first, data):
 
 
 @given(PERMUTATIONS)
-def test_without_order_items_go_out_as_they_come(order):
+def test_without_order_items_leave_in_the_order_of_arrival(order):
     buffer: ReorderBuffer[int] = ReorderBuffer(in_order=False)
     for number in order:
         assert buffer.put(number, number) == [number]
@@ -45,23 +45,23 @@ def test_without_order_items_go_out_as_they_come(order):
 
 
 @given(PERMUTATIONS, st.booleans(), st.data())
-def test_a_number_that_has_come_is_refused_for_good(order, in_order, data):
+def test_a_number_is_accepted_only_once(order, in_order, data):
     buffer: ReorderBuffer[int] = ReorderBuffer(in_order=in_order)
-    come = []
+    arrived = []
     for number in order:
         assert not buffer.has(number)
         buffer.put(number, number)
-        come.append(number)
+        arrived.append(number)
         if data.draw(st.booleans()):
             buffer.take()
-        again = data.draw(st.sampled_from(come))
+        again = data.draw(st.sampled_from(arrived))
         assert buffer.has(again)
         with pytest.raises(ValueError, match=f"item {again} has arrived before"):
             buffer.put(again, -1)
 
 
 @given(PERMUTATIONS, st.booleans(), st.integers(0, 40))
-def test_drain_gives_what_nobody_took(order, in_order, taken):
+def test_drain_returns_what_was_not_taken(order, in_order, taken):
     buffer: ReorderBuffer[int] = ReorderBuffer(in_order=in_order)
     for number in order[: len(order) // 2]:
         buffer.put(number, number)
@@ -71,7 +71,7 @@ def test_drain_gives_what_nobody_took(order, in_order, taken):
 
 
 @given(PERMUTATIONS, st.sets(st.integers(0, 40)), st.booleans(), st.integers(0, 40))
-def test_what_is_forgotten_comes_again_once(order, gaps, in_order, taken):
+def test_forgotten_items_are_accepted_again_once(order, gaps, in_order, taken):
     buffer: ReorderBuffer[int] = ReorderBuffer(in_order=in_order)
     for number in order[: len(order) // 2]:
         if number in gaps:
@@ -94,18 +94,18 @@ def test_what_is_forgotten_comes_again_once(order, gaps, in_order, taken):
 
 
 @given(PERMUTATIONS, st.sets(st.integers(0, 40)), st.booleans())
-def test_a_number_that_is_skipped_is_waited_for_by_nobody(order, gaps, in_order):
+def test_no_item_waits_for_a_skipped_number(order, gaps, in_order):
     buffer: ReorderBuffer[int] = ReorderBuffer(in_order=in_order)
     freed = []
-    come = set()
+    arrived = set()
     for number in order:
         freed += buffer.skip(number) if number in gaps else buffer.put(number, number)
-        come.add(number)
+        arrived.add(number)
         assert buffer.has(number)
-        assert buffer.missing == next(n for n in range(len(order) + 1) if n not in come)
+        assert buffer.missing == next(n for n in range(len(order) + 1) if n not in arrived)
         if in_order:
             assert freed == [n for n in range(buffer.missing) if n not in gaps]
-            assert buffer.reordering + len(freed) == len(come - gaps)
+            assert buffer.reordering + len(freed) == len(arrived - gaps)
     assert sorted(freed) == [n for n in range(len(order)) if n not in gaps]
     assert [buffer.take() for _ in freed] == freed
     assert buffer.drain() == []

@@ -1,7 +1,7 @@
-"""Everything at once, at random: workers are killed, hang, are restarted and resized, loops left early, samples raise;
-and every batch is compared.
+"""A random mix of faults: workers are killed, hang, are restarted and resized, loops end early, samples raise.
 
-`make soak` runs it for minutes (NBLOADER_SOAK_SECONDS); the seed of a run that fails is in its name.
+Every batch is compared. `make soak` runs this for minutes (NBLOADER_SOAK_SECONDS); the name of a failing test contains
+its seed.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from nbloader.errors import LoaderTimeoutError, NbloaderError, WorkerDiedError, 
 SECONDS = float(os.environ.get("NBLOADER_SOAK_SECONDS", "0"))
 SEEDS = range(2) if not SECONDS else range(int(time.time()), int(time.time()) + 4)
 SHORT = 8.0
-"""Seconds a seed without that variable; what is under way then is finished."""
+"""Seconds per seed without that variable; epochs in progress are finished."""
 
 
 class Numbers:
-    """Sample i is (i, i many times); those in `bad` raise."""
+    """Sample i is i, repeated; those in `bad` raise."""
 
     def __init__(self, length, width, bad):
         self.length = length
@@ -41,7 +41,7 @@ class Numbers:
 
 
 class Mischief(threading.Thread):
-    """Kills, hangs, restarts, resizes, pauses, steps and looks, until it is told to stop."""
+    """Kills, hangs, restarts, resizes, pauses, steps and takes snapshots, until it is told to stop."""
 
     def __init__(self, loader, seed):
         super().__init__(name="mischief", daemon=True)
@@ -66,7 +66,7 @@ class Mischief(threading.Thread):
         return self.random.randrange(self.loader.num_workers)
 
     def signal(self, number):
-        """Send a signal to a worker that has begun to work. Gives its id."""
+        """Send a signal to a worker that is processing a batch. Returns its id."""
         processes = [w for w in self.at_work() if w.pid and w.kind == "process"]
         if not processes:
             return None
@@ -82,7 +82,7 @@ class Mischief(threading.Thread):
         self.signal(signal.SIGKILL)
 
     def hang(self):
-        """A worker stands still until it is restarted: by us, or by the loader after `timeout`."""
+        """Stop a worker until it is restarted: by us, or by the loader after `timeout`."""
         stopped = self.signal(signal.SIGSTOP)
         if stopped is not None and not self.loader.timeout:
             self.stop.wait(self.random.random() * 0.1)
@@ -109,7 +109,7 @@ class Mischief(threading.Thread):
 
 
 def one_loader(chance, seed):
-    """A loader, some epochs, each compared with what it must be."""
+    """Iterate some epochs of a loader, and compare each with what it must be."""
     length, size, workers = chance.randint(1, 3000), chance.randint(1, 40), chance.randint(1, 4)
     options = chance.choice([{}, {}, {"prefetch_factor": chance.randint(1, 4)}, {"prefetch": chance.randint(0, 9)}])
     options |= chance.choice([{}, {}, {"timeout": 5, "on_timeout": "restart"}])
@@ -151,7 +151,7 @@ def compare(loader, wanted, leave_at):
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 100)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_is_lost_doubled_or_reordered(seed):
+def test_no_batch_is_lost_duplicated_or_reordered(seed):
     chance = random.Random(seed)
     end = time.monotonic() + (SECONDS / len(SEEDS) or SHORT)
     while time.monotonic() < end:

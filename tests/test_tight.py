@@ -1,4 +1,4 @@
-"""On a machine with little left the loader works, or says what is missing; and it opens nothing to others."""
+"""With scarce resources the loader works, or reports what is missing; and it exposes nothing to other users."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Uneven(Numbers):
 
 
 def test_shared_memory_does_not_come_from_dev_shm():
-    """Which is 64 MB in a container, and too small by far in some."""
+    """/dev/shm has 64 MB in a container, which is often too small."""
 
     def used(process):
         return {m.path for m in process.memory_maps(grouped=True) if m.path.startswith("/dev/shm")}
@@ -47,7 +47,7 @@ def test_shared_memory_does_not_come_from_dev_shm():
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
-def test_a_dev_shm_of_64_kb_is_enough(tmp_path):
+def test_a_dev_shm_of_64_kb_suffices(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         HEAD + "loader = DataLoader(Sums(np.ones((100, 20_000))), 10, num_workers=2, prefetch_factor=4)\n"
@@ -62,7 +62,7 @@ def test_a_dev_shm_of_64_kb_is_enough(tmp_path):
     assert (done.stdout, done.stderr) == ("2000000.0 7\n", "")
 
 
-def test_128_descriptors_are_enough_even_for_a_consumer_that_keeps_all_batches(tmp_path):
+def test_128_descriptors_suffice_even_for_a_consumer_that_keeps_all_batches(tmp_path):
     done = run_script(
         HEAD
         + """
@@ -81,7 +81,7 @@ print(len(os.listdir("/proc/self/fd")) < 128)
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
-def test_more_workers_than_descriptors_allow_is_an_error_that_says_so(tmp_path):
+def test_more_workers_than_descriptors_allow_is_an_error_that_names_the_limit(tmp_path):
     done = run_script(
         HEAD
         + """
@@ -115,7 +115,7 @@ with DataLoader(Slow(400), 2, num_workers=2) as loader:
 
 
 def limit_memory(_worker):
-    """As if memory ended: what a process may map is bounded a little above what it has mapped."""
+    """Simulate a lack of memory: limit what a process may map to little more than it has mapped."""
     import psutil
 
     now = psutil.Process().memory_info().vms
@@ -123,12 +123,12 @@ def limit_memory(_worker):
 
 
 def limit_files(_worker):
-    """As if the memory for segments ended: a file, a memfd too, may have so many bytes."""
+    """Simulate a lack of memory for segments: limit the size of files, which include memfds."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))
 
 
 @pytest.mark.parametrize("limit", [limit_memory, limit_files], ids=lambda limit: limit.__name__)
-def test_memory_that_ends_while_a_batch_is_made_is_an_error_of_that_batch(limit):
+def test_a_lack_of_memory_for_a_batch_is_an_error_of_that_batch(limit):
     with DataLoader(Uneven(12), 1, num_workers=1, worker_init_fn=limit) as loader:
         got, errors = [], []
         epoch = iter(loader)
@@ -145,7 +145,7 @@ def test_memory_that_ends_while_a_batch_is_made_is_an_error_of_that_batch(limit)
         assert loader.stats().deaths == 0, "nobody got a SIGBUS"
 
 
-def test_a_dataset_for_which_there_is_no_shared_memory_is_an_error(tmp_path):
+def test_a_lack_of_shared_memory_for_the_dataset_is_an_error(tmp_path):
     done = run_script(
         HEAD
         + """
@@ -167,13 +167,13 @@ with DataLoader(data, 10, num_workers=2) as loader:
 
 
 def open_to_others(process):
-    """Ports on which a process listens, and its sockets that have a name."""
+    """Ports on which a process listens, and its named sockets."""
     connections = process.net_connections(kind="all")
     ports = [c.laddr for c in connections if c.status == psutil.CONN_LISTEN]
     return ports + [c.laddr for c in connections if c.family.name == "AF_UNIX" and c.laddr]
 
 
-def test_nothing_is_open_to_others():
+def test_nothing_is_exposed_to_other_users():
     before = open_to_others(psutil.Process())
     with DataLoader(Images(400), 4, num_workers=2) as loader:
         epoch = iter(loader)

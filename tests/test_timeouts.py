@@ -1,4 +1,4 @@
-"""A loop that waits for long is told why, and a time limit is kept by an error or by another worker."""
+"""A loop that waits for long is told why, and `timeout` raises an error or restarts a worker."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def arriving(loader) -> bool:
 
 
 def begin(loader):
-    """An epoch whose first batch is there: how long workers take to start is not the point."""
+    """Begin an epoch and wait for its first batch, so that the time to start workers does not count."""
     epoch = iter(loader)
     wait_for(lambda: loader.stats().ready)
     return epoch
 
 
 def wait_for_line(capsys) -> str:
-    """What has been written to the cell's standard error, as soon as there is something."""
-    told: list[str] = []
-    wait_for(lambda: told.append(capsys.readouterr().err) or "".join(told))
-    return "".join(told)
+    """Wait for output on the cell's standard error."""
+    lines: list[str] = []
+    wait_for(lambda: lines.append(capsys.readouterr().err) or "".join(lines))
+    return "".join(lines)
 
 
-# ---- when what is due
+# ---- the timer
 
 
-def test_without_a_limit_a_wait_is_told_once():
+def test_without_a_timeout_there_is_one_notice():
     wait = WaitTimer(0, timeout=0, first=True)
     assert wait.check(S, paused=False) == (None, 29)
     assert wait.check(30 * S, paused=False) == (Due.DELAY_NOTICE, None)
@@ -59,7 +59,7 @@ def test_without_a_limit_a_wait_is_told_once():
     assert wait.check(999 * S, paused=False) == (None, None)
 
 
-def test_a_limit_is_due_as_often_as_it_passes():
+def test_a_timeout_is_due_each_time_it_passes():
     wait = WaitTimer(0, timeout=2, first=True)
     assert wait.check(S, paused=False) == (None, 1)
     assert wait.check(2 * S, paused=False) == (Due.TIMEOUT, None)
@@ -69,7 +69,7 @@ def test_a_limit_is_due_as_often_as_it_passes():
 
 
 @pytest.mark.parametrize("timeout", [0, 2])
-def test_a_pause_does_not_count_and_is_told_to_a_loop_that_has_just_begun(timeout):
+def test_a_pause_does_not_count_and_is_reported_only_before_the_first_batch(timeout):
     wait = WaitTimer(0, timeout=timeout, first=True)
     assert wait.check(S, paused=True) == (None, 5)
     assert wait.check(6 * S, paused=True) == (Due.PAUSE_NOTICE, None)
@@ -79,10 +79,10 @@ def test_a_pause_does_not_count_and_is_told_to_a_loop_that_has_just_begun(timeou
     assert later.check(100 * S, paused=True) == (None, None)
 
 
-# ---- the line in the cell
+# ---- the notice in the cell
 
 
-def test_a_loop_that_waits_for_long_gets_one_line_that_says_what_for(tmp_path, capsys, monkeypatch):
+def test_a_loop_that_waits_for_long_gets_one_line_that_names_the_batch_and_its_worker(tmp_path, capsys, monkeypatch):
     data, flag = hangs(tmp_path, bad=5)
     with DataLoader(data, 2, num_workers=2) as loader:
         epoch = begin(loader)
@@ -91,7 +91,7 @@ def test_a_loop_that_waits_for_long_gets_one_line_that_says_what_for(tmp_path, c
 
         def restart():
             told.append(wait_for_line(capsys))
-            time.sleep(1)  # the line comes once, however long the wait goes on
+            time.sleep(1)  # there is only one line, however long the wait goes on
             flag.unlink()
             loader.restart_workers()
 
@@ -108,7 +108,7 @@ def test_a_loop_that_waits_for_long_gets_one_line_that_says_what_for(tmp_path, c
         )
 
 
-def test_a_dataset_that_does_not_arrive_is_told_with_its_line(capsys, monkeypatch):
+def test_the_notice_names_the_line_at_which_a_dataset_hangs_while_it_is_rebuilt(capsys, monkeypatch):
     monkeypatch.setattr(timeouts, "DELAY_NOTICE", 0.5)
     with DataLoader(d.HangsInUnpickling(4), 2, num_workers=1) as loader:
         epoch = iter(loader)
@@ -130,7 +130,7 @@ def test_a_dataset_that_does_not_arrive_is_told_with_its_line(capsys, monkeypatc
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loop_over_a_paused_loader_is_told_so_once(workers, capsys, monkeypatch):
+def test_a_loop_over_a_paused_loader_gets_one_notice(workers, capsys, monkeypatch):
     monkeypatch.setattr(timeouts, "PAUSE_NOTICE", 0.3)
     with DataLoader(Numbers(6), 2, num_workers=workers) as loader:
         loader.pause()
@@ -148,11 +148,11 @@ def test_a_loop_over_a_paused_loader_is_told_so_once(workers, capsys, monkeypatc
         assert told[0] + capsys.readouterr().err == timeouts.PAUSED
 
 
-# ---- the limit
+# ---- the timeout
 
 
 @pytest.mark.parametrize("how", [light.sleep, light.hang_in_c], ids=lambda how: how.__name__)
-def test_the_error_of_a_timeout_carries_the_stack(tmp_path, how):
+def test_a_timeout_error_contains_the_stack_of_the_worker(tmp_path, how):
     data, flag = hangs(tmp_path, how=how)
     with DataLoader(data, 2, num_workers=2, timeout=0.7) as loader:
         epoch = begin(loader)
@@ -163,13 +163,13 @@ def test_the_error_of_a_timeout_carries_the_stack(tmp_path, how):
         assert "light.py" in str(raised.value)
         flag.unlink()
         loader.restart_workers()
-        wait_for(lambda: loader.stats().ready)  # the limit holds for a start, too
+        wait_for(lambda: loader.stats().ready)  # the timeout applies to the start, too
         got.extend(epoch)
         assert flat(got) == list(range(12))
 
 
 @pytest.mark.parametrize("how", [light.sleep, light.spin, light.hang_in_c], ids=lambda how: how.__name__)
-def test_a_late_worker_is_replaced_by_itself(tmp_path, capsys, how):
+def test_a_stalled_worker_is_restarted_automatically(tmp_path, capsys, how):
     data, flag = hangs(tmp_path, n=40, bad=5, how=how)
     with DataLoader(data, 2, num_workers=2, timeout=1.5, on_timeout="restart") as loader:
         epoch = begin(loader)
@@ -184,7 +184,7 @@ def test_a_late_worker_is_replaced_by_itself(tmp_path, capsys, how):
         )
 
 
-def test_a_late_worker_thread_is_left_alone_and_another_takes_its_place(capsys):
+def test_a_stalled_worker_thread_is_abandoned_and_replaced(capsys):
     go = threading.Event()
 
     class Waits(Numbers):
@@ -202,7 +202,7 @@ def test_a_late_worker_thread_is_left_alone_and_another_takes_its_place(capsys):
         go.set()
 
 
-def test_a_batch_that_is_late_in_three_workers_is_given_up_and_the_others_come(tmp_path):
+def test_a_batch_that_stalls_three_workers_is_an_error_and_the_others_are_delivered(tmp_path):
     data, _flag = hangs(tmp_path, n=20, bad=5)
     with DataLoader(data, 2, num_workers=2, timeout=0.7, on_timeout="restart") as loader:
         epoch = begin(loader)
@@ -227,13 +227,13 @@ def test_a_start_that_takes_too_long_is_an_error(on_timeout, monkeypatch):
         loader.restart_workers()
 
 
-def test_workers_may_take_longer_to_start_than_the_limit_where_late_ones_are_replaced():
+def test_workers_may_take_longer_to_start_than_the_timeout_if_stalled_ones_are_restarted():
     with DataLoader(d.SlowToUnpickle(8), 2, num_workers=1, timeout=0.2, on_timeout="restart") as loader:
         assert flat(loader) == list(range(8))
         assert loader.stats().restarts == 0
 
 
-def test_slow_batches_within_the_limit_are_left_alone():
+def test_slow_batches_within_the_timeout_restart_nothing():
     with DataLoader(Slow(40, wait=0.02), 2, num_workers=2, timeout=20, on_timeout="restart") as loader:
         assert flat(loader) == list(range(40))
         assert loader.stats().restarts == 0
@@ -248,13 +248,13 @@ def test_slow_batches_within_the_limit_are_left_alone():
         ({"on_timeout": "restart", "timeout": 1}, "needs workers and a timeout.*num_workers=0"),
     ],
 )
-def test_what_on_timeout_cannot_be_is_refused(arguments, text):
+def test_invalid_values_of_on_timeout_are_errors(arguments, text):
     with pytest.raises(ValueError, match=text):
         DataLoader(Numbers(4), **arguments)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the same descriptor", "another descriptor"])
-def test_two_threads_that_wait_by_one_iterator_are_told_so(same):
+def test_two_threads_that_wait_for_one_iterator_get_an_error(same):
     waker = Wakeup()
     ours, theirs = socket.socketpair()
     with ours, theirs:
