@@ -1,0 +1,97 @@
+"""How far ahead batches are requested, and when stealing is worth it: the numbers of the default policy."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbloader.scheduler.prefetch import DEEP_QUEUE, EXTENSION_BATCHES, EXTENSION_BYTES, PrefetchPolicy
+
+pytestmark = pytest.mark.unit
+
+MS = 1_000_000
+
+
+@given(workers=st.integers(1, 64), factor=st.integers(0, 9), total=st.none() | st.integers(0, 99))
+def test_the_window_is_shared_by_the_workers(workers, factor, total):
+    policy = PrefetchPolicy(workers, prefetch_factor=factor, prefetch=total)
+    assert policy.window == (factor * workers if total is None else total)
+    assert policy.prefetches == (policy.window > 0)
+    assert policy.queue_depth >= 1
+    assert policy.queue_depth * workers >= policy.window
+    policy.resize(1)
+    assert policy.window == (factor if total is None else total)
+    policy.set_prefetch_factor(3)
+    assert policy.window == policy.queue_depth == 3
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "produce_ns", "window"),
+    [(1000, MS, 2 * DEEP_QUEUE), (1000, 3 * MS, 4), (1 << 20, MS, 4)],
+    ids=["small and fast", "slow", "large"],
+)
+def test_the_window_grows_while_batches_are_small_and_fast(nbytes, produce_ns, window):
+    policy = PrefetchPolicy(2, prefetch_factor=2, adaptive=True)
+    policy.observe(nbytes, produce_ns)
+    policy.adapt()
+    assert policy.window == window
+    policy.observe(1 << 30, MS)
+    policy.adapt()
+    assert policy.window == 4
+    fixed = PrefetchPolicy(2, prefetch_factor=2)
+    fixed.observe(nbytes, produce_ns)
+    fixed.adapt()
+    assert fixed.window == 4
+
+
+def test_a_chosen_prefetch_factor_ends_the_adaptation():
+    policy = PrefetchPolicy(2, prefetch_factor=2, adaptive=True)
+    policy.observe(1000, MS)
+    policy.adapt()
+    policy.set_prefetch_factor(5)
+    policy.adapt()
+    assert policy.window == 10
+
+
+def test_batches_are_requested_in_groups_except_beyond_the_window():
+    policy = PrefetchPolicy(2, prefetch_factor=16)
+    assert [policy.refill_size(room, 0) for room in (0, 1, 3, 4, 32)] == [0, 0, 0, 4, 32]
+    assert [policy.refill_size(room, extension=2) for room in (1, 2, 3)] == [1, 2, 0]
+
+
+@given(nbytes=st.integers(0, 1 << 32), workers=st.integers(1, 16))
+def test_the_extension_of_the_window_is_bounded_in_batches_and_bytes(nbytes, workers):
+    policy = PrefetchPolicy(workers)
+    policy.observe(nbytes, MS)
+    extension = policy.extended_window - policy.window
+    assert 0 <= extension <= EXTENSION_BATCHES * workers
+    assert extension * nbytes <= EXTENSION_BYTES
+
+
+def test_a_batch_in_chunks_counts_with_its_whole_size():
+    policy = PrefetchPolicy(1)
+    policy.observe(EXTENSION_BYTES // 8, MS, chunks=4)
+    assert policy.extended_window - policy.window == 2
+
+
+@pytest.mark.parametrize(("produce_ns", "steal", "queue"), [(MS // 10, 10, 22), (MS, 1, 4), (50 * MS, 1, 2)])
+def test_fast_batches_are_stolen_and_queued_in_larger_numbers(produce_ns, steal, queue):
+    policy = PrefetchPolicy(2)
+    policy.observe(1000, produce_ns)
+    assert (policy.min_steal, policy.sufficient_queue) == (steal, queue)
+
+
+def test_before_the_first_batch_any_number_is_worth_stealing():
+    assert PrefetchPolicy(2).min_steal == 1
+
+
+def test_the_production_time_is_a_running_mean():
+    policy = PrefetchPolicy(1)
+    for _ in range(50):
+        policy.observe(1000, MS)
+    policy.observe(1000, 9 * MS)
+    assert policy.fast, "one slow batch does not make the others slow"
+    for _ in range(50):
+        policy.observe(1000, 9 * MS)
+    assert not policy.fast
