@@ -465,7 +465,7 @@ def test_verdict_while_starting_up():
     assert (cause, text) == ("starting", "Starting up for 1.2 s: 1 of 2 workers ready.")
     busy = gauge(0, state="fetching", batch=0, sample=17), gauge(1, state="fetching", batch=1, since=START + S)
     cause, text = verdict(stats, gauges(START + 12 * S, *busy, waiting_since=START, waiting_for=0))
-    assert text == "Starting up for 12.0 s: no batch yet. Worker 0 is processing batch 0, sample 17, for 12.0 s."
+    assert text == "Starting up for 12.0 s: no batch yet. Worker 0 has been processing batch 0, sample 17, for 12.0 s."
     stats.update(record(START, wait=13 * S))
     cause, text = verdict(stats, gauges(START + 14 * S, *pair(), waiting_since=START + 13 * S + 10 * MS))
     assert (cause, text) == ("starting", "The first batch came after 13.0 s; one is too few for a verdict.")

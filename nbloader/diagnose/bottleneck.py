@@ -22,26 +22,29 @@ if TYPE_CHECKING:
     from nbloader.metrics.evidence import Evidence
     from nbloader.metrics.snapshot import Snapshot, UploadStats, WorkerStats
 
-WAIT_IS_SMALL = 0.05
+SMALL_WAIT = 0.05
 """Below this share of waiting, the loop itself is the bottleneck."""
-ENOUGH = 3
+MIN_BATCHES = 3
 """Batches of an epoch after its first that a verdict needs."""
-STRAGGLES = 3.0
+STRAGGLER_TIMES = 3.0
 """A worker straggles if its batch takes this many times as long as those of the others."""
-LASTS = 0.3
+STRAGGLER_SECONDS = 0.3
 """A straggling batch is reported after this many seconds."""
-COMPUTES, WAITS = 0.75, 0.4
+COMPUTE_SHARE, IDLE_SHARE = 0.75, 0.4
 """CPU time over wall time of fetching: above the first workers compute, below the second they wait."""
-FULL = 0.85
+SATURATED = 0.85
 """Workers that together use this share of the cores saturate them."""
-QUEUES = 0.25
+CORE_WAIT_SHARE = 0.25
 """If workers wait for a core for this share of their fetching, something else is using the cores."""
-_MOST = 0.99
-_CARRIED = 1e5
+_MAX_CORE_WAIT = 0.99
+"""Measured shares of waiting for a core are cut to this, which avoids a division by zero."""
+_LARGE_BATCH = 1e5
 """Mean size of a batch, bytes, from which transport can be the bottleneck."""
-_MOSTLY = 0.5
-_NO_STEP = 0.1
-_WHOLE = 0.05
+_MAJORITY = 0.5
+_MIN_STEP_MS = 0.1
+"""Shorter steps are not measured precisely enough to say how many batches the loop could consume."""
+_ROUNDING = 0.05
+"""Mean counts this close to an integer are shown as one."""
 
 
 def judge(s: Snapshot, e: Evidence) -> Verdict:
@@ -63,7 +66,7 @@ def judge(s: Snapshot, e: Evidence) -> Verdict:
         return Verdict("paused", f"Paused{since} with {plural(s.ready, 'batch')} ready; call resume() to continue.")
     if e.ended:
         return _after_epoch(s, e)
-    return _stuck(s, e) or _starting(s, e) or _limit(s, e)
+    return _stuck(s, e) or _starting(s, e) or _bottleneck(s, e)
 
 
 def _so_far(s: Snapshot) -> str:
@@ -78,10 +81,10 @@ def _after_epoch(s: Snapshot, e: Evidence) -> Verdict:
     total = "" if s.batches_total is None or e.ended == "exhausted" else f" of {s.batches_total:,}"
     head = f"Epoch {s.epoch} {how} after {s.batches_done:,}{total} batches in {duration(s.elapsed)}"
     waited = f"; the loop waited {percent(s.wait_share_epoch)} of the time."
-    if e.recent < ENOUGH:
+    if e.recent < MIN_BATCHES:
         return Verdict("idle", head + waited)
     # The bottleneck at the end of the epoch is the advice for the next one.
-    cause, sentence = _limit(s, e)
+    cause, sentence = _bottleneck(s, e)
     return Verdict(cause, f"{head}{waited} {sentence}")
 
 
@@ -94,7 +97,7 @@ def _starting(s: Snapshot, e: Evidence) -> Verdict | None:
                 f"Starting up for {duration(s.elapsed)}: {ready} of {plural(len(s.workers), 'worker')} ready.",
             )
         at = max((w for w in s.workers if w.batch is not None), key=lambda w: w.batch_age or 0.0, default=None)
-        where = "" if at is None else f" Worker {at.worker} is processing {_place(at)}."
+        where = "" if at is None else f" Worker {at.worker} has been processing {_current_batch(at)}."
         return Verdict("starting", f"Starting up for {duration(s.elapsed)}: no batch yet.{where}")
     if not e.recent and s.at is not None and s.at_for is not None:
         return Verdict(
@@ -102,7 +105,7 @@ def _starting(s: Snapshot, e: Evidence) -> Verdict | None:
             f"The first batch came after {duration(e.first_batch)}; the loop has worked on "
             f"{'it' if s.batches_done <= 1 else f'batch {s.at}'} for {duration(s.at_for)}.",
         )
-    if e.recent < ENOUGH and s.wait_share >= WAIT_IS_SMALL:
+    if e.recent < MIN_BATCHES and s.wait_share >= SMALL_WAIT:
         done = plural(s.batches_done, "batch")
         return Verdict(
             "starting",
@@ -113,7 +116,7 @@ def _starting(s: Snapshot, e: Evidence) -> Verdict | None:
     return None
 
 
-def _place(w: WorkerStats) -> str:
+def _current_batch(w: WorkerStats) -> str:
     sample = "" if w.sample is None else f", sample {clean(w.sample, 40)}"
     return f"batch {w.batch}{sample}, for {duration(w.batch_age or 0.0)}"
 
@@ -128,18 +131,18 @@ def _stuck(s: Snapshot, e: Evidence) -> Verdict | None:
         ids = ", ".join(str(x.worker) for x in sorted(stuck, key=lambda x: x.worker)[:8])
         return Verdict(
             "worker",
-            f"Worker {w.worker} seems stuck{more}: it has been processing {_place(w)}; "
+            f"Worker {w.worker} seems stuck{more}: it has been processing {_current_batch(w)}; "
             f"a batch usually takes {duration(e.make_ms / 1e3)}{waits}. "
             f"Restart {'it' if len(stuck) == 1 else 'them'}: loader.restart_workers([{ids}]).",
         )
-    limit = max(LASTS, STRAGGLES * e.make_ms / 1e3)
+    limit = max(STRAGGLER_SECONDS, STRAGGLER_TIMES * e.make_ms / 1e3)
     if e.first_batch is None or s.waiting is None or s.reordering == 0:
         return None
     for w in s.workers:
         if w.batch is not None and w.batch == s.waiting_for and (w.batch_age or 0.0) > limit:
             return Verdict(
                 "worker",
-                f"Worker {w.worker} delays the loop: it has been processing {_place(w)}; a batch usually takes "
+                f"Worker {w.worker} delays the loop: it has been processing {_current_batch(w)}; a batch usually takes "
                 f"{duration(e.make_ms / 1e3)}, and {plural(s.reordering, 'later batch')} "
                 f"{'is' if s.reordering == 1 else 'are'} waiting behind it. If this persists, "
                 f"restart it: loader.restart_workers([{w.worker}]).",
@@ -155,7 +158,7 @@ def _slow_worker(s: Snapshot, e: Evidence) -> Verdict | None:
     worker, (count, slow) = max(e.make_ms_by_worker.items(), key=lambda item: item[1][1])
     others = sorted(ms for other, (_, ms) in e.make_ms_by_worker.items() if other != worker)
     usual = others[len(others) // 2] if others else slow
-    if count == 1 or slow < STRAGGLES * usual or reorder < usual / 2:
+    if count == 1 or slow < STRAGGLER_TIMES * usual or reorder < usual / 2:
         return None
     return Verdict(
         "worker",
@@ -165,7 +168,7 @@ def _slow_worker(s: Snapshot, e: Evidence) -> Verdict | None:
     )
 
 
-def _limit(s: Snapshot, e: Evidence) -> Verdict:  # noqa: PLR0911 - one return per rule
+def _bottleneck(s: Snapshot, e: Evidence) -> Verdict:  # noqa: PLR0911 - one return per rule
     mean = {stage.name: stage.mean for stage in s.stages}
     step, make, transport = (
         mean.get("step", 0.0),
@@ -173,7 +176,7 @@ def _limit(s: Snapshot, e: Evidence) -> Verdict:  # noqa: PLR0911 - one return p
         mean.get("transport", 0.0),
     )
     waits = f"the loop waits {percent(s.wait_share)} of the time"
-    if s.wait_share < WAIT_IS_SMALL:
+    if s.wait_share < SMALL_WAIT:
         consumer = f"Your loop is the bottleneck: it waits {percent(s.wait_share)} of the time"
         if e.in_process:
             return Verdict(
@@ -192,15 +195,15 @@ def _limit(s: Snapshot, e: Evidence) -> Verdict:  # noqa: PLR0911 - one return p
             f"Loading is the bottleneck: {waits}, because batches are produced between its steps. Producing one takes "
             f"{_ms(make)}{computing}, a step {_ms(step)}. With num_workers=1 or more they are produced in parallel.",
         )
-    if e.handover > _MOSTLY and s.uploads is not None:
+    if e.handover > _MAJORITY and s.uploads is not None:
         return Verdict("upload", _upload_limit(s, e, s.uploads, waits))
     slow = _slow_worker(s, e)
     if slow is not None:
         return slow
-    if transport > make and transport > 1.0 and e.nbytes_mean > _CARRIED:
+    if transport > make and transport > 1.0 and e.nbytes_mean > _LARGE_BATCH:
         remedy = (
             "They are pickled: a collate function that returns tensors or arrays lets them use shared memory."
-            if e.pickled > _MOSTLY
+            if e.pickled > _MAJORITY
             else "Smaller batches help: a smaller dtype (uint8 instead of float32), or fewer samples."
         )
         return Verdict(
@@ -230,7 +233,7 @@ def _workers_limit(s: Snapshot, e: Evidence, *, step: float, waits: str) -> Verd
     alive = sum(w.state != "dead" for w in s.workers)
     head = "Workers are" if alive != 1 else "The worker is"
     produce = "produces" if alive == 1 else "produce"
-    could = number(1e3 / step) if step > _NO_STEP else "over 10,000"
+    could = number(1e3 / step) if step > _MIN_STEP_MS else "over 10,000"
     head = (
         f"{head} the bottleneck: {waits}; {plural(alive, 'worker')} {produce} "
         f"{number(s.batches_per_second)} batches/s, the loop could consume {could}."
@@ -240,7 +243,7 @@ def _workers_limit(s: Snapshot, e: Evidence, *, step: float, waits: str) -> Verd
         return Verdict("workers", head)
     known = [w.cpu_percent for w in s.workers if w.cpu_percent is not None]
     # Workers that wait for a core look like workers that wait for a disk; their total CPU use tells them apart.
-    if sum(known) >= 100 * FULL * e.cores and alive >= e.cores:
+    if sum(known) >= 100 * SATURATED * e.cores and alive >= e.cores:
         use = f"They use {number(sum(known) / 100)} of {plural(e.cores, 'core')}"
         return Verdict("workers_compute", f"{head} {use}, so cheaper transforms help, more workers do not.")
     return _by_cpu_share(s, e, head, share, alive)
@@ -248,27 +251,27 @@ def _workers_limit(s: Snapshot, e: Evidence, *, step: float, waits: str) -> Verd
 
 def _by_cpu_share(s: Snapshot, e: Evidence, head: str, share: float, alive: int) -> Verdict:
     known = [w.core_wait for w in s.workers if w.core_wait is not None]
-    lack = min(_MOST, sum(known) / len(known)) if known else 0.0
-    queued = min(1 - share, share * lack / (1 - lack))
-    if queued >= QUEUES:
+    starved = min(_MAX_CORE_WAIT, sum(known) / len(known)) if known else 0.0
+    queued = min(1 - share, share * starved / (1 - starved))
+    if queued >= CORE_WAIT_SHARE:
         return Verdict(
             "workers",
             f"{head} Fetching is {percent(share)} CPU time and {percent(queued)} waiting for a core: something else, "
             f"possibly your loop, is using the {plural(e.cores, 'core')} too.",
         )
-    if share >= COMPUTES and alive >= e.cores:
+    if share >= COMPUTE_SHARE and alive >= e.cores:
         return Verdict(
             "workers_compute",
             f"{head} Fetching is {percent(share)} CPU time and there are {plural(e.cores, 'core')}, "
             f"so cheaper transforms help, more workers hardly do.",
         )
-    if share >= COMPUTES:
+    if share >= COMPUTE_SHARE:
         return Verdict(
             "workers_compute",
             f"{head} Fetching is {percent(share)} CPU time, so more workers help up to the {plural(e.cores, 'core')}; "
             f"cheaper transforms help too.",
         )
-    if share <= WAITS:
+    if share <= IDLE_SHARE:
         return Verdict(
             "workers_wait",
             f"{head} Fetching is {percent(1 - share)} waiting (disk, network, sleep), "
@@ -281,7 +284,7 @@ def _by_cpu_share(s: Snapshot, e: Evidence, head: str, share: float, alive: int)
 
 def _mean_batches(count: float) -> str:
     """A mean number of batches: "4 batches", "3.6 batches"."""
-    return plural(round(count), "batch") if abs(count - round(count)) < _WHOLE else f"{count:.1f} batches"
+    return plural(round(count), "batch") if abs(count - round(count)) < _ROUNDING else f"{count:.1f} batches"
 
 
 def _ms(ms: float) -> str:
