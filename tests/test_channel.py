@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbloader.batch.header import BatchHeader
+from nbloader.batch.header import BatchHeader, pack_header, unpack_header
 from nbloader.transport.channel import HEADER, READ_SIZE, Channel, Kind
 
 pytestmark = pytest.mark.unit
@@ -250,5 +250,7 @@ def test_frames_may_be_larger_than_4_gib():
     assert HEADER.unpack(sock.sent[0]) == (6 + (5 << 30), Kind.BATCH)
     channel.send_all([(Kind.INIT, Huge())])
     assert HEADER.unpack(sock.sent[0]) == (5 << 30, Kind.INIT)
-    header = BatchHeader(0, 1, -1, -1, 6 << 30, 5 << 30, 1 << 33, *range(7))
-    assert BatchHeader.unpack(header.pack() + b"extras") == header
+    fields = 0, 1, -1, -1, 6 << 30, 5 << 30, 1 << 33, *range(7)
+    header = unpack_header(pack_header(*fields) + b"extras")
+    assert header == BatchHeader(*fields)
+    assert type(header) is BatchHeader

@@ -7,9 +7,11 @@ directly. All times are `perf_counter_ns` or durations in ns.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 _STRUCT = struct.Struct("<qqiiqqqqqqqqqq")
+_new = tuple.__new__  # takes half as long as `_make`
 
 HEADER_SIZE = _STRUCT.size
 """Bytes of a packed header."""
@@ -52,11 +54,11 @@ class BatchHeader(NamedTuple):
         """Time to fetch and collate the batch."""
         return self.collate_end - self.fetch_begin
 
-    def pack(self) -> bytes:
-        """The header as bytes, for a frame."""
-        return _STRUCT.pack(*self)
 
-    @classmethod
-    def unpack(cls, body: Any) -> BatchHeader:
-        """Read the header at the beginning of a frame's body."""
-        return cls._make(_STRUCT.unpack_from(body))
+pack_header: Callable[..., bytes] = _STRUCT.pack
+"""Pack a header; the arguments are the fields of `BatchHeader`, in their order. (A method of it would cost 0.4 us.)"""
+
+
+def unpack_header(body: Any) -> BatchHeader:
+    """Read the header at the beginning of a frame's body."""
+    return _new(BatchHeader, _STRUCT.unpack_from(body))

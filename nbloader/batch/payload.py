@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nbloader.batch.header import HEADER_SIZE, IN_ARENA, PICKLED, BatchHeader
+from nbloader.batch.header import HEADER_SIZE, IN_ARENA, PICKLED, BatchHeader, unpack_header
 from nbloader.batch.rebuild import Build, builder
 from nbloader.batch.serialize import load_object
 from nbloader.shm.segment import NO_SEGMENT
@@ -167,7 +167,7 @@ class SegmentPayload:
     empty = False
 
     def __init__(self, source: PayloadSource, body: Any, received: int) -> None:
-        self.header = header = BatchHeader.unpack(body)
+        self.header = header = unpack_header(body)
         self.received = received
         self.worker = source.worker
         self.pid = source.pid

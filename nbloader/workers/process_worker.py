@@ -32,7 +32,7 @@ from nbloader._util import rng
 from nbloader._util.import_hooks import when_imported
 from nbloader.batch.chunk_arena import ChunkSlot, ChunkWriter
 from nbloader.batch.collate import NotPlannedError, Plan, collate_object, convert
-from nbloader.batch.header import IN_ARENA, PICKLED, BatchHeader
+from nbloader.batch.header import IN_ARENA, PICKLED, pack_header
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object
 from nbloader.events.remote_errors import describe
@@ -332,11 +332,11 @@ class WorkerLoop:
         cpu_end, end = time.process_time_ns(), _clock()
         status.state, status.since = WorkerState.SENDING, end
         sys.stdout.flush()
-        header = BatchHeader(
+        header = pack_header(  # the fields of BatchHeader
             task.run, task.number, encoded.layout, encoded.segment, encoded.nbytes, len(encoded.extras), fetched.size,
             fetched.begin, fetched.end, end, cpu_fetched - cpu_begin, cpu_end - cpu_fetched, fetched.slowest,
             fetched.slowest_ns,
-        ).pack()  # fmt: skip
+        )  # fmt: skip
         if encoded.segment == NO_SEGMENT:
             self._send(Kind.BATCH, header, encoded.extras, encoded.memory)
         else:
