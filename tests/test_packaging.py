@@ -1,8 +1,9 @@
-"""What is installed is whole, light to import, and clean: the wheel, the import, the notebooks, the settings."""
+"""The wheel, the public names, the import time, the types, the notebooks and the Makefile."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import itertools
 import json
 import os
@@ -48,7 +49,7 @@ def wheel(tmp_path_factory):
         yield archive
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
+def test_the_wheel_contains_exactly_the_files_of_the_package(wheel):
     expected = {
         str(p.relative_to(ROOT).as_posix())
         for p in PACKAGE.rglob("*")
@@ -59,7 +60,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
 
 
-def test_the_wheel_carries_the_licence_and_asks_for_no_particular_torch(wheel):
+def test_the_wheel_contains_the_license_and_requires_no_particular_torch(wheel):
     names = wheel.namelist()
     assert any(name.endswith("/LICENSE") for name in names)
     (metadata,) = (wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
@@ -71,7 +72,7 @@ def test_the_wheel_carries_the_licence_and_asks_for_no_particular_torch(wheel):
 
 @pytest.mark.slow
 def test_a_typed_program_passes_mypy_strict_against_the_installed_package(wheel, tmp_path):
-    """And each line of it with a comment after it has the error that the comment says."""
+    """And each of its lines that ends in a comment has the error that the comment quotes."""
     venv.create(tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
     installed = pathlib.Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "env")}))
@@ -103,23 +104,56 @@ def test_the_version_is_the_one_in_the_metadata():
     assert nbloader.__version__ == importlib.metadata.version("nbloader")
 
 
-def test_there_are_at_most_about_a_dozen_public_names_and_all_are_described():
+def test_there_are_at_most_two_dozen_public_names_and_all_have_docstrings():
     import nbloader
 
-    assert 0 < len(nbloader.__all__) <= 14
+    assert 0 < len(nbloader.__all__) <= 24
     for name in nbloader.__all__:
         thing = getattr(nbloader, name)
         assert isinstance(thing, str) or (thing.__doc__ or "").strip(), f"nbloader.{name} has no docstring"
 
 
-def test_importing_it_imports_neither_torch_nor_a_front_end():
+def test_dir_of_the_package_shows_the_public_names_only():
+    """Also after subpackages and names have been imported."""
+    code = """
+import nbloader, nbloader.dashboard, nbloader.loader.dataloader, nbloader.demo
+names = [getattr(nbloader, name) for name in nbloader.__all__]
+shown = {name for name in dir(nbloader) if not (name.startswith("__") and name.endswith("__"))}
+assert shown == set(nbloader.__all__), shown
+assert {"loader", "errors"} <= set(vars(nbloader))
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_dir_of_a_loader_shows_no_helper():
+    """What a user sees after `loader.` and Tab: methods for users, and the arguments."""
+    import torch
+
+    import nbloader
+
+    methods = {
+        "clean", "close", "dashboard", "events", "from_source", "from_torch", "load_state_dict", "on_wait", "pause",
+        "points", "progress", "refresh", "reload", "report", "restart_workers", "resume", "stack", "state_dict",
+        "stats", "step", "timeline", "trace",
+    }  # fmt: skip
+    arguments = set(inspect.signature(nbloader.DataLoader).parameters) - {"shuffle"}  # as in torch
+    with nbloader.DataLoader([1, 2]) as loader:
+        theirs = set(dir(torch.utils.data.DataLoader([1, 2])))
+        shown = {name for name in dir(loader) if not name.startswith("_")}
+        assert shown - theirs == (methods | arguments) - theirs
+        assert shown >= methods | arguments
+        for name in methods:
+            assert name == "events" or (inspect.getdoc(getattr(nbloader.DataLoader, name)) or "").strip(), name
+
+
+def test_importing_nbloader_imports_neither_torch_nor_a_front_end():
     code = "import sys, nbloader; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     heavy = {"torch", "ipywidgets", "anywidget", "bokeh", "IPython", "ipykernel", "PIL", "skimage"}
     assert heavy.isdisjoint(done.stdout.split())
 
 
-def test_importing_it_takes_less_than_150_ms():
+def test_importing_nbloader_takes_less_than_150_ms():
     def milliseconds():
         done = subprocess.run(
             [sys.executable, "-X", "importtime", "-c", "import nbloader"],
@@ -128,7 +162,7 @@ def test_importing_it_takes_less_than_150_ms():
         (cumulative,) = re.findall(r"\|\s*(\d+) \| nbloader$", done.stderr, re.MULTILINE)
         return int(cumulative) / 1000
 
-    # The best of a few: other work on the machine can only add to it.
+    # The minimum of several runs: load on the machine can only add to it.
     best = min(milliseconds() for _ in range(5))
     assert best < 150, f"import nbloader took {best:.0f} ms at best"
 
@@ -159,13 +193,13 @@ def test_there_is_a_notebook():
     assert NOTEBOOKS, "the tests above had nothing to look at"
 
 
-def test_torch_is_pinned_for_the_projects_own_environments_only():
+def test_the_projects_environments_pin_torch():
     assert re.search(r"^torch==\d", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 class TestMakefile:
-    """The two commands of the README, as far as they go without installing anything."""
+    """The commands of the README, as far as they run without installing anything."""
 
     @staticmethod
     def make(tmp_path, *arguments, **variables):
@@ -176,7 +210,7 @@ class TestMakefile:
             cwd=tmp_path, capture_output=True, text=True, check=False, env=env,
         )  # fmt: skip
 
-    def test_an_old_python_is_refused_with_what_to_do(self, tmp_path):
+    def test_an_old_python_is_refused_with_a_remedy(self, tmp_path):
         old = tmp_path / "python3.9"
         old.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo Python 3.9.18; exit 0; }\nexit 1\n')
         old.chmod(0o755)
@@ -189,7 +223,7 @@ class TestMakefile:
         assert "make PYTHON=" in done.stderr
         assert not (tmp_path / ".venv").exists()
 
-    def test_a_python_that_is_not_there_is_said_so(self, tmp_path):
+    def test_a_missing_python_is_reported(self, tmp_path):
         done = self.make(tmp_path, "demo", PYTHON="python3-that-is-not-there")
         assert done.returncode != 0
         assert "There is no python3-that-is-not-there here" in done.stderr
