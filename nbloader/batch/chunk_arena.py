@@ -43,7 +43,16 @@ MAX_FILLS = 64
 """Compiled ways to write rows that a worker keeps."""
 
 
-def place_rows(layout: LayoutNode, rows: int, size: int, start: int) -> tuple[LayoutNode, int]:
+class PlacedRows(NamedTuple):
+    """Where some samples of a batch are among all of them."""
+
+    layout: LayoutNode
+    """Of these samples, in the memory of the batch."""
+    nbytes: int
+    """Size of the whole batch, bytes."""
+
+
+def place_rows(layout: LayoutNode, rows: int, size: int, start: int) -> PlacedRows:
     """Where some samples of a batch are among all of them.
 
     Args:
@@ -51,9 +60,6 @@ def place_rows(layout: LayoutNode, rows: int, size: int, start: int) -> tuple[La
         rows: Number of samples to place.
         size: Samples of the batch.
         start: Position of the first of them in the batch.
-
-    Returns:
-        The layout, and the size of the whole batch in bytes.
     """
     end = 0
 
@@ -63,7 +69,7 @@ def place_rows(layout: LayoutNode, rows: int, size: int, start: int) -> tuple[La
         offset, end = end + start * row, end + aligned(row * size)
         return ArrayNode(offset, (rows, *node.shape[1:]), node.dtype, node.torch_dtype)
 
-    return map_arrays(layout, place), end
+    return PlacedRows(map_arrays(layout, place), end)
 
 
 class WrittenChunk(NamedTuple):
@@ -83,7 +89,7 @@ class RowWriter:
     """
 
     def __init__(self, layout: LayoutNode) -> None:
-        self.layout = place_rows(layout, 1, 1, 0)[0]
+        self.layout = place_rows(layout, 1, 1, 0).layout
         """The layout of one sample."""
         self._fills: dict[tuple[int, int, int], Fill] = {}
 
@@ -112,14 +118,14 @@ class RowWriter:
             except Exception:  # noqa: BLE001 - samples may differ in any way; the plan raises the right error
                 del self._fills[key]
             else:
-                return WrittenChunk(extras, place_rows(self.layout, rows, rows, 0)[1])
+                return WrittenChunk(extras, place_rows(self.layout, rows, rows, 0).nbytes)
         try:
             plan = Plan(samples)
         except NotPlannedError:
             return None
-        if plan.tree != place_rows(self.layout, rows, rows, 0)[0]:
+        if plan.tree != place_rows(self.layout, rows, rows, 0).layout:
             return None
-        target, _nbytes = place_rows(self.layout, rows, size, start)
+        target = place_rows(self.layout, rows, size, start).layout
         plan.move(target)
         plan.fill(memory)
         fill = compile_fill(target, samples)
@@ -285,7 +291,7 @@ class ArenaAllocator:
             return
         self._last = layout
         pickled = bytes(layout.tree)
-        tree, _nbytes = place_rows(pickle.loads(pickled), 1, 1, 0)
+        tree = place_rows(pickle.loads(pickled), 1, 1, 0).layout
         if self._layout is None or tree != self._layout.tree:
             self._layout = ArenaLayout(0 if self._layout is None else self._layout.number + 1, tree, pickled)
 
@@ -297,7 +303,7 @@ class ArenaAllocator:
         """
         if self._layout is None:
             return None
-        _layout, nbytes = place_rows(self._layout.tree, size, size, 0)
+        nbytes = place_rows(self._layout.tree, size, size, 0).nbytes
         if nbytes < ARENA_FROM:
             return None
         try:
@@ -356,7 +362,7 @@ class MemoryArena:
             chunk: The chunk.
             layout: The layout of one sample.
         """
-        nbytes = place_rows(layout, self.size, self.size, 0)[1]
+        nbytes = place_rows(layout, self.size, self.size, 0).nbytes
         if nbytes < ARENA_FROM:
             return None
         with self._lock:
@@ -381,7 +387,7 @@ class MemoryArena:
     def _rows(self, rows: int, start: int) -> LayoutNode:
         if self._layout is None:
             raise RuntimeError("no chunk was written to this arena")
-        return place_rows(self._layout, rows, self.size, start)[0]
+        return place_rows(self._layout, rows, self.size, start).layout
 
 
 class ThreadChunkWriter:

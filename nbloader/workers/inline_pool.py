@@ -1,6 +1,6 @@
 """The inline worker pool (`num_workers=0`): batches are produced on the consumer's own thread, when it waits for them.
 
-    engine, with its lock     give() -> queue of the iteration        poll() <- messages
+    engine, with its lock     submit() -> queue of the iteration      poll() <- messages
     consumer, without it                     |                                    ^
                                              +---> run_next(): fetch, collate ----+
 
@@ -240,9 +240,7 @@ class InlinePool(WorkerPool):
         try:
             message = worker.produce(task)
         except BaseException:
-            if (
-                worker.iterable_fetcher is not None
-            ):  # its iterator may have advanced: the next batch consists of what follows
+            if worker.iterable_fetcher is not None:  # it may have advanced: the next batch consists of what follows
                 self._messages.append(BatchDone(worker.uid, task.run, task.job, EmptyBatch()))
             raise
         if message is not None:
