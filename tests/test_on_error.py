@@ -34,7 +34,7 @@ class Holes(Numbers):
 
 
 class AtOnce(Holes):
-    """Returns a whole batch, and so does not tell which of its samples is bad."""
+    """Returns a whole batch, so it is unknown which of its samples is bad."""
 
     def __getitems__(self, indices):
         return [self[i] for i in indices]

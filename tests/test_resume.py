@@ -227,7 +227,7 @@ def test_the_order_is_torchs_until_the_first_state_and_seeded_by_the_loader_afte
 @pytest.mark.parametrize("name", ["shuffle", "generator", "skipping"])
 @pytest.mark.parametrize("leave_at", [0, 2])
 def test_persistent_workers_need_not_be_the_same_in_the_loader_that_resumes(name, leave_at):
-    """Only the first epoch draws its seed there, as torch's; whoever goes on does as was done before."""
+    """Only the first epoch draws its seed there, as torch's; a resumed loader does the same."""
     state, want = interrupted(name, leave_at, workers=2, persistent_workers=True)
     state_of_others, wanted_by_others = interrupted(name, leave_at, workers=2)
     for changes in ({}, {"persistent_workers": True}):

@@ -41,7 +41,7 @@ class Numbers:
 
 
 class Mischief(threading.Thread):
-    """Kills, hangs, restarts, resizes, pauses, steps and takes snapshots, until it is told to stop."""
+    """Kills, hangs, restarts, resizes, pauses, steps and takes snapshots, until it is stopped."""
 
     def __init__(self, loader, seed):
         super().__init__(name="mischief", daemon=True)

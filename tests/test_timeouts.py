@@ -1,4 +1,4 @@
-"""A loop that waits for long is told why, and `timeout` raises an error or restarts a worker."""
+"""A loop that waits for a long time reports why, and `timeout` raises an error or restarts a worker."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_loop_that_waits_for_long_gets_one_line_that_names_the_batch_and_its_w
 
         def restart():
             told.append(wait_for_line(capsys))
-            time.sleep(1)  # there is only one line, however long the wait goes on
+            time.sleep(1)  # there is only one line, however long the wait lasts
             flag.unlink()
             loader.restart_workers()
 

@@ -71,7 +71,7 @@ def cores(root: Path = _ROOT) -> int:
 
 
 def available_memory(root: Path = _ROOT) -> int | None:
-    """Memory that can be allocated without swapping or being killed, bytes; None where the system does not tell.
+    """Memory that can be allocated without swapping or being killed, bytes; None if the system does not report it.
 
     The smallest of what the machine has available and what each control group leaves.
     """
@@ -123,7 +123,7 @@ def cpus_in(text: str) -> int:
 def pages_written(address: int, nbytes: int) -> bool:
     """Whether a page of a private mapping of a file was written to, and is the file's no longer.
 
-    True where the system does not tell.
+    True if the system does not report it.
     """
     import numpy as np  # here: the fork server's client needs this module, and starts before NumPy is imported
 

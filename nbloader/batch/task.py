@@ -97,7 +97,7 @@ class ChunkedBatch(Generic[R]):
         self.arena = None
 
     def discard(self) -> None:
-        """Nobody waits for it: free its memory now, not when the cycle of batch and chunks is collected."""
+        """It is no longer needed: free its memory now, not when the cycle of batch and chunks is collected."""
         self._outcomes.clear()
         self.chunks.clear()
         self.arena = None

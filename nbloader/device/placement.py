@@ -10,7 +10,7 @@ from nbloader.device.transfer import Accelerator, DeviceTransfer
 
 
 class Devices(NamedTuple):
-    """Where batches shall be."""
+    """Where batches are placed."""
 
     single: Any
     """One device for all batches; None for the CPU, and for a list of devices."""

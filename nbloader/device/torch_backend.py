@@ -61,8 +61,8 @@ class TorchAccelerator:
     def can_upload_ahead(self, batch: Any) -> bool:
         """Whether the batch is copied on the side stream.
 
-        Types with their own method `to` are copied on the consumer's stream: the allocator cannot be told which memory
-        they use on the device, so it must not come from another stream.
+        Types with their own method `to` are copied on the consumer's stream: which memory they use on the device is
+        unknown here, so it must not come from another stream.
         """
         return self._side is not None and _only_tensors(batch)
 

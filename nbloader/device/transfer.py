@@ -65,7 +65,7 @@ class Copy(Protocol):
     """When the batch lay in pinned memory, perf_counter ns; 0 if it does not."""
 
     def start(self) -> None:
-        """Pin the batch, and enqueue the copy. After an error `done` tells of the parts that were enqueued before."""
+        """Pin the batch, and enqueue the copy. After an error `done` covers the parts that were enqueued before it."""
         ...
 
     def done(self) -> bool:
@@ -371,7 +371,7 @@ class DeviceTransfer:
 
 
 class PendingPlacement:
-    """The `Placed` entry of a batch's record, which is complete once the device has told its times."""
+    """The `Placed` entry of a batch's record, which is complete once the device has reported its times."""
 
     __slots__ = ("_begin", "_copy", "_device")
 
@@ -389,7 +389,7 @@ class PendingPlacement:
 
 
 class RecordQueue:
-    """Publishes batch records in order, each once the device has told its times.
+    """Publishes batch records in order, each once the device has reported its times.
 
     Args:
         publish: Called with each complete record.

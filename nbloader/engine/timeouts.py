@@ -10,12 +10,12 @@ from nbloader.events.failures import abbreviated
 from nbloader.events.gauges import WorkerGauge
 
 DELAY_NOTICE = 30.0
-"""Seconds after which the cell is told what its loop waits for, if there is no `timeout`."""
+"""Seconds after which a line in the cell says what its loop waits for, if there is no `timeout`."""
 START_LIMIT = 30.0
 """Seconds that a worker may take to start, however short `timeout` is, if stalled workers are restarted: restarting
 this one would only begin its start anew."""
 PAUSE_NOTICE = 5.0
-"""Seconds after which a loop that has just begun is told that the loader is paused."""
+"""Seconds after which a line in the cell of a loop that has just begun says that the loader is paused."""
 
 
 class Due(enum.Enum):

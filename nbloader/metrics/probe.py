@@ -45,7 +45,7 @@ class _Usage(NamedTuple):
     cpu_percent: float
     rss: int
     cpu: CpuTimes | None
-    """None where the system does not tell."""
+    """None if the system does not report it."""
     core_wait: float | None
     """`CpuTimes.waiting` as a share of both, over the last interval in which the process was not idle."""
 
@@ -134,7 +134,7 @@ def _with_usage(w: WorkerGauge, usage: _Usage, memory: _Memory | None) -> Worker
 
 
 def cpu_times(pid: int) -> CpuTimes | None:
-    """Scheduler statistics of the main thread of a process; None where the system does not tell."""
+    """Scheduler statistics of the main thread of a process; None if the system does not report it."""
     try:
         running, waiting, _ = Path(f"/proc/{pid}/schedstat").read_text("ascii").split()
         return CpuTimes(int(running), int(waiting))
@@ -143,7 +143,7 @@ def cpu_times(pid: int) -> CpuTimes | None:
 
 
 def memory_of(pid: int) -> MemoryUse | None:
-    """Private and shared memory of a process; None where the system does not tell."""
+    """Private and shared memory of a process; None if the system does not report it."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines()[1:]
         kilobytes = {name: int(value.split()[0]) for name, value in (line.split(":") for line in lines)}

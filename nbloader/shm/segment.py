@@ -301,8 +301,8 @@ class SegmentWriter:
     """A worker's segments.
 
     Args:
-        announce: Tells the reader of a new segment: (number, descriptor). Called before the segment's first batch.
-        retire: Tells the reader that these segments are not used any more: (numbers).
+        announce: Notifies the reader of a new segment: (number, descriptor). Called before the segment's first batch.
+        retire: Notifies the reader that these segments are no longer used: (numbers).
     """
 
     def __init__(self, announce: Callable[[int, int], object], retire: Callable[[list[int]], object]) -> None:
@@ -379,7 +379,7 @@ class SegmentReader:
         self._maps: dict[int, tuple[Any, Any]] = {}
         self._lent: dict[int, weakref.ref[Any]] = {}
         self.returned: collections.deque[int] = collections.deque()
-        """Segments that nobody views any more; a worker is told with its next task."""
+        """Segments without views; the worker is notified with its next task."""
 
     def add(self, number: int, fd: int) -> None:
         """Map a new segment; takes ownership of the descriptor."""

@@ -49,7 +49,7 @@ class ProcessSetup:
         """Equal where workers that have the one need not be sent the other."""
 
     def holds(self, *parts: Any) -> bool:
-        """Whether these are the objects it was created from, unchanged. False also where only another pickle can tell.
+        """Whether these are the objects it was created from, unchanged. False if only another pickle shows it.
 
         Args:
             parts: The arguments of the constructor, without `transport`.

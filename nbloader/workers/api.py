@@ -38,7 +38,7 @@ LISTED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """What workers are told when they start, apart from the dataset and functions."""
+    """The configuration of workers, apart from the dataset and functions."""
 
     kind: str
     """The name of the kind of workers, as in the registry."""
@@ -127,7 +127,7 @@ class WorkerHandle:
         Raises:
             NbloaderError: There is no stack. The function raises it if the worker does not respond.
         """
-        raise NbloaderError(f"workers of the kind {self.kind!r} cannot tell their stack")
+        raise NbloaderError(f"workers of the kind {self.kind!r} do not report their stack")
 
     def busy_since(self) -> float:
         """When it began to fetch or collate, `time.perf_counter_ns()`; infinity if it does neither."""
@@ -172,7 +172,7 @@ class WorkerHandle:
 
 
 def _sample(indices: Any, position: int) -> Any:
-    """The index of the sample at a position. Both are read while the worker goes on, so they may not match."""
+    """The index of the sample at a position. Both are read while the worker continues, so they may not match."""
     if position < 0:
         return None
     if not isinstance(indices, (list, tuple)):
@@ -188,7 +188,7 @@ class WorkerSetup(Protocol):
         """Equal for two setups if workers that have one of them need not be given the other."""
 
     def holds(self, *parts: Any) -> bool:
-        """Whether it was made of these, and they are unchanged. False if only another setup can tell."""
+        """Whether it was made of these, and they are unchanged. False if only another setup could show it."""
 
 
 class LocalSetup(NamedTuple):
@@ -234,7 +234,7 @@ class WorkerPool(ABC):
 
         Args:
             worker: Worker id.
-            options: What it is told.
+            options: Its configuration.
             setup: What `WorkerKind.pack` returned.
 
         Raises:

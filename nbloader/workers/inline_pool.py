@@ -90,7 +90,7 @@ class InlineHandle(WorkerHandle):
     Args:
         worker: Its id.
         setup: Dataset and functions.
-        options: What it is told.
+        options: Its configuration.
         report: Takes its messages.
         on_kill: Called when it is killed.
     """

@@ -248,7 +248,7 @@ class ThreadWorker:
 
     Args:
         handle: Its handle.
-        options: What it is told.
+        options: Its configuration.
         setup: The dataset and functions.
         messages: Where it reports.
     """
@@ -313,7 +313,7 @@ class ThreadWorker:
         )  # fmt: skip
 
     def _produce_batches(self, context: ThreadContext) -> None:
-        """Produce batches until the worker is told to end."""
+        """Produce batches until the worker is stopped."""
         status, uid = self._status, self._handle.uid
         builder = self._create_builder(context)
         seeded = context.torch_was_seeded()  # then `worker_init_fn` is responsible for the seeds
