@@ -232,9 +232,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         plan = self._checkpoint.plan_epoch(self._epoch_context())
         if not (self.persistent_workers and self._engine.loaded) and self._load():
             self._engine.replace_all()
-        engine: Any = self._engine
         context = IteratorContext(
-            engine, self.events, self._transfer, batched=self.batch_sampler is not None, names=self._names
+            self._engine, self.events, self._transfer, batched=self.batch_sampler is not None, names=self._names
         )
         return EpochIterator(context, run, plan)
 

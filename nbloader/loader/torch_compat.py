@@ -40,7 +40,7 @@ def start_method(context: Any) -> str:
 
 def warn_if_too_many_workers(num_workers: int) -> None:
     """Warn as torch does when there are far more workers than cores."""
-    if num_workers > TOO_MANY_PER_CORE * cores():
+    if num_workers > TOO_MANY_PER_CORE and num_workers > TOO_MANY_PER_CORE * cores():  # `cores` reads files
         warn(
             f"This DataLoader will create {num_workers} worker processes in total, on {cores()} cores. Please be aware "
             "that excessive worker creation might get DataLoader running slow or even freeze, lower the worker number "
