@@ -41,6 +41,13 @@ class ThreadGenerators:
         self.seed = 0
         """What `seed_everything` was called with last."""
 
+    def seed_all(self, seed: int) -> None:
+        """Seed them as `seed_everything` seeds the global ones, so that they draw the same numbers."""
+        self.seed = seed
+        self.random.seed(seed)
+        self.numpy.seed(seed & 0xFFFFFFFF)
+        self.torch.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+
     def torch_manual_seed(self, seed: Any) -> Any:
         """As `torch.manual_seed`."""
         return self.torch.manual_seed(int(seed))
@@ -62,19 +69,20 @@ _seed = 0
 def seed_everything(seed: int) -> None:
     """Seed `random`, NumPy's global generator and, if torch is imported, torch's. Takes about 8 us.
 
-    On a thread that has generators of its own, seed these, so that they draw the same numbers.
+    On a thread that has generators of its own, seed these instead.
     """
     global _seed  # noqa: PLW0603 - the generators are global too
     own = thread_local.generators
     if own is not None:
-        own.seed = seed
-        own.random.seed(seed)
-        own.numpy.seed(_numpy_seed(seed))
-    else:
-        _seed = seed
-        random.seed(seed)
-        np.random.seed(_numpy_seed(seed))  # noqa: NPY002 - the global generator is what datasets use
-    seed_torch()
+        own.seed_all(seed)
+        return
+    _seed = seed
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is what datasets use
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # torch.manual_seed would also queue a call for CUDA each time, with a formatted stack
+        torch.random.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
 
 
 def seed_torch() -> None:
@@ -95,17 +103,13 @@ def _torch_generator() -> Any:
     own = thread_local.generators
     if own is not None:
         return own.torch
-    torch = sys.modules.get("torch")  # torch.manual_seed would also queue a call for CUDA, with a formatted stack
+    torch = sys.modules.get("torch")
     return None if torch is None else torch.random.default_generator
 
 
 def _torch_seed() -> int:
     own = thread_local.generators
     return (_seed if own is None else own.seed) & 0x7FFFFFFFFFFFFFFF
-
-
-def _numpy_seed(seed: int) -> int:
-    return seed & 0xFFFFFFFF
 
 
 class _NumpyState:

@@ -27,6 +27,7 @@ from nbloader.workers.thread_rng import without_mode
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
+_COLLATING = WorkerState.COLLATING  # before Python 3.12 each access to a member takes 0.1 us
 
 
 class BatchBuilder:
@@ -89,7 +90,7 @@ class BatchBuilder:
         if fetched.nothing_left:
             return EmptyBatch()
         cpu_fetched = time.thread_time_ns()
-        status.state, status.since = WorkerState.COLLATING, fetched.end
+        status.state, status.since = _COLLATING, fetched.end
         batch, nbytes, extras = None, 0, None
         written = self._write_chunk(fetched.samples, task)
         if written is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from nbloader.events.failures import SampleFailure
 from nbloader.events.remote_errors import describe
@@ -18,8 +18,24 @@ OnError: TypeAlias = "Literal['raise', 'skip'] | Callable[[Any, Exception], Any]
 Replace: TypeAlias = "Callable[[int, Exception], Any]"
 """Returns a replacement for the sample at a position in the batch."""
 
-EXHAUSTED = object()
-"""Returned in place of a sample by `get` of `fetch_each` when there are no more."""
+
+class Subscriptable(Protocol):
+    """Anything with `__getitem__`."""
+
+    def __getitem__(self, key: Any, /) -> Any:
+        """Return the sample for a key."""
+
+
+class _OneByOne:
+    """Gets single samples from a function for whole batches."""
+
+    __slots__ = ("_getitems",)
+
+    def __init__(self, getitems: Callable[[Any], Any]) -> None:
+        self._getitems = getitems
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._getitems([index])[0]
 
 
 class FetchedBatch(NamedTuple):
@@ -68,7 +84,7 @@ def fetch(dataset: Any, indices: Any, *, batched: bool, status: WorkerStatus, on
     )  # fmt: skip
     getitems = getattr(dataset, "__getitems__", None) if batched else None
     if getitems is None:
-        return fetch_each(dataset.__getitem__, indices, batched=batched, status=status, on_error=handle_error)
+        return fetch_each(dataset, indices, batched=batched, status=status, on_error=handle_error)
     return _fetch_at_once(getitems, indices, status, handle_error)
 
 
@@ -95,29 +111,31 @@ def _fetch_at_once(
         first_failure = _failed_sample(-1, error, "retried")
     else:
         return FetchedBatch(samples, len(samples), begin, _clock(), -1, 0)
-    batch = fetch_each(lambda index: getitems([index])[0], indices, batched=True, status=status, on_error=on_error)
+    batch = fetch_each(_OneByOne(getitems), indices, batched=True, status=status, on_error=on_error)
     return batch._replace(begin=begin, failed=batch.failed or [first_failure])
 
 
 def fetch_each(
-    get: Callable[[Any], Any],
+    source: Subscriptable,
     keys: Iterable[Any],
     *,
     batched: bool,
     status: WorkerStatus,
     on_error: Replace | Literal["raise", "skip"],
+    stop: type[Exception] | tuple[()] = (),
 ) -> FetchedBatch:
     """Fetch samples one by one. This is the only loop that does so, for every kind of dataset and of worker.
 
     Args:
-        get: Returns the sample for a key, or `EXHAUSTED`.
+        source: Returns the sample for a key when it is subscripted.
         keys: One for each sample of the batch.
         batched: Whether the samples make a batch.
         status: Where the worker publishes what it is doing. `status.position` stays at a sample that raised.
         on_error: What to do with a sample that raises.
+        stop: The exception by which `source` tells that there are no more samples; by default there is none.
 
     Raises:
-        Exception: Whatever `get` raises, if `on_error` is "raise"; whatever `on_error` raises.
+        Exception: Whatever `source` raises, if `on_error` is "raise"; whatever `on_error` raises.
         WorkerAbandonedError: The worker must end.
     """
     begin = before = _clock()
@@ -129,18 +147,16 @@ def fetch_each(
     for position, key in enumerate(keys):
         status.position = position
         try:
-            sample = get(key)
+            samples.append(source[key])
+        except stop:
+            exhausted = True
+            break
         except Exception as error:
             if on_error == "raise":
                 raise
             if callable(on_error):
                 samples.append(on_error(position, error))
             failed.append(_failed_sample(position, error, "replaced" if callable(on_error) else "skipped"))
-        else:
-            if sample is EXHAUSTED:
-                exhausted = True
-                break
-            samples.append(sample)
         now = _clock()
         took = now - before
         if took > slowest_ns:

@@ -12,13 +12,11 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
-from itertools import repeat
 from typing import Any, Protocol, TypeAlias
 
 from nbloader._util.state_dict import as_json, is_stateful
 from nbloader.sampling.shard_plan import IterableOptions, Ticket
-from nbloader.workers.fetcher import EXHAUSTED, FetchedBatch, OnError, fetch_each
+from nbloader.workers.fetcher import FetchedBatch, OnError, fetch_each
 from nbloader.workers.status import WorkerAbandonedError, WorkerStatus
 from nbloader.workers.worker_info import WorkerContext, WorkerInfo
 
@@ -49,6 +47,18 @@ class ReportState(Protocol):
 
 class ExhaustedError(Exception):
     """The shard has no such batch."""
+
+
+class _Next:
+    """Gets the next sample of an iterator for any key."""
+
+    __slots__ = ("_iterator",)
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    def __getitem__(self, _key: Any) -> Any:
+        return next(self._iterator)
 
 
 class ShardIterator:
@@ -87,11 +97,12 @@ class ShardIterator:
         if self.exhausted:
             raise ExhaustedError
         batch = fetch_each(
-            partial(next, self.iterator),  # called with the key, which next() returns at the end
-            repeat(EXHAUSTED, ticket.size or 1),
+            _Next(self.iterator),
+            range(ticket.size or 1),
             batched=ticket.size is not None,
             status=status,
             on_error=(lambda position, error: on_error(ticket[position], error)) if callable(on_error) else on_error,
+            stop=StopIteration,
         )
         self.exhausted = batch.exhausted
         if batch.exhausted and (options.drop_last or not (batch.size or batch.failed)):

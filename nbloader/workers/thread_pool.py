@@ -48,6 +48,9 @@ from nbloader.workers.thread_rng import ThreadContext, WorkerInfo
 
 _clock = time.perf_counter_ns
 
+# Members of an enumeration that are needed for each batch: before Python 3.12 each access takes 0.1 us.
+_IDLE, _SENDING = WorkerState.IDLE, WorkerState.SENDING
+
 JOIN_TIMEOUT = 1.0
 """Seconds to wait for the end of a thread that has reported it and has nothing left to do."""
 
@@ -331,13 +334,13 @@ class ThreadWorker:
             except ExhaustedError:
                 self._messages.put(ShardExhausted(uid, task.run, task.job))
                 continue
-            status.state, status.since = WorkerState.SENDING, _clock()
+            status.state, status.since = _SENDING, _clock()
             self._messages.put(BatchDone(uid, task.run, task.job, outcome, builder.failed_samples))
 
     def _next_task(self, iterable_fetcher: IterableFetcher | None) -> Task | None:
         """The next task that was not cancelled; None to end."""
         handle, status = self._handle, self._status
-        status.state, status.number, status.since = WorkerState.IDLE, -1, _clock()
+        status.state, status.number, status.since = _IDLE, -1, _clock()
         while True:
             task = handle.tasks.get()
             if task is None or handle.killed:
