@@ -19,6 +19,7 @@ thread was given up, or another took it over), it gets memory of its own, and a 
 
 from __future__ import annotations
 
+import logging
 import math
 import pickle
 import threading
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nbloader.batch.collate import NotPlannedError, Plan
-from nbloader.batch.layout_cache import Fill, compile_fill
+from nbloader.batch.layout_cache import CachedLayout, compile_fill
 from nbloader.batch.payload import BatchPayload, Layout
 from nbloader.batch.pytree import ArrayNode, LayoutNode, map_arrays
 from nbloader.batch.rebuild import builder
@@ -37,10 +38,12 @@ from nbloader.batch.task import Task
 from nbloader.shm.arena import ArenaMaps, ArenaWriter
 from nbloader.shm.segment import Block, aligned
 
+log = logging.getLogger(__name__)
+
 ARENA_FROM = 1 << 16
 """Batches from this size on are written side by side, bytes; for a smaller one a copy is cheaper."""
-MAX_FILLS = 64
-"""Compiled ways to write rows that a worker keeps."""
+MAX_CACHED = 64
+"""Positions in batches for which a worker keeps a compiled function that writes a chunk there."""
 
 
 class PlacedRows(NamedTuple):
@@ -91,7 +94,7 @@ class RowWriter:
     def __init__(self, layout: LayoutNode) -> None:
         self.layout = place_rows(layout, 1, 1, 0).layout
         """The layout of one sample."""
-        self._fills: dict[tuple[int, int, int], Fill] = {}
+        self._cache: dict[tuple[int, int, int], CachedLayout] = {}  # by start, samples of the batch and of the chunk
 
     def write(self, samples: list[Any], memory: Any, start: int, size: int) -> WrittenChunk | None:
         """Write a chunk into its rows.
@@ -110,15 +113,16 @@ class RowWriter:
         """
         rows = len(samples)
         key = start, size, rows
-        fill = self._fills.get(key)
-        if fill is not None:
+        cached = self._cache.get(key)
+        if cached is not None:
             extras: list[Any] = []
             try:
-                fill(samples, memory, extras)
-            except Exception:  # noqa: BLE001 - samples may differ in any way; the plan raises the right error
-                del self._fills[key]
+                cached.fill(samples, memory, extras)
+            except Exception:  # samples may differ in any way; the plan raises the right error
+                log.debug("a chunk of %d samples differs from the cached layout", rows, exc_info=True)
+                del self._cache[key]
             else:
-                return WrittenChunk(extras, place_rows(self.layout, rows, rows, 0).nbytes)
+                return WrittenChunk(extras, cached.nbytes)
         try:
             plan = Plan(samples)
         except NotPlannedError:
@@ -130,9 +134,9 @@ class RowWriter:
         plan.fill(memory)
         fill = compile_fill(target, samples)
         if fill is not None:
-            if len(self._fills) >= MAX_FILLS:
-                self._fills.clear()
-            self._fills[key] = fill
+            if len(self._cache) >= MAX_CACHED:
+                self._cache.clear()
+            self._cache[key] = CachedLayout(fill, plan.nbytes, None)
         return WrittenChunk(plan.extras, plan.nbytes)
 
 
@@ -309,6 +313,7 @@ class ArenaAllocator:
         try:
             block = self.writer.begin(nbytes)
         except (MemoryError, OSError):
+            log.debug("no arena of %d bytes: a copy joins the batch", nbytes, exc_info=True)
             return None
         return SegmentArena(self.writer, block, self._layout, size, self.output)
 

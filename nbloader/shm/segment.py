@@ -413,7 +413,8 @@ class SegmentReader:
 
     def mapping(self, number: int) -> Any:
         """The whole segment, a ctypes array; it stays mapped as long as this or anything built on it lives."""
-        return self._maps[number][0]
+        memory, _array_type = self._maps[number]
+        return memory
 
     def discard(self, number: int) -> None:
         """The batch in this segment is not wanted."""

@@ -225,7 +225,8 @@ class Channel:
         while self._fds:
             os.close(self._fds.popleft())
         while self._backlog:
-            for fd in self._backlog.popleft()[1]:
+            _buffer, fds = self._backlog.popleft()
+            for fd in fds:
                 os.close(fd)
         self._sock.close()
 

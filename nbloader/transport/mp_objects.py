@@ -9,7 +9,7 @@ everything else by descriptors, which go to each worker beside the pickle. Tenso
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import multiprocessing
 import os
 import sys
@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 from nbloader.batch.serialize import Pickler, is_plain
 from nbloader.shm.dataset_store import SHARE_FROM
+
+log = logging.getLogger(__name__)
 
 FORK_CONTEXT = (
     "a lock of multiprocessing's fork context (as in Value, Array, Event, Queue) has no name by which another process "
@@ -176,5 +178,7 @@ def run_finalizers() -> None:
     """In a worker that ends: flush queues to which it has put items, and end processes that it has started."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
-        with contextlib.suppress(Exception):  # whatever the user's finalizers raise, the worker ends
+        try:
             util._exit_function()
+        except Exception:  # whatever the user's finalizers raise, the worker ends
+            log.debug("a finalizer of multiprocessing failed", exc_info=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from nbloader.batch.serialize import dump
@@ -9,6 +10,8 @@ from nbloader.errors import DatasetTransferError
 from nbloader.transport import fingerprint, preload
 from nbloader.transport.dataset_payload import SharedPickle
 from nbloader.transport.mp_objects import FORK_CONTEXT
+
+log = logging.getLogger(__name__)
 
 
 class ProcessSetup:
@@ -60,7 +63,8 @@ class ProcessSetup:
 def _fingerprint_of(parts: Any) -> Any:
     try:
         return fingerprint.fingerprint(parts)
-    except Exception:  # noqa: BLE001 - pickling runs the user's code; `ProcessSetup` raises what is wrong
+    except Exception:  # pickling runs the user's code, which may raise anything; `ProcessSetup` raises it again
+        log.debug("no fingerprint of the dataset", exc_info=True)
         return None
 
 
