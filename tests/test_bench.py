@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 BENCH = pathlib.Path(__file__).parent / "bench"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(BENCH.parents[1])}
@@ -38,6 +39,27 @@ def test_a_system_loads_what_torch_loads(system):
 def test_the_memory_row_counts_the_segments_that_workers_keep():
     _, turn = measured("nbloader", "dict40", "memory")
     assert 0 < turn["segments"] < turn["value"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measure", ["restarted", "kernel_killed"])
+def test_a_fault_is_measured(measure):
+    code = f"import sys; sys.path.insert(0, {str(BENCH)!r}); import faults; print(faults.{measure}())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=ENVIRONMENT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert 0 < float(done.stdout) < 60
+
+
+def test_the_benchmark_of_uploads_says_that_there_is_no_gpu():
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "gpu.py")], capture_output=True, text=True, check=False, env=ENVIRONMENT
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("No GPU found")
 
 
 @pytest.mark.slow

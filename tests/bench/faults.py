@@ -20,6 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 import datasets as d
 import psutil
 from datasets import Hangs, Numbers, Slow, alive, at_stage, flat, wait_for
+from light import hang_in_c
 
 from nbloader import DataLoader, LoaderTimeoutError, WorkerDiedError, WorkerStartError
 from nbloader import events as ev
@@ -93,7 +94,7 @@ def hanging(how, **options):
 
 def restarted():
     """From `restart_workers()` until the batch that hung is delivered."""
-    loader, flag, hung = hanging(d.hang_in_c)
+    loader, flag, hung = hanging(hang_in_c)
     with loader:
         epoch = iter(loader)
         wait_for(hung.exists)
@@ -106,7 +107,7 @@ def restarted():
 
 def stack():
     """`loader.stack()` of a worker that hangs in C code."""
-    loader, _flag, hung = hanging(d.hang_in_c)
+    loader, _flag, hung = hanging(hang_in_c)
     with loader:
         epoch = iter(loader)
         wait_for(hung.exists)
@@ -120,7 +121,7 @@ def stack():
 
 def late(on_timeout):
     """From `timeout` until the batch is delivered or the error is raised."""
-    loader, flag, hung = hanging(d.hang_in_c, timeout=1, on_timeout=on_timeout)
+    loader, flag, hung = hanging(hang_in_c, timeout=1, on_timeout=on_timeout)
     with loader:
         epoch = iter(loader)
         wait_for(hung.exists)

@@ -15,6 +15,9 @@ import sys
 import time
 from pathlib import Path
 
+from nbloader import DataLoader
+from nbloader.loader.upload_benchmark import RandomImages, matrix_products
+
 TURNS = 5
 STEPS = (0.0, 5.0, 20.0)
 """Milliseconds of matrix products."""
@@ -71,9 +74,6 @@ def verify(torch, loader, expected):
 
 def measure(torch, size, ms):
     """One row of the table, as a dict."""
-    from nbloader import DataLoader
-    from nbloader.loader.upload_benchmark import RandomImages, matrix_products
-
     name, batch_size, shape, batches = size
     data = RandomImages(batch_size * batches, shape)
     work = matrix_products("cuda", ms) if ms else lambda _batch: None
