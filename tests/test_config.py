@@ -151,7 +151,7 @@ def test_a_wrong_argument_is_refused_at_construction(dataset, arguments, error, 
     ],
     ids=str,
 )
-def test_right_arguments_start_nothing(arguments):
+def test_valid_arguments_are_accepted(arguments):
     DataLoader(DATA, **arguments).close()
 
 
@@ -165,14 +165,14 @@ def test_positional_arguments_are_those_of_torch():
         assert len(loader) == 2
 
 
-def test_a_device_that_is_not_here_is_refused():
+def test_a_device_that_does_not_exist_is_refused():
     if torch.accelerator.is_available():
         pytest.skip("there is an accelerator here")
     with pytest.raises(RuntimeError, match=r"device='cuda' was requested.*no such accelerator"):
         DataLoader(DATA, device="cuda")
 
 
-def test_pinning_without_an_accelerator_warns_once_and_goes_on():
+def test_pinning_without_an_accelerator_warns_once():
     if torch.accelerator.is_available():
         pytest.skip("there is an accelerator here")
     with pytest.warns(UserWarning, match="pin_memory=True has no effect") as caught:
@@ -189,14 +189,14 @@ def test_without_a_dataset_and_with_too_many_arguments_it_is_a_type_error_of_dat
         DataLoader(DATA, *range(20))
 
 
-def test_the_dataset_cannot_be_exchanged_by_assignment():
+def test_the_dataset_cannot_be_replaced_by_assignment():
     with DataLoader(DATA) as loader, pytest.raises(ValueError, match=r"reload\(dataset\)"):
         loader.dataset = [1]
 
 
 @pytest.mark.parametrize("empty", [[], torch.empty(0, 3), torch.utils.data.TensorDataset(torch.empty(0))])
 @pytest.mark.parametrize("arguments", [{}, {"num_workers": 2}, {"shuffle": True}])
-def test_an_empty_dataset_is_told_when_it_is_iterated(empty, arguments):
+def test_iterating_an_empty_dataset_is_an_error(empty, arguments):
     try:
         loader = DataLoader(empty, 2, **arguments)
     except ValueError as error:
@@ -206,7 +206,7 @@ def test_an_empty_dataset_is_told_when_it_is_iterated(empty, arguments):
         iter(loader)
 
 
-# ---- each argument is declared once
+# ---- one declaration per argument
 
 
 DECLARED = [field for field in dataclasses.fields(LoaderConfig) if field.init]
@@ -257,7 +257,7 @@ def test_a_loader_made_from_another_keeps_every_argument():
         assert other.sampler is loader.sampler
     with DataLoader(DATA, num_workers=1) as loader, DataLoader.from_torch(loader) as other:
         assert other.prefetch_factor == 2
-        assert vars(other)["prefetch_factor"] is None, "its window adapts itself, as that of the other"
+        assert vars(other)["prefetch_factor"] is None, "the window of both adapts itself"
 
 
 def test_the_configuration_is_frozen():

@@ -1,8 +1,8 @@
 """The arguments of `DataLoader`, each declared once: type, default, check and documentation.
 
 `LoaderConfig` is that declaration. The constructor's signature and the argument list in the documentation of
-`DataLoader` are made from it, and it travels, frozen, to the parts that need it. To add an argument, add a field here,
-and read `config.<name>` where it is used.
+`DataLoader` are derived from it. It is frozen, and is passed to the parts that need it. To add an argument, add a field
+here, and read `config.<name>` where it is used.
 """
 # ruff: noqa: RUF009 - `_argument` declares a field, as `dataclasses.field` does, which takes a default that is immutable
 
@@ -180,7 +180,7 @@ def _names(_name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """What is declared of an argument beside its name, type and default."""
+    """The declaration of an argument, except for its name, type and default."""
 
     doc: str
     check: Callable[[str, Any], Any] | None
