@@ -90,7 +90,7 @@ def test_the_production_time_is_a_running_mean():
     policy = PrefetchPolicy(1)
     for _ in range(50):
         policy.observe(1000, MS)
-    policy.observe(1000, 9 * MS)
+    policy.observe(1000, 5 * MS)
     assert policy.fast, "one slow batch does not make the others slow"
     for _ in range(50):
         policy.observe(1000, 9 * MS)
