@@ -19,6 +19,12 @@ pytestmark = pytest.mark.unit
 GIVEN_UP = "given up"
 
 
+def assignments(dispatcher):
+    """What is to be sent, as (worker, task) by job number."""
+    pairs = [(assign.worker, task) for assign in dispatcher.assignments() for task in assign.tasks]
+    return sorted(pairs, key=lambda pair: (pair[1].run, pair[1].job))
+
+
 class FixedPolicy(PrefetchPolicy):
     """Numbers that a test chooses, in place of those that follow from the costs of batches."""
 
@@ -261,7 +267,7 @@ class Chaos(RuleBasedStateMachine):
 
     @rule()
     def batches_are_sent(self):
-        given = self.dispatcher.assignments()
+        given = assignments(self.dispatcher)
         if self.dispatcher.paused and not self.steps:
             assert len(given) <= self.owed
             self.owed -= len(given)
@@ -287,7 +293,7 @@ class Chaos(RuleBasedStateMachine):
             assert self.steps, "nothing is delivered while paused"
             self.steps -= 1
             self.owed += 1
-        task, result = item
+        task, result = item.task, item.outcome
         assert result in (f"{run}:{task.number}", GIVEN_UP)
         assert (run, task.number) in self.accepted
         if run in self.out_of_order:
@@ -317,7 +323,7 @@ class Chaos(RuleBasedStateMachine):
             return
         held = {(t.run, t.number) for w in self.inboxes for t in self.dispatcher.held_by(w)}
         for run, numbers in self.wanted.items():
-            waiting = {task.number for _number, task in self.dispatcher.iterations[run].waiting}
+            waiting = {task.number for task in self.dispatcher.iterations[run].waiting}
             for number in numbers:
                 places = [number in waiting, (run, number) in held, (run, number) in self.accepted]
                 assert places.count(True) == 1, (run, number, places)
@@ -390,7 +396,7 @@ def dispatcher_with(
 
 
 def sent(dispatcher: Dispatcher[str]) -> list[tuple[int, int]]:
-    return [(worker, task.number) for worker, task in dispatcher.assignments()]
+    return [(worker, task.number) for worker, task in assignments(dispatcher)]
 
 
 def test_batches_go_to_the_least_loaded_worker_in_order():
@@ -469,7 +475,7 @@ def test_a_poisoned_batch_is_failed_and_the_rest_goes_on():
     assert sent(dispatcher) == [(9, 1), (9, 2)]
     produced(dispatcher, 9, 2)
     produced(dispatcher, 9, 1)
-    assert [dispatcher.take(0)[1] for _ in range(3)] == ["error", "batch 1", "batch 2"]
+    assert [dispatcher.take(0).outcome for _ in range(3)] == ["error", "batch 1", "batch 2"]
 
 
 def test_a_parked_iteration_yields_the_workers_except_for_what_they_are_processing():
@@ -478,7 +484,7 @@ def test_a_parked_iteration_yields_the_workers_except_for_what_they_are_processi
     assert dispatcher.open_iteration(1) == [(0, 0, (2,)), (1, 0, (3,))], "what to cancel"
     dispatcher.add(1, None, 0)
     dispatcher.add(1, None, 0)
-    assert [(w, t.run, t.number) for w, t in dispatcher.assignments()] == [(0, 1, 0), (1, 1, 1)]
+    assert [(w, t.run, t.number) for w, t in assignments(dispatcher)] == [(0, 1, 0), (1, 1, 1)]
     assert produced(dispatcher, 0, 0) == [0]
     dispatcher.unpark(0)
     assert sent(dispatcher) == [(0, 2)]
@@ -501,7 +507,7 @@ def test_nothing_is_assigned_or_delivered_while_paused_but_results_are_kept():
     assert produced(dispatcher, 0, 0) == [0]
     assert (dispatcher.take(0), sent(dispatcher)) == (None, [])
     dispatcher.resume()
-    assert dispatcher.take(0)[0].number == 0
+    assert dispatcher.take(0).task.number == 0
     assert sent(dispatcher) == [(0, 2)]
 
 
@@ -513,7 +519,7 @@ def test_a_step_delivers_one_batch_and_assigns_another():
     produced(dispatcher, 0, 1)
     assert (dispatcher.take(0), sent(dispatcher)) == (None, [])
     dispatcher.step()
-    assert dispatcher.take(0)[0].number == 0
+    assert dispatcher.take(0).task.number == 0
     assert dispatcher.take(0) is None
     assert (sent(dispatcher), sent(dispatcher)) == ([(0, 2)], [])
 

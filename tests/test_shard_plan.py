@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from test_dispatcher import GIVEN_UP, NOW, FixedPolicy
+from test_dispatcher import GIVEN_UP, NOW, FixedPolicy, assignments
 
 from nbloader.sampling.shard_plan import ShardPlan, ShardProgress, Ticket
 from nbloader.scheduler.dispatcher import Dispatcher
@@ -64,7 +64,7 @@ class ShardChaos(RuleBasedStateMachine):
         self.send_assignments()
 
     def send_assignments(self):
-        for worker, task in self.dispatcher.assignments():
+        for worker, task in assignments(self.dispatcher):
             slot, inbox = self.living[worker]
             assert task.indices.shard % self.dispatcher.slots == slot
             inbox.append((task.number, pickle.loads(pickle.dumps(task.indices))))  # as the channel does
@@ -134,7 +134,7 @@ class ShardChaos(RuleBasedStateMachine):
         item = self.dispatcher.take(0)
         if item is None:
             return False
-        task, result = item
+        task, result = item.task, item.outcome
         key = task.indices.position, task.indices.shard
         assert (result == GIVEN_UP) if key in self.errors else (result == f"{key[0]}:{key[1]}")
         self.delivered.append(key)

@@ -74,17 +74,6 @@ NEARBY = 0.02
 """Seconds after a delivery during which the consumer is expected to be back at once."""
 
 
-class Delivered(NamedTuple):
-    """A batch at its delivery to the consumer, and the depths of the queues then."""
-
-    task: Task
-    outcome: Any
-    """The payload, or the error in its place."""
-    in_flight: int
-    reordering: int
-    ready: int
-
-
 class Awaited(NamedTuple):
     """The batch that the consumer waits for."""
 
@@ -120,6 +109,7 @@ class Engine:
             self._events.append, self._dispatcher, config, on_message=self._handle, on_failure=self._wake_consumers
         )
         self.load = self._group.load
+        self.refill_size = self._dispatcher.refill_size
         self._commands: collections.deque[Callable[[], None]] = collections.deque()
         self._supervisor = None if config.kind.inline else Supervisor(self)
         self._output = WorkerOutput()
@@ -263,12 +253,10 @@ class Engine:
         assigned = self._dispatcher.assignments()
         if not assigned:
             return
-        given: dict[int, list[Task]] = {}
         now = _clock()
-        for uid, task in assigned:
-            task.dispatched = now
-            given.setdefault(uid, []).append(task)
-        for uid, tasks in given.items():
+        for uid, tasks in assigned:
+            for task in tasks:
+                task.dispatched = now
             for task, error in pool.submit(uid, tasks):
                 why = f"the indices {abbreviated(task.indices)} of batch {task.number} cannot be pickled: {error}"
                 self._dispatcher.result(uid, task.run, task.job, LoaderFailure(DatasetTransferError(why)), now)
@@ -376,10 +364,6 @@ class Engine:
         self._cancel(cancels)
         self._wake_consumers()  # of the iterations that are parked now
 
-    def refill_size(self, run: int) -> int:
-        """How many batches to request from the sampler now: 0 until several can be sent together."""
-        return self._dispatcher.refill_size(run)
-
     def add(self, run: int, batches: Iterable[tuple[Any, int]], *, soon: bool = False) -> None:
         """Assign batches to workers.
 
@@ -400,7 +384,7 @@ class Engine:
         else:
             self._assign()
 
-    def next_batch(self, run: int, wakeup: Wakeup, refill: Callable[[], bool]) -> Delivered | None:
+    def next_batch(self, run: int, wakeup: Wakeup, refill: Callable[[], bool]) -> Delivery | None:
         """The next batch of an iteration; waits for it.
 
         Args:
@@ -423,9 +407,9 @@ class Engine:
             if self._supervisor is None:
                 self._produce(run, wakeup)
             while True:
-                delivered, plan = self._exclusively(self._take, run, wakeup, timer is None or timer.fresh)
-                if delivered is not None:
-                    return cast("Delivered", delivered)
+                delivery, plan = self._exclusively(self._take, run, wakeup, timer is None or timer.fresh)
+                if delivery is not None:
+                    return cast("Delivery", delivery)
                 if plan is None:
                     if refill():  # those before had no sample left
                         continue
@@ -457,7 +441,7 @@ class Engine:
             self._awaited = Awaited(task.number, _clock())
             pool.run_next(run)
 
-    def _take(self, run: int, wakeup: Wakeup, first: bool) -> tuple[Delivered | None, WaitPlan | None]:
+    def _take(self, run: int, wakeup: Wakeup, first: bool) -> tuple[Delivery | None, WaitPlan | None]:
         """The next batch if it is ready; otherwise how to wait for it: whoever receives it wakes the consumer.
 
         Both are None if no batch is outstanding.
@@ -485,9 +469,9 @@ class Engine:
             self._policy.adapt()
             self._last = delivery.task
             reorder = state.reorder
-            return Delivered(
-                delivery.task, delivery.outcome, dispatcher.in_flight(run), reorder.reordering, reorder.ready
-            ), None
+            delivery.in_flight = dispatcher.in_flight(run)
+            delivery.reordering, delivery.ready = reorder.reordering, reorder.ready
+            return delivery, None
         if not dispatcher.outstanding(run):
             return None, None
         self._waiting[run] = wakeup
@@ -604,7 +588,7 @@ class Engine:
         if state is None or state.chunk_size:
             return []
         ready = state.reorder.peek(count)
-        return [(task, outcome) for task, outcome in ready if not (outcome.failed or outcome.empty)]
+        return [(item.task, item.outcome) for item in ready if not (item.outcome.failed or item.outcome.empty)]
 
     def drain_output(self) -> None:
         """Show what workers have printed so far: at the end of an epoch, before the cell ends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from nbloader.batch.header import BatchHeader
@@ -29,7 +30,7 @@ def newest_iteration(dispatcher: Dispatcher[Any]) -> dict[str, Any]:
 
 def requested(state: IterationState[Any]) -> tuple[int, ...]:
     """Numbers of the batches that no worker holds yet, in order."""
-    return tuple(sorted({waiting.task.number for waiting in state.waiting[:LISTED]}))
+    return tuple(sorted({task.number for task in itertools.islice(state.waiting, LISTED)}))
 
 
 def arrived(state: IterationState[Any]) -> tuple[ProducedBatch, ...]:
@@ -40,7 +41,7 @@ def arrived(state: IterationState[Any]) -> tuple[ProducedBatch, ...]:
 
 
 def _made(delivery: Delivery, *, in_order: bool) -> ProducedBatch:
-    task, outcome = delivery
+    task, outcome = delivery.task, delivery.outcome
     header: BatchHeader | None = getattr(outcome, "header", None)  # an error in the place of a batch has none
     return ProducedBatch(
         task.run,

@@ -18,10 +18,11 @@ from nbloader import events as ev
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch.payload import BatchPayload
 from nbloader.device.transfer import BatchKey, DeviceTransfer, PendingPlacement, RecordQueue
-from nbloader.engine.engine import Delivered, Engine
+from nbloader.engine.engine import Engine
 from nbloader.errors import LoaderClosedError
 from nbloader.sampling.epoch_plan import EpochPlan
 from nbloader.sampling.source import SourceReader, item_numbers
+from nbloader.scheduler.run_state import Delivery
 from nbloader.workers.worker_view import WorkerView
 
 T_co = TypeVar("T_co", covariant=True)
@@ -56,15 +57,6 @@ class Consumer(NamedTuple):
     """Called at the end of the epoch; with whether it had no batch at all."""
 
 
-class _Record(NamedTuple):
-    """The record of the batch that the consumer has, as far as it is known."""
-
-    before: tuple[Any, ...]
-    """The fields of `BatchRecord` before `returned`."""
-    after: tuple[Any, ...]
-    """The fields after it, except for the last one."""
-
-
 class EpochIterator(Iterator[T_co]):
     """Iterates over the batches of one epoch.
 
@@ -83,7 +75,7 @@ class EpochIterator(Iterator[T_co]):
         self._batched = context.batched
         self._names = context.names
         self._run = run
-        self._kept: Delivered | None = None  # taken, but not delivered for lack of memory on the device
+        self._kept: Delivery | None = None  # taken, but not delivered for lack of memory on the device
         engine.open_iteration(run, plan)
         self._resources = _Resources(run, context.events, context.transfer)
         if plan.reader is not None:
@@ -172,7 +164,7 @@ class EpochIterator(Iterator[T_co]):
         self._resources.delivered += 1
         return batch  # type: ignore[no-any-return]
 
-    def _wait(self) -> Delivered:
+    def _wait(self) -> Delivery:
         try:
             while (got := self._engine.next_batch(self._run, self._resources.wakeup, self._refill)) is None:
                 if not self._refill():  # what was requested may be past the end of its shard, and another shard go on
@@ -203,7 +195,7 @@ class EpochIterator(Iterator[T_co]):
             self._engine.wait_for_source(self._run, self._resources.wakeup)
         return min(room, reader.ready())
 
-    def _move(self, transfer: DeviceTransfer, got: Delivered) -> Any:
+    def _move(self, transfer: DeviceTransfer, got: Delivery) -> Any:
         """Move a batch to its device, and begin with those after it that are ready."""
         run, position = self._run, self._resources.delivered
         self._kept = None
@@ -216,18 +208,21 @@ class EpochIterator(Iterator[T_co]):
         transfer.start_ahead([(BatchKey(run, task.number), payload) for task, payload in ready], position + 1)
         return batch
 
-    def _remember(self, got: Delivered, payload: BatchPayload, requested: int) -> None:
+    def _remember(self, got: Delivery, payload: BatchPayload, requested: int) -> None:
         task, header = got.task, payload.header
         samples, slowest = header.samples, header.slowest
         index = None
         if slowest >= 0:
             index = task.indices[slowest] if self._batched else task.indices
-        self._resources.record = _Record((
+        self._resources.before = (
             self._run, self._run, task.number, payload.worker, payload.pid, task.attempt, samples, header.nbytes,
             payload.transport, requested, task.dispatched, header.fetch_begin, header.fetch_end, header.collate_end,
             payload.received, task.in_order, _clock(),
-        ), (header.fetch_cpu, header.collate_cpu, got.in_flight, got.reordering, got.ready, index, header.slowest_ns,
-            task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,)))  # fmt: skip
+        )  # fmt: skip
+        self._resources.after = (
+            header.fetch_cpu, header.collate_cpu, got.in_flight, got.reordering, got.ready, index, header.slowest_ns,
+            task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,),
+        )  # fmt: skip
 
     def _finish(self) -> NoReturn:
         error, self.plan.error = self.plan.error, None
@@ -259,8 +254,10 @@ class _Resources:
         self.reader: SourceReader | None = None
         self.begun = False
         """Whether a consumer has come."""
-        self.record: _Record | None = None
-        """Of the batch that the consumer has."""
+        self.before: tuple[Any, ...] | None = None
+        """The fields of the `BatchRecord` of the batch that the consumer has: those before `returned`."""
+        self.after: tuple[Any, ...] = ()
+        """The fields after it, except for the last one."""
         self.shipment: PendingPlacement | None = None
         """How that batch is moved to its device."""
         self._bus = bus
@@ -269,10 +266,10 @@ class _Resources:
 
     def publish(self, returned: int) -> None:
         """The consumer has come back: the record of its last batch is complete."""
-        record = self.record
-        if record is not None:
-            self.record = None
-            complete = ev.BatchRecord._make((*record.before, returned, *record.after, None))
+        before = self.before
+        if before is not None:
+            self.before = None
+            complete = ev.BatchRecord._make((*before, returned, *self.after, None))
             if self._records is None:
                 self._bus.publish(complete)
             else:

@@ -16,7 +16,7 @@ that a late message never duplicates a batch.
 
 from __future__ import annotations
 
-import heapq
+import collections
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -26,7 +26,7 @@ from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.sampling.shard_plan import ShardPlan
 from nbloader.scheduler.prefetch import PrefetchPolicy
 from nbloader.scheduler.reorder_buffer import ReorderBuffer
-from nbloader.scheduler.run_state import Delivery, IterationState, WaitingJob
+from nbloader.scheduler.run_state import Delivery, IterationState
 
 R = TypeVar("R")
 
@@ -35,11 +35,11 @@ MAX_DEATHS = 3
 
 
 class Assign(NamedTuple):
-    """Action: send a job to a worker."""
+    """Action: send jobs to a worker."""
 
     worker: int
     """Unique number of the worker."""
-    task: Task
+    tasks: list[Task]
 
 
 class Cancel(NamedTuple):
@@ -165,8 +165,7 @@ class Dispatcher(Generic[R]):
         for worker, held in self._held.items():
             if any((task.run, task.number) == (run, number) for task in held.values()):
                 return Delay(number, worker)
-        for waiting in state.waiting:
-            task = waiting.task
+        for task in state.waiting:
             if task.number == number and (self._round_robin or state.shards is not None):
                 worker = self._by_slot.get(self._slot(state, task), -1)
                 return Delay(number, worker if self._held.get(worker) else None)
@@ -265,7 +264,10 @@ class Dispatcher(Generic[R]):
     def refill_size(self, run: int) -> int:
         """How many batches to request from the sampler now."""
         state = self.iterations.get(run)
-        return 0 if state is None else self.policy.refill_size(self.room(run), state.extension)
+        if state is None:
+            return 0
+        extension, policy = state.extension, self.policy
+        return policy.refill_size(max(policy.window + extension, 1) - (state.added - state.taken), extension)
 
     def extend_window(self, run: int) -> bool:
         """The next batch to deliver is delayed: let workers that exhaust their queues go on beyond the window.
@@ -297,13 +299,13 @@ class Dispatcher(Generic[R]):
         """Assign waiting jobs to the least loaded workers; among equals, to the one that waits for a job the longest.
 
         Returns:
-            What to send, in order.
+            What to send, for each worker in order.
         """
         free = not self.paused or self.steps > 0
         if not (free or self._owed) or not self._held:
             return []
         depth = self.policy.queue_depth
-        assigned: list[Assign] = []
+        assigned: dict[int, list[Task]] = {}
         for state in self.iterations.values():
             if state.parked:
                 continue
@@ -313,8 +315,8 @@ class Dispatcher(Generic[R]):
             while state.waiting:
                 worker, held = min(self._held.items(), key=_load)
                 if len(held) >= depth or not (free or self._owed):
-                    return assigned
-                _job, task = heapq.heappop(state.waiting)
+                    return [Assign(worker, tasks) for worker, tasks in assigned.items()]
+                task = state.waiting.popleft()
                 if state.has(task):  # it arrived, late, from a worker that was considered lost
                     continue
                 self._owed -= not free
@@ -322,20 +324,19 @@ class Dispatcher(Generic[R]):
                 state.assigned += 1
                 held[task.run, task.job] = task
                 self._held[worker] = self._held.pop(worker)  # to the end of the line
-                assigned.append(Assign(worker, task))
-        return assigned
+                assigned.setdefault(worker, []).append(task)
+        return [Assign(worker, tasks) for worker, tasks in assigned.items()]
 
-    def _assign_to_slots(self, state: IterationState[R], assigned: list[Assign], *, free: bool) -> None:
+    def _assign_to_slots(self, state: IterationState[R], assigned: dict[int, list[Task]], *, free: bool) -> None:
         """Assign each waiting job to the worker whose shard or turn it is, if that is ready and has room."""
-        kept = []
+        kept: collections.deque[Task] = collections.deque()
         absent: Counter[int] = Counter()  # worker id -> jobs that wait for it to become ready
-        for waiting in sorted(state.waiting, key=_job):
-            task = waiting.task
+        for task in state.waiting:
             worker = self._worker_for(state, task, absent)
             if state.has(task):
                 continue
             if worker is None or not (free or self._owed):
-                kept.append(waiting)
+                kept.append(task)
                 continue
             self._owed -= not free
             if state.shards is not None:
@@ -343,8 +344,8 @@ class Dispatcher(Generic[R]):
             task.attempt += 1
             state.assigned += 1
             self._held[worker][task.run, task.job] = task
-            assigned.append(Assign(worker, task))
-        state.waiting = kept  # sorted, and therefore a heap
+            assigned.setdefault(worker, []).append(task)
+        state.waiting = kept
 
     def _worker_for(self, state: IterationState[R], task: Task, absent: Counter[int]) -> int | None:
         depth = self.policy.queue_depth
@@ -566,10 +567,6 @@ class Dispatcher(Generic[R]):
             elif len(held) < enough:
                 return None
         return producer
-
-
-def _job(waiting: WaitingJob) -> int:
-    return waiting.job
 
 
 def _load(worker_and_jobs: tuple[int, Collection[_Key]]) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
+import collections
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.sampling.shard_plan import ShardPlan
@@ -14,19 +14,21 @@ from nbloader.scheduler.reorder_buffer import ReorderBuffer
 R = TypeVar("R")
 
 
-class Delivery(NamedTuple):
-    """A batch for the consumer."""
+class Delivery:
+    """A batch for the consumer; the depths of the queues are set when it is delivered."""
 
-    task: Task
-    outcome: Any
-    """The payload, or the error in its place (a `BatchOutcome`)."""
+    __slots__ = ("in_flight", "outcome", "ready", "reordering", "task")
 
-
-class WaitingJob(NamedTuple):
-    """A batch or a chunk that waits for a worker. Sorted by its job number."""
-
-    job: int
-    task: Task
+    def __init__(self, task: Task, outcome: Any) -> None:
+        self.task = task
+        self.outcome = outcome
+        """The payload, or the error in its place (a `BatchOutcome`)."""
+        self.in_flight = 0
+        """Batches that workers hold."""
+        self.reordering = 0
+        """Batches that have arrived and wait for an earlier one."""
+        self.ready = 0
+        """Batches that can be delivered after this one."""
 
 
 @dataclass(slots=True)
@@ -50,8 +52,8 @@ class IterationState(Generic[R]):
     """Called with a batch that the consumer does not see, since no sample of it is left, and 0."""
     extension: int = field(default=0, init=False)
     """Batches by which the window is extended while the next batch to deliver is delayed."""
-    waiting: list[WaitingJob] = field(default_factory=list, init=False)
-    """Heap of jobs that no worker holds: new ones, and those that were taken back from a worker."""
+    waiting: collections.deque[Task] = field(default_factory=collections.deque, init=False)
+    """Jobs that no worker holds, by job number: new ones, and those that were taken back from a worker."""
     assigned: int = field(default=0, init=False)
     """Jobs that workers hold."""
     parked: bool = field(default=False, init=False)
@@ -72,7 +74,7 @@ class IterationState(Generic[R]):
         self.added += 1
         task = Task(self.run, number, indices, seed, job=number)
         if not self.chunk_size:
-            heapq.heappush(self.waiting, WaitingJob(number, task))
+            self.enqueue(task)
             return task
         batch = self.chunked[number] = ChunkedBatch(task, self.chunk_size)
         for chunk in batch.split(self.jobs):
@@ -82,7 +84,12 @@ class IterationState(Generic[R]):
 
     def enqueue(self, task: Task) -> None:
         """A batch or chunk waits for a worker, maybe again."""
-        heapq.heappush(self.waiting, WaitingJob(task.job, task))
+        waiting = self.waiting
+        if not waiting or waiting[-1].job < task.job:  # a new one
+            waiting.append(task)
+        else:
+            later = (position for position, other in enumerate(waiting) if other.job > task.job)
+            waiting.insert(next(later, len(waiting)), task)
 
     def return_all(self, tasks: list[Task]) -> None:
         """Workers hold these no longer, and have not produced them."""
@@ -92,11 +99,10 @@ class IterationState(Generic[R]):
 
     def reclaim(self, job: int) -> Task | None:
         """An outcome arrived for a job that had been taken back from its worker: it need not be produced again."""
-        for position, waiting in enumerate(self.waiting):
-            if waiting.job == job:
+        for position, task in enumerate(self.waiting):
+            if task.job == job:
                 del self.waiting[position]
-                heapq.heapify(self.waiting)
-                return waiting.task
+                return task
         return None  # another worker is processing it by now, and that one's outcome will be taken
 
     def has(self, task: Task) -> bool:
