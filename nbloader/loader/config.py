@@ -39,7 +39,7 @@ T_co = TypeVar("T_co", covariant=True)
 LoaderT = TypeVar("LoaderT")
 P = ParamSpec("P")
 
-WorkerKind: TypeAlias = Literal["process", "thread"]
+Workers: TypeAlias = Literal["process", "thread"]
 Output: TypeAlias = Literal["torch", "numpy"]
 Transport: TypeAlias = Literal["shared_memory", "pickle"]
 Dispatch: TypeAlias = Literal["least_loaded", "round_robin"]
@@ -73,7 +73,7 @@ def _choice(name: str, value: Any, *, among: Any) -> Any:
     return value
 
 
-def _worker_kind(name: str, value: Any) -> Any:
+def _workers(name: str, value: Any) -> Any:
     if isinstance(value, int):
         raise TypeError(
             f"workers must be 'process' or 'thread', the kind of worker, not {value!r}; "
@@ -287,8 +287,8 @@ class LoaderConfig(Generic[T_co]):
         doc="Batches to request ahead in total; overrides `prefetch_factor`. 0 requests a batch when the loop asks "
         "for it. With `num_workers=0`, a thread loads this many batches ahead.",
     )  # fmt: skip
-    workers: WorkerKind = _argument(
-        "process", _worker_kind, fixed=True,
+    workers: Workers = _argument(
+        "process", _workers, fixed=True,
         doc='"process", or "thread" for threads of this process. With threads nothing is pickled or copied, and only '
         "one of them runs Python code at a time: use them for samples that are waited for or loaded by native code. "
         "Batches are the same as with processes, except for a few random functions. To that end functions of `random` "
