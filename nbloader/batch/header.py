@@ -49,11 +49,6 @@ class BatchHeader(NamedTuple):
     slowest_ns: int
     """Time to fetch that sample."""
 
-    @property
-    def produce_ns(self) -> int:
-        """Time to fetch and collate the batch."""
-        return self.collate_end - self.fetch_begin
-
 
 pack_header: Callable[..., bytes] = _STRUCT.pack
 """Pack a header; the arguments are the fields of `BatchHeader`, in their order. (A method of it would cost 0.4 us.)"""
