@@ -116,7 +116,7 @@ def test_a_worker_that_dies_during_a_request_raises():
         (pid,) = pids(loader)
         os.kill(pid, signal.SIGSTOP)
         with loader._engine.lock:
-            request = loader._engine._group.asker(0)
+            request = loader._engine._group.stack_request(0)
             threading.Thread(target=lambda: os.kill(pid, signal.SIGKILL)).start()
             started = time.monotonic()
             with pytest.raises(NbloaderError, match="it has ended"):

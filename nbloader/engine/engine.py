@@ -275,9 +275,9 @@ class Engine:
         if task is None:
             outcome.discard()
             return
-        if message.spared:
+        if message.failed_samples:
             failed = samples_failed(
-                message.spared, task.run, task.number, task.indices, self._group.reported_id(message.uid),
+                message.failed_samples, task.run, task.number, task.indices, self._group.reported_id(message.uid),
                 batched=self._config.options.batched,
             )  # fmt: skip
             self._failures.setdefault((task.run, task.number), []).extend(failed)
@@ -711,7 +711,7 @@ class Engine:
             NbloaderError: It is not running, or does not respond.
         """
         with self.lock:
-            ask = self._group.asker(worker)
+            ask = self._group.stack_request(worker)
         return ask()
 
     def gauges(self, state: str) -> Gauges:

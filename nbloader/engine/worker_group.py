@@ -344,7 +344,7 @@ class WorkerGroup:
         """The running workers, as torch's iterator shows its own."""
         return [WorkerView(slot.handle) for slot in self._slots if slot.handle is not None]
 
-    def asker(self, worker: int) -> Callable[[], str]:
+    def stack_request(self, worker: int) -> Callable[[], str]:
         """A function that requests a worker's stack, to be called without the lock.
 
         Raises:

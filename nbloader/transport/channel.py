@@ -59,7 +59,7 @@ class Kind(IntEnum):
     """To the fork server, with four descriptors: start a worker."""
     PRELOAD = 11
     """To the fork server: import these modules."""
-    SPARED = 12
+    SAMPLE_FAILURES = 12
     """From the worker, before the batch: samples of it that were skipped or replaced. No batch follows if all of them
     were skipped."""
     END = 13

@@ -57,7 +57,7 @@ class BatchDone:
     number: int
     """Job number: of the batch, or of the chunk."""
     outcome: BatchOutcome
-    spared: Sequence[SampleFailure] = ()
+    failed_samples: Sequence[SampleFailure] = ()
     """Samples of the batch that could not be fetched and were skipped or replaced."""
 
 

@@ -53,7 +53,7 @@ class StackPipe:
         """The owner closes it."""
         self._lock = threading.Lock()  # one request at a time
 
-    def asker(self, pid: int, gone: Callable[[], bool]) -> Callable[[], str]:
+    def stack_request(self, pid: int, gone: Callable[[], bool]) -> Callable[[], str]:
         """A function that requests the stack and waits for it; to be called once, on any thread.
 
         Args:

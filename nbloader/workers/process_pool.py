@@ -214,7 +214,7 @@ class ProcessHandle(WorkerHandle):
         pid = self.status.pid  # set as soon as the worker can respond
         if not pid:
             raise NbloaderError(f"worker {self.worker} is being started: it has no Python stack yet")
-        return self.stack_pipe.asker(pid, lambda: self.gone)
+        return self.stack_pipe.stack_request(pid, lambda: self.gone)
 
     def kill(self) -> None:
         """See `WorkerHandle`."""
@@ -431,7 +431,7 @@ class ProcessPool(WorkerPool):
                 self._read_segments(handle, kind, body)
             elif kind == Kind.LAYOUT:
                 handle.layouts[int.from_bytes(body[:8], "little")] = Layout(body[8:], self._output)
-            elif kind in (Kind.ERROR, Kind.SPARED):
+            elif kind in (Kind.ERROR, Kind.SAMPLE_FAILURES):
                 messages.extend(self._read_failure(handle, kind, body))
             elif kind in (Kind.END, Kind.STATE):
                 messages.append(self._read_shard(handle, kind, body))

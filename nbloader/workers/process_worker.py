@@ -330,7 +330,7 @@ class WorkerLoop:
         fetched = self._fetch(task.run, indices)
         cpu_fetched = time.process_time_ns()
         if fetched.failed:
-            self._send(Kind.SPARED, pickle.dumps((task.run, task.number, fetched.size > 0, fetched.failed)))
+            self._send(Kind.SAMPLE_FAILURES, pickle.dumps((task.run, task.number, fetched.size > 0, fetched.failed)))
             if not fetched.size:
                 return
         status.state, status.since = _COLLATING, fetched.end
