@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import json
 import os
 import pathlib
@@ -10,14 +12,17 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 
 import numpy as np
 import pytest
 import torch
 from datasets import Augmented, Numbers, Raises, Slow, flat, pids
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from iterables import Plain, Range, Unsavable
-from resumption import SAMPLERS, STREAMS, N, Shuffling, Tuples, epochs, generator, make, plain
+from resumption import SAMPLERS, STREAMS, N, Remembering, Shuffling, Tuples, epochs, generator, make, plain
 from torch.utils.data import DistributedSampler
 
 from nbloader import DataLoader
@@ -351,22 +356,43 @@ def modified(state, path, value):
     [
         (["nbloader"], 2, "version 2; this nbloader reads version 1"),
         (["nbloader"], KeyError, "version None"),
-        (["length"], 42, r"saved with len\(dataset\)=42, here it is 41"),
-        (["batch_size"], 8, "saved with batch_size=8, here it is 4"),
-        (["last_batch"], "rollover", "saved with last_batch='rollover', here it is 'keep'"),
-        (["sampler"], "Other", "saved with sampler='Other', here it is 'BatchSampler/RandomSampler'"),
-        (["kind"], "iterable", "saved with kind='iterable', here it is 'map'"),
-        (["own_seed"], "x", "'own_seed' of the state must be int, not 'x'"),
-        (["next_epoch"], True, "'next_epoch' of the state must be int, not True"),
-        (["epoch"], [], "'epoch' of the state must be dict or NoneType"),
-        (["epoch", "position"], -1, "'position' of the epoch of the state must not be negative"),
-        (["epoch", "position"], 1.5, "'position' of the epoch of the state must be int"),
-        (["epoch", "position"], 12, "position 12.*with 11 batches"),
-        (["epoch", "beyond"], ["a"], "'beyond'.*batch numbers"),
-        (["epoch", "seed"], KeyError, "the epoch of the state has no 'seed'"),
-        (["epoch", "order"], "x", "'order' of the epoch of the state must be int or dict or NoneType"),
-        (["epoch", "order"], {"torch": "AAAA"}, "state of .*generator.* cannot be read"),
-        (["epoch", "order"], {}, "state of the random generators cannot be read"),
+        (["nbloader"], True, "version True"),
+        (["length"], 42, r"state_dict\['length'\] is 42, here len\(dataset\) is 41"),
+        (["length"], 10**100, r"state_dict\['length'\] must be up to 9007199254740992, not an integer of 333 bits"),
+        (["batch_size"], 8, r"state_dict\['batch_size'\] is 8, here batch_size is 4"),
+        (["last_batch"], "rollover", r"state_dict\['last_batch'\] is 'rollover', here last_batch is 'keep'"),
+        (["sampler"], "Other", r"state_dict\['sampler'\] is 'Other', here sampler is 'BatchSampler/RandomSampler'"),
+        (["kind"], "iterable", r"state_dict\['kind'\] is 'iterable', here kind is 'map'"),
+        (["own_seed"], "x", r"state_dict\['own_seed'\] must be int, not 'x'"),
+        (
+            ["own_seed"],
+            1 << 64,
+            r"state_dict\['own_seed'\] must be up to 18446744073709551615, not 18446744073709551616",
+        ),
+        (["next_epoch"], True, r"state_dict\['next_epoch'\] must be int, not True"),
+        (["first_seed"], [], r"state_dict\['first_seed'\] must be int, not list"),
+        (["generators"], [None], r"state_dict\['generators'\]\[0\] must be str, not None"),
+        (["epoch"], [], r"state_dict\['epoch'\] must be dict or None, not list"),
+        (["epoch"], {}, r"state_dict\['epoch'\] has no 'number'"),
+        (["epoch", "number"], 10**100, r"state_dict\['epoch'\]\['number'\] must be up to .*333 bits"),
+        (
+            ["epoch", "position"],
+            -1,
+            r"state_dict\['epoch'\]\['position'\] must be a number that is not negative, not -1",
+        ),
+        (["epoch", "position"], 1.5, r"state_dict\['epoch'\]\['position'\] must be int, not 1.5"),
+        (["epoch", "position"], 12, r"\['position'\] is position 12.*with 11 batches"),
+        (["epoch", "beyond"], ["a"], r"state_dict\['epoch'\]\['beyond'\]\[0\] must be int, not 'a'"),
+        (["epoch", "beyond"], [3, 2], r"\['beyond'\]\[1\] must be a batch number above 2 and below 11, not 2"),
+        (["epoch", "beyond"], [11], r"\['beyond'\]\[0\] must be a batch number above 2 and below 11, not 11"),
+        (["epoch", "beyond"], [3, 3], r"\['beyond'\] must not repeat"),
+        (["epoch", "seed"], KeyError, r"state_dict\['epoch'\] has no 'seed'"),
+        (["epoch", "seed"], 10**100, r"state_dict\['epoch'\]\['seed'\] must be up to"),
+        (["epoch", "order"], "x", r"state_dict\['epoch'\]\['order'\] must be int or dict or None, not 'x'"),
+        (["epoch", "order"], {"torch": "AAAA"}, r"\['order'\]\['torch'\].*generator.* cannot be read"),
+        (["epoch", "order"], {"torch": None}, r"\['order'\]\['torch'\] must be a str"),
+        (["epoch", "order"], {}, r"state_dict\['epoch'\]\['order'\] has no 'torch'"),
+        (["epoch", "generators"], [7], r"state_dict\['epoch'\]\['generators'\]\[0\] must be str, not 7"),
     ],
     ids=str,
 )
@@ -390,10 +416,13 @@ def test_malformed_states_are_refused():
                 loader.load_state_dict(wrong)
         for path, value, message in (
             (["epoch", "count"], 3, "2 shards instead of 3"),
-            (["epoch", "shards", 0], 7, "a shard of the state has no 'position'"),
-            (["epoch", "shards", 0, "over"], 1, "'over' of a shard of the state must be bool, not 1"),
-            (["epoch", "shards", 0, "state"], [1], "'state' of a shard"),
-            (["epoch", "shards", 0, "state"], [9, {}], "'state' of a shard"),
+            (["epoch", "shards", 0], 7, r"state_dict\['epoch'\]\['shards'\]\[0\] must be dict, not 7"),
+            (["epoch", "shards", 0], {}, r"state_dict\['epoch'\]\['shards'\]\[0\] has no 'position'"),
+            (["epoch", "shards", 1, "position"], 10**30, r"\['shards'\]\[1\]\['position'\] must be up to"),
+            (["epoch", "shards", 0, "over"], 1, r"\['shards'\]\[0\]\['over'\] must be bool, not 1"),
+            (["epoch", "shards", 0, "state"], [1], r"\['shards'\]\[0\]\['state'\] must be a position and a state"),
+            (["epoch", "shards", 0, "state"], [9, {}], r"\['state'\]\[0\] must be up to the shard's position 1, not 9"),
+            (["epoch", "shards", 0, "state"], [0, []], r"\['shards'\]\[0\]\['state'\]\[1\] must be a dict, not list"),
             (["epoch", "generators"], ["AAAA"], "with 1 generators, here there are 0"),
         ):
             with pytest.raises(ValueError, match=message):
@@ -401,11 +430,186 @@ def test_malformed_states_are_refused():
         assert len(list(loader)) == len(list(DataLoader(Plain(53), 4)))
 
 
+@pytest.mark.parametrize(
+    ("name", "in_epoch", "path", "value", "message"),
+    [
+        ("rollover", True, ["sampler"], KeyError, r"state_dict\['epoch'\] has no 'sampler'"),
+        ("rollover", True, ["sampler"], [], r"state_dict\['epoch'\]\['sampler'\] must be dict, not list"),
+        ("rollover", True, ["sampler"], {}, r"state_dict\['epoch'\]\['sampler'\] has no 'carried'"),
+        (
+            "rollover",
+            True,
+            ["sampler", "carried"],
+            [None],
+            r"\['sampler'\]\['carried'\]\[0\] must be an index below 41",
+        ),
+        ("rollover", True, ["sampler", "carried"], [0, 41], r"\['carried'\]\[1\] must be an index below 41, not 41"),
+        ("rollover", True, ["sampler", "carried"], [10**100], r"\['carried'\]\[0\] .*, not an integer of 333 bits"),
+        ("rollover", True, ["sampler", "carried"], [0, 1, 2, 3], r"\['carried'\] must have less than 4 indices, not 4"),
+        ("rollover", True, ["position"], 11, r"\['position'\] is position 11, .* with 10 batches"),
+        ("rollover", False, ["sampler_state"], None, r"state_dict\['sampler_state'\] must be dict, not None"),
+        ("rollover", False, ["sampler_state"], {}, r"state_dict\['sampler_state'\] has no 'carried'"),
+        (
+            "rollover",
+            False,
+            ["sampler_state", "carried"],
+            {},
+            r"\['sampler_state'\]\['carried'\] must be list, not dict",
+        ),
+        ("rollover", False, ["sampler_state", "carried"], [None], r"\['sampler_state'\]\['carried'\]\[0\] must be an"),
+        ("rollover, generator", False, ["sampler_state", "carried"], ["0"], r"\['carried'\]\[0\] .*, not '0'"),
+        (
+            "rollover, generator",
+            False,
+            ["generators"],
+            ["AAAA"],
+            r"state_dict\['generators'\]\[0\]: the state of a gen",
+        ),
+        (
+            "generator",
+            True,
+            ["generators", 0],
+            10**100,
+            r"\['epoch'\]\['generators'\]\[0\] must be str, not an integer",
+        ),
+        ("stateful", True, ["sampler"], KeyError, r"state_dict\['epoch'\] has no 'sampler'"),
+        ("stateful", True, ["sampler"], {}, r"\['epoch'\]\['sampler'\] was refused by Remembering.*: KeyError: 'at'"),
+        ("stateful", True, ["sampler"], [], r"\['epoch'\]\['sampler'\] was refused by Remembering.*: TypeError"),
+        ("stateful", True, ["sampler", "at"], "x", r"\['epoch'\]\['sampler'\] was refused by Remembering.*: TypeError"),
+        (
+            "stateful",
+            False,
+            ["sampler_state"],
+            {"at": 1},
+            r"\['sampler_state'\] was refused by Remem.*: KeyError: 'given'",
+        ),
+        ("random module", True, ["order", "random"], [3, None, None], r"\['order'\]\['random'\]\[1\] must be str"),
+        ("random module", True, ["order", "random", 2], "x", r"\['random'\]\[2\] must be float or int, not 'x'"),
+        ("random module", True, ["order", "numpy", 1], 625, r"\['order'\]\['numpy'\]\[1\] must be up to 624, not 625"),
+        ("random module", True, ["order", "numpy", 1], 10**100, r"\['order'\]\['numpy'\]\[1\] must be up to"),
+        ("random module", True, ["order", "numpy", 0], "AAAA", r"\['epoch'\]\['order'\]: .* cannot be read"),
+        ("distributed", True, ["sampler_epoch"], 10**100, r"state_dict\['epoch'\]\['sampler_epoch'\] must be up to"),
+        (
+            "distributed",
+            True,
+            ["sampler_epoch"],
+            None,
+            r"state_dict\['epoch'\]\['sampler_epoch'\] must be int, not None",
+        ),
+    ],
+    ids=str,
+)
+def test_a_malformed_state_of_a_sampler_or_generator_names_its_field(name, in_epoch, path, value, message):
+    state = malformed_source(name, in_epoch=in_epoch)
+    refused = modified(state, (["epoch"] if in_epoch else []) + path, value)
+    with pytest.raises(ValueError, match=message):
+        load_as_if_nothing_had_been_called(name, refused)
+
+
+def test_a_state_with_a_sampler_that_cannot_be_copied_is_refused_too():
+    class Holding(Remembering):
+        def __init__(self, n):
+            super().__init__(n)
+            self.lock = threading.Lock()
+
+    with DataLoader(Augmented(N), 4, sampler=Holding(N)) as loader:
+        state = loader.state_dict()
+        for wrong in ({}, []):
+            with pytest.raises(ValueError, match=r"\['sampler_state'\] was refused by Holding.load_state_dict"):
+                loader.load_state_dict({**state, "sampler_state": wrong})
+        loader.load_state_dict(state)
+        assert len(list(loader)) == 11
+
+
+@functools.cache
+def malformed_source(name, *, in_epoch):
+    """A state of the loader, in mid-epoch or between epochs."""
+    torch.manual_seed(7)
+    random.seed(7)
+    with make(name) as loader:
+        list(loader)
+        epoch = iter(loader)
+        if in_epoch:
+            next(epoch)
+            next(epoch)
+        else:
+            list(epoch)
+        return json.loads(json.dumps(loader.state_dict()))
+
+
+@functools.cache
+def undisturbed(name):
+    torch.manual_seed(5)
+    random.seed(5)
+    with make(name) as loader:
+        return epochs(loader, 2), random.random(), torch.rand(2).tolist()
+
+
+def load_as_if_nothing_had_been_called(name, state):
+    """Load a state. If it is refused, the loader and the global generators go on as if it had not been called."""
+    want = undisturbed(name)
+    torch.manual_seed(5)
+    random.seed(5)
+    with make(name) as loader:
+        first, second = want[0]
+        epoch = iter(loader)
+        got = [plain(next(epoch))]
+        refused = None
+        try:
+            loader.load_state_dict(state)
+        except (ValueError, TypeError) as error:
+            refused = error
+        if refused is None:  # a custom state that was accepted is a matter of its sampler or dataset
+            return epochs(loader, 2) if name not in ("stateful", "iterator") else None
+        assert len(str(refused)) < 400
+        assert "state_dict" in str(refused)
+        assert got + plain(list(epoch)) == first, "the epoch in progress goes on"
+        assert (epochs(loader, 1)[0], random.random(), torch.rand(2).tolist()) == (second, *want[1:])
+        raise refused
+
+
+def paths(state, path=()):
+    """The paths of all values of a state."""
+    yield path
+    for key in state if isinstance(state, dict) else range(len(state)) if isinstance(state, list) else ():
+        yield from paths(state[key], (*path, key))
+
+
+JUNK = [
+    None, True, -1, 0, 7, 2**53 + 1, 2**63, 2**64, 10**100, -(10**100), 10**5000, 1.5, float("nan"), float("inf"), "",
+    "x", "AAAA", "ä" * 3000, [], {}, [None], [[]], [10**100], [0, 0], {"carried": None}, {"torch": 1}, {1: 2}, object(),
+    b"", {3}, KeyError,
+]  # fmt: skip
+
+
+MUTATED = [
+    "shuffle", "generator", "rollover, generator", "random module", "stateful", "distributed", "skipping", "iterator",
+]  # fmt: skip
+
+
+@given(name=st.sampled_from(MUTATED), in_epoch=st.booleans(), data=st.data())
+@settings(max_examples=200)
+def test_any_mutated_state_is_refused_at_once_or_loads(name, in_epoch, data):
+    state = copy.deepcopy(malformed_source(name, in_epoch=in_epoch))
+    for _ in range(data.draw(st.integers(1, 2))):
+        path = data.draw(st.sampled_from([path for path in paths(state) if path]))
+        inner = state
+        for key in path[:-1]:
+            inner = inner[key]
+        value = data.draw(st.sampled_from(JUNK))
+        if value is KeyError:
+            del inner[path[-1]]
+        else:
+            inner[path[-1]] = value
+    with contextlib.suppress(ValueError, TypeError):
+        load_as_if_nothing_had_been_called(name, state)
+
+
 def test_a_state_of_another_sampler_is_refused():
     state, _want = interrupted("shuffle", 2)
     with (
         DataLoader(Augmented(N), 4, sampler=Shuffling(N)) as loader,
-        pytest.raises(ValueError, match="sampler='BatchSampler/RandomSampler', here it is 'BatchSampler/Shuffling'"),
+        pytest.raises(ValueError, match="is 'BatchSampler/RandomSampler', here sampler is 'BatchSampler/Shuffling'"),
     ):
         loader.load_state_dict(state)
 
@@ -433,5 +637,8 @@ def test_chunked_batches_resume_between_batches():
     with DataLoader(Augmented(N), 4, True, num_workers=1, chunk_size=2) as loader:
         loader.load_state_dict(state)
         assert epochs(loader, 2) == want
-    with DataLoader(Augmented(N), 4, True) as loader, pytest.raises(ValueError, match="chunk_size=2, here it is None"):
+    with (
+        DataLoader(Augmented(N), 4, True) as loader,
+        pytest.raises(ValueError, match=r"\['chunk_size'\] is 2, here chunk_size is None"),
+    ):
         loader.load_state_dict(state)

@@ -510,16 +510,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         iterable dataset the rest of the epoch is loaded in as many shards as there were; later epochs are sharded by
         the number of workers here.
 
+        All of the state is checked before anything is changed. The state of a custom sampler is first loaded into a
+        copy of the sampler, which is asked for one index.
+
         Args:
             state_dict: What `state_dict()` returned, possibly via JSON.
 
         Raises:
-            ValueError: It belongs to another dataset or other arguments, or cannot be read; the loader is unchanged.
+            ValueError: It belongs to another dataset or other arguments, or cannot be read; the message names the
+                field, and the loader is unchanged.
             TypeError: It is not a dict.
         """
-        context = self._epoch_context()
-        self._checkpoint.check(state_dict, context)
-        self._checkpoint.load(state_dict, context)
+        self._checkpoint.load(state_dict, self._epoch_context())
         self.clean()
 
     # ---- the object -------------------------------------------------------------------------------------------------

@@ -114,8 +114,17 @@ class FullBatches:
 
     def __len__(self) -> int:
         """Number of batches of the current epoch, or of the next one."""
-        samples = len(self.sampler) + len(self._carried)  # type: ignore[arg-type]
-        return samples // (self.batch_size * self._group) * self._group
+        return (len(self.sampler) + len(self._carried)) // self.samples_at_once * self._group  # type: ignore[arg-type]
+
+    @property
+    def samples_at_once(self) -> int:
+        """Samples of a group of batches: fewer are carried to the next epoch."""
+        return self.batch_size * self._group
+
+    def batches_with(self, carried: int) -> int | None:
+        """Number of batches of an epoch that starts with so many samples of the one before; None where unknown."""
+        samples = length(self.sampler)
+        return None if samples is None else (samples + carried) // self.samples_at_once * self._group
 
     def epoch_over(self) -> None:
         """The consumer has reached the end of the epoch: its remaining samples start the next one."""
@@ -230,6 +239,13 @@ def warn_if_exhausted(**sources: Any) -> None:
                 f"this epoch had no batches: {name} is a {type(source).__name__}, which can be iterated once and is "
                 f"exhausted. Pass a list, or an object whose __iter__ starts anew, as {name}"
             )
+
+
+def by_position() -> set[type]:
+    """Samplers that yield only positions in the dataset, from 0."""
+    from torch.utils.data import RandomSampler, SequentialSampler
+
+    return {SequentialSampler, RandomSampler, LargeRandomSampler, IntervalSampler, FilterSampler}
 
 
 def length(sampler: Any) -> int | None:
