@@ -107,6 +107,8 @@ class ExecutorPool(WorkerPool):
         return []  # no task was refused
 
     def cancel(self, uid, run, jobs):
+        if uid not in self._handles:  # it has ended
+            return
         for (of_run, job), future in list(self._handles[uid].futures.items()):
             if of_run == run and (jobs is None or job in jobs):
                 future.cancel()
