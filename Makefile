@@ -6,6 +6,7 @@
 #                      grain mxnet" adds other loaders); writes table.md and results.json to build/bench
 # make bench-gpu       benchmark of uploads against torch, needs a GPU; writes to build/bench-gpu
 # make soak            stress test: kill, restart, resize and compare every batch (SECONDS=300)
+# make fuzz            random loaders under random faults, controls and resumptions; prints its seed (SECONDS=300 SEED=7)
 # make soak-dashboard  run the dashboard in a browser and check that nothing grows (SECONDS=600)
 # make faults          measure how long recovery from each fault takes: the table in the README
 # make clean           remove .venv, caches and build outputs
@@ -16,6 +17,7 @@ PYTHON  ?= python3
 HOST    ?= 127.0.0.1
 PORT    ?= 8888
 BROWSER ?=
+SEED    ?=
 ROWS    ?=
 PEERS   ?=
 SECONDS ?= 300
@@ -29,7 +31,7 @@ MADE := $(VENV)/.made
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo check test lint bench bench-gpu soak soak-dashboard faults clean
+.PHONY: demo check test lint bench bench-gpu soak fuzz soak-dashboard faults clean
 
 demo: $(MADE)-demo
 	@if [ "$(BROWSER)" = none ]; then \
@@ -59,6 +61,9 @@ bench-gpu: $(MADE)-test
 
 soak: $(MADE)-test
 	NBLOADER_SOAK_SECONDS=$(SECONDS) $(PY) -m pytest -q tests/test_soak.py
+
+fuzz: $(MADE)-test
+	$(PY) tests/fuzz.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 soak-dashboard: $(MADE)-test
 	SECONDS=$(or $(filter-out 300,$(SECONDS)),600) $(PY) tests/bench/soak_dashboard.py

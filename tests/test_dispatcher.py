@@ -150,8 +150,20 @@ class Chaos(RuleBasedStateMachine):
             assert (run, number) not in self.accepted
             self.accepted.add((run, number))
 
+    def revoke(self, revoke, data):
+        """Take batches back from a worker, except for those that it has begun. Gives how many."""
+        inbox = self.inboxes[revoke.worker]
+        assert all((task.run, task.number) in inbox for task in revoke.tasks)
+        assert revoke.tasks
+        begun = data.draw(st.integers(0, len(revoke.tasks)), label="begun")
+        tasks = revoke.tasks[begun:]  # a worker begins them in order
+        for task in tasks:
+            inbox.remove((task.run, task.number))
+        self.dispatcher.revoked(revoke.worker, tasks)
+        return len(tasks)
+
     def cancel(self, cancels, data):
-        """Cancel batches at workers. A worker that has begun such a batch still produces it."""
+        """Cancel batches of a closed iteration. A worker that has begun such a batch still produces it."""
         for worker, run, numbers in cancels:
             inbox = self.inboxes[worker]
             for number in numbers:
@@ -165,7 +177,8 @@ class Chaos(RuleBasedStateMachine):
     def iteration_begins(self, window, in_order, data):
         run, self.runs = self.runs, self.runs + 1
         self.set_window(window)
-        self.cancel(self.dispatcher.open_iteration(run, in_order=in_order), data)
+        for revoke in self.dispatcher.open_iteration(run, in_order=in_order):
+            self.revoke(revoke, data)
         self.wanted[run] = []
         self.windows[run] = window
         if not in_order:
@@ -194,7 +207,8 @@ class Chaos(RuleBasedStateMachine):
     def iteration_is_parked_or_asked(self, data, parked):
         run = data.draw(st.sampled_from(sorted(self.wanted)))
         if parked:
-            self.cancel(self.dispatcher.park(run), data)
+            for revoke in self.dispatcher.park(run):
+                self.revoke(revoke, data)
         else:
             self.dispatcher.unpark(run)
 
@@ -205,15 +219,16 @@ class Chaos(RuleBasedStateMachine):
         stuck = data.draw(st.sets(st.sampled_from(sorted(self.inboxes))) if self.inboxes else st.just(set()))
         while True:
             idle = [worker for worker in self.inboxes if not self.dispatcher.held_by(worker)]
-            cancels = steal_work(self.dispatcher, least, stuck)
-            assert not cancels or idle
-            for worker, _run, numbers in cancels:
-                assert self.dispatcher.held_by(worker), "the one that it is processing stays"
-                assert worker in stuck or len(numbers) >= least or len(cancels) > 1
-            self.cancel(cancels, data)
-            self.batches_are_sent()
-            if not cancels:
+            self.policy.min_steal = least
+            revoke = self.dispatcher.steal_work(NOW, dict.fromkeys(stuck, 0))
+            assert revoke is None or idle
+            if revoke is None:
                 break
+            assert self.dispatcher.held_by(revoke.worker)[0] not in revoke.tasks, "what it is processing stays"
+            assert revoke.worker in stuck or len(revoke.tasks) >= least
+            if not self.revoke(revoke, data):
+                break
+            self.batches_are_sent()
 
     @rule(paused=st.booleans())
     def loader_is_paused_or_resumed(self, paused):
@@ -356,9 +371,21 @@ Chaos.TestCase.settings = settings(max_examples=150, stateful_step_count=50, dea
 TestChaos = Chaos.TestCase
 
 
-def steal_work(dispatcher, least=1, stalled=()):
+def steal_work(dispatcher, least=1, stalled=(), begun=()):
+    """An idle worker steals. Gives what was taken from which worker: (worker, numbers); None for nothing.
+
+    Args:
+        begun: What that worker has begun meanwhile.
+    """
     dispatcher.policy.min_steal = least
-    return dispatcher.steal_work(NOW, dict.fromkeys(stalled, 0))
+    revoke = dispatcher.steal_work(NOW, dict.fromkeys(stalled, 0))
+    return None if revoke is None else revoked(dispatcher, revoke, begun)
+
+
+def revoked(dispatcher, revoke, begun=()):
+    tasks = [task for task in revoke.tasks if task.number not in begun]
+    dispatcher.revoked(revoke.worker, tasks)
+    return revoke.worker, [task.number for task in tasks]
 
 
 def produced(dispatcher: Dispatcher[str], worker: int, number: int, run: int = 0):
@@ -413,7 +440,7 @@ def test_round_robin_a_batch_waits_for_its_worker_even_if_another_is_idle():
     assert sent(dispatcher) == [(1, 5), (1, 7)]
     assert not dispatcher.can_steal()
     assert (produced(dispatcher, 1, 5), produced(dispatcher, 1, 7)) == ([], [])
-    assert steal_work(dispatcher) == []
+    assert steal_work(dispatcher) is None
     assert produced(dispatcher, 0, 0) == [0, 1]
     assert sent(dispatcher) == [(0, 4)]
 
@@ -481,7 +508,8 @@ def test_a_poisoned_batch_is_failed_and_the_rest_goes_on():
 def test_a_parked_iteration_yields_the_workers_except_for_what_they_are_processing():
     dispatcher = dispatcher_with(2)
     assert sent(dispatcher) == [(0, 0), (1, 1), (0, 2), (1, 3)]
-    assert dispatcher.open_iteration(1) == [(0, 0, (2,)), (1, 0, (3,))], "what to cancel"
+    revokes = dispatcher.open_iteration(1)
+    assert [revoked(dispatcher, revoke) for revoke in revokes] == [(0, [2]), (1, [3])]
     dispatcher.add(1, None, 0)
     dispatcher.add(1, None, 0)
     assert [(w, t.run, t.number) for w, t in assignments(dispatcher)] == [(0, 1, 0), (1, 1, 1)]
@@ -490,14 +518,25 @@ def test_a_parked_iteration_yields_the_workers_except_for_what_they_are_processi
     assert sent(dispatcher) == [(0, 2)]
 
 
-def test_a_result_of_a_cancelled_batch_is_accepted_and_the_batch_not_produced_again():
+def test_a_parked_batch_that_a_worker_has_begun_is_not_produced_again():
     dispatcher = dispatcher_with(1, batches=3)
     sent(dispatcher)
-    dispatcher.park(0)  # batch 1 is taken back, but the worker had begun it
+    (revoke,) = dispatcher.park(0)
+    assert revoked(dispatcher, revoke, begun=[1]) == (0, [])
     produced(dispatcher, 0, 0)
     assert produced(dispatcher, 0, 1) == [1]
     dispatcher.unpark(0)
     assert sent(dispatcher) == [(0, 2)]
+
+
+def test_a_batch_that_a_worker_has_begun_is_not_stolen():
+    dispatcher = dispatcher_with(2, depth=4, batches=8)
+    sent(dispatcher)
+    for number in (1, 3, 5, 7):
+        produced(dispatcher, 1, number)
+    assert steal_work(dispatcher, begun=[4]) == (0, [6])
+    assert sent(dispatcher) == [(1, 6)]
+    assert [task.number for task in dispatcher.held_by(0)] == [0, 2, 4]
 
 
 def test_nothing_is_assigned_or_delivered_while_paused_but_results_are_kept():
@@ -587,14 +626,13 @@ def test_an_idle_worker_steals_what_another_has_not_begun():
     dispatcher = dispatcher_with(2, batches=4)
     assert sent(dispatcher) == [(0, 0), (1, 1), (0, 2), (1, 3)]
     produced(dispatcher, 1, 1)
-    assert steal_work(dispatcher) == [], "it has another"
+    assert steal_work(dispatcher) is None, "it has another"
     produced(dispatcher, 1, 3)
-    assert steal_work(dispatcher) == [(0, 0, (2,))]
+    assert steal_work(dispatcher) == (0, [2])
     assert sent(dispatcher) == [(1, 2)]
     assert dispatcher.held_by(1)[0].attempt == 1
-    assert produced(dispatcher, 0, 2) is None, "the first had begun it after all: one of the two results is accepted"
     assert produced(dispatcher, 1, 2) == []
-    assert steal_work(dispatcher) == [], "the one that a worker is processing stays"
+    assert steal_work(dispatcher) is None, "the one that a worker is processing stays"
     assert produced(dispatcher, 0, 0) == [0, 1, 2, 3]
 
 
@@ -604,13 +642,13 @@ def test_nothing_is_stolen_while_batches_wait_or_the_loader_is_paused():
     produced(dispatcher, 1, 1)
     produced(dispatcher, 1, 3)
     dispatcher.pause()
-    assert steal_work(dispatcher) == []
+    assert steal_work(dispatcher) is None
     dispatcher.resume()
     dispatcher.add(0, None, 0)
-    assert steal_work(dispatcher) == []
+    assert steal_work(dispatcher) is None
     assert sent(dispatcher) == [(1, 4)]
     produced(dispatcher, 1, 4)
-    assert steal_work(dispatcher) != []
+    assert steal_work(dispatcher) is not None
 
 
 def test_equally_loaded_workers_are_assigned_batches_in_turn():
@@ -633,13 +671,13 @@ def test_an_idle_worker_steals_half_of_what_another_has_not_begun():
         produced(dispatcher, 1, number)
     for number in (2, 5, 8, 11):
         produced(dispatcher, 2, number)
-    assert steal_work(dispatcher, 5, {2}) == [(2, 0, (20,))], "one is worth it if a worker is stalled"
+    assert steal_work(dispatcher, 5, {2}) == (2, [20]), "one is worth it if a worker is stalled"
     assert sent(dispatcher) == [(1, 20)]
     produced(dispatcher, 1, 20)
-    assert steal_work(dispatcher, 5) == [], "it is not worth it"
-    assert steal_work(dispatcher, 4) == [(0, 0, (12, 15, 18, 21))], "the ones that it would process last"
+    assert steal_work(dispatcher, 5) is None, "it is not worth it"
+    assert steal_work(dispatcher, 4) == (0, [12, 15, 18, 21]), "the ones that it would process last"
     assert sent(dispatcher) == [(1, 12), (1, 15), (2, 18), (1, 21)]
-    assert steal_work(dispatcher) == []
+    assert steal_work(dispatcher) is None
 
 
 def test_the_consumer_waits_for_one_producer_while_the_queues_of_the_others_suffice():
@@ -689,8 +727,9 @@ def test_a_few_batches_are_stolen_only_from_stalled_workers():
     produced(dispatcher, 1, 1)
     produced(dispatcher, 1, 3)
     assert dispatcher.can_steal()
-    assert steal_work(dispatcher, 2, {1}) == steal_work(dispatcher, 2) == []
-    assert steal_work(dispatcher, 2, {0}) == [(0, 0, (2,))]
+    assert steal_work(dispatcher, 2, {1}) is None
+    assert steal_work(dispatcher, 2) is None
+    assert steal_work(dispatcher, 2, {0}) == (0, [2])
     assert not dispatcher.can_steal(), "what waits now will be assigned"
     sent(dispatcher)
     assert not dispatcher.can_steal()

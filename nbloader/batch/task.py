@@ -35,6 +35,8 @@ class Task:
     """Workers that died unexpectedly while they produced it."""
     job: int = -1
     """The number by which workers know it: the batch number, or a number of the chunk's own."""
+    sequence: int = 0
+    """Its number among the tasks that were sent to its worker process; set by the sender."""
     parent: ChunkedBatch[Any] | None = None
     """The batch of which this is a chunk; None for a whole batch."""
 

@@ -44,7 +44,7 @@ from nbloader.errors import DatasetTransferError, LoaderClosedError, LoaderTimeo
 from nbloader.events.failures import LoaderFailure, abbreviated, samples_failed
 from nbloader.events.gauges import Gauges
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan
-from nbloader.scheduler.dispatcher import Cancel, Dispatcher, WaitPlan
+from nbloader.scheduler.dispatcher import Cancel, Dispatcher, Revoke, WaitPlan
 from nbloader.scheduler.prefetch import PrefetchPolicy
 from nbloader.scheduler.run_state import Delivery
 from nbloader.transport import stack_probe
@@ -225,10 +225,9 @@ class Engine:
             self._execute_commands()
         self._assign()
         while self._dispatcher.can_steal():
-            cancels = self._dispatcher.steal_work(_clock(), self._group.busy_since())
-            if not cancels:
+            revoke = self._dispatcher.steal_work(_clock(), self._group.busy_since())
+            if revoke is None or not self._revoke(revoke):
                 return
-            self._cancel(cancels)
             self._assign()
 
     def _handle(self, message: Any) -> None:
@@ -260,6 +259,13 @@ class Engine:
             for task, error in pool.submit(uid, tasks):
                 why = f"the indices {abbreviated(task.indices)} of batch {task.number} cannot be pickled: {error}"
                 self._dispatcher.result(uid, task.run, task.job, LoaderFailure(DatasetTransferError(why)), now)
+
+    def _revoke(self, revoke: Revoke) -> bool:
+        """Take jobs back from a worker. Returns whether it had not begun any of them."""
+        pool = self._group.pool
+        tasks = [] if pool is None else pool.revoke(revoke.worker, revoke.tasks)
+        self._dispatcher.revoked(revoke.worker, tasks)
+        return bool(tasks)
 
     def _cancel(self, cancels: list[Cancel]) -> None:
         pool = self._group.pool
@@ -352,7 +358,7 @@ class Engine:
         self._execute_commands()  # a restart that was requested before applies to this epoch
         self._ensure_running()
         chunks = plan.chunk_spec
-        cancels = self._dispatcher.open_iteration(
+        revokes = self._dispatcher.open_iteration(
             run,
             in_order=self._config.in_order,
             first=plan.first,
@@ -361,7 +367,8 @@ class Engine:
             join=None if chunks is None else functools.partial(self._join, chunks),
             on_empty=plan.delivered,
         )
-        self._cancel(cancels)
+        for revoke in revokes:
+            self._revoke(revoke)
         self._wake_consumers()  # of the iterations that are parked now
 
     def add(self, run: int, batches: Iterable[tuple[Any, int]], *, soon: bool = False) -> None:

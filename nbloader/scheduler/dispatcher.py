@@ -2,12 +2,12 @@
 
     add() ->  waiting  -> assignments() ->  held by a worker  -> result() ->  reorder buffer  -> take()
                  ^                                 |
-                 +-- worker_gone(), park(), steal_work() --+
+                 +----- worker_gone(), revoked() --+
 
 It has no I/O, no threads and no clock: times are passed in. Methods are events (a worker is ready, a result arrived),
-and what they return are actions for the caller: `Assign` a job to a worker, `Cancel` jobs at a worker, put an error in
-the place of a poisoned batch. How far ahead batches are requested and when they move between workers is up to the
-`PrefetchPolicy`.
+and what they return are actions for the caller: `Assign` a job to a worker, `Revoke` jobs that an idle worker or
+another iteration needs first, `Cancel` jobs of a closed iteration, put an error in the place of a poisoned batch. How
+far ahead batches are requested and when they move between workers is up to the `PrefetchPolicy`.
 
 A job is a batch, or a chunk of one where batches are cut. Every job is in exactly one of the places above, known by
 (iteration, job number). A result for a job that has arrived before, or for an iteration that is closed, is rejected, so
@@ -42,8 +42,16 @@ class Assign(NamedTuple):
     tasks: list[Task]
 
 
+class Revoke(NamedTuple):
+    """Action: take jobs back from a worker, then tell `revoked()` which of them it had not begun."""
+
+    worker: int
+    """Unique number of the worker."""
+    tasks: list[Task]
+
+
 class Cancel(NamedTuple):
-    """Action: have a worker forget jobs that it has not begun."""
+    """Action: have a worker forget jobs of a closed iteration."""
 
     worker: int
     """Unique number of the worker."""
@@ -198,7 +206,7 @@ class Dispatcher(Generic[R]):
         chunk_size: int = 0,
         join: Callable[[ChunkedBatch[R]], R] | None = None,
         on_empty: Callable[[Task, int], None] | None = None,
-    ) -> list[Cancel]:
+    ) -> list[Revoke]:
         """Begin an iteration; the others are parked until their consumers ask again.
 
         Args:
@@ -210,17 +218,22 @@ class Dispatcher(Generic[R]):
             join: Joins the outcomes of the chunks of a batch.
             on_empty: See `IterationState`.
         """
-        cancels = [cancel for other in self.iterations for cancel in self.park(other)]
+        revokes = [revoke for other in self.iterations for revoke in self.park(other)]
         buffer: ReorderBuffer[Delivery] = ReorderBuffer(in_order=in_order, first=first)
         self.iterations[run] = IterationState(run, buffer, first, first, shards, chunk_size, join, on_empty)
-        return cancels
+        return revokes
 
     def close_iteration(self, run: int) -> Closed:
         """Forget an iteration."""
         state = self.iterations.pop(run, None)
         if state is None:
             return Closed([], [])
-        cancels, _tasks = self._take_back(run)
+        cancels = []
+        for worker, tasks in self._unbegun_of(run):
+            jobs = tuple(task.job for task in tasks)
+            cancels.append(Cancel(worker, run, jobs))
+            for job in jobs:
+                del self._held[worker][run, job]
         if not self.iterations:
             self.steps = self._owed = 0  # steps beyond the last batch of an epoch do not count for the next one
         if state.shards is not None:
@@ -237,18 +250,13 @@ class Dispatcher(Generic[R]):
         self.iterations.clear()
         self._held.clear()
 
-    def park(self, run: int) -> list[Cancel]:
-        """Let the jobs of an iteration wait that no worker has begun, so that another iteration goes first.
-
-        A worker that has begun such a job after all sends its result, and it is accepted.
-        """
+    def park(self, run: int) -> list[Revoke]:
+        """Let the jobs of an iteration wait that no worker has begun, so that another iteration goes first."""
         state = self.iterations[run]
         state.parked = True
         if state.shards is not None:
             return []  # taking a batch back and requesting it again later could cost its worker a new iterator
-        cancels, tasks = self._take_back(run)
-        state.return_all(tasks)
-        return cancels
+        return self._unbegun_of(run)
 
     def unpark(self, run: int) -> None:
         """The consumer of an iteration asks again."""
@@ -375,7 +383,7 @@ class Dispatcher(Generic[R]):
         """Whether a worker is idle while another holds a job that it has not begun."""
         return any(self._unbegun())
 
-    def steal_work(self, now: int, busy_since: Mapping[int, float]) -> list[Cancel]:
+    def steal_work(self, now: int, busy_since: Mapping[int, float]) -> Revoke | None:
         """While a worker is idle: take half of what another has not begun, the later half.
 
         This happens at the end of an epoch, when one worker processes a slow batch and has others queued behind it. By
@@ -386,53 +394,53 @@ class Dispatcher(Generic[R]):
             busy_since: When workers began with what they are processing, by their unique numbers.
 
         Returns:
-            What to cancel; then `assignments()` assigns it to the idle worker. If a worker has begun a job after all,
-            two workers produce it and one of the results is rejected.
+            What to take back; None if nothing is worth it. After `revoked()`, `assignments()` assigns it to the idle
+            worker.
         """
-        halves = [(worker, keys[len(keys) // 2 :]) for worker, keys in self._unbegun()]
+        halves = [Revoke(worker, tasks[len(tasks) // 2 :]) for worker, tasks in self._unbegun()]
         least = self.policy.min_steal
         if least > 1:
             limit = now - self.policy.stall_ns
             halves = [
-                (worker, keys) for worker, keys in halves
-                if len(keys) >= least or busy_since.get(worker, now) < limit  # any number is stolen from a stalled one
-            ]  # fmt: skip
-        if not halves:
-            return []
-        worker, keys = max(halves, key=_load)
-        jobs: dict[int, list[int]] = {}
-        for key in keys:
-            task = self._held[worker].pop(key)
-            task.attempt -= 1
-            self.iterations[task.run].return_all([task])
-            jobs.setdefault(task.run, []).append(task.job)
-        return [Cancel(worker, run, tuple(numbers)) for run, numbers in jobs.items()]
+                half for half in halves if len(half.tasks) >= least or busy_since.get(half.worker, now) < limit
+            ]  # a stalled worker is relieved of any number
+        return max(halves, key=_size, default=None)
 
-    def _unbegun(self) -> Iterator[tuple[int, list[_Key]]]:
+    def revoked(self, worker: int, tasks: Collection[Task]) -> None:
+        """A worker will not begin these jobs: they wait for other workers.
+
+        Args:
+            worker: Its unique number.
+            tasks: What it was given, and has not begun.
+        """
+        held = self._held.get(worker, {})
+        for task in tasks:
+            if held.pop((task.run, task.job), None) is not None:
+                task.attempt -= 1
+                self.iterations[task.run].return_all([task])
+
+    def _unbegun(self) -> Iterator[tuple[int, list[Task]]]:
         """What may be stolen from each worker; nothing while all are busy, or jobs wait that will be assigned."""
         if len(self._held) <= 1 or self.busy or self.paused:
             return
         if any(state.waiting and not state.parked for state in self.iterations.values()):
             return
         for worker, held in self._held.items():
-            keys = [key for key, task in itertools.islice(held.items(), 1, None) if self._movable(task.run)]
-            if keys:
-                yield worker, keys
+            tasks = [task for task in itertools.islice(held.values(), 1, None) if self._movable(task.run)]
+            if tasks:
+                yield worker, tasks
 
     def _movable(self, run: int) -> bool:
         state = self.iterations.get(run)
         return state is not None and state.shards is None and not state.parked and not self._round_robin
 
-    def _take_back(self, run: int) -> tuple[list[Cancel], list[Task]]:
-        """Take the jobs of an iteration back from the workers, except for the first one of each worker."""
-        cancels: list[Cancel] = []
-        tasks: list[Task] = []
-        for worker, held in self._held.items():
-            unbegun = [key for key, task in itertools.islice(held.items(), 1, None) if task.run == run]
-            if unbegun:
-                tasks += [held.pop(key) for key in unbegun]
-                cancels.append(Cancel(worker, run, tuple(job for _run, job in unbegun)))
-        return cancels, tasks
+    def _unbegun_of(self, run: int) -> list[Revoke]:
+        """The jobs of an iteration that workers hold, except for the first one of each worker."""
+        found = [
+            Revoke(worker, [task for task in itertools.islice(held.values(), 1, None) if task.run == run])
+            for worker, held in self._held.items()
+        ]
+        return [revoke for revoke in found if revoke.tasks]
 
     # ---- results --------------------------------------------------------------------------------------------------
 
@@ -572,3 +580,7 @@ class Dispatcher(Generic[R]):
 def _load(worker_and_jobs: tuple[int, Collection[_Key]]) -> int:
     _worker, jobs = worker_and_jobs
     return len(jobs)
+
+
+def _size(revoke: Revoke) -> int:
+    return len(revoke.tasks)

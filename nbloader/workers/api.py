@@ -251,13 +251,13 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
-        """Have a worker drop tasks that it has not begun.
+        """Have a worker drop tasks of an iteration that has ended. What it has begun may still be reported.
 
         Args:
             uid: The worker; it may have ended.
-            run: Number of their iteration.
-            jobs: Their job numbers; None for the whole iteration, which has ended. Then `ShardExhausted` is reported
-                for each task that is dropped, and iterators over its shards are released.
+            run: Number of the iteration.
+            jobs: Their job numbers; None for the whole iteration. Then `ShardExhausted` is reported for each task that
+                is dropped, and iterators over its shards are released.
         """
 
     @abstractmethod
@@ -275,6 +275,21 @@ class WorkerPool(ABC):
         Returns:
             What there was to report meanwhile, with a `WorkerGone` for each worker.
         """
+
+    def revoke(self, uid: int, tasks: Sequence[Task]) -> list[Task]:  # noqa: ARG002 - optional
+        """Take tasks back from a worker, so that another one can produce them. Never waits.
+
+        Without a fault each sample is fetched exactly once: a task that the worker has begun, or may be about to begin,
+        is not revoked. A pool that cannot tell revokes nothing; its workers then keep what they were given.
+
+        Args:
+            uid: The worker; it may have ended.
+            tasks: What to take back, of what was submitted to it.
+
+        Returns:
+            The tasks that this worker will not begin, and will not report.
+        """
+        return []
 
     def next_task(self, run: int) -> Task | None:  # noqa: ARG002 - for inline pools
         """What `run_next` would produce first; None if it would produce nothing."""

@@ -52,6 +52,7 @@ from nbloader.transport.process_setup import ProcessSetup
 from nbloader.transport.stack_probe import StackPipe
 from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus
+from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker
 
 _clock = time.perf_counter_ns
 
@@ -107,7 +108,7 @@ class Descriptors(NamedTuple):
     stderr: int
     stack: int
     status: int
-    """A file for the worker's `SharedStatus`; both sides map it."""
+    """A file for the worker's `SharedStatus`, followed by the `ClaimsPage`; both sides map it."""
 
 
 def connect(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[Descriptors, Descriptors]:
@@ -138,8 +139,8 @@ def connect(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[D
     stderr, stderr_theirs = pipe()
     stack, stack_theirs = pipe()
     os.set_blocking(stack_theirs, False)
-    status = anonymous_file(SHARED_STATUS_SIZE)
-    theirs.callback(os.close, status)  # both sides only map it
+    status = anonymous_file(SHARED_STATUS_SIZE + CLAIMS_SIZE)
+    ours.callback(os.close, status)
     return (
         Descriptors(sock, stdout, stderr, stack, status),
         Descriptors(sock_theirs, stdout_theirs, stderr_theirs, stack_theirs, status),
@@ -167,7 +168,10 @@ class ProcessHandle(WorkerHandle):
     status: SharedStatus
 
     def __init__(self, worker: int, descriptors: Descriptors) -> None:
-        super().__init__(worker, "process", SharedStatus.at(mapped(descriptors.status, SHARED_STATUS_SIZE)))
+        memory = mapped(descriptors.status, SHARED_STATUS_SIZE + CLAIMS_SIZE)
+        super().__init__(worker, "process", SharedStatus.at(memory))
+        self.status_fd = descriptors.status
+        self.revoker = TaskRevoker(memory, SHARED_STATUS_SIZE, descriptors.status)
         self.stack_pipe = StackPipe(descriptors.stack)
         self.killed = False
         self.segments = SegmentReader()
@@ -204,9 +208,9 @@ class ProcessHandle(WorkerHandle):
         return taken
 
     def take_descriptors(self) -> list[int]:
-        """Take the descriptors of its outputs, its lifeline and its stack, to close them."""
-        fds = [fd for fd in (*self.outputs, self.lifeline, self.stack_pipe.fd) if fd >= 0]
-        self.outputs, self.lifeline, self.stack_pipe.fd = {}, -1, -1
+        """Take the descriptors of its outputs, its lifeline, its stack and its status, to close them."""
+        fds = [fd for fd in (*self.outputs, self.lifeline, self.stack_pipe.fd, self.status_fd) if fd >= 0]
+        self.outputs, self.lifeline, self.stack_pipe.fd, self.status_fd = {}, -1, -1, -1
         return fds
 
     def stack_request(self) -> Callable[[], str]:
@@ -227,7 +231,7 @@ class ProcessHandle(WorkerHandle):
 
 def dump_task(task: Task, returned: list[int], slot: ChunkSlot | None = None) -> bytes:
     """Pickle a task: the fields of `process_worker.TaskMessage`. Indices of the notebook's own types go by value."""
-    message = (task.run, task.job, task.indices if slot is None else slot, task.seed, returned)
+    message = (task.run, task.job, task.indices if slot is None else slot, task.seed, returned, task.sequence)
     indices = task.indices
     types = set(map(type, indices)) if type(indices) is list else {type(indices)}
     return pickle.dumps(message, 5) if types <= _PLAIN_TYPES else bytes(cloudpickle.dumps(message, 5))
@@ -329,6 +333,7 @@ class ProcessPool(WorkerPool):
         frames, refused = [], []
         for task in tasks:
             returned = handle.segments.take_returned()
+            task.sequence = handle.revoker.next_number
             slot = None if task.parent is None else self._slot(handle, task, task.parent)
             try:
                 message = dump_task(task, returned, slot)
@@ -336,6 +341,7 @@ class ProcessPool(WorkerPool):
                 handle.segments.returned.extend(returned)
                 refused.append((task, error))
             else:
+                handle.revoker.next_number += 1
                 frames.append((_TASK, message))
         if frames:
             self._send(handle, *frames)
@@ -375,6 +381,14 @@ class ProcessPool(WorkerPool):
         for handle in self._handles.values():
             if handle.ready:
                 self._send(handle, (Kind.REST, pickle.dumps(handle.segments.take_returned())))
+
+    def revoke(self, uid: int, tasks: Sequence[Task]) -> list[Task]:
+        """See `WorkerPool`."""
+        handle = self._handles.get(uid)
+        if handle is None or handle.status_fd < 0:
+            return []
+        revoked = handle.revoker.revoke([task.sequence for task in tasks])
+        return [task for task in tasks if task.sequence in revoked]
 
     def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
         """See `WorkerPool`."""

@@ -45,6 +45,7 @@ from nbloader.transport.mp_objects import run_finalizers
 from nbloader.workers.fetcher import FetchedBatch, OnError, fetch
 from nbloader.workers.iterable_fetcher import CopyDataset, ExhaustedError, IterableFetcher
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus
+from nbloader.workers.task_claims import CLAIMS_SIZE, TaskClaims
 from nbloader.workers.worker_info import (
     ProcessContext,
     WorkerInfo,
@@ -57,8 +58,8 @@ _clock = time.perf_counter_ns
 
 LISTEN_NS = 1_000_000
 """How long a CANCEL may stay unread while tasks that came before it are waiting, ns. To read the connection before each
-of some tiny batches took 5 % of their time. A batch that is produced although it was cancelled is discarded. This is
-no longer than the least work that the engine steals from a worker, so that what was stolen is not produced here too."""
+of some tiny batches took 5 % of their time. Only batches of an iteration that has ended are cancelled: what is produced
+all the same is discarded."""
 MAX_LAYOUTS = 256
 """Layouts of batches that a worker remembers."""
 
@@ -115,8 +116,9 @@ def _initialize(channel: Channel) -> WorkerLoop | None:
     start: InitMessage = pickle.loads(body)
     start.inherited.install([channel.take_fd() for _ in range(start.inherited.fds)])
     status_fd = channel.take_fd()
-    status = SharedStatus.at(mmap.mmap(status_fd, SHARED_STATUS_SIZE))
-    os.close(status_fd)
+    memory = mmap.mmap(status_fd, SHARED_STATUS_SIZE + CLAIMS_SIZE)
+    status = SharedStatus.at(memory)
+    claims = TaskClaims(memory, SHARED_STATUS_SIZE, status_fd)
     stack_probe.answer(channel.take_fd())
     status.since, status.pid = _clock(), os.getpid()
     start.environment.install()
@@ -135,7 +137,7 @@ def _initialize(channel: Channel) -> WorkerLoop | None:
     channel.send(Kind.READY)
     seeded = rng.torch_was_seeded()
     return WorkerLoop(
-        channel, start, dataset, collate_fn, on_error, status, later, copy_dataset, seeded=seeded
+        channel, start, dataset, collate_fn, on_error, status, claims, later, copy_dataset, seeded=seeded
     )  # fmt: skip
 
 
@@ -186,6 +188,8 @@ class TaskMessage(NamedTuple):
     seed: int
     returned: list[int]
     """Segments of this worker that nobody views any more."""
+    sequence: int
+    """Its number among the tasks that were sent to this worker."""
 
 
 def _read_task(body: Bytes) -> TaskMessage:
@@ -202,6 +206,7 @@ class WorkerLoop:
         collate_fn: The user's function, or None for the default.
         on_error: What to do with a sample that raises.
         status: Where the worker publishes what it is doing.
+        claims: Tells which queued tasks were given to other workers.
         frames: Frames that were received already.
         copy_dataset: Returns another copy of an iterable dataset, and `worker_init_fn`.
         seeded: Whether `worker_init_fn` has seeded torch. Then it is responsible for seeds, as it would be in torch's
@@ -216,6 +221,7 @@ class WorkerLoop:
         collate_fn: Callable[[Any], Any] | None,
         on_error: OnError,
         status: WorkerStatus,
+        claims: TaskClaims,
         frames: list[tuple[int, Bytes]],
         copy_dataset: CopyDataset | None = None,
         *,
@@ -224,6 +230,7 @@ class WorkerLoop:
         self._channel = channel
         self._batched = start.batched
         self._status = status
+        self._claims = claims
         self._seeded = seeded
         self._iterable_fetcher: IterableFetcher | None = None
         self._fetch: FetchBatch = partial(_fetch_from_map, dataset, on_error, start.batched, status)
@@ -272,13 +279,14 @@ class WorkerLoop:
             while not self._pending:
                 self._receive(wait=True)
             kind, body = self._pending.popleft()
-            if kind == _TASK:
-                break
-            self._process_memory_frame(kind, body)
-        task = _read_task(body)
-        self._encoder.give_back(task.returned)
-        status.run, status.number = task.run, task.number
-        return task
+            if kind != _TASK:
+                self._process_memory_frame(kind, body)
+                continue
+            task = _read_task(body)
+            self._encoder.give_back(task.returned)
+            if self._claims.claim(task.sequence):
+                status.run, status.number = task.run, task.number
+                return task
 
     def _receive(self, *, wait: bool) -> None:
         frames = self._channel.receive(wait=wait)

@@ -187,6 +187,18 @@ class ThreadPool(WorkerPool):
             handle.tasks.put(task)
         return []
 
+    def revoke(self, uid: int, tasks: Sequence[Task]) -> list[Task]:
+        """See `WorkerPool`."""
+        handle = self._handles.get(uid)
+        revoked: list[Task] = []
+        if handle is None:
+            return revoked
+        for task in tasks:
+            with contextlib.suppress(KeyError):  # the thread has begun it; removing from a set is atomic
+                handle.pending.remove((task.run, task.job))
+                revoked.append(task)
+        return revoked
+
     def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
         """See `WorkerPool`."""
         handle = self._handles.get(uid)
