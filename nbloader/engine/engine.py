@@ -14,7 +14,7 @@ Commands (pause, restart, the end of a dropped iterator) come from any thread, e
 and executed with the lock by the next one that drives. Events are recorded with the lock and published without it,
 since a subscriber may call the loader.
 
-The engine never refers to the `DataLoader` that owns it, so that a loader nobody refers to is closed.
+The engine never refers to the `DataLoader` that owns it, so that an unreferenced loader is closed.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class Engine:
             self._events.append, self._dispatcher, config, on_message=self._handle, on_failure=self._wake_consumers
         )
         self.load = self._group.load
+        # Read without the lock: only the consumer adds batches, and a stale count merely delays a request.
         self.refill_size = self._dispatcher.refill_size
         self._commands: collections.deque[Callable[[], None]] = collections.deque()
         self._supervisor = None if config.kind.inline else Supervisor(self)
@@ -206,7 +207,7 @@ class Engine:
     def _ensure_running(self) -> None:
         """Start the workers and the supervisor unless they run."""
         if self.closed:
-            raise LoaderClosedError("this loader is closed: make a new one")
+            raise LoaderClosedError("this loader is closed: create a new one")
         started = self._group.start()
         if self._supervisor is not None:
             if started:
@@ -423,8 +424,7 @@ class Engine:
                     return None
                 if timer is None:
                     since = _clock()
-                    first = not self._dispatcher.iterations[run].taken
-                    timer = WaitTimer(since, timeout=self._config.timeout, first=first)
+                    timer = WaitTimer(since, timeout=self._config.timeout, first=plan.first)
                 self._awaited = Awaited(plan.number, since)
                 self._output.show()
                 if not (plan.refill and refill()):
@@ -501,7 +501,7 @@ class Engine:
 
     def _why_ended(self) -> str:
         if self.closed:
-            return "this loader was closed while it was iterated: make a new one"
+            return "this loader was closed while it was iterated: create a new one"
         return "this iterator was ended by an interrupt: iterate the loader again"
 
     def _raise_fatal(self) -> None:
@@ -515,7 +515,7 @@ class Engine:
         pool = self._group.pool
         if pool is not None and not plan.blocked and pool.run_next(run):
             return
-        check = timer.check(_clock(), paused=self._dispatcher.paused)
+        check = timer.check(_clock(), paused=plan.paused)
         if check.due is not None:
             self._on_due(check.due, timer, run)
             return
@@ -564,7 +564,8 @@ class Engine:
 
     def outstanding(self, run: int) -> bool:
         """Whether batches of an iteration were requested and not taken."""
-        return run in self._dispatcher.iterations and self._dispatcher.outstanding(run) > 0
+        with self.lock:
+            return run in self._dispatcher.iterations and self._dispatcher.outstanding(run) > 0
 
     def wait_for_source(self, run: int, wakeup: Wakeup) -> None:
         """Block until the wake-up is set or a callback is due.
@@ -818,7 +819,7 @@ class Engine:
         return REST - (time.monotonic() - self._last_request)
 
     def _seconds_to_stop(self) -> float | None:
-        """Seconds until the workers are stopped, since nobody asks; None for never."""
+        """Seconds until the workers are stopped, since no batch is requested; None for never."""
         if self._waiting:
             return None
         limit = SUPERSEDED_TIMEOUT if self._superseded else self._config.idle_timeout

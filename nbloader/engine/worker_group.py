@@ -67,7 +67,7 @@ class WorkerGroup:
 
     Args:
         publish: Takes lifecycle events.
-        dispatcher: Is told which workers can be given batches.
+        dispatcher: Is notified of workers that can be given batches.
         config: What the loader asks for.
         on_message: Takes the last messages of workers that are being stopped.
         on_failure: Called when the group cannot work any more; `fatal` says why.
@@ -88,7 +88,7 @@ class WorkerGroup:
         """Why the last pool failed."""
         self.handles: dict[int, WorkerHandle] = {}
         """Workers whose end was not reported yet, by their unique number."""
-        self._publish = _ignore if config.kind.inline else publish  # nobody watches a worker that is the notebook
+        self._publish = _ignore if config.kind.inline else publish  # the inline worker is the notebook itself
         self._dispatcher = dispatcher
         self._config = config
         self._slots = [WorkerSlot() for _ in range(config.num_workers)]
@@ -134,7 +134,7 @@ class WorkerGroup:
         """
         if self.pool is not None:
             for worker, slot in enumerate(self._slots):
-                if slot.handle is None and self.pool is not None:  # it died when nobody needed it
+                if slot.handle is None and self.pool is not None:  # it died while no iteration was open
                     self._replace(worker, slot.exit_reason)
             return False
         self.fatal = None
@@ -209,7 +209,7 @@ class WorkerGroup:
             return  # replaced already, or all are being stopped
         slot.handle = None
         if not self._dispatcher.iterations:
-            return  # nobody needs it now; a kernel that shuts down ends its children, too
+            return  # it is not needed now; a kernel that shuts down ends its children, too
         slot.failed_starts += not handle.ready
         said = f"Its standard error ended with:\n{tail or '(nothing)'}"
         if slot.failed_starts >= MAX_FAILED_STARTS:
@@ -378,17 +378,17 @@ class WorkerGroup:
         for worker, slot in enumerate(self._slots):
             if slot.handle is None or self.pool is None:
                 yield WorkerGauge(
-                    worker,
-                    0,
-                    "dead",
-                    None,
-                    _clock(),
-                    None,
-                    0,
-                    slot.exit_reason,
-                    "",
-                    None,
-                    None,
+                    worker=worker,
+                    pid=0,
+                    state="dead",
+                    batch=None,
+                    since=_clock(),
+                    sample=None,
+                    queued=0,
+                    exit_reason=slot.exit_reason,
+                    stderr_tail="",
+                    cpu_percent=None,
+                    rss=None,
                     made=slot.produced,
                     kind=self._config.options.kind,
                 )

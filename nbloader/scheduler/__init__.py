@@ -1,1 +1,1 @@
-"""Decides which worker loads which batch and when: a state machine without I/O, clocks or threads."""
+"""Scheduling of batches: a pure state machine without I/O, clocks or threads, and the prefetch policy."""

@@ -92,10 +92,13 @@ class WaitPlan(NamedTuple):
 
     number: int
     """The batch that it gets next."""
+    first: bool
+    """Whether that is the first batch of the iteration."""
     refill: bool
     """Whether the sampler may be asked for more batches before the consumer sleeps."""
+    paused: bool
     blocked: bool
-    """Whether nothing is delivered, since the loader is paused."""
+    """Whether nothing is delivered, since the loader is paused and no step is left."""
     producer: int | None
     """The only worker that the consumer needs to wait for; None for all."""
     recheck: float | None
@@ -127,7 +130,7 @@ class Dispatcher(Generic[R]):
         self._owed = 0  # jobs that may be assigned although the loader is paused: one for each step that was taken
         self._by_slot: dict[int, int] = {}  # worker id -> the worker that became ready last
         self._held: dict[int, dict[_Key, Task]] = {}  # worker -> its jobs, in the order it was given them
-        self._outdated: set[int] = set()  # workers whose results are not wanted any more
+        self._outdated: set[int] = set()  # workers whose results are rejected
 
     # ---- workers ------------------------------------------------------------------------------------------------
 
@@ -550,11 +553,13 @@ class Dispatcher(Generic[R]):
         if producer is not None or self.can_steal():
             recheck = policy.recheck_after(one_producer=producer is not None)
         return WaitPlan(
-            self.upcoming(run),
-            policy.prefetches and (self.refill_size(run) > 0 or self.extend_window(run)),
-            self.paused and not self.steps,
-            producer,
-            recheck,
+            number=self.upcoming(run),
+            first=not self.iterations[run].taken,
+            refill=policy.prefetches and (self.refill_size(run) > 0 or self.extend_window(run)),
+            paused=self.paused,
+            blocked=self.paused and not self.steps,
+            producer=producer,
+            recheck=recheck,
         )
 
     def producer(self, run: int) -> int | None:
