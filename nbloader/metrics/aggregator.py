@@ -70,7 +70,7 @@ class Aggregator:
 
     def __init__(self, judge: Judge | None = None, cores: int | None = None) -> None:
         self._judge = judge or _no_verdict
-        self._cores = cores or system.cores()
+        self._cores = cores  # looked up by the first snapshot: that reads files
         # Reentrant: the garbage collector may end an abandoned iterator, which publishes, in the middle of an update.
         self._lock = threading.RLock()
         self._recent: collections.deque[BatchRecord] = collections.deque(maxlen=RECENT)
@@ -119,6 +119,11 @@ class Aggregator:
             self._produced[worker] = self._produced.get(worker, 0) + 1
             if event.slowest_ns > self._slow_floor.get(run, 0):
                 self._note_slow(event)
+
+    def _core_count(self) -> int:
+        if self._cores is None:
+            self._cores = system.cores()
+        return self._cores
 
     def snapshot(self, gauges: Gauges) -> Snapshot:
         """Make a snapshot of the events so far and the present gauges."""
@@ -318,7 +323,7 @@ class Aggregator:
                 by_worker[r.worker].append(elapsed_ns(r.fetch_begin, r.collated))
         count = max(1, len(last))
         return Evidence(
-            cores=self._cores,
+            cores=self._core_count(),
             recent=rates.count,
             first_batch=self._first_batch(g),
             ended="" if self._ended is None else self._ended.reason or "abandoned",
