@@ -162,7 +162,8 @@ class Job(NamedTuple):
 class InlinePool(WorkerPool):
     """A pool of one worker, which the consumer's thread runs.
 
-    `run_next` is called without the engine's lock, everything else with it. Deques are shared between the two.
+    `run_next` is called without the engine's lock, everything else with it. Deques are shared between the two. Nothing
+    needs to be revoked: each iteration has a queue of its own, and a consumer that works it off.
 
     Args:
         output: "torch" or "numpy": what the arrays of a batch become.
