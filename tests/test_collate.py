@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from same import assert_same
 from torch.utils.data import default_collate, default_convert
 
+from nbloader import DataLoader
 from nbloader.batch.collate import (
     NotPlannedError,
     Plan,
@@ -264,6 +265,15 @@ def test_unbatched_samples_are_converted_as_by_torch(template, seed):
     theirs = outcome(default_convert, sample)
     assume(not isinstance(theirs, Exception))
     assert_same(carry(convert(sample, ArrayToBeTensor)), carry(theirs))
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("make", [lambda m: m, lambda m: {"a": [m]}, lambda m: (m, 1)], ids=["alone", "dict", "tuple"])
+def test_an_unbatched_matrix_is_converted_as_by_torch(make):
+    sample = make(np.matrix([[1, 2], [3, 4]]))
+    assert_same(carry(convert(sample, ArrayToBeTensor)), carry(default_convert(sample)))
+    with DataLoader([sample], batch_size=None) as loader:
+        assert_same(next(iter(loader)), default_convert(sample))
 
 
 @settings(max_examples=200)

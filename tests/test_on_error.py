@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import random
 import threading
 
@@ -10,7 +12,10 @@ import numpy as np
 import pytest
 import torch
 from datasets import Numbers, flat, wait_for
+from torch.utils.data import IterableDataset
 
+import nbloader.batch
+import nbloader.workers
 from nbloader import DataLoader, DatasetTransferError
 from nbloader import events as ev
 from nbloader.report.eventlog import line_of
@@ -262,3 +267,57 @@ def test_a_batch_that_raises_is_counted_once_even_if_it_is_produced_again(worker
             next(epoch)
         assert next(epoch).tolist() == [8, 9, 10, 11]
         assert loader.stats().errors == 1
+
+
+# ---- the user's exceptions are never taken for internal ones
+
+
+class ExhaustedError(Exception):
+    """The dataset's own; there was an internal exception of this name."""
+
+
+def internal_exceptions():
+    """The exceptions that are defined where the user's code is called, by name."""
+    for package in (nbloader.workers, nbloader.batch):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    pending, found = [Exception], {"ExhaustedError": ExhaustedError}
+    while pending:
+        for kind in pending.pop().__subclasses__():
+            pending.append(kind)
+            if kind.__module__.startswith("nbloader."):
+                found[kind.__name__] = kind
+    return found
+
+
+INTERNAL = internal_exceptions()
+
+
+class Raising:
+    def __init__(self, name):
+        self.name = name
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        if index == 3:
+            raise INTERNAL[self.name]("raised by the dataset")
+        return index
+
+
+class RaisingStream(Raising, IterableDataset):
+    def __iter__(self):
+        return map(self.__getitem__, range(6))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("dataset", [Raising, RaisingStream])
+@pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (1, "process"), (1, "thread")])
+@pytest.mark.parametrize("name", INTERNAL)
+def test_an_exception_of_the_user_is_not_taken_for_an_internal_one(dataset, workers, kind, name):
+    with DataLoader(dataset(name), 2, num_workers=workers, workers=kind) as loader:
+        epoch = iter(loader)
+        assert next(epoch).tolist() == [0, 1]
+        with pytest.raises(INTERNAL[name], match="raised by the dataset"):
+            next(epoch)

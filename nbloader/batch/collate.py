@@ -269,11 +269,9 @@ def convert(sample: Any, as_tensor: Callable[[Any], Any]) -> Any:
         as_tensor: Makes the tensor of an array (or marks it, where torch is not to be imported).
     """
     kind = type(sample)
-    if (
-        kind is np.ndarray
-        or kind is np.memmap
-        or (isinstance(sample, np.generic) and not isinstance(sample, (str, bytes)))
-    ):
+    if isinstance(sample, np.ndarray) and kind.__module__ == "numpy" and kind is not np.ndarray:
+        sample, kind = np.asarray(sample), np.ndarray  # np.matrix and np.memmap, as torch; other subclasses pass
+    if kind is np.ndarray or (isinstance(sample, np.generic) and not isinstance(sample, (str, bytes))):
         return as_tensor(sample) if sample.dtype.kind in "biufc" else sample
     if kind not in (dict, list) and isinstance(sample, (Mapping, Sequence)) and not isinstance(sample, tuple):
         if isinstance(sample, (str, bytes)):

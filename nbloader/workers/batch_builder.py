@@ -20,9 +20,9 @@ from nbloader.batch.task import Task
 from nbloader.events.failures import EmptyBatch, SampleFailure, WorkerFailure
 from nbloader.events.remote_errors import describe, user_traceback
 from nbloader.shm.segment import NO_SEGMENT
-from nbloader.workers.fetcher import OnError, fetch
-from nbloader.workers.iterable_fetcher import ExhaustedError, IterableFetcher
-from nbloader.workers.status import WorkerAbandonedError, WorkerState, WorkerStatus
+from nbloader.workers.fetcher import FetchedBatch, OnError, fetch
+from nbloader.workers.iterable_fetcher import IterableFetcher
+from nbloader.workers.status import WorkerState, WorkerStatus, is_abandoned
 from nbloader.workers.thread_rng import without_mode
 
 log = logging.getLogger(__name__)
@@ -69,23 +69,26 @@ class BatchBuilder:
         self.failed_samples: Sequence[SampleFailure] = ()
         """Samples of the last batch that were skipped or replaced; also if its collation raised."""
 
-    def build(self, task: Task) -> LocalPayload | EmptyBatch:
+    def build(self, task: Task) -> LocalPayload | EmptyBatch | None:
         """Build a batch, or a chunk of one.
 
         Returns:
-            The batch; `EmptyBatch` if all its samples were skipped.
+            The batch; `EmptyBatch` if all its samples were skipped; None if the shard of an iterable dataset has no
+            such batch.
 
         Raises:
-            ExhaustedError: The shard of an iterable dataset has no such batch.
             Exception: Whatever the dataset or the collate function raises.
         """
         status = self._status
         self.failed_samples = ()
         cpu_begin = time.thread_time_ns()
+        fetched: FetchedBatch | None
         if self.iterable_fetcher is not None:
             fetched = self.iterable_fetcher.fetch(task.run, task.indices)
         else:
             fetched = fetch(self._dataset, task.indices, batched=self._batched, status=status, on_error=self._on_error)
+        if fetched is None:
+            return None
         self.failed_samples = fetched.failed
         if fetched.nothing_left:
             return EmptyBatch()
@@ -104,18 +107,17 @@ class BatchBuilder:
         )  # fmt: skip
         return LocalPayload(batch, header, self._worker, in_arena=written is not None, extras=extras)
 
-    def build_outcome(self, task: Task) -> LocalPayload | EmptyBatch | WorkerFailure:
-        """Build a batch. An exception that it raises becomes a `WorkerFailure`.
+    def build_outcome(self, task: Task) -> LocalPayload | EmptyBatch | WorkerFailure | None:
+        """Build a batch. An exception that it raises becomes a `WorkerFailure`. None as in `build`.
 
         Raises:
-            ExhaustedError: The shard of an iterable dataset has no such batch.
             WorkerAbandonedError: The worker must end.
         """
         try:
             return self.build(task)
-        except (ExhaustedError, WorkerAbandonedError):
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever the user's dataset or collate_fn raises
+        except Exception as error:  # whatever the user's dataset or collate_fn raises
+            if is_abandoned(error, self._status):
+                raise
             fetching = self._status.state == WorkerState.FETCHING
             position = self._status.position if fetching and self._batched else -1
             described = describe(error, by_value=False)

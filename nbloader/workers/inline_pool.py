@@ -38,7 +38,7 @@ from nbloader.transport.messages import (
 )
 from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.batch_builder import BatchBuilder
-from nbloader.workers.iterable_fetcher import ExhaustedError, IterableFetcher
+from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
 from nbloader.workers.worker_info import ProcessContext, WorkerInfo
 
@@ -142,13 +142,13 @@ class InlineHandle(WorkerHandle):
         try:
             rng.seed_everything(task.seed)
             outcome = self._builder.build_outcome(task)
-        except ExhaustedError:
-            return ShardExhausted(self.uid, task.run, task.job)
         except WorkerAbandonedError:
             return None
         finally:
             status.state, status.number = WorkerState.IDLE, -1
             self._context.restore()
+        if outcome is None:
+            return ShardExhausted(self.uid, task.run, task.job)
         return BatchDone(self.uid, task.run, task.job, outcome, self._builder.failed_samples)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 from nbloader._util.state_dict import as_json, is_stateful
 from nbloader.sampling.shard_plan import IterableOptions, Ticket
 from nbloader.workers.fetcher import FetchedBatch, OnError, fetch_each
-from nbloader.workers.status import WorkerAbandonedError, WorkerStatus
+from nbloader.workers.status import WorkerStatus, is_abandoned
 from nbloader.workers.worker_info import WorkerContext, WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -43,10 +43,6 @@ class ReportState(Protocol):
             state: JSON; None if the state cannot be saved.
             problem: Why it cannot be saved.
         """
-
-
-class ExhaustedError(Exception):
-    """The shard has no such batch."""
 
 
 class _Next:
@@ -86,16 +82,17 @@ class ShardIterator:
         self.reporting_ns = 0
         """Time that it takes to report the state."""
 
-    def fetch(self, ticket: Ticket, status: WorkerStatus, options: IterableOptions, on_error: OnError) -> FetchedBatch:
-        """Fetch the next batch, which is that of the ticket or one before it.
+    def fetch(
+        self, ticket: Ticket, status: WorkerStatus, options: IterableOptions, on_error: OnError
+    ) -> FetchedBatch | None:
+        """Fetch the next batch, which is that of the ticket or one before it. None if there is none.
 
         Raises:
-            ExhaustedError: There is none.
             Exception: Whatever the iterator raises, if `on_error` is "raise"; whatever `on_error` raises.
         """
         self.position += 1  # also of a batch that raises: the next one consists of the samples that follow
         if self.exhausted:
-            raise ExhaustedError
+            return None
         batch = fetch_each(
             _Next(self.iterator),
             range(ticket.size or 1),
@@ -106,7 +103,7 @@ class ShardIterator:
         )
         self.exhausted = batch.exhausted
         if batch.exhausted and (options.drop_last or not (batch.size or batch.failed)):
-            raise ExhaustedError
+            return None
         return batch
 
 
@@ -148,15 +145,16 @@ class IterableFetcher:
         self._seeded = seeded
         self._iterators: dict[tuple[int, int], ShardIterator] = {}  # by run and shard
 
-    def fetch(self, run: int, ticket: Ticket) -> FetchedBatch:
-        """Fetch the samples of one batch.
+    def fetch(self, run: int, ticket: Ticket) -> FetchedBatch | None:
+        """Fetch the samples of one batch. None if the shard has no such batch.
+
+        That is no exception: the user's code could raise one of the same type.
 
         Raises:
-            ExhaustedError: The shard has no such batch.
             Exception: Whatever the dataset raises.
         """
         if ticket.exhausted:
-            raise ExhaustedError
+            return None
         iterator = self._iterators.get((run, ticket.shard))
         if iterator is None or iterator.position > ticket.position:
             self._iterators.pop((run, ticket.shard), None)
@@ -164,10 +162,13 @@ class IterableFetcher:
         else:
             self._context.set_worker_info(iterator.info)
         while iterator.position < ticket.position:
-            self._skip(iterator, ticket)
+            if not self._skip(iterator, ticket):
+                return None
         if not iterator.seeded:
             self._context.seed(ticket.seed_of(ticket.position))
         batch = iterator.fetch(ticket, self._status, self._options, self._on_error)
+        if batch is None:
+            return None
         if iterator.source is not None and _clock() - iterator.reported >= STATE_SHARE * iterator.reporting_ns:
             self._report(run, ticket.shard, iterator)
         return batch
@@ -208,17 +209,18 @@ class IterableFetcher:
         source = iterator if iterator_is_stateful else dataset if dataset_is_stateful else None
         return ShardIterator(iterator, position, source, info, seeded=seeded)
 
-    def _skip(self, iterator: ShardIterator, ticket: Ticket) -> None:
-        """Produce a batch that was produced before, and drop it."""
+    def _skip(self, iterator: ShardIterator, ticket: Ticket) -> bool:
+        """Produce a batch that was produced before, and drop it. False if the shard has no such batch."""
         position = iterator.position
         if not iterator.seeded:
             self._context.seed(ticket.seed_of(position))
         try:
-            iterator.fetch(ticket, self._status, self._options, self._on_error)
-        except (ExhaustedError, WorkerAbandonedError):
-            raise
-        except Exception:
+            return iterator.fetch(ticket, self._status, self._options, self._on_error) is not None
+        except Exception as error:  # the user's code may raise anything; it was reported when the batch was delivered
+            if is_abandoned(error, self._status):
+                raise
             log.debug("batch %d of shard %d raised again while it was skipped", position, ticket.shard, exc_info=True)
+            return True
 
     def _report(self, run: int, shard: int, iterator: ShardIterator) -> None:
         begin = _clock()

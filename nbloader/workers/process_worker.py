@@ -43,7 +43,7 @@ from nbloader.transport.channel import Bytes, Channel, Kind
 from nbloader.transport.dataset_payload import Files, load_shared
 from nbloader.transport.mp_objects import run_finalizers
 from nbloader.workers.fetcher import FetchedBatch, OnError, fetch
-from nbloader.workers.iterable_fetcher import CopyDataset, ExhaustedError, IterableFetcher
+from nbloader.workers.iterable_fetcher import CopyDataset, IterableFetcher
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus
 from nbloader.workers.task_claims import CLAIMS_SIZE, TaskClaims
 from nbloader.workers.worker_info import (
@@ -67,8 +67,9 @@ MAX_LAYOUTS = 256
 _IDLE, _COLLATING, _SENDING = WorkerState.IDLE, WorkerState.COLLATING, WorkerState.SENDING
 _TASK, _CANCEL, _BATCH = Kind.TASK, Kind.CANCEL, Kind.BATCH
 
-FetchBatch: TypeAlias = "Callable[[int, Any], FetchedBatch]"
-"""Fetches the samples of one batch. Called with the run and what was drawn for the batch."""
+FetchBatch: TypeAlias = "Callable[[int, Any], FetchedBatch | None]"
+"""Fetches the samples of one batch. Called with the run and what was drawn for the batch. None if there is no such
+batch in its shard."""
 
 
 def main(fd: int, *, watched: bool = True) -> None:
@@ -244,6 +245,8 @@ class WorkerLoop:
         self._chunk_writer = ChunkWriter()
         self._pending = deque(frames)
         """Frames that were received and not processed."""
+        self._hung_up = False
+        """Whether the notebook's process has closed the connection."""
         self._listened = 0
         """When the connection was read last, `time.perf_counter_ns()`."""
 
@@ -261,11 +264,9 @@ class WorkerLoop:
                 rng.seed_everything(task.seed)
             try:
                 self._produce(task)
-            except HungUpError:
-                raise
-            except ExhaustedError:
-                self._send(Kind.END, pickle.dumps((task.run, task.number)))
-            except Exception as error:  # noqa: BLE001 - whatever the dataset or collate_fn raises goes to the notebook
+            except Exception as error:  # whatever the dataset or collate_fn raises goes to the notebook
+                if self._hung_up:
+                    raise
                 self._report_error(task, error)
 
     def _next_task(self) -> TaskMessage:
@@ -336,6 +337,9 @@ class WorkerLoop:
             slot, indices = indices, indices.indices
         cpu_begin = time.process_time_ns()
         fetched = self._fetch(task.run, indices)
+        if fetched is None:
+            self._send(Kind.END, pickle.dumps((task.run, task.number)))
+            return
         cpu_fetched = time.process_time_ns()
         if fetched.failed:
             self._send(Kind.SAMPLE_FAILURES, pickle.dumps((task.run, task.number, fetched.size > 0, fetched.failed)))
@@ -367,6 +371,7 @@ class WorkerLoop:
         try:
             self._channel.send(kind, *parts, fds=fds)
         except ConnectionError as error:
+            self._hung_up = True
             raise HungUpError from error
 
     def _report_state(self, run: int, shard: int, position: int, state: str | None, problem: str) -> None:

@@ -18,7 +18,15 @@ class WorkerState(IntEnum):
 
 
 class WorkerAbandonedError(Exception):
-    """The worker was abandoned: its batch is discarded, and it ends. Raised in a worker thread between two samples."""
+    """The worker was abandoned: its batch is discarded, and it ends. Raised in a worker thread between two samples.
+
+    Its argument is the status of the worker: see `is_abandoned`.
+    """
+
+
+def is_abandoned(error: Exception, status: WorkerStatus) -> bool:
+    """Whether an exception says that this worker was abandoned. The user's code could raise one of the same type."""
+    return isinstance(error, WorkerAbandonedError) and bool(error.args) and error.args[0] is status
 
 
 class WorkerStatus(Protocol):
@@ -102,7 +110,7 @@ class LocalStatus:
     @position.setter
     def position(self, position: int) -> None:
         if self.abandoned:
-            raise WorkerAbandonedError
+            raise WorkerAbandonedError(self)
         self._position = position
 
     def abandon(self) -> None:

@@ -41,7 +41,7 @@ from nbloader.transport.messages import (
 )
 from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.batch_builder import BatchBuilder
-from nbloader.workers.iterable_fetcher import ExhaustedError, IterableFetcher
+from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.message_queue import MessageQueue
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
 from nbloader.workers.thread_rng import ThreadContext, WorkerInfo
@@ -343,7 +343,7 @@ class ThreadWorker:
                 outcome = builder.build_outcome(task)
             except WorkerAbandonedError:
                 return
-            except ExhaustedError:
+            if outcome is None:
                 self._messages.put(ShardExhausted(uid, task.run, task.job))
                 continue
             status.state, status.since = _SENDING, _clock()
