@@ -7,6 +7,7 @@ import os
 import pkgutil
 import random
 import threading
+import traceback
 
 import numpy as np
 import pytest
@@ -49,6 +50,13 @@ def failed(loader):
     return [event for event in list(loader.events.history) if isinstance(event, ev.SampleFailed)]
 
 
+def samples_failed(loader, retried):
+    """The events of samples. There are `retried` more, of batches that were fetched again sample by sample."""
+    events = failed(loader)
+    assert sum(event.done == "retried" for event in events) == loader.stats().retried == retried
+    return [event for event in events if event.done != "retried"]
+
+
 def batches_failed(loader):
     return [event for event in list(loader.events.history) if isinstance(event, ev.BatchFailed)]
 
@@ -59,10 +67,11 @@ def test_skip_leaves_the_batch_with_the_other_samples(workers, dataset):
     with DataLoader(dataset(20, bad={3, 8, 9, 17}), 4, **workers, on_error="skip") as loader:
         got = [batch.tolist() for batch in loader]
         assert got == [[0, 1, 2], [4, 5, 6, 7], [10, 11], [12, 13, 14, 15], [16, 18, 19]]
-        assert [(e.run, e.index, e.sample, e.done) for e in sorted(failed(loader), key=lambda e: e.sample)] == [
+        events = samples_failed(loader, retried=3 if dataset is AtOnce else 0)
+        assert [(e.run, e.index, e.sample, e.done) for e in sorted(events, key=lambda e: e.sample)] == [
             (0, 0, 3, "skipped"), (0, 2, 8, "skipped"), (0, 2, 9, "skipped"), (0, 4, 17, "skipped"),
         ]  # fmt: skip
-        event = next(e for e in failed(loader) if e.sample == 8)
+        event = next(e for e in events if e.sample == 8)
         assert event.error == "OSError: no sample 8"
         assert "in __getitem__" in event.traceback
         assert "nbloader/" not in event.traceback
@@ -129,7 +138,8 @@ def test_a_function_returns_a_replacement(workers, dataset, size):
     with DataLoader(dataset(12, bad={3, 8}), size, **workers, on_error=other) as loader:
         want = [0, 1, 2, -3, 4, 5, 6, 7, -8, 9, 10, 11]
         assert (flat(loader) if size else list(loader)) == want
-        assert sorted((e.sample, e.done) for e in failed(loader)) == [(3, "replaced"), (8, "replaced")]
+        events = samples_failed(loader, retried=2 if dataset is AtOnce else 0)
+        assert sorted((e.sample, e.done) for e in events) == [(3, "replaced"), (8, "replaced")]
         stats = loader.stats()
         assert (stats.skipped, stats.replaced, stats.errors) == (0, 2, 0)
 
@@ -321,3 +331,57 @@ def test_an_exception_of_the_user_is_not_taken_for_an_internal_one(dataset, work
         assert next(epoch).tolist() == [0, 1]
         with pytest.raises(INTERNAL[name], match="raised by the dataset"):
             next(epoch)
+
+
+# ---- samples that are None
+
+
+class Nones(Numbers):
+    """Returns None at index 5, and raises at index 4 if `raises`."""
+
+    def __init__(self, length, value, raises):
+        super().__init__(length)
+        self.value = value
+        self.raises = raises
+
+    def __getitem__(self, i):
+        if i == 4 and self.raises:
+            raise OSError("no sample 4")
+        return None if i == 5 else self.value
+
+
+@WORKERS
+@pytest.mark.parametrize("chunk", [None, 2])
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize(
+    "value", [1, np.zeros(3, np.float32), {"a": 1}, torch.zeros(2)], ids=["number", "array", "dict", "tensor"]
+)
+def test_a_sample_that_is_none_is_named(workers, chunk, raises, value):
+    if chunk and not workers:
+        pytest.skip("chunks are for workers")
+    dataset = Nones(8, value, raises)
+    with DataLoader(dataset, 4, **workers, chunk_size=chunk, on_error="skip") as loader:
+        epoch = iter(loader)
+        next(epoch)
+        with pytest.raises(TypeError, match=r"default_collate: sample 5 is None, .*on_error='skip'") as caught:
+            next(epoch)
+    assert "NotPlanned" not in "".join(traceback.format_exception(caught.type, caught.value, caught.tb))
+
+
+@WORKERS
+def test_other_samples_that_make_no_batch_show_no_internal_exception(workers):
+    with DataLoader([1, "a"], 2, **workers) as loader, pytest.raises(TypeError) as caught:
+        list(loader)
+    assert "NotPlanned" not in "".join(traceback.format_exception(caught.type, caught.value, caught.tb))
+
+
+@WORKERS
+def test_each_repeated_fetch_is_counted_also_if_samples_fail_again(workers):
+    with DataLoader(AtOnce(12, bad={5}), 4, **workers, on_error="skip") as loader:
+        assert flat(loader) == [i for i in range(12) if i != 5]
+        assert [(e.index, e.sample, e.error, e.done) for e in failed(loader)] == [
+            (1, None, "OSError: no sample 5", "retried"),
+            (1, 5, "OSError: no sample 5", "skipped"),
+        ]
+        stats = loader.stats()
+        assert (stats.retried, stats.skipped, stats.errors) == (1, 1, 0)

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbloader.batch.collate import NotPlannedError, Plan
+from nbloader.batch.collate import plan_batch
 from nbloader.batch.layout_cache import CachedLayout, compile_fill
 from nbloader.batch.payload import BatchPayload, Layout
 from nbloader.batch.pytree import ArrayNode, LayoutNode, map_arrays
@@ -123,11 +123,8 @@ class RowWriter:
                 del self._cache[key]
             else:
                 return WrittenChunk(extras, cached.nbytes)
-        try:
-            plan = Plan(samples)
-        except NotPlannedError:
-            return None
-        if plan.tree != place_rows(self.layout, rows, rows, 0).layout:
+        plan = plan_batch(samples)
+        if plan is None or plan.tree != place_rows(self.layout, rows, rows, 0).layout:
             return None
         target = place_rows(self.layout, rows, size, start).layout
         plan.move(target)
@@ -413,10 +410,10 @@ class ThreadChunkWriter:
         if len(samples) != len(chunk.indices):
             return None
         if self._rows is None:
-            try:
-                self._rows = RowWriter(Plan(samples).tree)
-            except NotPlannedError:
+            plan = plan_batch(samples)
+            if plan is None:
                 return None
+            self._rows = RowWriter(plan.tree)
         memory = arena.begin(chunk, self._rows.layout)
         if memory is None:
             return None

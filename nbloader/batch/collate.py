@@ -214,6 +214,18 @@ def _same_dtype(values: Sequence[Any]) -> bool:
     return len(set(map(id, dtypes))) == 1 or len(set(dtypes)) == 1
 
 
+def plan_batch(samples: Sequence[Any]) -> Plan | None:
+    """The plan of a batch; None if it must be collated to an object (`collate_object`).
+
+    Raises:
+        Exception: As `Plan`.
+    """
+    try:
+        return Plan(samples)
+    except NotPlannedError:
+        return None
+
+
 def _columns(values: Sequence[Any], length: int) -> list[tuple[Any, ...]]:
     if any(len(v) != length for v in values):
         raise RuntimeError("each element in list of batch should be of equal size")

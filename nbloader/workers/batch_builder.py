@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nbloader.batch.chunk_arena import MemoryArena, ThreadChunkWriter, WrittenChunk
-from nbloader.batch.collate import NotPlannedError, Plan, collate_object, convert
+from nbloader.batch.collate import collate_object, convert, plan_batch
 from nbloader.batch.header import BatchHeader
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.payload import LocalPayload
@@ -20,7 +20,7 @@ from nbloader.batch.task import Task
 from nbloader.events.failures import EmptyBatch, SampleFailure, WorkerFailure
 from nbloader.events.remote_errors import describe, user_traceback
 from nbloader.shm.segment import NO_SEGMENT
-from nbloader.workers.fetcher import FetchedBatch, OnError, fetch
+from nbloader.workers.fetcher import FetchedBatch, OnError, fetch, raise_if_none
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.status import WorkerState, WorkerStatus, is_abandoned
 from nbloader.workers.thread_rng import without_mode
@@ -95,11 +95,16 @@ class BatchBuilder:
         cpu_fetched = time.thread_time_ns()
         status.state, status.since = _COLLATING, fetched.end
         batch, nbytes, extras = None, 0, None
-        written = self._write_chunk(fetched.samples, task)
-        if written is None:
-            batch, nbytes = self._collate(fetched.samples)
-        else:
-            extras, nbytes = written
+        try:
+            written = self._write_chunk(fetched.samples, task)
+            if written is None:
+                batch, nbytes = self._collate(fetched.samples)
+            else:
+                extras, nbytes = written
+        except Exception:  # the samples make no batch: the type of the error depends on what they are
+            if self._batched and self._collate_fn is None:
+                raise_if_none(fetched, task.indices)
+            raise
         cpu_end, end = time.thread_time_ns(), _clock()
         header = BatchHeader(
             task.run, task.number, 0, NO_SEGMENT, nbytes, 0, fetched.size, fetched.begin, fetched.end, end,
@@ -140,13 +145,12 @@ class BatchBuilder:
         if not self._batched:
             return convert(samples, _as_tensor if self._output == "torch" else np.asarray), 0
         samples = samples if isinstance(samples, list) else list(samples)
-        try:
-            with without_mode():
-                return self._stack(samples)
-        except NotPlannedError:
-            return collate_object(samples, self._output), 0
+        with without_mode():
+            stacked = self._stack(samples)
+        return (collate_object(samples, self._output), 0) if stacked is None else stacked
 
-    def _stack(self, samples: list[Any]) -> tuple[Any, int]:
+    def _stack(self, samples: list[Any]) -> tuple[Any, int] | None:
+        """Return the batch and its size in bytes; None if it must be collated to an object."""
         known = self._known.get(len(samples))
         if known is not None:
             fill, nbytes, build = known
@@ -154,12 +158,14 @@ class BatchBuilder:
             extras: list[Any] = []
             try:
                 fill(samples, memory, extras)
-            except Exception:
+            except Exception:  # samples may differ in any way; the plan raises the right error
                 log.debug("a batch of %d samples differs from the layout of the last one", len(samples), exc_info=True)
                 self._known.forget(len(samples))
             else:
                 return build(memory, extras), nbytes
-        plan = Plan(samples)
+        plan = plan_batch(samples)
+        if plan is None:
+            return None
         memory = bytearray(plan.nbytes)
         plan.fill(memory)
         build = builder(plan.tree, self._output)

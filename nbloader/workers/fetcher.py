@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from nbloader.events.failures import SampleFailure
@@ -98,7 +99,7 @@ def _fetch_at_once(
     """Fetch all samples by one call of `__getitems__`.
 
     If that raises and `on_error` is not "raise", the samples are fetched one by one, to find out which of them raises.
-    If none does, the first error is reported all the same.
+    The first error is reported too, as "retried": each repeated fetch is counted.
     """
     begin = _clock()
     status.state, status.since = _FETCHING, begin
@@ -112,7 +113,28 @@ def _fetch_at_once(
     else:
         return FetchedBatch(samples, len(samples), begin, _clock(), -1, 0)
     batch = fetch_each(_OneByOne(getitems), indices, batched=True, status=status, on_error=on_error)
-    return batch._replace(begin=begin, failed=batch.failed or [first_failure])
+    return batch._replace(begin=begin, failed=[first_failure, *batch.failed])
+
+
+def raise_if_none(batch: FetchedBatch, indices: Any) -> None:
+    """Blame a sample that is None, if there is one, for a batch that could not be collated.
+
+    Args:
+        batch: The batch.
+        indices: What was drawn for it.
+
+    Raises:
+        TypeError: A sample is None. The message names its index.
+    """
+    skipped = {failure.position for failure in batch.failed if failure.done == "skipped"}
+    positions = (position for position in count() if position not in skipped)
+    for position, sample in zip(positions, batch.samples, strict=False):
+        if sample is None:
+            raise TypeError(
+                f"default_collate: sample {indices[position]!r} is None, which cannot be part of a batch: return a "
+                "value from the dataset, raise an exception and pass on_error='skip', or pass a collate_fn that "
+                "accepts None"
+            ) from None
 
 
 def fetch_each(

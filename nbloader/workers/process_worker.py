@@ -31,7 +31,7 @@ import numpy as np
 from nbloader._util import rng
 from nbloader._util.import_hooks import when_imported
 from nbloader.batch.chunk_arena import ChunkSlot, ChunkWriter
-from nbloader.batch.collate import NotPlannedError, Plan, collate_object, convert
+from nbloader.batch.collate import collate_object, convert, plan_batch
 from nbloader.batch.header import IN_ARENA, PICKLED, pack_header
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object
@@ -42,7 +42,7 @@ from nbloader.transport.bootstrap import InitMessage
 from nbloader.transport.channel import Bytes, Channel, Kind
 from nbloader.transport.dataset_payload import Files, load_shared
 from nbloader.transport.mp_objects import run_finalizers
-from nbloader.workers.fetcher import FetchedBatch, OnError, fetch
+from nbloader.workers.fetcher import FetchedBatch, OnError, fetch, raise_if_none
 from nbloader.workers.iterable_fetcher import CopyDataset, IterableFetcher
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus
 from nbloader.workers.task_claims import CLAIMS_SIZE, TaskClaims
@@ -245,6 +245,8 @@ class WorkerLoop:
         self._chunk_writer = ChunkWriter()
         self._pending = deque(frames)
         """Frames that were received and not processed."""
+        self._collates = start.batched and collate_fn is None
+        """Whether samples are collated by nbloader."""
         self._hung_up = False
         """Whether the notebook's process has closed the connection."""
         self._listened = 0
@@ -346,8 +348,13 @@ class WorkerLoop:
             if not fetched.size:
                 return
         status.state, status.since = _COLLATING, fetched.end
-        encoded = None if slot is None else self._write_chunk(fetched.samples, slot)
-        layout, extras, nbytes, memory, segment = encoded or self._encoder.encode(fetched.samples)
+        try:
+            encoded = None if slot is None else self._write_chunk(fetched.samples, slot)
+            layout, extras, nbytes, memory, segment = encoded or self._encoder.encode(fetched.samples)
+        except Exception:  # the samples make no batch: the type of the error depends on what they are
+            if self._collates and not self._hung_up:
+                raise_if_none(fetched, indices)
+            raise
         cpu_end, end = time.process_time_ns(), _clock()
         status.state, status.since = _SENDING, end
         sys.stdout.flush()
@@ -457,16 +464,15 @@ class BatchEncoder:
             block = self._write(nbytes, lambda memory: fill(samples, memory, extras))
         except HungUpError:
             raise
-        except Exception:
+        except Exception:  # samples may differ in any way; the plan raises the right error
             log.debug("a batch of %d samples differs from the layout of the last one", len(samples), exc_info=True)
             self._known.forget(len(samples))
             return None
         return layout, dump_extras(extras), nbytes, block.memory, block.number
 
     def _encode_planned(self, samples: list[Any]) -> EncodedBatch:
-        try:
-            plan = Plan(samples)
-        except NotPlannedError:
+        plan = plan_batch(samples)
+        if plan is None:
             return self._encode_object(collate_object(samples, self._output))
         layout = self._layout_id(plan.tree)
         block = self._write(plan.nbytes, plan.fill)
