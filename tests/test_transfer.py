@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from same import assert_same
 from stand_in import DeviceFull, StandIn
+from torch.utils.data import default_collate
 
 from nbloader import DataLoader, DatasetTransferError, compare_uploads
 from nbloader.device.transfer import (
@@ -393,6 +394,41 @@ def test_batches_are_uploaded_while_the_consumer_has_the_previous_one():
             wait_for(lambda: loader.stats().ready or len(seen) >= 7, "the next batch")
             seen.append(len(device._queue))
     assert max(seen) == 2, "this one, and one ahead"
+
+
+@pytest.mark.parametrize("workers", ["process", "thread"])
+@pytest.mark.parametrize(("collate_fn", "ahead"), [(None, 1), (default_collate, 1), (list, 0)])
+def test_batches_in_chunks_are_uploaded_ahead_unless_they_must_be_joined(workers, collate_fn, ahead):
+    class Counting(StandIn):
+        copies = 0
+
+        def copy(self, batch, mapping):
+            self.copies += 1
+            return super().copy(batch, mapping)
+
+    device = Counting(0)
+    seen = []
+    with DataLoader(
+        Images(40), 4, num_workers=2, workers=workers, chunk_size=2, device=device, collate_fn=collate_fn
+    ) as loader:
+        for number, _batch in enumerate(loader, 1):
+            seen.append(device.copies - number)
+            wait_for(lambda: loader.stats().ready or len(seen) >= 7, "the next batch")
+    assert max(seen) == ahead
+
+
+@pytest.mark.parametrize("lag", [0, 3, None])
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_late_copies_of_chunked_batches_read_what_the_workers_wrote(lag, ahead):
+    device = StandIn(lag)
+    with DataLoader(Images(40), 4, num_workers=2, chunk_size=2, device=device, upload_ahead=ahead) as loader:
+        for _ in range(2):
+            batches = list(loader)
+            device.synchronize()
+            assert_images(batches)
+    gc.collect()
+    assert not device.registered, "all memory was unregistered"
+    assert not [line for line in device.log if line[0] == "unregistered while being read"]
 
 
 @pytest.mark.parametrize("way", ["copied", "pageable"])

@@ -366,6 +366,11 @@ class JoinedPayload:
         """Once it is open: the whole segment that contains it; None where the chunks were joined by a copy."""
         return None if self._arena is None else self._arena.mapping
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether all chunks lie in one arena: then `open` copies nothing, and does not call the user's code."""
+        return self._arena is not None and self._complete and all(chunk.in_arena for chunk in self._chunks)
+
     def open(self) -> Any:
         """The batch."""
         if self._chunks:
@@ -374,7 +379,7 @@ class JoinedPayload:
         return self._batch
 
     def _build(self) -> Any:
-        if self._arena is not None and self._complete and all(chunk.in_arena for chunk in self._chunks):
+        if self._arena is not None and self.is_contiguous:
             return self._arena.open(self._chunks)
         parts = [
             self._arena.read(chunk, start) if self._arena is not None and chunk.in_arena else chunk.open()

@@ -22,6 +22,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import itertools
 import os
 import threading
 import time
@@ -31,7 +32,7 @@ from typing import Any, NamedTuple, cast
 from nbloader import events as ev
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch import chunking
-from nbloader.batch.payload import BatchOutcome, BatchPayload
+from nbloader.batch.payload import BatchOutcome, BatchPayload, JoinedPayload
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine import inspect, timeouts
 from nbloader.engine.config import EngineConfig
@@ -585,7 +586,7 @@ class Engine:
     def peek(self, run: int, count: int) -> list[tuple[Task, BatchPayload]]:
         """Those of the next `count` batches that are ready; they are not taken. Never waits.
 
-        Batches in chunks are not among them: opening one may call the user's `collate_fn`.
+        They end before a batch whose chunks must be joined: opening it may call the user's `collate_fn`.
         """
         ready: list[tuple[Task, BatchPayload]] = self._exclusively(self._peek, run, count)
         return ready
@@ -593,9 +594,9 @@ class Engine:
     def _peek(self, run: int, count: int) -> list[tuple[Task, BatchPayload]]:
         self._drive()
         state = self._dispatcher.iterations.get(run)
-        if state is None or state.chunk_size:
+        if state is None:
             return []
-        ready = state.reorder.peek(count)
+        ready = itertools.takewhile(_opens_at_once, state.reorder.peek(count))
         return [(item.task, item.outcome) for item in ready if not (item.outcome.failed or item.outcome.empty)]
 
     def drain_output(self) -> None:
@@ -870,3 +871,8 @@ class Engine:
         self._group.stop()
         self._group.unload()
         self._wake_consumers()
+
+
+def _opens_at_once(ready: Delivery) -> bool:
+    """Whether `open` only builds the batch on memory that is there; a batch in chunks may have to be joined."""
+    return not isinstance(ready.outcome, JoinedPayload) or ready.outcome.is_contiguous
