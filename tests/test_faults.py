@@ -32,7 +32,10 @@ from nbloader import (
     WorkerStartError,
 )
 from nbloader import events as ev
+from nbloader.batch.header import PICKLED, BatchHeader, pack_header
+from nbloader.shm.segment import NO_SEGMENT
 from nbloader.transport import forkserver
+from nbloader.transport.channel import Channel, Kind
 from nbloader.workers.process_pool import ProcessHandle, ProcessPool, connect
 
 
@@ -521,6 +524,28 @@ def test_final_output_without_a_newline_is_read_even_if_the_death_is_seen_first(
     assert told == [("stdout", "x" * 65_536), ("stderr", "one line\n"), ("stderr", "last words")]
     assert handle.stderr_tail == "one line\nlast words"
     assert reports[-1].exitcode == 3
+
+
+@pytest.mark.parametrize("size", [10, 80_000, 150_000])
+def test_a_batch_that_arrived_before_its_worker_died_counts_even_if_the_death_is_seen_first(size):
+    """Also if it takes several reads, or the first read gives another frame."""
+    pool, reports = ProcessPool("forkserver", "torch"), []
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+        ends, others = connect(ours, theirs)
+        handle = ProcessHandle(0, ends)
+        handle.lifeline, lifeline = os.pipe()
+        theirs.callback(os.close, lifeline)
+        ours.pop_all()
+        sender = Channel(others.sock, blocking=True)
+        sender.send(Kind.SEGMENT, (0).to_bytes(8, "little"), fds=(others.status,))
+        header = BatchHeader(4, 7, PICKLED, NO_SEGMENT, size, 0, 1, *[0] * 7)
+        sender.send(Kind.BATCH, pack_header(*header), bytes(size))
+        os.write(lifeline, forkserver.LIFELINE.pack(~9))
+        pool._read_lifeline(handle, handle.lifeline, reports)
+    pool.dispose()
+    done, gone = reports
+    assert (done.run, done.number) == (4, 7)
+    assert gone.exitcode == -9
 
 
 def make_trouble(loader, stop, dice):

@@ -433,7 +433,12 @@ class ProcessPool(WorkerPool):
             frames = handle.channel.receive()
         except (EOFError, OSError):
             self._end(handle, self._wait_status(handle), messages)
-            return
+        else:
+            self._handle_frames(handle, frames, messages)
+
+    def _handle_frames(
+        self, handle: ProcessHandle, frames: list[tuple[int, Bytes]], messages: list[WorkerMessage]
+    ) -> None:
         received = _clock()
         uid = handle.uid
         for kind, body in frames:
@@ -483,26 +488,30 @@ class ProcessPool(WorkerPool):
 
     def _read_lifeline(self, handle: ProcessHandle, fd: int, messages: list[WorkerMessage]) -> None:
         if handle.popen is not None:
-            self._end(handle, handle.popen.wait(), messages)
-            return
-        data = os.read(fd, forkserver.LIFELINE.size)
-        value = forkserver.LIFELINE.unpack(data)[0] if data else None
-        if value is not None and value >= 0:
-            handle.mark_launched(value)
-            messages.append(WorkerLaunched(handle.uid))
-            if handle.killed:
-                handle.kill()
-            return
+            exitcode: int | None = handle.popen.wait()
+        else:
+            data = os.read(fd, forkserver.LIFELINE.size)
+            value = forkserver.LIFELINE.unpack(data)[0] if data else None
+            if value is not None and value >= 0:
+                handle.mark_launched(value)
+                messages.append(WorkerLaunched(handle.uid))
+                if handle.killed:
+                    handle.kill()
+                return
+            exitcode = None if value is None else os.waitstatus_to_exitcode(~value)
         self._read_channel_to_the_end(handle, messages)
-        self._end(handle, None if value is None else os.waitstatus_to_exitcode(~value), messages)
+        self._end(handle, exitcode, messages)
 
     def _read_channel_to_the_end(self, handle: ProcessHandle, messages: list[WorkerMessage]) -> None:
-        """What a worker sent before it died still counts."""
-        while not handle.gone and not handle.killed:
-            before = len(messages)
-            self._read_channel(handle, -1, messages)
-            if len(messages) == before:
-                return
+        """What a worker sent before it died still counts. One read may give no whole frame, or no message.
+
+        There is no end of the connection where a child process that the worker left behind holds it open.
+        """
+        readable = select.poll()
+        readable.register(handle.channel, select.POLLIN)
+        with contextlib.suppress(EOFError, OSError):
+            while not handle.killed and readable.poll(0):
+                self._handle_frames(handle, handle.channel.receive(), messages)
 
     def _wait_status(self, handle: ProcessHandle) -> int | None:
         """Wait for the exit code of a worker whose connection has closed. It is killed if it keeps running."""
