@@ -138,7 +138,7 @@ class PrefetchPolicy:
 
         Two more than `QUEUED_WORK_NS` takes: the worker may be done with one, and another may be on its way.
         """
-        return 2 + QUEUED_WORK_NS // max(1, self._produce_ns)
+        return min(2 + QUEUED_WORK_NS // max(1, self._produce_ns), max(2, self.queue_depth // 2))
 
     @property
     def min_steal(self) -> int:
