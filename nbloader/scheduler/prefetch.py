@@ -136,9 +136,12 @@ class PrefetchPolicy:
     def sufficient_queue(self) -> int:
         """Batches in a worker's queue that keep it busy for a while.
 
-        Two more than `QUEUED_WORK_NS` takes: the worker may be done with one, and another may be on its way.
+        Two more than `QUEUED_WORK_NS` takes: the worker may be done with one, and another may be on its way. Half of a
+        deep queue always suffices: for the fastest batches the rule would ask for more than the queue holds, and each
+        batch would be requested with a message of its own.
         """
-        return min(2 + QUEUED_WORK_NS // max(1, self._produce_ns), max(2, self.queue_depth // 2))
+        sufficient = 2 + QUEUED_WORK_NS // max(1, self._produce_ns)
+        return min(sufficient, self.queue_depth // 2) if self._deep else sufficient
 
     @property
     def min_steal(self) -> int:
