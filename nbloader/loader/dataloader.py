@@ -603,6 +603,7 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, *, batched: bool) 
         iterable=streaming,
         start_method=torch_compat.start_method(config.multiprocessing_context),
         transport=config.transport,
+        in_order=config.in_order,
     )
     return Engine(
         bus,

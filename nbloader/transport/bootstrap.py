@@ -56,6 +56,8 @@ class InitMessage(NamedTuple):
     """"torch" or "numpy": what the arrays of a batch become."""
     transport: str
     """"shared_memory" or "pickle"."""
+    in_order: bool
+    """Whether batches are delivered in order."""
     files: Files
     """The files of the dataset's large arrays; the descriptors are sent along."""
     payload: bytes

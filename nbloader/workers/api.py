@@ -55,6 +55,8 @@ class WorkerOptions:
     """"forkserver" or "spawn": for processes."""
     transport: str = "shared_memory"
     """"shared_memory" or "pickle": for processes."""
+    in_order: bool = True
+    """Whether batches are delivered in order, so that those behind a slow one wait for it anyway."""
 
 
 class WorkerHandle:

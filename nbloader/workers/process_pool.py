@@ -295,8 +295,8 @@ class ProcessPool(WorkerPool):
             start = InitMessage(
                 environment=Environment.of_this_process(), inherited=inherited, worker=worker,
                 num_workers=options.num_workers, seed=options.seed, batched=options.batched, output=options.output,
-                transport=options.transport, files=files._replace(fds=()), payload=pickled.data,
-                streaming=options.iterable,
+                transport=options.transport, in_order=options.in_order, files=files._replace(fds=()),
+                payload=pickled.data, streaming=options.iterable,
             )  # fmt: skip
             for first in range(0, len(handed), MAX_FDS):  # before INIT, which may be too large to be sent at once
                 self._send(handle, (Kind.HANDED, b""), fds=tuple(handed[first : first + MAX_FDS]))

@@ -45,7 +45,7 @@ from nbloader.transport.mp_objects import run_finalizers
 from nbloader.workers.fetcher import FetchedBatch, OnError, fetch, raise_if_none
 from nbloader.workers.iterable_fetcher import CopyDataset, IterableFetcher
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus
-from nbloader.workers.task_claims import CLAIMS_SIZE, TaskClaims
+from nbloader.workers.task_claims import CLAIMS_SIZE, MAX_BLOCK, TaskClaims
 from nbloader.workers.worker_info import (
     ProcessContext,
     WorkerInfo,
@@ -119,7 +119,7 @@ def _initialize(channel: Channel) -> WorkerLoop | None:
     status_fd = channel.take_fd()
     memory = mmap.mmap(status_fd, SHARED_STATUS_SIZE + CLAIMS_SIZE)
     status = SharedStatus.at(memory)
-    claims = TaskClaims(memory, SHARED_STATUS_SIZE, status_fd)
+    claims = TaskClaims(memory, SHARED_STATUS_SIZE, status_fd, MAX_BLOCK if start.in_order else 1)
     stack_probe.answer(channel.take_fd())
     status.since, status.pid = _clock(), os.getpid()
     start.environment.install()

@@ -7,7 +7,9 @@ claimed. A record lock of the file behind the page makes each of the two atomic.
 owner dies.
 
 The lock costs two system calls, which tiny batches would notice. A worker therefore claims as many tasks at once as
-take it less than the time for which stealing is worthwhile.
+take it less than the time for which stealing is worthwhile. If one of them turns out to be slow, those behind it stay
+with its worker. The consumer waits for the slow one first in any case, unless batches are delivered out of order: then
+tasks are claimed one by one.
 """
 
 from __future__ import annotations
@@ -54,10 +56,12 @@ class TaskClaims:
         offset: Where in it the `CLAIMS_SIZE` bytes of the page begin.
         fd: The file of that memory, open as long as this object is used. Record locks belong to a process and end when
             it closes any descriptor of the file.
+        max_block: Tasks to claim at once, at most `MAX_BLOCK`.
     """
 
-    def __init__(self, memory: Any, offset: int, fd: int) -> None:
+    def __init__(self, memory: Any, offset: int, fd: int, max_block: int = MAX_BLOCK) -> None:
         self._page = ClaimsPage.from_buffer(memory, offset)
+        self._max_block = max_block
         self._revoked = memoryview(self._page.revoked).cast("B")
         self._fd = fd
         self._claimed = 0
@@ -81,7 +85,7 @@ class TaskClaims:
     def _claim_block(self, number: int) -> None:
         now = _clock()
         per_task = (now - self._block_began) // self._block  # idle time makes the next block smaller, which is safe
-        self._block = max(1, min(MAX_BLOCK, BLOCK_NS // max(1, per_task)))
+        self._block = max(1, min(self._max_block, BLOCK_NS // max(1, per_task)))
         self._block_began = now
         self._claimed = number + self._block - 1
         try:

@@ -222,7 +222,9 @@ def test_the_view_is_served_by_the_kernel_and_responds_to_theme_width_and_keyboa
     live.locator("table").wait_for()
 
     live.evaluate("node => { node.style.width = '420px'; }")
-    assert live.evaluate("node => node.scrollWidth - node.clientWidth") <= 1, "nothing overflows a narrow cell"
+    page.wait_for_function(  # nothing overflows a narrow cell, once the plots have followed
+        "() => { const n = document.querySelector('.nbl-live .nbl'); return n.scrollWidth - n.clientWidth <= 1; }"
+    )
     clipped = live.locator(".nbl-box-title, .nbl-alarm, .nbl-controls button")
     assert clipped.evaluate_all("nodes => nodes.filter((n) => n.scrollWidth > n.clientWidth + 1).length") == 0
     screenshot(page, "narrow")
