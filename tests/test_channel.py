@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
 import socket
 import threading
 
@@ -134,6 +136,26 @@ def test_descriptors_arrive_with_their_frame_and_in_order(after):
             os.close(fd)
         with pytest.raises(IndexError):
             right.take_fd()
+
+
+def test_descriptors_that_could_not_be_received_are_an_error_that_names_the_limit():
+    with channels() as (left, right):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)
+        os.close(free)
+        left.send(Kind.SEGMENT, b"lost", fds=(0, 0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))  # one may be received
+        try:
+            assert right.receive() == [(Kind.SEGMENT, b"lost")]
+            os.close(right.take_fd())
+            with pytest.raises(OSError, match=rf"Too many open files.*RLIMIT_NOFILE={free + 1}\)") as raised:
+                right.take_fd()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert raised.value.errno == errno.EMFILE
+        left.send(Kind.SEGMENT, b"next", fds=(0,))
+        assert right.receive() == [(Kind.SEGMENT, b"next")]
+        os.close(right.take_fd())
 
 
 def test_descriptors_that_nobody_took_are_closed():

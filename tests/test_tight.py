@@ -115,6 +115,85 @@ with DataLoader(Slow(400), 2, num_workers=2) as loader:
     assert (works, done.stderr) == ("True", "")
 
 
+def test_memory_that_cannot_be_received_is_an_error_that_names_the_limit_and_the_next_epoch_works(tmp_path):
+    done = run_script(
+        HEAD
+        + """
+from nbloader import NbloaderError
+def count():
+    return len(os.listdir("/proc/self/fd"))
+with DataLoader(Images(400), 2, num_workers=3) as loader:
+    before = count()
+    for free in (0, 1, 2, 400):
+        kept, taken = [], []
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 4096))
+        try:
+            for batch in loader:
+                kept.append(batch)  # so that each needs another segment
+                if len(kept) == 3:
+                    try:
+                        while True:
+                            taken.append(os.dup(0))
+                    except OSError:
+                        pass
+                    for fd in taken[:free]:
+                        os.close(fd)
+                    del taken[:free]
+        except NbloaderError as error:
+            print(error)
+        for fd in taken:
+            os.close(fd)
+        kept.clear()
+        assert [int(n) for _, ns in loader for n in ns] == list(range(400))
+assert worker_processes() == []
+print(count() <= before)
+""",
+        tmp_path,
+        warnings="ignore",
+    )
+    *errors, nothing_left = done.stdout.splitlines()
+    assert errors
+    for error in errors:
+        assert "too many open files" in error
+        assert "num_workers=3" in error
+        assert "RLIMIT_NOFILE=200" in error
+        assert "`ulimit -n`" in error
+    assert (nothing_left, done.stderr) == ("True", "")
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit")
+def test_a_fork_server_without_descriptors_is_an_error_and_its_limit_follows_that_of_the_notebook(tmp_path):
+    done = run_script(
+        HEAD
+        + """
+from nbloader.transport import forkserver
+def limit(soft, hard):
+    for pid in forkserver.pids():
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+with DataLoader(Numbers(400), 2, num_workers=1) as loader:
+    assert flat(loader) == list(range(400))
+limit(16, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+with DataLoader(Numbers(400), 2, num_workers=16) as loader:
+    assert flat(loader) == list(range(400))
+limit(16, 16)
+with DataLoader(Slow(4000, wait=0.01), 2, num_workers=16) as loader:
+    try:
+        list(loader)
+    except WorkerStartError as error:
+        print(error)
+    loader.num_workers = 2
+    loader.reload(Numbers(40))
+    print(flat(loader) == list(range(40)))
+""",
+        tmp_path,
+        warnings="ignore",
+    )
+    *error, works = done.stdout.splitlines()
+    assert "no process could be started" in " ".join(error)
+    assert "RLIMIT_NOFILE=16" in " ".join(error)
+    assert works == "True"
+
+
 def limit_memory(_worker):
     """Simulate a lack of memory: limit what a process may map to little more than it has mapped."""
     import psutil

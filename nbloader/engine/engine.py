@@ -51,6 +51,7 @@ from nbloader.scheduler.run_state import Delivery
 from nbloader.transport import stack_probe
 from nbloader.transport.messages import (
     BatchDone,
+    DescriptorsExhausted,
     OutputText,
     ShardAdvanced,
     ShardExhausted,
@@ -135,6 +136,7 @@ class Engine:
             WorkerLaunched: self._on_worker(self._group.on_launched),
             WorkerInitialized: self._on_worker(self._group.on_initialized),
             WorkerInitFailed: self._on_worker(self._group.on_init_failed),
+            DescriptorsExhausted: self._on_worker(self._group.on_descriptors_exhausted),
             WorkerGone: self._on_worker(self._group.on_gone),
         }
 

@@ -12,11 +12,12 @@ from nbloader import events as ev
 from nbloader.batch.task import Task
 from nbloader.engine.config import EngineConfig
 from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
-from nbloader.events.failures import LoaderFailure, died_message, start_message
+from nbloader.events.failures import LoaderFailure, descriptors_message, died_message, start_message
 from nbloader.events.gauges import WorkerGauge
 from nbloader.events.remote_errors import rebuild
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
 from nbloader.transport.messages import (
+    DescriptorsExhausted,
     WorkerGone,
     WorkerInitFailed,
     WorkerInitialized,
@@ -183,6 +184,14 @@ class WorkerGroup:
         if handle is not None and self.pool is not None:  # otherwise all are being stopped
             where = f"raised in worker {handle.worker} while it rebuilt the dataset or ran worker_init_fn"
             self._fail(rebuild(message.error, where, message.raised))
+
+    def on_descriptors_exhausted(self, message: DescriptorsExhausted) -> None:
+        """This process cannot receive the memory of workers: other workers would only have the same fate."""
+        handle = self.handles.get(message.uid)
+        if handle is not None:
+            handle.expected = True  # it is no fault of its batch
+            if self.pool is not None:  # otherwise all are being stopped
+                self._fail(NbloaderError(descriptors_message(handle.worker, len(self._slots))))
 
     def on_gone(self, message: WorkerGone) -> None:
         """A worker has ended: its batches wait for others, and another worker takes its place."""

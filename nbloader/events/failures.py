@@ -163,6 +163,16 @@ def start_message(worker: int, num_workers: int, error: Exception) -> str:
     return begin
 
 
+def descriptors_message(worker: int, num_workers: int) -> str:
+    """The message of the error when this process cannot receive a worker's descriptors."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        f"too many open files: what worker {worker} (num_workers={num_workers}) sent could not be received, because "
+        f"this process has as many file descriptors as it may have (RLIMIT_NOFILE={limit}). Close files, use fewer "
+        "workers, or raise `ulimit -n`."
+    )
+
+
 def died_message(number: int, indices: Any, deaths: int, pid: int, exitcode: int | None, reason: str, tail: str) -> str:
     """The message of `WorkerDiedError`, about a batch that killed its workers. It begins as torch's error does.
 

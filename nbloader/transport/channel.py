@@ -9,7 +9,9 @@ from __future__ import annotations
 import array
 import collections
 import contextlib
+import errno
 import os
+import resource
 import socket
 import struct
 from collections.abc import Iterable
@@ -30,6 +32,9 @@ MAX_FDS = 64
 CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 NO_WAIT = CLOSE_ON_EXEC | int(socket.MSG_DONTWAIT)
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * MAX_FDS)
+CUT_OFF = int(socket.MSG_CTRUNC)
+LOST = -1
+"""In place of descriptors that did not arrive: this process has as many as it may have."""
 
 
 @unique
@@ -183,15 +188,15 @@ class Channel:
             self._fill_large(frames)
             return frames
         try:
-            data, ancillary, _flags, _address = self._sock.recvmsg(
+            data, ancillary, flags, _address = self._sock.recvmsg(
                 READ_SIZE, ANCILLARY_SIZE, CLOSE_ON_EXEC if wait else NO_WAIT
             )
         except BlockingIOError:
             return frames
         except ConnectionResetError as error:
             raise EOFError from error
-        if ancillary:
-            self._keep_fds(ancillary)
+        if ancillary or flags & CUT_OFF:
+            self._keep_fds(ancillary, flags)
         if not data:
             raise EOFError
         if self._tail:
@@ -212,8 +217,17 @@ class Channel:
         return frames
 
     def take_fd(self) -> int:
-        """The oldest descriptor that has arrived and was not taken yet; the caller owns it then."""
-        return self._fds.popleft()
+        """The oldest descriptor that has arrived and was not taken yet; the caller owns it then.
+
+        Raises:
+            OSError: This process has too many open files (EMFILE): it was sent, but could not be received.
+        """
+        fd = self._fds.popleft()
+        if fd == LOST:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            text = f"{os.strerror(errno.EMFILE)} in process {os.getpid()}: raise `ulimit -n` (RLIMIT_NOFILE={limit})"
+            raise OSError(errno.EMFILE, text)
+        return fd
 
     def shut_down(self) -> None:
         """Close the sending side; what the other end sends can still be read."""
@@ -222,8 +236,10 @@ class Channel:
 
     def close(self) -> None:
         """Close the socket and every descriptor that nobody took."""
-        while self._fds:
-            os.close(self._fds.popleft())
+        for fd in self._fds:
+            if fd != LOST:
+                os.close(fd)
+        self._fds.clear()
         while self._backlog:
             _buffer, fds = self._backlog.popleft()
             for fd in fds:
@@ -245,12 +261,14 @@ class Channel:
             frames.append((self._large_kind, self._large))
             self._large = None
 
-    def _keep_fds(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+    def _keep_fds(self, ancillary: list[tuple[int, int, bytes]], flags: int) -> None:
         for level, what, raw in ancillary:
             if level == socket.SOL_SOCKET and what == socket.SCM_RIGHTS:
                 fds = array.array("i")
                 fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
                 self._fds.extend(fds)
+        if flags & CUT_OFF:
+            self._fds.append(LOST)
 
 
 def _ancillary(fds: tuple[int, ...]) -> list[tuple[int, int, Any]]:

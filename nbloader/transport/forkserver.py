@@ -21,6 +21,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -82,7 +83,17 @@ class _Server:
     def send(self, kind: Kind, preload: list[str], fds: tuple[int, ...] = ()) -> None:
         self.used = True
         self._forked |= kind == Kind.FORK
+        self._raise_limit()
         self._channel.send(kind, json.dumps(preload).encode(), fds=fds)
+
+    def _raise_limit(self) -> None:
+        """This process's limit of open files may have been raised since the server was started."""
+        if hasattr(resource, "prlimit"):
+            with contextlib.suppress(OSError, ValueError):
+                ours, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+                soft, hard = resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE)
+                if soft < min(ours, hard):
+                    resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (min(ours, hard), hard))
 
     def end(self) -> None:
         """End it and every worker that it started."""
@@ -160,7 +171,7 @@ def fork(sock: int, stdout: int, stderr: int, preload: list[str]) -> int:
     """
     lifeline, theirs = os.pipe()
     torch = _with_torch(preload)
-    fds = (sock, stdout, stderr, theirs)
+    fds = (theirs, stderr, sock, stdout)  # the first two serve to report that the others could not be received
     try:
         with _lock:
             try:
@@ -256,14 +267,19 @@ def main(fd: int, early: tuple[str, ...] = ()) -> None:
 
 
 def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[int]) -> None:
-    sock, stdout, stderr, lifeline = (channel.take_fd() for _ in range(4))
+    fds: list[int] = []
+    try:
+        for _ in range(4):
+            fds.append(channel.take_fd())  # noqa: PERF401 - those before the failure are needed
+    except OSError as error:
+        _refuse(error, fds)
+        return
+    lifeline, stderr, sock, stdout = fds
     gc.freeze()  # a collection in a worker would copy the pages of all objects that exist now
     try:
         pid = os.fork()
-    except OSError as error:  # the pool sees the lifeline end, and this text as the worker's last output
-        os.write(stderr, f"no process could be started: {error}\n".encode())
-        for fd in (sock, stdout, stderr, lifeline):
-            os.close(fd)
+    except OSError as error:
+        _refuse(error, fds)
         return
     if pid == 0:
         for fd in (channel.fileno(), lifeline, *lifelines.values(), *inherited):
@@ -273,6 +289,20 @@ def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[in
     with contextlib.suppress(BrokenPipeError):  # the pool has given it up: the worker will see its connection closed
         os.write(lifeline, LIFELINE.pack(pid))
     for fd in (sock, stdout, stderr):
+        os.close(fd)
+
+
+def _refuse(error: OSError, fds: list[int]) -> None:
+    """No worker could be started: the pool sees the lifeline end, and this text as the worker's last output.
+
+    Args:
+        error: Why.
+        fds: The request's descriptors, or the first of them.
+    """
+    if len(fds) > 1:
+        with contextlib.suppress(BrokenPipeError):  # the pool has given it up
+            os.write(fds[1], f"no process could be started: {error}\n".encode())
+    for fd in fds:
         os.close(fd)
 
 

@@ -40,6 +40,13 @@ class WorkerInitFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class DescriptorsExhausted:
+    """This process has too many open files to receive what the worker sent. The worker is ended."""
+
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerGone:
     """The worker has ended."""
 
@@ -96,6 +103,6 @@ class OutputText:
 
 
 WorkerMessage: TypeAlias = (
-    "WorkerLaunched | WorkerInitialized | WorkerInitFailed | WorkerGone | BatchDone | ShardExhausted | ShardAdvanced"
-    " | OutputText"
+    "WorkerLaunched | WorkerInitialized | WorkerInitFailed | DescriptorsExhausted | WorkerGone | BatchDone"
+    " | ShardExhausted | ShardAdvanced | OutputText"
 )

@@ -10,6 +10,7 @@ call waits for everything and a death is noticed at once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import select
@@ -38,6 +39,7 @@ from nbloader.transport.bootstrap import Environment, InitMessage
 from nbloader.transport.channel import MAX_FDS, Bytes, Channel, Kind
 from nbloader.transport.messages import (
     BatchDone,
+    DescriptorsExhausted,
     OutputText,
     ShardAdvanced,
     ShardExhausted,
@@ -419,7 +421,14 @@ class ProcessPool(WorkerPool):
             if events & selectors.EVENT_WRITE:
                 self._flush(handle)
             if events & selectors.EVENT_READ:
-                read(handle, key.fd, messages)
+                try:
+                    read(handle, key.fd, messages)
+                except OSError as error:
+                    if error.errno not in (errno.EMFILE, errno.ENFILE):
+                        raise
+                    messages.append(DescriptorsExhausted(handle.uid))
+                    handle.kill()  # what it sends refers to memory that was not received
+                    self._end(handle, self._wait_status(handle), messages)
         return messages
 
     def _flush(self, handle: ProcessHandle) -> None:
