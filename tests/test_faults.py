@@ -187,6 +187,31 @@ def test_the_fork_server_may_be_killed():
         assert flat(loader) == list(range(100))
 
 
+def test_a_killed_fork_server_is_no_fault_of_a_batch_and_counts_once_for_all_its_workers(tmp_path):
+    flag = tmp_path / "flag"
+    flag.touch()
+    with DataLoader(d.Held(16, flag=str(flag)), 2, num_workers=3, max_restarts=6) as loader:
+
+        def kill():
+            known = set()
+            for _ in range(3):
+                wait_for(lambda: [w.state for w in loader.stats().workers] == ["fetching"] * 3)
+                wait_for(lambda: known.isdisjoint(pids(loader)))
+                wait_for(lambda: [w.state for w in loader.stats().workers] == ["fetching"] * 3)
+                known.update(pids(loader))
+                for server in forkserver.pids():
+                    os.kill(server, signal.SIGKILL)
+            wait_for(lambda: known.isdisjoint(pids(loader)))
+            flag.unlink()
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        try:
+            assert flat(loader) == list(range(16))
+        finally:
+            thread.join()
+
+
 # ---- workers that hang
 
 

@@ -98,6 +98,7 @@ class WorkerGroup:
         self._on_failure = on_failure
         self._setup: WorkerSetup | None = None
         self._deaths = 0
+        self._server_ended = 0  # when the end of a fork server was counted last
         self.seed = 0
         """The base seed of the present epoch."""
 
@@ -200,7 +201,7 @@ class WorkerGroup:
             return
         exitcode = message.exitcode
         reason = BY_REQUEST if handle.expected else exit_phrase(exitcode)
-        held, poisoned = self._dispatcher.worker_gone(handle.uid, blame=not handle.expected)
+        held, poisoned = self._dispatcher.worker_gone(handle.uid, blame=not (handle.expected or message.server_ended))
         numbers = tuple(dict.fromkeys(task.number for task in held)) or handle.held
         tail = handle.stderr_tail
         now = _clock()
@@ -208,7 +209,11 @@ class WorkerGroup:
         slot = self._slots[handle.worker] if handle.worker < len(self._slots) else WorkerSlot()  # its slot is gone, too
         if not handle.expected:
             slot.exit_reason = reason
-            self._deaths += 1
+            if not message.server_ended:
+                self._deaths += 1
+            elif handle.requested > self._server_ended:  # the first of this server's workers: all of them count once
+                self._deaths += 1
+                self._server_ended = now
         if poisoned is not None:
             message_text = died_message(
                 poisoned.number, poisoned.indices, MAX_DEATHS, handle.pid, exitcode, reason, tail

@@ -53,6 +53,8 @@ class WorkerGone:
     uid: int
     exitcode: int | None
     """As `multiprocessing` gives it; None where it is not known."""
+    server_ended: bool = False
+    """Whether it was ended because the fork server has ended: no fault of its batch."""
 
 
 @dataclass(slots=True)  # not frozen: constructing a frozen one takes four times as long, and each batch has one

@@ -572,7 +572,8 @@ class ProcessPool(WorkerPool):
             _report_output(handle, fd, len(output.partial), messages)
         self._release(handle)
         self._handles.pop(handle.uid, None)
-        messages.append(WorkerGone(handle.uid, exitcode))
+        server_ended = exitcode is None and handle.popen is None and handle.ready and not handle.killed
+        messages.append(WorkerGone(handle.uid, exitcode, server_ended))
 
     def _release(self, handle: ProcessHandle) -> None:
         registered = self._selector.get_map()
