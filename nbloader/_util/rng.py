@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 
 State = dict[str, Any]
-_numpy_random: Any = np.random  # its stubs lack get_bit_generator
+
+
+def _numpy_random() -> Any:  # numpy.random is imported when it is first used; its stubs lack get_bit_generator
+    return np.random
 
 
 def mix(*numbers: int) -> int:
@@ -122,7 +125,7 @@ class _NumpyState:
 
     def __init__(self) -> None:
         """Save the state, and leave it as it is."""
-        self._generator: Any = _numpy_random.get_bit_generator()
+        self._generator: Any = _numpy_random().get_bit_generator()
         self._state: Any = None
         if not _memory_layout_known(self._generator.__class__):
             self._state = np.random.get_state(legacy=False)  # noqa: NPY002 - the global generator is what datasets use
@@ -139,8 +142,8 @@ class _NumpyState:
 
     def restore(self) -> None:
         """Restore the state."""
-        if _numpy_random.get_bit_generator() is not self._generator:
-            _numpy_random.set_bit_generator(self._generator)
+        if _numpy_random().get_bit_generator() is not self._generator:
+            _numpy_random().set_bit_generator(self._generator)
         if self._state is not None:
             np.random.set_state(self._state)  # noqa: NPY002
         else:

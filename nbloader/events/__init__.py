@@ -1,25 +1,34 @@
-"""What a loader reports about itself: event records and the bus that carries them, gauges, failures."""
+"""What a loader reports about itself: event records and the bus that carries them, gauges, failures.
 
-from nbloader.events.bus import EventBus, Subscription
-from nbloader.events.records import (
-    BatchFailed,
-    BatchRecord,
-    DatasetReloaded,
-    EpochEnded,
-    EpochStarted,
-    Event,
-    LoaderClosed,
-    LoaderPaused,
-    LoaderResumed,
-    Placed,
-    SampleFailed,
-    SupervisorFailed,
-    WorkerDied,
-    WorkerReady,
-    WorkerRestarted,
-    WorkersResized,
-    WorkerStarted,
-)
+The names of the bus and the records are imported when they are first used: a worker process needs neither.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nbloader.events.bus import EventBus, Subscription
+    from nbloader.events.records import (
+        BatchFailed,
+        BatchRecord,
+        DatasetReloaded,
+        EpochEnded,
+        EpochStarted,
+        Event,
+        LoaderClosed,
+        LoaderPaused,
+        LoaderResumed,
+        Placed,
+        SampleFailed,
+        SupervisorFailed,
+        WorkerDied,
+        WorkerReady,
+        WorkerRestarted,
+        WorkersResized,
+        WorkerStarted,
+    )
 
 __all__ = [
     "BatchFailed",
@@ -42,3 +51,18 @@ __all__ = [
     "WorkerStarted",
     "WorkersResized",
 ]
+
+_BUS = ("EventBus", "Subscription")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'nbloader.events' has no attribute {name!r}")
+    module = importlib.import_module(f"nbloader.events.{'bus' if name in _BUS else 'records'}")
+    value = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

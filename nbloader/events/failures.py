@@ -12,10 +12,12 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from nbloader.events.records import BatchFailed, SampleFailed
 from nbloader.events.remote_errors import ErrorInfo, rebuild
+
+if TYPE_CHECKING:
+    from nbloader.events.records import BatchFailed, SampleFailed
 
 MAX_INDICES_LENGTH = 300
 """Maximum number of characters of dataset indices in a message."""
@@ -51,6 +53,8 @@ class WorkerFailure:
             indices: The dataset indices of the batch.
         """
         sample = indices[self.position] if self.position >= 0 else None
+        from nbloader.events.records import BatchFailed  # workers do not need it
+
         return BatchFailed(now, run, number, self.worker, sample, self.error.summary)
 
     def to_exception(self, number: int, indices: Any, *, batched: bool) -> Exception:
@@ -99,6 +103,8 @@ def samples_failed(
         worker: Worker id; -1 for the notebook's own process.
         batched: Whether samples make batches.
     """
+    from nbloader.events.records import SampleFailed
+
     now = time.perf_counter_ns()
     for failure in failures:
         sample = (indices[failure.position] if failure.position >= 0 else None) if batched else indices

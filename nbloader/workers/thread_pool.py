@@ -44,7 +44,8 @@ from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.message_queue import MessageQueue
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
-from nbloader.workers.thread_rng import ThreadContext, WorkerInfo
+from nbloader.workers.thread_rng import ThreadContext
+from nbloader.workers.worker_info import WorkerInfo
 
 _clock = time.perf_counter_ns
 

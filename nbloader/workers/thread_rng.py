@@ -47,34 +47,10 @@ from typing import Any
 import numpy as np
 
 from nbloader._util import rng
+from nbloader.workers.worker_info import WorkerInfo, thread_local
 
 SWITCH = "NBLOADER_THREAD_PATCHES"
 """Environment variable; "0" turns the patches off."""
-
-
-@dataclass(frozen=True)
-class WorkerInfo:
-    """What `get_worker_info()` returns inside a worker, like torch's."""
-
-    id: int
-    """Worker id, from 0."""
-    num_workers: int
-    seed: int
-    """Seed of this worker: the base seed of the loader plus `id`, as in torch."""
-    dataset: Any
-    """This worker's copy of the dataset; the dataset itself in a worker thread."""
-
-
-class _ThreadLocal(threading.local):
-    worker_info: WorkerInfo | None = None
-    """For `get_worker_info()`; None outside of worker threads."""
-    torch_worker_info: Any = None
-    """The same for torch's."""
-    stacking = False
-    """Whether torch stacks tensors now."""
-
-
-thread_local = _ThreadLocal()
 
 
 class ThreadContext:

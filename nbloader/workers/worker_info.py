@@ -4,14 +4,40 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nbloader._util import rng
-from nbloader.workers.thread_rng import WorkerInfo, thread_local
 
 __all__ = ["ProcessContext", "WorkerContext", "WorkerInfo", "get_worker_info"]
 
 _info: WorkerInfo | None = None
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """What `get_worker_info()` returns inside a worker, like torch's."""
+
+    id: int
+    """Worker id, from 0."""
+    num_workers: int
+    seed: int
+    """Seed of this worker: the base seed of the loader plus `id`, as in torch."""
+    dataset: Any
+    """This worker's copy of the dataset; the dataset itself in a worker thread."""
+
+
+class _ThreadLocal(threading.local):
+    worker_info: WorkerInfo | None = None
+    """For `get_worker_info()`; None outside of worker threads."""
+    torch_worker_info: Any = None
+    """The same for torch's."""
+    stacking = False
+    """Whether torch stacks tensors now."""
+
+
+thread_local = _ThreadLocal()
 
 
 def get_worker_info() -> WorkerInfo | None:
