@@ -292,7 +292,7 @@ class Engine:
             )  # fmt: skip
             self._failures.setdefault((task.run, task.number), []).extend(failed)
         if not (outcome.failed or outcome.empty):
-            self._group.handles[message.uid].produced += 1
+            self._group.count_produced(message.uid)
             chunks = 1
             if task.parent is not None and self._group.pool is not None:
                 chunks = len(task.parent.chunks)

@@ -372,8 +372,15 @@ class WorkerGroup:
         return slot.handle.stack_request()
 
     def reported_id(self, uid: int) -> int:
-        """The id under which events report a worker; -1 for an inline one."""
-        return -1 if self._config.kind.inline else self.handles[uid].worker
+        """The id under which events report a worker; -1 for an inline one, and for one whose group was stopped."""
+        handle = None if self._config.kind.inline else self.handles.get(uid)
+        return -1 if handle is None else handle.worker
+
+    def count_produced(self, uid: int) -> None:
+        """A batch of this worker has arrived. An earlier message of the same poll may have stopped the group."""
+        handle = self.handles.get(uid)
+        if handle is not None:
+            handle.produced += 1
 
     def worker_of(self, uid: int | None) -> int | None:
         """The id of the worker with this unique number; None if it has ended."""
