@@ -19,7 +19,7 @@ class EngineConfig:
     adaptive_window: bool
     """Whether the window grows while batches are small and fast."""
     options: WorkerOptions
-    """What every worker is told when it starts."""
+    """What every worker receives when it starts."""
     kind: WorkerKind
     """Creates the workers."""
     round_robin: bool
