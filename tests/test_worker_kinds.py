@@ -115,14 +115,17 @@ class ExecutorPool(WorkerPool):
                 future.cancel()
 
     def poll(self, timeout):
-        messages = [message for message in self._messages.take(timeout) if message.uid in self._handles]
-        for message in messages:
-            handle = self._handles[message.uid]
+        messages = []
+        for message in self._messages.take(timeout):
+            handle = self._handles.get(message.uid)
+            if handle is None:
+                continue  # it has ended
             if isinstance(message, WorkerInitialized):
                 handle.ready = True
             elif isinstance(message, WorkerGone):
                 handle.mark_ended(message.exitcode)
                 del self._handles[message.uid]
+            messages.append(message)
         return messages
 
     def close(self, grace):

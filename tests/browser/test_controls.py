@@ -155,7 +155,7 @@ def test_an_html_export_shows_the_static_form(open_notebook: Any) -> None:
     command = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "html", str(notebook.path)]
     subprocess.run(command, check=True, capture_output=True, timeout=100)
     page.goto(notebook.path.with_suffix(".html").as_uri(), wait_until="domcontentloaded")
-    page.locator(".nbl-static", has_text="batch 100 of 100").wait_for()
+    page.locator(".nbl-static:visible", has_text="batch 100 of 100").first.wait_for()
     assert page.locator(".nbl-static .nbl-box-loop").is_visible()
     screenshot(page, "export")
 

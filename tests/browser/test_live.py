@@ -157,7 +157,7 @@ def test_the_static_form_remains_when_the_kernel_is_gone(open_notebook: Any) -> 
         assert not page.locator(".nbl-live").count()
     screenshot(page, "kernel-gone")
     notebook.open()
-    page.locator(".nbl-static", has_text="batch 100 of 100").wait_for()
+    page.locator(".nbl-static:visible", has_text="batch 100 of 100").first.wait_for()
     page.get_by_text("Error displaying widget").wait_for(state="hidden")
     screenshot(page, "reopened")
 
@@ -167,7 +167,7 @@ def test_a_closed_loader_leaves_only_the_static_form(open_notebook: Any) -> None
     page = notebook.page
     notebook.run_all()
     notebook.wait_until_run(1)
-    page.locator(".nbl-static", has_text="batch 100 of 100").wait_for()
+    page.locator(".nbl-static:visible", has_text="batch 100 of 100").first.wait_for()
     page.locator(".nbl-live").wait_for(state="detached")
     assert "widget-view" not in notebook.outputs(0)
 
