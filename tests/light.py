@@ -50,6 +50,16 @@ def spin():
         pass
 
 
+def call():
+    """Call functions without end, from C code too."""
+    while True:
+        sorted((3, 1, 2), key=_recurse)
+
+
+def _recurse(depth):
+    return _recurse(depth - 1) if depth else 0
+
+
 def hang_in_c():
     """Deadlock in a function of the C library, holding the interpreter lock."""
     mutex = ctypes.create_string_buffer(256)

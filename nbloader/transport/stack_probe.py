@@ -1,7 +1,15 @@
 """The Python stack of a worker, requested from outside, even while it hangs in C code that holds the interpreter lock.
 
-A signal makes faulthandler write the stack into a pipe, which needs neither the lock nor memory. The end of the stack
-is recognized by its outermost frame, which is the same in every worker.
+A signal makes the interpreter call a Python function as soon as the main thread executes Python code again, which is
+within microseconds. The function writes the stacks of all threads into a pipe, while it holds the interpreter lock.
+
+A worker that hangs in C code never gets there. It is sent a second signal, at which faulthandler writes the stack of
+the main thread: that needs neither the lock nor memory. It is sent only if the main thread has slept or computed for
+a while without an answer, because faulthandler reads the frames in whatever state they are: if the signal arrives
+while the interpreter is entering a function, the process dies of a segmentation fault. With a signal at a random
+moment of a dataset written in Python, CPython 3.11 died once in some hundred requests.
+
+The end of what faulthandler writes is recognized by the outermost frame, which is the same in every worker.
 """
 
 from __future__ import annotations
@@ -12,33 +20,68 @@ import os
 import re
 import select
 import signal
+import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from nbloader.errors import NbloaderError
 
 SIGNAL: int = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Libraries use SIGUSR1 and SIGUSR2, and the C library the first real-time signals."""
+SIGNAL_IN_C: int = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
+"""Sent if the first one is not answered, because the main thread is in C code."""
 WAIT = 2.0
 """Seconds that a worker has to respond. It takes about a millisecond; a stopped process never responds."""
 AGAIN = 0.25
-"""Seconds without a response after which the signal is sent again: one that arrives while faulthandler still handles
-the last one, on another thread of the process, is lost."""
+"""Seconds without a response after which `SIGNAL_IN_C` may be sent, and sent again."""
+COMPUTED = 0.1
+"""Seconds of CPU time that the main thread has used since the request if it runs C code. Python code responds in
+microseconds of CPU time, however long the process waits for a core."""
 QUIET = 0.2
-"""Seconds without another line after which a stack with an unusual outermost frame counts as complete."""
+"""Seconds without another line after which faulthandler's stack with an unusual outermost frame counts as complete."""
 
 _OUTERMOST = ('  File "<string>", line 1 in <module>\n', "  ...\n")  # the latter after a hundred frames
+_MAX_FRAMES = 100
+_CAPACITY = 1 << 16  # of the pipe
+_BEGIN, _END = "\2", "\3"  # of a response of Python code
+_OF_FAULTHANDLER = "Stack (most recent call first):\n"
+_YEARS = 1_000_000_000  # seconds
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _OURS = str(Path(__file__).parents[1])
 
 
 def answer(fd: int) -> None:
-    """In a worker: write its stack to this descriptor whenever the signal comes."""
-    faulthandler.register(SIGNAL, file=fd, all_threads=True)
+    """In a worker's main thread: write the stack to this descriptor whenever a signal comes."""
+
+    def write_stacks(_signal: int, frame: FrameType | None) -> None:
+        # Not faulthandler.dump_traceback(): it would begin with this function.
+        me = threading.get_ident()
+        others = [
+            _stack("Thread", ident, innermost) + "\n"
+            for ident, innermost in sys._current_frames().items()
+            if ident != me
+        ]
+        text = f"{_BEGIN}{''.join(others)}{_stack('Current thread', me, frame)}{_END}"
+        with contextlib.suppress(OSError):  # nobody reads: the notebook's process has ended, or does not ask any more
+            os.write(fd, text.encode("utf-8", "backslashreplace")[-_CAPACITY:])
+
+    signal.signal(SIGNAL, write_stacks)
+    signal.siginterrupt(SIGNAL, False)  # reads and writes of C libraries go on, as if nothing had come
+    faulthandler.register(SIGNAL_IN_C, file=fd, all_threads=False)
+
+
+def let_signals_interrupt(connection: socket.socket) -> None:
+    """In a worker: let `SIGNAL` wake the main thread while it waits for a task, although `answer` restarts reads.
+
+    Linux does not restart the reads of a socket that has a timeout. This one never expires.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _YEARS, 0))
 
 
 class StackPipe:
@@ -76,26 +119,64 @@ def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
     _read(fd)  # a late response to the request before
     poll = select.poll()
     poll.register(fd, select.POLLIN)
+
+    def send(signal_number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if not gone():
+                os.kill(pid, signal_number)
+
     text = ""
     deadline = time.monotonic() + WAIT
-    while not text.endswith(_OUTERMOST):
-        if not text:
-            with contextlib.suppress(ProcessLookupError):
-                if not gone():
-                    os.kill(pid, SIGNAL)
+    before = _MainThread.of(pid)
+    send(SIGNAL)
+    while not text.endswith((_END, *_OUTERMOST)):
         if poll.poll(1000 * (QUIET if text else AGAIN)):
             more = _read(fd)
             if not more:  # the other end is closed
                 break
-            text += more
+            text = _last_response(text + more)
         elif text or time.monotonic() > deadline:
             break
+        elif _MainThread.of(pid).is_in_c_code(before):
+            send(SIGNAL_IN_C)
     if not text:
         raise NbloaderError(
             f"the worker (pid {pid}) did not respond to a stack request within {WAIT:g} s: it has ended, or is "
             "stopped, or is blocked in the kernel (a disk or a driver), where signals are not delivered"
         )
-    return text
+    return text.rstrip(_END).replace(_OF_FAULTHANDLER, f"Current thread 0x{pid:016x} (most recent call first):\n")
+
+
+class _MainThread(NamedTuple):
+    """What the main thread of a process does at one moment."""
+
+    state: str | None
+    """Linux's letter for it. None: this system does not say, or the process has ended."""
+    cpu: float
+    """Seconds of CPU time that it has used."""
+
+    @classmethod
+    def of(cls, pid: int) -> _MainThread:
+        try:
+            fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        except OSError:
+            return cls(None, 0.0)
+        state, user, system = fields[0], int(fields[11]), int(fields[12])
+        return cls(state, (user + system) / os.sysconf("SC_CLK_TCK"))
+
+    def is_in_c_code(self, before: _MainThread) -> bool:
+        """Whether it is, given that it has not responded to `SIGNAL` sent after `before`.
+
+        A thread that sleeps in Python code is woken by the signal. One that waits for a core has used no time.
+        """
+        return self.state is None or self.state in "SD" or self.cpu - before.cpu >= COMPUTED
+
+
+def _last_response(text: str) -> str:
+    """The text of the last response, without late ones to requests before."""
+    response = text.rpartition(_BEGIN)[2]
+    begin = response.rfind(_OF_FAULTHANDLER)
+    return response[begin:] if begin > 0 else response
 
 
 def _read(fd: int) -> str:
@@ -103,7 +184,7 @@ def _read(fd: int) -> str:
     with contextlib.suppress(BlockingIOError):
         while part := os.read(fd, 1 << 16):
             parts.append(part)
-    return b"".join(parts).decode("ascii", "replace")
+    return b"".join(parts).decode("utf-8", "replace")
 
 
 def of_thread(ident: int | None) -> str:
@@ -115,12 +196,15 @@ def of_thread(ident: int | None) -> str:
     frame = sys._current_frames().get(ident or 0)
     if frame is None:
         raise NbloaderError("the thread has ended")
-    return f"Current thread 0x{ident or 0:016x} (most recent call first):\n{_lines(frame)}"
+    return _stack("Current thread", ident or 0, frame)
 
 
-def _lines(frame: FrameType | None) -> str:
-    lines = []
+def _stack(title: str, ident: int, frame: FrameType | None) -> str:
+    lines = [f"{title} 0x{ident:016x} (most recent call first):\n"]
     while frame is not None:
+        if len(lines) > _MAX_FRAMES:
+            lines.append("  ...\n")
+            break
         lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}\n')
         frame = frame.f_back
     return "".join(lines)

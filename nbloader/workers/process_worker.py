@@ -86,8 +86,10 @@ def main(fd: int, *, watched: bool = True) -> None:
     sys.stdout = _line_writer(1)
     sys.stderr = _line_writer(2)
     faulthandler.enable(sys.stderr)
+    connection = socket.socket(fileno=fd)
+    stack_probe.let_signals_interrupt(connection)
     with (
-        contextlib.closing(Channel(socket.socket(fileno=fd), blocking=True)) as channel,
+        contextlib.closing(Channel(connection, blocking=True)) as channel,
         contextlib.suppress(EOFError, ConnectionError, HungUpError),
     ):
         worker_loop = _initialize(channel)
