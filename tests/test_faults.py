@@ -408,21 +408,22 @@ def test_indices_that_cannot_be_sent_are_an_error_of_that_batch():
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("what", ["dataset", "collate_fn", "worker_init_fn"])
 def test_what_cannot_be_sent_to_workers_is_an_error_before_any_starts(what, persistent):
-    lock = threading.Lock()
+    samples = (i for i in range(4))
     arguments = {
-        "dataset": {"dataset": Numbers(4, lock=lock)},
-        "collate_fn": {"dataset": Numbers(4), "collate_fn": lambda b: (lock, b)},
-        "worker_init_fn": {"dataset": Numbers(4), "worker_init_fn": lambda _: lock},
+        "dataset": {"dataset": Numbers(4, lock=threading.Lock(), samples=samples)},
+        "collate_fn": {"dataset": Numbers(4), "collate_fn": lambda b: (samples, b)},
+        "worker_init_fn": {"dataset": Numbers(4), "worker_init_fn": lambda _: samples},
     }[what]
-    told = r"the dataset \(Numbers\), with what its attribute 'lock' \(lock\) holds," if what == "dataset" else what
-    told += r" cannot be sent to .*cannot pickle '_thread\.lock'.*num_workers=0"
+    holder = r"the dataset \(Numbers\), with what its attribute 'samples' \(generator\) holds,"
+    told = holder if what == "dataset" else what
+    told += r" cannot be sent to .*cannot pickle 'generator'.*num_workers=0"
     with DataLoader(**arguments, num_workers=2, persistent_workers=persistent) as loader:
         for _ in range(2):
             with pytest.raises(DatasetTransferError, match=f"^{told}"):
                 iter(loader)
         assert pids(loader) == []
         if what == "dataset":
-            del loader.dataset.lock
+            del loader.dataset.samples
             assert flat(loader) == [0, 1, 2, 3]
 
 

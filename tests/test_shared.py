@@ -8,6 +8,7 @@ import mmap
 import os
 import pathlib
 import pickle
+import queue
 import threading
 import weakref
 
@@ -74,7 +75,7 @@ def test_lambdas_and_local_classes_can_be_sent():
             times = lambda x: x * self.factor  # noqa: E731 - it is a lambda that is to travel
             return times(i)
 
-    assert load(SharedPickle(Local()))[4] == 12
+    assert load(SharedPickle(threading.local()))[4] == 12
 
 
 def test_the_shared_memory_is_freed_with_the_pickle():
@@ -125,7 +126,38 @@ def test_large_tensors_are_shared_like_arrays():
 
 def test_what_cannot_be_pickled_raises():
     with pytest.raises((TypeError, pickle.PicklingError)):
-        SharedPickle(threading.Lock())
+        SharedPickle(i for i in range(3))
+
+
+def test_locks_of_threads_become_new_ones_and_those_of_the_notebook_stay_as_they_are():
+    """A worker has none of the notebook's threads, so nobody would release a lock that one of them holds."""
+    lock, rlock, event, jobs, local = (
+        threading.Lock(),
+        threading.RLock(),
+        threading.Event(),
+        queue.Queue(3),
+        threading.local(),
+    )
+    holder = Holder(lock=lock, again=lock, rlock=rlock, condition=threading.Condition(lock), event=event, jobs=jobs)
+    holder.semaphore, holder.local = threading.BoundedSemaphore(2), local
+    event.set()
+    jobs.put("job")
+    local.opened = ["a"]
+    before = dict(vars(holder))
+    with lock, rlock, holder.semaphore:
+        copy = load(SharedPickle(holder))
+        assert lock.locked()
+    assert vars(holder) == before
+    assert copy.lock is copy.again is copy.condition._lock is not lock
+    with copy.condition, copy.rlock, copy.semaphore:  # none of them is held
+        assert copy.lock.locked()
+        assert not lock.locked()
+    assert copy.event.is_set()
+    assert copy.event is not event
+    copy.jobs.put("another", timeout=1)
+    assert [copy.jobs.get(timeout=1), copy.jobs.get(timeout=1)] == ["job", "another"]
+    assert jobs.qsize() == 1
+    assert copy.local.opened == ["a"]
 
 
 # ---- the dataset of the notebook is left alone

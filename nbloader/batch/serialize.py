@@ -29,6 +29,9 @@ from nbloader.batch.rebuild import Memory
 from nbloader.shm import memmap
 from nbloader.shm.segment import aligned
 
+SPAWNED_MAIN = "__mp_main__"
+"""The name of the main program in a process that `multiprocessing` has spawned. Workers cannot import it."""
+
 # ---- tensors in pickles ---------------------------------------------------------------------------------------------
 
 
@@ -106,13 +109,16 @@ def is_plain(torch: Any, tensor: Any) -> bool:
 def dump(
     obj: Any, buffer_callback: Callable[[pickle.PickleBuffer], object] | None, pickler: type[Pickler] = Pickler
 ) -> bytes:
-    """Pickle an object with protocol 5. Classes and functions of `__main__` are pickled by value.
+    """Pickle an object with protocol 5. Classes and functions of the main program are pickled by value.
 
     Args:
         obj: What to pickle.
         buffer_callback: As for `pickle.dumps`.
         pickler: The class of pickler.
     """
+    spawned_main = sys.modules.get(SPAWNED_MAIN)
+    if spawned_main is not None:
+        cloudpickle.register_pickle_by_value(spawned_main)
     with io.BytesIO() as file:
         pickler(file, protocol=5, buffer_callback=buffer_callback).dump(obj)
         return file.getvalue()

@@ -18,12 +18,14 @@ from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptor
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from nbloader.batch.serialize import dump
+from nbloader.batch.serialize import SPAWNED_MAIN, dump
 from nbloader.shm.dataset_store import SHARE_FROM
 from nbloader.transport.mp_objects import SharingPickler, Spawning
 
 _BY_VALUE = b"cloudpickle"
 """Part of every pickle that holds code by value."""
+_MAIN = ("__main__", SPAWNED_MAIN)
+"""Names of the module whose classes and functions are pickled by value."""
 _DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
 """Types of the members that Python adds to a class for its `__dict__`, its `__weakref__` and its slots."""
 _GLOBAL = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
@@ -68,7 +70,7 @@ class _Pickler(SharingPickler):
     def reducer_override(self, obj: Any) -> Any:
         """See `Pickler`."""
         kind = type(obj)
-        if kind not in (FunctionType, type) or (obj.__module__ != "__main__" and "<locals>" not in obj.__qualname__):
+        if kind not in (FunctionType, type) or (obj.__module__ not in _MAIN and "<locals>" not in obj.__qualname__):
             return super().reducer_override(obj)
         if kind is type:
             return _Code, (_of_class(obj),), (obj.__name__, obj.__qualname__, obj.__bases__, _members(obj))

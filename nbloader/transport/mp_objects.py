@@ -2,6 +2,7 @@
 
 They are pickled by `multiprocessing`'s own reducers, as for a process that it starts itself: semaphores by their name,
 everything else by descriptors, which go to each worker beside the pickle. Tensors in shared memory go the same way.
+Locks of `threading`, which cannot be shared, become new ones.
 
     notebook: with Spawning() as spawning: pickle ... -> spawning.fds -> channel
     worker:   InheritedState.install(fds), unpickle; each descriptor is duplicated when an object asks for it
@@ -13,7 +14,9 @@ import logging
 import multiprocessing
 import os
 import sys
+import threading
 import weakref
+from collections.abc import Callable
 from multiprocessing import context, reduction
 from typing import Any, NamedTuple
 
@@ -29,6 +32,22 @@ FORK_CONTEXT = (
 )
 _NOT_USED = frozenset({"_reduce_method", "_reduce_method_descriptor", "_reduce_partial"})
 """Reducers of `multiprocessing` for what cloudpickle does better."""
+
+
+def _local_with(values: dict[str, Any]) -> threading.local:
+    local = threading.local()
+    vars(local).update(values)
+    return local
+
+
+_THREAD_OBJECTS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    type(threading.Lock()): lambda _lock: (threading.Lock, ()),
+    type(threading.RLock()): lambda _lock: (threading.RLock, ()),
+    threading.Condition: lambda condition: (threading.Condition, (condition._lock,)),
+    threading.local: lambda local: (_local_with, (dict(vars(local)),)),
+}
+"""How objects of `threading` that have no reducer are pickled. Events, semaphores, barriers and queues are made of
+these. A `threading.local` keeps what the pickling thread sees."""
 
 
 class InheritedFd:
@@ -83,12 +102,18 @@ def _close(fds: list[int]) -> None:
 
 
 class SharingPickler(Pickler):
-    """Pickles objects that are shared between processes so that they stay shared. Only within `Spawning`."""
+    """Pickles objects that are shared between processes so that they stay shared. Only within `Spawning`.
+
+    Locks between threads become new locks, which nobody holds: the threads of the notebook are not in the worker.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
         """See `Pickler`."""
         if _is_unnamed_lock(obj):
             raise TypeError(FORK_CONTEXT)
+        reduce_lock = _THREAD_OBJECTS.get(type(obj))
+        if reduce_lock is not None:
+            return reduce_lock(obj)
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
             if not _is_shared(torch, obj) or _goes_as_array(torch, obj):

@@ -9,7 +9,7 @@ from nbloader.batch.serialize import dump
 from nbloader.errors import DatasetTransferError
 from nbloader.transport import fingerprint, preload
 from nbloader.transport.dataset_payload import SharedPickle
-from nbloader.transport.mp_objects import FORK_CONTEXT
+from nbloader.transport.mp_objects import FORK_CONTEXT, SharingPickler, Spawning
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class ProcessSetup:
             self.pickled = SharedPickle(parts)
         except Exception as error:  # pickling runs the user's code, which may raise anything
             advice = (
-                "Open files, connections to other machines, locks of threads and generators cannot be pickled: open "
+                "Open files, connections to other machines and generators cannot be pickled: open "
                 "them on first use inside __getitem__, or use num_workers=0."
             )
             functions = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn, "on_error": on_error}
@@ -83,7 +83,8 @@ def _culprit(error: Exception, dataset: Any, functions: dict[str, Any]) -> str:
 def _raises(error: Exception, part: Any) -> bool:
     """Whether pickling this part alone raises the same error."""
     try:
-        dump(part, lambda _buffer: None)
+        with Spawning():
+            dump(part, lambda _buffer: None, SharingPickler)
     except Exception as raised:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
         return (type(raised), str(raised)) == (type(error), str(error))
     return False

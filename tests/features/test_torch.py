@@ -16,7 +16,7 @@ import light
 import numpy as np
 import pytest
 import torch
-from datasets import Deadly, Numbers, Slow, flat, pids, sigkill, wait_for
+from datasets import Deadly, Numbers, Slow, flat, pids, run_script, sigkill, wait_for
 from same import assert_same
 from torch.utils import data as theirs
 
@@ -72,6 +72,47 @@ def test_a_fork_context_is_replaced_by_forkserver_with_one_warning():
         with loader:
             assert loader.multiprocessing_context.get_start_method() == "fork"
             assert flat(loader) == list(range(6))
+
+
+def test_classes_of_the_main_program_reach_the_workers_of_a_process_that_multiprocessing_has_spawned(tmp_path):
+    """The recipe for distributed training: each rank is spawned, and the main module is then named `__mp_main__`."""
+    done = run_script(
+        """
+        import collections
+        import torch.multiprocessing
+        from nbloader import DataLoader
+
+        Pair = collections.namedtuple("Pair", "index square")
+
+        class NoSuchSquare(Exception):
+            pass
+
+        class Squares:
+            def __len__(self):
+                return 4
+            def __getitem__(self, i):
+                if i < 0:
+                    raise NoSuchSquare(i)
+                return square(i)
+
+        def square(i):
+            return Pair(i, i * i)
+
+        def main(rank):
+            for batch_sampler in [[0, 1], [2, 3]], [[-1]]:
+                try:
+                    with DataLoader(Squares(), batch_sampler=batch_sampler, num_workers=1) as loader:
+                        print(*[(type(batch) is Pair, batch.square.tolist()) for batch in loader])
+                except NoSuchSquare as error:
+                    print(error.args)
+
+        if __name__ == "__main__":
+            torch.multiprocessing.spawn(main, nprocs=1)
+        """,
+        tmp_path,
+        warnings="ignore",
+    )
+    assert (done.stdout.splitlines(), done.stderr) == (["(True, [0, 1]) (True, [4, 9])", "(-1,)"], "")
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
