@@ -10,6 +10,7 @@ import pathlib
 import pickle
 import queue
 import threading
+import tracemalloc
 import weakref
 
 import numpy as np
@@ -122,6 +123,33 @@ def test_large_tensors_are_shared_like_arrays():
     assert copy["b"].shape == (400, 300)
     copy["a"][:] = 0
     assert load(pickled)["a"][1] == 1
+
+
+def test_a_large_pickle_is_written_once_to_a_memory_file():
+    parts = [bytes([i]) * 4_000_000 for i in range(4)], "text" * 1_000_000, list(range(100_000)), np.arange(BIG)
+    tracemalloc.start()
+    try:
+        pickled = SharedPickle(parts)
+        files = pickled.files()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 12e6, "it is not in this process's own memory, only what pickle needs for 100,000 objects"
+    assert pickled.data == b""
+    assert pickled.nbytes > 20e6
+    assert files.pickle == (1, 0, pickled.nbytes)
+    one, two = load(pickled), load(pickled)
+    assert one[:3] == two[:3] == parts[:3]
+    assert (one[3] == parts[3]).all()
+    assert SharedPickle(parts).identity == pickled.identity
+    parts[2][50_000] = -1
+    assert SharedPickle(parts).identity != pickled.identity
+
+
+def test_a_large_pickle_beyond_the_memory_that_is_left_raises(monkeypatch):
+    monkeypatch.setattr("nbloader.shm.segment.available_memory", lambda: 10_000_000)
+    with pytest.raises(MemoryError, match="MB of shared memory could not be allocated"):
+        SharedPickle(b"x" * 20_000_000)
 
 
 def test_what_cannot_be_pickled_raises():

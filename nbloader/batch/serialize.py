@@ -19,7 +19,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
 import numpy as np
@@ -106,6 +106,13 @@ def is_plain(torch: Any, tensor: Any) -> bool:
     )
 
 
+class Writable(Protocol):
+    """What a pickle is written to."""
+
+    def write(self, data: bytes, /) -> object:
+        """Append. What is not `bytes` is a buffer that is valid during the call."""
+
+
 def dump(
     obj: Any, buffer_callback: Callable[[pickle.PickleBuffer], object] | None, pickler: type[Pickler] = Pickler
 ) -> bytes:
@@ -120,8 +127,18 @@ def dump(
     if spawned_main is not None:
         cloudpickle.register_pickle_by_value(spawned_main)
     with io.BytesIO() as file:
-        pickler(file, protocol=5, buffer_callback=buffer_callback).dump(obj)
+        dump_to(file, obj, buffer_callback, pickler)
         return file.getvalue()
+
+
+def dump_to(
+    file: Writable,
+    obj: Any,
+    buffer_callback: Callable[[pickle.PickleBuffer], object] | None,
+    pickler: type[Pickler] = Pickler,
+) -> None:
+    """As `dump`, but write the pickle to a file while it is made."""
+    pickler(file, protocol=5, buffer_callback=buffer_callback).dump(obj)
 
 
 # ---- batches of any type --------------------------------------------------------------------------------------------

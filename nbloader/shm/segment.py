@@ -79,7 +79,8 @@ def anonymous_file(size: int) -> int:
     Raises:
         MemoryError: The machine (or the container) does not have that much memory left.
     """
-    fd = _new_file(size)
+    check_memory(size)
+    fd = new_file()
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, size)
@@ -87,7 +88,7 @@ def anonymous_file(size: int) -> int:
             os.ftruncate(fd, size)
     except OSError as error:
         os.close(fd)
-        raise _no_memory(size, error.strerror or "unknown reason") from error
+        raise no_memory(size, error.strerror or "unknown reason") from error
     return fd
 
 
@@ -108,7 +109,8 @@ def filled_file(size: int, pieces: list[tuple[int, memoryview]]) -> int:
     """
     from concurrent.futures import ThreadPoolExecutor  # workers do without
 
-    fd = _new_file(size)
+    check_memory(size)
+    fd = new_file()
     parts = [
         (start + begin, piece[begin : begin + WRITE_SIZE])
         for start, piece in pieces
@@ -121,14 +123,19 @@ def filled_file(size: int, pieces: list[tuple[int, memoryview]]) -> int:
                 pass
     except OSError as error:
         os.close(fd)
-        raise _no_memory(size, error.strerror or "unknown reason") from error
+        raise no_memory(size, error.strerror or "unknown reason") from error
     except BaseException:
         os.close(fd)
         raise
+    seal(fd)
+    return fd
+
+
+def seal(fd: int) -> None:
+    """Refuse later writes to a memory file, by any process."""
     if hasattr(fcntl, "F_ADD_SEALS"):
         with contextlib.suppress(OSError):  # a file that is no memfd
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
-    return fd
 
 
 def _write(fd: int, part: tuple[int, memoryview]) -> None:
@@ -138,11 +145,20 @@ def _write(fd: int, part: tuple[int, memoryview]) -> None:
         position, data = position + written, data[written:]
 
 
-def _new_file(size: int) -> int:
+def check_memory(size: int) -> None:
+    """Check that a memory file of `size` bytes can be filled.
+
+    Raises:
+        MemoryError: The machine (or the container) does not have that much memory left.
+    """
     if size >= CHECK_FROM:
         left = available_memory()
         if left is not None and size > left:
-            raise _no_memory(size, f"{left / 1e6:,.0f} MB are left")
+            raise no_memory(size, f"{left / 1e6:,.0f} MB are left")
+
+
+def new_file() -> int:
+    """An empty memory file. Returns its descriptor."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("nbloader", os.MFD_CLOEXEC | getattr(os, "MFD_ALLOW_SEALING", 0))
     import tempfile  # macOS: an unlinked file
@@ -152,7 +168,8 @@ def _new_file(size: int) -> int:
     return fd
 
 
-def _no_memory(size: int, why: str) -> MemoryError:
+def no_memory(size: int, why: str) -> MemoryError:
+    """The error for a memory file of `size` bytes that cannot be created."""
     return MemoryError(
         f"{size / 1e6:,.1f} MB of shared memory could not be allocated ({why}). Use a smaller batch_size, fewer "
         "workers or a smaller prefetch_factor, or give the machine more memory."

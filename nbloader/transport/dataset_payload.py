@@ -1,4 +1,4 @@
-"""A dataset on its way to the workers: pickled once, with its large arrays in shared memory.
+"""A dataset on its way to the workers: pickled once, with its large arrays in shared memory, and so the pickle itself.
 
     dataset.x -> copied once into a memory file -> mapped copy-on-write by each worker
 
@@ -8,17 +8,24 @@ writes to the array gets a private copy of the page that it writes to. Workers t
 The dataset object of the notebook is never changed: its arrays stay where they are, so that the array exists twice,
 once in the notebook and once for all workers together. `share(array)` avoids the second copy: the notebook then uses
 the memory file itself. Arrays in such a file are not copied again, unless the notebook has written to them.
+
+A pickle of `SPILL_FROM` bytes or more (long texts, `bytes`, many objects) is written to a memory file as it is made,
+and each worker unpickles from there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import mmap
 import os
 import pickle
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from nbloader.batch.serialize import dump
+from nbloader.batch.serialize import dump_to
 from nbloader.shm.dataset_store import SHARE_FROM, Origin, Store, file_of
+from nbloader.shm.spill_file import SpillFile
 from nbloader.transport.mp_objects import SharingPickler, Spawning
 
 MAX_FILES = 60
@@ -43,6 +50,8 @@ class Files(NamedTuple):
     """Whether each is mapped copy-on-write; else, as a tensor after `share_memory_()`, writable by all processes."""
     spans: tuple[Span, ...]
     """Of the arrays, in the order in which the pickle asks for them."""
+    pickle: Span | None = None
+    """Of the pickle itself; None if it is small and sent in a message."""
 
 
 class SharedPickle:
@@ -62,12 +71,21 @@ class SharedPickle:
             buffers.append(raw)
             return False
 
+        self._file = SpillFile()
         with Spawning() as self.spawning:
-            self.data: bytes = dump(obj, keep_in_band, SharingPickler)
-        self.identity = (self.data, [Origin(raw) for raw in buffers], self.spawning.identity)
+            dump_to(self._file, obj, keep_in_band, SharingPickler)
+        self.data = self._file.finish()
+        """The pickle, or nothing if it is large and in a file."""
+        self.nbytes = self._file.size
+        """Size of the pickle without the large arrays."""
+        self.identity = (
+            self.data, self._file.digest, [Origin(raw) for raw in buffers], self.spawning.identity
+        )  # fmt: skip
         """Equal for two pickles of an object that did not change in between (in-place writes to arrays aside)."""
         self.self_contained = not (buffers or self.spawning.fds)
         """Whether the pickle holds the whole object."""
+        self.code = self.data or self._file.ends
+        """The parts of the pickle in which code of the notebook names the modules that it uses."""
         self._buffers = buffers
         self._files: Files | None = None
         self._kept: list[Any] = []
@@ -105,7 +123,12 @@ class SharedPickle:
                 spans[i] = Span(len(fds), start, self._buffers[i].nbytes)
             fds.append(store.fd)
             private.append(True)
-        return Files(tuple(fds), tuple(private), tuple(span for span in spans if span is not None))
+        in_file = None
+        if self._file.fd >= 0:
+            in_file = Span(len(fds), 0, self._file.size)
+            fds.append(self._file.fd)
+            private.append(True)
+        return Files(tuple(fds), tuple(private), tuple(span for span in spans if span is not None), in_file)
 
 
 def load_shared(data: bytes, files: Files) -> Any:
@@ -118,4 +141,21 @@ def load_shared(data: bytes, files: Files) -> Any:
         finally:
             os.close(fd)
         views.append(memoryview(memory))
-    return pickle.loads(data, buffers=[views[file][start : start + nbytes] for file, start, nbytes in files.spans])
+
+    def at(span: Span) -> memoryview:
+        return views[span.file][span.start : span.start + span.nbytes]
+
+    with _collection_paused():
+        return pickle.loads(data if files.pickle is None else at(files.pickle), buffers=map(at, files.spans))
+
+
+@contextlib.contextmanager
+def _collection_paused() -> Iterator[None]:
+    """Create many objects without a search for garbage after every few hundred of them, which doubles the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

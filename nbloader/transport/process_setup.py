@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from nbloader.batch.serialize import dump
+from nbloader.batch.serialize import dump_to
 from nbloader.errors import DatasetTransferError
 from nbloader.transport import fingerprint, preload
 from nbloader.transport.dataset_payload import SharedPickle
@@ -32,6 +32,8 @@ class ProcessSetup:
         parts = dataset, collate_fn, worker_init_fn, on_error
         try:
             self.pickled = SharedPickle(parts)
+        except MemoryError:
+            raise
         except Exception as error:  # pickling runs the user's code, which may raise anything
             advice = (
                 "Open files, connections to other machines and generators cannot be pickled: open "
@@ -45,7 +47,7 @@ class ProcessSetup:
         worthwhile = self.pickled.self_contained and fingerprint.worthwhile(self.pickled.data)
         self._fingerprint = _fingerprint_of(parts) if worthwhile else None
         self.preload = preload.needed(
-            self.pickled.data, dataset, collate_fn, worker_init_fn, on_error,
+            self.pickled.code, dataset, collate_fn, worker_init_fn, on_error,
             by_torch=transport == "pickle" and collate_fn is None,
         )  # fmt: skip
         self.identity = self.pickled.identity
@@ -80,11 +82,18 @@ def _culprit(error: Exception, dataset: Any, functions: dict[str, Any]) -> str:
     return what
 
 
+class _Discard:
+    """Where a pickle goes that nobody needs."""
+
+    def write(self, _data: bytes, /) -> None:
+        """Drop it."""
+
+
 def _raises(error: Exception, part: Any) -> bool:
     """Whether pickling this part alone raises the same error."""
     try:
         with Spawning():
-            dump(part, lambda _buffer: None, SharingPickler)
+            dump_to(_Discard(), part, lambda _buffer: None, SharingPickler)
     except Exception as raised:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
         return (type(raised), str(raised)) == (type(error), str(error))
     return False
