@@ -76,7 +76,7 @@ def test_lambdas_and_local_classes_can_be_sent():
             times = lambda x: x * self.factor  # noqa: E731 - it is a lambda that is to travel
             return times(i)
 
-    assert load(SharedPickle(threading.local()))[4] == 12
+    assert load(SharedPickle(Local()))[4] == 12
 
 
 def test_the_shared_memory_is_freed_with_the_pickle():

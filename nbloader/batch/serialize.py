@@ -123,9 +123,6 @@ def dump(
         buffer_callback: As for `pickle.dumps`.
         pickler: The class of pickler.
     """
-    spawned_main = sys.modules.get(SPAWNED_MAIN)
-    if spawned_main is not None:
-        cloudpickle.register_pickle_by_value(spawned_main)
     with io.BytesIO() as file:
         dump_to(file, obj, buffer_callback, pickler)
         return file.getvalue()
@@ -138,6 +135,9 @@ def dump_to(
     pickler: type[Pickler] = Pickler,
 ) -> None:
     """As `dump`, but write the pickle to a file while it is made."""
+    spawned_main = sys.modules.get(SPAWNED_MAIN)
+    if spawned_main is not None:
+        cloudpickle.register_pickle_by_value(spawned_main)
     pickler(file, protocol=5, buffer_callback=buffer_callback).dump(obj)
 
 
