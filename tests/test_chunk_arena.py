@@ -317,21 +317,30 @@ def test_uneven_batches_of_a_batch_sampler_are_split_too(workers):
 
 
 @pytest.mark.parametrize("output", ["torch", "numpy"])
-def test_kept_batches_stay_unchanged_and_dropped_batches_free_their_arenas(output):
+def test_kept_batches_stay_unchanged_and_dropped_batches_free_their_arenas(output, monkeypatch):
+    monkeypatch.setattr(segment, "KEEP", 3600.0)  # no arena is returned to the system because the machine is busy
+    poisoned = set()
+    poison = ArenaWriter.poison
+    monkeypatch.setattr(ArenaWriter, "poison", lambda self, block: (poisoned.add(block.number), poison(self, block)))
     dataset = Rows(96)
     with DataLoader(dataset, 16, chunk_size=4, num_workers=2, output=output) as loader:
-        for _ in range(2):
+        list(loader)
+        wait_for(lambda: sum(w.state != "starting" for w in loader.stats().workers) == 2)
+        for _ in range(2):  # both workers have these arenas
             kept = list(loader)
             if output == "numpy":
                 kept = [{k: torch.as_tensor(v) if k in "xt" or k == "i" else v for k, v in b.items()} for b in kept]
             assert_same(kept, expected(dataset, 16))
         assert arenas(loader)._created > 4
         del kept
-        made = arenas(loader)._created
+        made, lost = arenas(loader)._created, len(poisoned)
         for _ in range(5):
             for batch in loader:
                 assert batch["x"][:, 0].tolist() == batch["i"].tolist()
-        assert arenas(loader)._created <= made + 1, "arenas are reused"
+        # A chunk that is given to a worker for the second time costs the arena of its batch. An epoch of 6 batches,
+        # with those that the loop still holds, occupies at most 8.
+        enough = max(made, lost + 8) + len(poisoned) - lost
+        assert arenas(loader)._created <= enough < made + 30, "arenas are reused"
 
 
 def test_an_abandoned_epoch_frees_its_arenas_at_once():
