@@ -95,10 +95,43 @@ def seed_torch() -> None:
         generator.manual_seed(_torch_seed())
 
 
-def torch_was_seeded() -> bool:
-    """Whether torch was seeded by other code since the last call of `seed_everything`."""
-    generator = _torch_generator()
-    return generator is not None and generator.initial_seed() != _torch_seed()
+def was_seeded() -> bool:
+    """Whether other code has seeded a generator of this thread since the last call of `seed_everything`.
+
+    Numbers that were drawn since do not count, nor does a seed that is derived from the same one in the usual way, as
+    `torch.initial_seed() % 2**32` in torch's documentation: the generators then follow from the seed all the same.
+    """
+    own = thread_local.generators
+    seed = _seed if own is None else own.seed
+    derived = (seed, *(seed % modulus for modulus in (2**32, 2**32 - 1, 2**31, 2**31 - 1, 2**63)))
+    torch_generator = _torch_generator()
+    if torch_generator is not None and torch_generator.initial_seed() not in derived:
+        return True
+    python: Any = random if own is None else own.random
+    words = python.getstate()[1][:-1]
+    if not any(words in _python_words(value) for value in derived):
+        return True
+    if own is None and type(_numpy_random().get_bit_generator()) is not np.random.MT19937:
+        return True  # `np.random.set_bit_generator` gave it another one
+    keys = (_numpy_random() if own is None else own.numpy).get_state(legacy=False)["state"]["key"].tobytes()
+    return not any(keys in _numpy_words(value & 0xFFFFFFFF) for value in derived)
+
+
+def _python_words(seed: int) -> list[tuple[int, ...]]:
+    """The words of a new `random.Random(seed)`, and when up to 624 numbers have been drawn."""
+    generator = random.Random(seed)  # noqa: S311 - to compare with
+    words = [generator.getstate()[1][:-1]]
+    generator.getrandbits(32)
+    return [*words, generator.getstate()[1][:-1]]
+
+
+def _numpy_words(seed: int) -> list[bytes]:
+    """The words of a new `np.random.RandomState(seed)`, and when up to 624 numbers have been drawn."""
+    generator = np.random.MT19937()
+    generator._legacy_seeding(seed)
+    words = [generator.state["state"]["key"].tobytes()]
+    generator.random_raw()
+    return [*words, generator.state["state"]["key"].tobytes()]
 
 
 def _torch_generator() -> Any:
@@ -168,9 +201,18 @@ def _memory_layout_known(generator: Any) -> bool:
 
 
 class PreservedRandomState:
-    """Context manager that restores the state of the generators of this thread on exit."""
+    """The state of the generators of this thread; as a context manager, it restores the state on exit."""
 
     def __enter__(self) -> PreservedRandomState:
+        """Save the state."""
+        self.save()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """Restore the state."""
+        self.restore()
+
+    def save(self) -> None:
         """Save the state."""
         own = thread_local.generators
         self._own = own
@@ -179,9 +221,8 @@ class PreservedRandomState:
         self._python_state = self._python.getstate()
         self._numpy_state: Any = _NumpyState() if own is None else own.numpy.get_state(legacy=False)
         self._torch_state = None if self._torch is None else self._torch.get_state()
-        return self
 
-    def __exit__(self, *_exc: object) -> None:
+    def restore(self) -> None:
         """Restore the state."""
         self._python.setstate(self._python_state)
         if self._own is None:

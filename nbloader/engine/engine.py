@@ -205,6 +205,7 @@ class Engine:
 
     def _forget_iterations(self) -> None:
         self._dispatcher.clear()
+        self._group.seeds.clear()
         self._failures.clear()
 
     def _ensure_running(self) -> None:
@@ -355,7 +356,7 @@ class Engine:
         self._exclusively(self._open_iteration, run, plan)
 
     def _open_iteration(self, run: int, plan: EpochPlan) -> None:
-        self._group.seed = plan.seed
+        self._group.seed = self._group.seeds[run] = plan.seed
         self._output.use_this_context()
         self._last_request = time.monotonic()
         self._superseded = self._rested = False
@@ -629,6 +630,7 @@ class Engine:
 
     def _close_iteration(self, run: int) -> None:
         closed = self._dispatcher.close_iteration(run)
+        self._group.seeds.pop(run, None)
         for outcome in closed.unclaimed:
             outcome.discard()
         for key in [key for key in self._failures if key[0] == run]:

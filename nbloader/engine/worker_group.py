@@ -101,6 +101,8 @@ class WorkerGroup:
         self._server_ended = 0  # when the end of a fork server was counted last
         self.seed = 0
         """The base seed of the present epoch."""
+        self.seeds: dict[int, int] = {}
+        """The base seeds of the open iterations, by their number."""
 
     # ---- start --------------------------------------------------------------------------------------------------
 
@@ -117,7 +119,10 @@ class WorkerGroup:
         if old is not None and old.holds(dataset, collate_fn, worker_init_fn, on_error):
             return False
         setup = self._setup = self._config.kind.pack(dataset, collate_fn, worker_init_fn, on_error)
-        return old is not None and old.identity != setup.identity
+        if old is None or old.identity == setup.identity:
+            return False
+        self._dispatcher.round_robin = self._config.round_robin  # until the new workers are ready
+        return True
 
     def unload(self) -> None:
         """Release the shared memory of the dataset."""
@@ -143,6 +148,7 @@ class WorkerGroup:
         worker = 0
         try:
             self.pool = self._config.kind.create_pool()
+            self.pool.seeds = self.seeds
             for worker in range(len(self._slots)):
                 self._start_worker(worker)
         except OSError as error:
@@ -173,6 +179,8 @@ class WorkerGroup:
         handle = self.handles.get(message.uid)
         if handle is None or handle.expected or self.pool is None or handle.uid not in self.pool.handles:
             return  # it was ended meanwhile
+        if message.in_turn:
+            self._dispatcher.round_robin = True
         self._dispatcher.worker_ready(handle.uid, handle.worker)
         slot = self._slots[handle.worker]  # there is one: a worker that loses its slot is ended by request
         slot.failed_starts = 0

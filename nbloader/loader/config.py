@@ -256,8 +256,9 @@ class LoaderConfig(Generic[T_co]):
     )  # fmt: skip
     worker_init_fn: Callable[[int], None] | None = _argument(
         None, _function,
-        doc="Called with the worker id in each worker before it starts. Each batch is seeded by its number, unless "
-        "this function calls `torch.manual_seed`.",
+        doc="Called with the worker id in each worker before it starts, and again before each epoch unless "
+        "`persistent_workers` is set. Each batch is seeded by its number, unless this function seeds a generator: "
+        "then, as in torch, each worker draws from its own, and batch i goes to worker i modulo their number.",
     )  # fmt: skip
     multiprocessing_context: str | multiprocessing.context.BaseContext | None = _argument(
         None, attribute=False,
@@ -276,9 +277,9 @@ class LoaderConfig(Generic[T_co]):
     )  # fmt: skip
     persistent_workers: bool = _argument(
         False, fixed=True,
-        doc="Workers always stay alive between epochs here. With False (the default, as in torch), changes of the "
-        "dataset object between epochs still reach them: they are replaced when its pickle differs; and each epoch "
-        "of an iterable dataset starts on a fresh copy.",
+        doc="Worker processes always stay alive between epochs here. With False (the default, as in torch), each epoch "
+        "begins as in new ones: with the dataset as it is in this process, new seeds, and a call of `worker_init_fn`. "
+        "True keeps the workers' copy of the dataset with all changes that they made to it.",
     )  # fmt: skip
     pin_memory_device: str = _argument("", doc="Deprecated in torch; accepted and ignored.")
     in_order: bool = _argument(True, doc="False delivers batches in the order in which they are completed.")

@@ -590,9 +590,10 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, *, batched: bool) 
         batched: Whether samples are batched.
     """
     streaming = None
+    fresh = config.num_workers > 0 and not config.persistent_workers
     if config.iterable:
         streaming = IterableOptions(
-            config.drop_last, fresh=config.num_workers > 0 and not config.persistent_workers,
+            config.drop_last, fresh=fresh,
             alone=not config.num_workers, prepare=datapipes.preparation(config.dataset),
         )  # fmt: skip
     torch_compat.warn_if_too_many_workers(config.num_workers)
@@ -604,6 +605,7 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, *, batched: bool) 
         start_method=torch_compat.start_method(config.multiprocessing_context),
         transport=config.transport,
         in_order=config.in_order,
+        fresh=fresh,
     )
     return Engine(
         bus,

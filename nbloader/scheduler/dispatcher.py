@@ -126,7 +126,8 @@ class Dispatcher(Generic[R]):
         """Open iterations by number."""
         self.slots = 1
         """Number of worker ids."""
-        self._round_robin = round_robin
+        self.round_robin = round_robin
+        """See above; it may change while the loader runs."""
         self._owed = 0  # jobs that may be assigned although the loader is paused: one for each step that was taken
         self._by_slot: dict[int, int] = {}  # worker id -> the worker that became ready last
         self._held: dict[int, dict[_Key, Task]] = {}  # worker -> its jobs, in the order it was given them
@@ -177,7 +178,7 @@ class Dispatcher(Generic[R]):
             if any((task.run, task.number) == (run, number) for task in held.values()):
                 return Delay(number, worker)
         for task in state.waiting:
-            if task.number == number and (self._round_robin or state.shards is not None):
+            if task.number == number and (self.round_robin or state.shards is not None):
                 worker = self._by_slot.get(self._slot(state, task), -1)
                 return Delay(number, worker if self._held.get(worker) else None)
         return Delay(number, None)
@@ -320,7 +321,7 @@ class Dispatcher(Generic[R]):
         for state in self.iterations.values():
             if state.parked:
                 continue
-            if state.shards is not None or self._round_robin:
+            if state.shards is not None or self.round_robin:
                 self._assign_to_slots(state, assigned, free=free)
                 continue
             while state.waiting:
@@ -435,7 +436,7 @@ class Dispatcher(Generic[R]):
 
     def _movable(self, run: int) -> bool:
         state = self.iterations.get(run)
-        return state is not None and state.shards is None and not state.parked and not self._round_robin
+        return state is not None and state.shards is None and not state.parked and not self.round_robin
 
     def _unbegun_of(self, run: int) -> list[Revoke]:
         """The jobs of an iteration that workers hold, except for the first one of each worker."""

@@ -58,6 +58,8 @@ class InitMessage(NamedTuple):
     """"shared_memory" or "pickle"."""
     in_order: bool
     """Whether batches are delivered in order."""
+    fresh: bool
+    """Whether each iteration begins on a new copy of the dataset and functions."""
     files: Files
     """The files of the dataset's large arrays; the descriptors are sent along."""
     payload: bytes

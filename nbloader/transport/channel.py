@@ -33,6 +33,8 @@ CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 NO_WAIT = CLOSE_ON_EXEC | int(socket.MSG_DONTWAIT)
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * MAX_FDS)
 CUT_OFF = int(socket.MSG_CTRUNC)
+IN_TURN = b"\1"
+"""Body of a READY frame: batches must go to workers in turn."""
 LOST = -1
 """In place of descriptors that did not arrive: this process has as many as it may have."""
 
@@ -49,7 +51,7 @@ class Kind(IntEnum):
     """To the worker: drop these batches of an iteration, where they were received before this frame and are not begun.
     Without numbers: drop all of them, and the iterators over shards that belong to the iteration."""
     READY = 4
-    """From the worker: it has its dataset."""
+    """From the worker: it has its dataset. With the body `IN_TURN` if batches must go to workers in turn."""
     SEGMENT = 5
     """With a descriptor. From the worker: a new segment. To the worker: a new arena for chunks."""
     LAYOUT = 6
@@ -77,6 +79,8 @@ class Kind(IntEnum):
     """To the worker: an arena is not used any more. From the worker: these segments are not used any more."""
     REST = 17
     """To the worker: the segments that were returned; there is nothing to do for now, so free memory."""
+    ITERATION = 18
+    """To the worker: the next task belongs to another iteration than the one before."""
 
 
 class Channel:

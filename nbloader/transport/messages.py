@@ -27,6 +27,8 @@ class WorkerInitialized:
     """The worker has its dataset and can be given batches."""
 
     uid: int
+    in_turn: bool = False
+    """Whether it draws from generators that are not seeded for each batch: batches must go to workers in turn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ Locks of `threading`, which cannot be shared, become new ones.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import multiprocessing
 import os
@@ -114,6 +115,8 @@ class SharingPickler(Pickler):
         reduce_lock = _THREAD_OBJECTS.get(type(obj))
         if reduce_lock is not None:
             return reduce_lock(obj)
+        if type(obj).__name__ in _GENERATORS and (name := _global_generator(obj)) is not None:
+            return _attribute, name
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
             if not _is_shared(torch, obj) or _goes_as_array(torch, obj):
@@ -134,6 +137,26 @@ def _is_unnamed_lock(obj: Any) -> bool:
     """
     synchronize = sys.modules.get("multiprocessing.synchronize")
     return synchronize is not None and issubclass(type(obj), synchronize.SemLock) and obj._semlock.name is None
+
+
+_GENERATORS = frozenset({"Random", "RandomState", "Generator"})
+"""Names of the types of random generators."""
+
+
+def _global_generator(obj: Any) -> tuple[str, str] | None:
+    """Module and attribute of a generator behind the functions of `random`, NumPy or torch.
+
+    A worker has one of its own, which is seeded for each batch. It is reached by functions that were imported from
+    these modules: `from random import random`.
+    """
+    for module, attribute in (("random", "_inst"), ("numpy.random.mtrand", "_rand"), ("torch", "default_generator")):
+        if obj is getattr(sys.modules.get(module), attribute, None):
+            return module, attribute
+    return None
+
+
+def _attribute(module: str, attribute: str) -> Any:
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _reducers() -> dict[type, Any]:

@@ -19,6 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from nbloader.batch.payload import BatchPayload
@@ -57,6 +58,9 @@ class WorkerOptions:
     """"shared_memory" or "pickle": for processes."""
     in_order: bool = True
     """Whether batches are delivered in order, so that those behind a slow one wait for it anyway."""
+    fresh: bool = False
+    """Whether each iteration begins as in new workers: with the dataset as it was sent, new seeds and a call of
+    `worker_init_fn` (torch's `persistent_workers=False`)."""
 
 
 class WorkerHandle:
@@ -216,6 +220,9 @@ class WorkerPool(ABC):
 
     All methods are called with the engine's lock held. The last ones are optional: not every kind needs them.
     """
+
+    seeds: Mapping[int, int] = MappingProxyType({})
+    """The base seeds of the open iterations, by their number; kept up to date by the engine."""
 
     @property
     @abstractmethod

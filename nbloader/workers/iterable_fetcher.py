@@ -65,7 +65,7 @@ class ShardIterator:
         position: Batches produced so far.
         source: The iterator or the dataset, whichever has `state_dict()`; None if neither has.
         info: What `get_worker_info()` returns while the shard is read; None for a single shard.
-        seeded: Whether `worker_init_fn` has seeded torch: then batches are not seeded.
+        seeded: Whether `worker_init_fn` has seeded a generator: then batches are not seeded.
     """
 
     __slots__ = ("exhausted", "info", "iterator", "position", "reported", "reporting_ns", "seeded", "source")
@@ -119,7 +119,7 @@ class IterableFetcher:
         on_error: What to do with a sample that raises.
         context: Whose generators are seeded, and where `get_worker_info()` is answered.
         report_state: Takes the states of iterators.
-        seeded: Whether `worker_init_fn` has seeded torch for `dataset`: then batches are not seeded.
+        seeded: Whether `worker_init_fn` has seeded a generator for `dataset`: then batches are not seeded.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class IterableFetcher:
         self._context.set_worker_info(info)
         if worker_init_fn is not None and info is not None:
             worker_init_fn(ticket.shard)
-            seeded = self._context.torch_was_seeded()
+            seeded = self._context.was_seeded()
         if not self._options.fresh:
             self._copies[key] = dataset
         position, text = ticket.resume or (0, "")

@@ -36,7 +36,7 @@ from nbloader.shm.arena import ArenaWriter
 from nbloader.shm.segment import SegmentReader, anonymous_file, mapped
 from nbloader.transport import forkserver, preload
 from nbloader.transport.bootstrap import Environment, InitMessage
-from nbloader.transport.channel import MAX_FDS, Bytes, Channel, Kind
+from nbloader.transport.channel import IN_TURN, MAX_FDS, Bytes, Channel, Kind
 from nbloader.transport.messages import (
     BatchDone,
     DescriptorsExhausted,
@@ -191,6 +191,8 @@ class ProcessHandle(WorkerHandle):
         self._stderr_lines: deque[str] = deque(maxlen=100)
         self.failed_samples: list[SampleFailure] = []
         """Samples that were skipped or replaced in the batch that it sends next."""
+        self.run = -1
+        """The iteration of the last task that it was sent."""
 
     @property
     def stderr_tail(self) -> str:
@@ -297,8 +299,8 @@ class ProcessPool(WorkerPool):
             start = InitMessage(
                 environment=Environment.of_this_process(), inherited=inherited, worker=worker,
                 num_workers=options.num_workers, seed=options.seed, batched=options.batched, output=options.output,
-                transport=options.transport, in_order=options.in_order, files=files._replace(fds=()),
-                payload=pickled.data, streaming=options.iterable,
+                transport=options.transport, in_order=options.in_order, fresh=options.fresh,
+                files=files._replace(fds=()), payload=pickled.data, streaming=options.iterable,
             )  # fmt: skip
             for first in range(0, len(handed), MAX_FDS):  # before INIT, which may be too large to be sent at once
                 self._send(handle, (Kind.HANDED, b""), fds=tuple(handed[first : first + MAX_FDS]))
@@ -344,6 +346,10 @@ class ProcessPool(WorkerPool):
                 refused.append((task, error))
             else:
                 handle.revoker.next_number += 1
+                if task.run != handle.run:
+                    handle.run = task.run
+                    seed = self.seeds.get(task.run, 0)
+                    frames.append((Kind.ITERATION, pickle.dumps((task.run, seed, tuple(self.seeds)))))
                 frames.append((_TASK, message))
         if frames:
             self._send(handle, *frames)
@@ -465,7 +471,7 @@ class ProcessPool(WorkerPool):
                 messages.append(self._read_shard(handle, kind, body))
             elif kind == Kind.READY:
                 handle.ready = True
-                messages.append(WorkerInitialized(uid))
+                messages.append(WorkerInitialized(uid, in_turn=bytes(body) == IN_TURN))
             elif kind == Kind.INIT_ERROR:
                 messages.append(WorkerInitFailed(uid, pickle.loads(body)))
 

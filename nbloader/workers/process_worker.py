@@ -29,7 +29,6 @@ import cloudpickle
 import numpy as np
 
 from nbloader._util import rng
-from nbloader._util.import_hooks import when_imported
 from nbloader.batch.chunk_arena import ChunkSlot, ChunkWriter
 from nbloader.batch.collate import collate_object, convert, plan_batch
 from nbloader.batch.header import IN_ARENA, PICKLED, pack_header
@@ -39,19 +38,14 @@ from nbloader.events.remote_errors import describe
 from nbloader.shm.segment import NO_SEGMENT, Block, SegmentWriter
 from nbloader.transport import stack_probe
 from nbloader.transport.bootstrap import InitMessage
-from nbloader.transport.channel import Bytes, Channel, Kind
-from nbloader.transport.dataset_payload import Files, load_shared
+from nbloader.transport.channel import IN_TURN, Bytes, Channel, Kind
 from nbloader.transport.mp_objects import run_finalizers
 from nbloader.workers.fetcher import FetchedBatch, OnError, fetch, raise_if_none
-from nbloader.workers.iterable_fetcher import CopyDataset, IterableFetcher
+from nbloader.workers.iterable_fetcher import IterableFetcher
+from nbloader.workers.iterations import Iteration, Iterations
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus
 from nbloader.workers.task_claims import CLAIMS_SIZE, MAX_BLOCK, TaskClaims
-from nbloader.workers.worker_info import (
-    ProcessContext,
-    WorkerInfo,
-    collate_tensors_in_private_memory,
-    set_torch_worker_info,
-)
+from nbloader.workers.worker_info import ProcessContext
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
@@ -127,50 +121,12 @@ def _initialize(channel: Channel) -> WorkerLoop | None:
     start.environment.install()
     try:
         files = start.files._replace(fds=tuple(channel.take_fd() for _ in start.files.private))
-        copy_dataset = None
-        if start.streaming is not None:
-            copy_dataset = partial(_copy_dataset, start, _duplicate(files))
-        dataset, collate_fn, worker_init_fn, on_error = load_shared(start.payload, files)
-        _set_up_process(start, dataset)
-        if worker_init_fn is not None:
-            worker_init_fn(start.worker)
+        iterations = Iterations(start, files)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the notebook
         channel.send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
         return None
-    channel.send(Kind.READY)
-    seeded = rng.torch_was_seeded()
-    return WorkerLoop(
-        channel, start, dataset, collate_fn, on_error, status, claims, later, copy_dataset, seeded=seeded
-    )  # fmt: skip
-
-
-def _duplicate(files: Files) -> Files:
-    return files._replace(fds=tuple(map(os.dup, files.fds)))
-
-
-def _copy_dataset(start: InitMessage, files: Files) -> tuple[Any, Callable[[int], None] | None]:
-    """Return another copy of the dataset, and `worker_init_fn`."""
-    dataset, _collate_fn, worker_init_fn, _on_error = load_shared(start.payload, _duplicate(files))
-    return dataset, worker_init_fn
-
-
-def _set_up_process(start: InitMessage, dataset: Any) -> None:
-    """Answer `get_worker_info()`, ours and torch's; seed; limit numeric libraries to one thread."""
-    seed = start.seed + start.worker
-    ProcessContext().set_worker_info(WorkerInfo(start.worker, start.num_workers, seed, dataset))
-    rng.seed_everything(seed)
-    when_imported("torch", _set_up_torch)
-
-
-def _set_up_torch() -> None:
-    """Torch has just been imported, maybe by a sample: set it up and seed it like the other libraries."""
-    import torch
-
-    set_torch_worker_info()
-    collate_tensors_in_private_memory()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-    rng.seed_torch()
+    channel.send(Kind.READY, IN_TURN if iterations.in_turn else b"")
+    return WorkerLoop(channel, start, iterations, status, claims, later)
 
 
 # ---- the worker loop ----------------------------------------------------------------------------------------------
@@ -205,45 +161,39 @@ class WorkerLoop:
     Args:
         channel: The connection to the notebook's process.
         start: The first message.
-        dataset: The rebuilt dataset.
-        collate_fn: The user's function, or None for the default.
-        on_error: What to do with a sample that raises.
+        iterations: The copies of the dataset and functions.
         status: Where the worker publishes what it is doing.
         claims: Tells which queued tasks were given to other workers.
         frames: Frames that were received already.
-        copy_dataset: Returns another copy of an iterable dataset, and `worker_init_fn`.
-        seeded: Whether `worker_init_fn` has seeded torch. Then it is responsible for seeds, as it would be in torch's
-            workers, and batches are not seeded by their number.
     """
 
     def __init__(
         self,
         channel: Channel,
         start: InitMessage,
-        dataset: Any,
-        collate_fn: Callable[[Any], Any] | None,
-        on_error: OnError,
+        iterations: Iterations,
         status: WorkerStatus,
         claims: TaskClaims,
         frames: list[tuple[int, Bytes]],
-        copy_dataset: CopyDataset | None = None,
-        *,
-        seeded: bool,
     ) -> None:
         self._channel = channel
         self._batched = start.batched
         self._status = status
         self._claims = claims
-        self._seeded = seeded
+        self._iterations = iterations
+        self._run = -1
+        dataset, collate_fn, _worker_init_fn, on_error = iterations.current.parts
         self._iterable_fetcher: IterableFetcher | None = None
-        self._fetch: FetchBatch = partial(_fetch_from_map, dataset, on_error, start.batched, status)
-        if start.streaming is not None and copy_dataset is not None:
+        self._encoder = BatchEncoder(start, collate_fn, self._send)
+        self._fetch: FetchBatch
+        self._seeded = False
+        self._use(iterations.current)
+        if start.streaming is not None:
             self._iterable_fetcher = IterableFetcher(
-                copy_dataset, dataset, (start.worker, start.num_workers), start.streaming, status, on_error,
-                context=ProcessContext(), report_state=self._report_state, seeded=seeded,
+                iterations.copy_dataset, dataset, (start.worker, start.num_workers), start.streaming, status, on_error,
+                context=ProcessContext(), report_state=self._report_state, seeded=self._seeded,
             )  # fmt: skip
             self._fetch = self._iterable_fetcher.fetch
-        self._encoder = BatchEncoder(start, collate_fn, self._send)
         self._chunk_writer = ChunkWriter()
         self._pending = deque(frames)
         """Frames that were received and not processed."""
@@ -264,6 +214,8 @@ class WorkerLoop:
         self._process_cancels()
         while True:
             task = self._next_task()
+            if task.run != self._run and not self._switch(task.run):
+                return
             if not self._seeded:
                 rng.seed_everything(task.seed)
             try:
@@ -272,6 +224,24 @@ class WorkerLoop:
                 if self._hung_up:
                     raise
                 self._report_error(task, error)
+
+    def _switch(self, run: int) -> bool:
+        """Process the tasks of another iteration from now on. False if it cannot begin, which has been reported."""
+        self._run = run
+        before = self._iterations.current
+        try:
+            iteration = self._iterations.switch(run)
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the notebook
+            self._send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
+            return False
+        if iteration is not before:
+            self._use(iteration)
+        return True
+
+    def _use(self, iteration: Iteration) -> None:
+        dataset, self._encoder.collate_fn, _worker_init_fn, on_error = iteration.parts
+        self._fetch = partial(_fetch_from_map, dataset, on_error, self._batched, self._status)
+        self._seeded = iteration.seeded
 
     def _next_task(self) -> TaskMessage:
         status = self._status
@@ -285,7 +255,7 @@ class WorkerLoop:
                 self._receive(wait=True)
             kind, body = self._pending.popleft()
             if kind != _TASK:
-                self._process_memory_frame(kind, body)
+                self._process_note(kind, body)
                 continue
             task = _read_task(body)
             self._encoder.give_back(task.returned)
@@ -307,7 +277,7 @@ class WorkerLoop:
                 kept.append((body, _read_task(body)))
                 continue
             if kind != _CANCEL:
-                self._process_memory_frame(kind, body)
+                self._process_note(kind, body)
                 continue
             run, numbers = pickle.loads(body)
             if numbers is None and self._iterable_fetcher is not None:
@@ -320,8 +290,11 @@ class WorkerLoop:
             kept = [(body, task) for body, task in kept if task not in dropped]
         self._pending = deque((_TASK, body) for body, _task in kept)
 
-    def _process_memory_frame(self, kind: int, body: Bytes) -> None:
-        """Process a frame about segments, or about the arenas of chunks."""
+    def _process_note(self, kind: int, body: Bytes) -> None:
+        """Process a frame about segments, about the arenas of chunks, or about an iteration."""
+        if kind == Kind.ITERATION:
+            self._iterations.announce(*pickle.loads(body))
+            return
         number = int.from_bytes(body[:8], "little")
         if kind == Kind.SEGMENT:
             self._chunk_writer.arenas.add(number, self._channel.take_fd())
@@ -425,7 +398,8 @@ class BatchEncoder:
         self._output = start.output
         self._as_tensor = ArrayToBeTensor if start.output == "torch" else np.asarray
         self._shared_memory = start.transport == "shared_memory"
-        self._collate_fn = collate_fn
+        self.collate_fn = collate_fn
+        """The user's function, or None for the default; that of the present iteration."""
         self._send = send
         self._segments = SegmentWriter(self._announce, self._retire)
         self._layouts: dict[Any, int] = {}
@@ -437,8 +411,8 @@ class BatchEncoder:
         Raises:
             Exception: Whatever the collation raises; no segment is lost by it.
         """
-        if self._collate_fn is not None:
-            return self._encode_object(self._collate_fn(samples))
+        if self.collate_fn is not None:
+            return self._encode_object(self.collate_fn(samples))
         if not self._batched:
             return self._encode_object(convert(samples, self._as_tensor))
         if not self._shared_memory:

@@ -18,7 +18,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOpt
 from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.message_queue import MessageQueue
+from nbloader.workers.reachable import holds_generator
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
 from nbloader.workers.thread_rng import ThreadContext
 from nbloader.workers.worker_info import WorkerInfo
@@ -164,7 +165,7 @@ class ThreadPool(WorkerPool):
             OSError: No thread can be started.
         """
         handle = ThreadHandle(worker, self._messages)
-        thread_worker = ThreadWorker(handle, options, setup, self._messages)
+        thread_worker = ThreadWorker(handle, options, setup, self._messages, self.seeds)
         handle.thread = threading.Thread(target=thread_worker.run, name=f"nbloader-worker-{worker}", daemon=True)
         self._handles[handle.uid] = handle
         self._messages.put(WorkerLaunched(handle.uid))
@@ -267,9 +268,18 @@ class ThreadWorker:
         options: Its configuration.
         setup: The dataset and functions.
         messages: Where it reports.
+        seeds: The base seeds of the open iterations, by their number.
     """
 
-    def __init__(self, handle: ThreadHandle, options: WorkerOptions, setup: LocalSetup, messages: MessageQueue) -> None:
+    def __init__(
+        self,
+        handle: ThreadHandle,
+        options: WorkerOptions,
+        setup: LocalSetup,
+        messages: MessageQueue,
+        seeds: Mapping[int, int],
+    ) -> None:
+        self._seeds = seeds
         self._handle = handle
         self._options = options
         self._shared = setup
@@ -284,11 +294,9 @@ class ThreadWorker:
         try:
             if options.iterable is not None and not options.iterable.alone:  # `worker_init_fn` may set up its shard
                 self._setup = self._shared._replace(dataset=copy.copy(self._shared.dataset))
-            seed = options.seed + handle.worker
-            info = WorkerInfo(handle.worker, options.num_workers, seed, self._setup.dataset)
-            with ThreadContext(info) as context:
-                context.seed(seed)
-                if self._initialize():
+            with ThreadContext(self._info(options.seed)) as context:
+                if self._initialize(context, options.seed):
+                    self._messages.put(WorkerInitialized(handle.uid, in_turn=self._in_turn(context)))
                     self._produce_batches(context)
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -298,9 +306,14 @@ class ThreadWorker:
             self._messages.put(OutputText(handle.uid, "stderr", handle.traceback))
         self._messages.put(WorkerGone(handle.uid, code))
 
-    def _initialize(self) -> bool:
-        """Call `worker_init_fn`. False if it raised, which has been reported."""
+    def _info(self, base_seed: int) -> WorkerInfo:
+        worker = self._handle.worker
+        return WorkerInfo(worker, self._options.num_workers, base_seed + worker, self._setup.dataset)
+
+    def _initialize(self, context: ThreadContext, base_seed: int) -> bool:
+        """Seed, and call `worker_init_fn`. False if it raised, which has been reported."""
         uid, init_fn = self._handle.uid, self._setup.worker_init_fn
+        context.seed(base_seed + self._handle.worker)
         if init_fn is not None:
             try:
                 init_fn(self._handle.worker)
@@ -308,8 +321,18 @@ class ThreadWorker:
                 raised = error.with_traceback(user_traceback(error))
                 self._messages.put(WorkerInitFailed(uid, describe(error, by_value=False), raised))
                 return False
-        self._messages.put(WorkerInitialized(uid))
         return True
+
+    def _in_turn(self, context: ThreadContext) -> bool:
+        """Whether it draws from generators that are not seeded for each batch."""
+        setup = self._setup
+        return context.was_seeded() or (self._options.iterable is None and holds_generator(*setup))
+
+    def _begin_iteration(self, context: ThreadContext, run: int) -> bool:
+        """Begin another iteration as a new worker would. False if that failed, which has been reported."""
+        base_seed = self._seeds.get(run, self._options.seed)
+        context.set_worker_info(self._info(base_seed))
+        return self._initialize(context, base_seed)
 
     def _create_builder(self, context: ThreadContext) -> BatchBuilder:
         """Iterable datasets are read from shallow copies, whose iterators share nothing else."""
@@ -321,7 +344,7 @@ class ThreadWorker:
                 lambda: (copy.copy(self._shared.dataset), setup.worker_init_fn), setup.dataset, shard, options.iterable,
                 self._status, setup.on_error, context=context,
                 report_state=lambda *state: self._messages.put(ShardAdvanced(uid, *state)),
-                seeded=context.torch_was_seeded(),
+                seeded=context.was_seeded(),
             )  # fmt: skip
         return BatchBuilder(
             setup.dataset, setup.collate_fn, self._status, batched=options.batched, output=options.output,
@@ -332,11 +355,17 @@ class ThreadWorker:
         """Produce batches until the worker is stopped."""
         status, uid = self._status, self._handle.uid
         builder = self._create_builder(context)
-        seeded = context.torch_was_seeded()  # then `worker_init_fn` is responsible for the seeds
+        seeded = context.was_seeded()  # then `worker_init_fn` is responsible for the seeds
+        fresh = self._options.fresh and builder.iterable_fetcher is None
+        run: int | None = None
         while True:
             task = self._next_task(builder.iterable_fetcher)
             if task is None:
                 return
+            if task.run != run:
+                if run is not None and fresh and not self._begin_iteration(context, task.run):
+                    return
+                run = task.run
             status.run, status.number = task.run, task.job
             if not seeded:
                 context.seed(task.seed)

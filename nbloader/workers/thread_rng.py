@@ -84,9 +84,9 @@ class ThreadContext:
         """See `WorkerContext`."""
         rng.seed_everything(seed)
 
-    def torch_was_seeded(self) -> bool:
+    def was_seeded(self) -> bool:
         """See `WorkerContext`."""
-        return rng.torch_was_seeded()
+        return rng.was_seeded()
 
     def set_worker_info(self, info: WorkerInfo | None) -> None:
         """See `WorkerContext`."""

@@ -54,8 +54,8 @@ class WorkerContext(Protocol):
     def seed(self, seed: int) -> None:
         """Seed all generators."""
 
-    def torch_was_seeded(self) -> bool:
-        """Whether other code has seeded torch since."""
+    def was_seeded(self) -> bool:
+        """Whether other code has seeded a generator since."""
 
     def set_worker_info(self, info: WorkerInfo | None) -> None:
         """Set the result of `get_worker_info()`."""
@@ -68,9 +68,9 @@ class ProcessContext:
         """See `WorkerContext`."""
         rng.seed_everything(seed)
 
-    def torch_was_seeded(self) -> bool:
+    def was_seeded(self) -> bool:
         """See `WorkerContext`."""
-        return rng.torch_was_seeded()
+        return rng.was_seeded()
 
     def set_worker_info(self, info: WorkerInfo | None) -> None:
         """See `WorkerContext`."""
