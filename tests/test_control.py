@@ -119,8 +119,6 @@ def test_numpy_integers_are_accepted():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_invalid_number_of_workers_is_an_error_and_changes_nothing(workers):
     with DataLoader(Numbers(8), 2, num_workers=workers) as loader:
-        with pytest.raises(ValueError, match=rf"num_workers cannot be changed from {workers} to {2 - workers}"):
-            loader.num_workers = 2 - workers
         with pytest.raises(ValueError, match=r"num_workers.*-1"):
             loader.num_workers = -1
         for wrong in (True, 1.0, "3", None):
@@ -174,8 +172,8 @@ def test_an_invalid_prefetch_factor_is_an_error():
             loader.prefetch_factor = 1.5
     with DataLoader(Numbers(8), 2) as loader:
         assert loader.prefetch_factor is None
-        with pytest.raises(ValueError, match="num_workers > 0"):
-            loader.prefetch_factor = 2
+        loader.prefetch_factor = 3
+        assert flat(loader) == list(range(8)), "it has no effect without workers, as in torch"
 
 
 # ---- stepping

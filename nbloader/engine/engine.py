@@ -125,6 +125,7 @@ class Engine:
         self._last_request = time.monotonic()
         self._rested = False  # since the last epoch
         self._superseded = False
+        self._retired = False
         self._raised: Exception | None = None  # an error that is raised in the consumer with the lock
         # What failed in a batch, by (iteration, batch number): published when the batch is delivered.
         self._failures: dict[tuple[int, int], list[ev.Event]] = {}
@@ -154,6 +155,14 @@ class Engine:
     def prefetches(self) -> bool:
         """Whether batches are requested before the consumer asks for them."""
         return self._policy.prefetches
+
+    def prepare(self, dataset: Any) -> None:
+        """Start what workers will need, before the first epoch.
+
+        Args:
+            dataset: The loader's dataset.
+        """
+        self._config.kind.prepare(dataset)
 
     # ---- the lock -----------------------------------------------------------------------------------------------
 
@@ -636,6 +645,8 @@ class Engine:
         for key in [key for key in self._failures if key[0] == run]:
             del self._failures[key]
         self._cancel(closed.cancels)
+        if self._retired and not self._dispatcher.iterations:
+            self._close()
 
     def restart_workers(self, ids: list[int]) -> None:
         """Replace workers; other workers produce what they held."""
@@ -708,6 +719,10 @@ class Engine:
     def supersede(self) -> None:
         """The cell of this loader was run again: stop the workers soon, at once if no epoch is under way."""
         self._superseded = True
+        self.stop_idle_workers()
+
+    def stop_idle_workers(self) -> None:
+        """Stop the workers, unless an iteration is under way. The next one starts them again."""
         self._command(lambda: None if self._dispatcher.iterations else self._group.stop())
 
     # ---- watching -----------------------------------------------------------------------------------------------
@@ -865,6 +880,11 @@ class Engine:
             self.closed = True
             if self._supervisor is not None:
                 self._supervisor.close_if_idle()
+
+    def retire(self) -> None:
+        """Another engine has taken the place of this one: stop the workers when its iterations have ended."""
+        self._retired = True
+        self._command(lambda: None if self._dispatcher.iterations else self._close())
 
     def _close(self) -> None:
         if self.closed:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from torch._C._autograd import _profiler_enabled as profiling
 from torch.autograd.profiler import record_function
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from nbloader import events as ev
 from nbloader._util.wakeup import Wakeup
@@ -57,8 +58,12 @@ class Consumer(NamedTuple):
     """Called at the end of the epoch; with whether it had no batch at all."""
 
 
-class EpochIterator(Iterator[T_co]):
+class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     """Iterates over the batches of one epoch.
+
+    It is a subclass of torch's iterator, because programs check for that, but shares no code with it. Programs also
+    look for the private attributes `_workers`, `_num_workers`, `_num_yielded` and `_base_seed`, and for
+    `_shutdown_workers()`.
 
     Args:
         context: Of the loader.
@@ -100,7 +105,7 @@ class EpochIterator(Iterator[T_co]):
         """Nobody will iterate: discard what was produced."""
         self._end("abandoned")
 
-    def __iter__(self) -> Iterator[T_co]:
+    def __iter__(self) -> EpochIterator[T_co]:
         """Return the iterator itself."""
         return self
 
@@ -114,6 +119,26 @@ class EpochIterator(Iterator[T_co]):
         if self._engine.inline:
             raise AttributeError("an iterator over a loader with num_workers=0 has no workers")
         return self._engine.workers()
+
+    @property
+    def _num_workers(self) -> int:  # type: ignore[override]
+        """Number of workers when the epoch began."""
+        return 0 if self._consumer is None else self._consumer.num_workers
+
+    @property
+    def _num_yielded(self) -> int:  # type: ignore[override]
+        """Batches delivered."""
+        return self._resources.delivered
+
+    @property
+    def _base_seed(self) -> int:  # type: ignore[override]
+        """The epoch's base seed."""
+        return self.plan.seed
+
+    def _shutdown_workers(self) -> None:
+        """End the iteration, and the workers unless another iteration uses them; the next epoch starts them again."""
+        self._end("abandoned")
+        self._engine.stop_idle_workers()
 
     def __getstate__(self) -> NoReturn:
         """An iterator is bound to its workers: torch's cannot be pickled either."""

@@ -132,8 +132,14 @@ class Checkpoint:
             "batch_size": context.batch_size,
             "chunk_size": self._config.chunk,
             "last_batch": self._config.incomplete_batch,
-            "sampler": "/".join(type(part).__name__ for part in parts(context.index_sampler)),
+            "sampler": "/".join(_name(part) for part in parts(context.index_sampler)),
         }
+
+
+def _name(sampler: Any) -> str:
+    """The name of a sampler's class in states."""
+    name = type(sampler).__name__
+    return "Endless" if name == "_InfiniteConstantSampler" else name  # as version 0.1 wrote it, which had its own
 
 
 def _stateful_part(context: EpochContext) -> Any:

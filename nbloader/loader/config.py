@@ -110,10 +110,6 @@ def _dataset(name: str, value: Any) -> Any:
             f"images per class use torchvision.datasets.ImageFolder({os.fsdecode(value)!r}); for other files write a "
             "class with __len__ and __getitem__ that opens the i-th file of a list"
         )
-    if isinstance(value, type):
-        raise TypeError(f"{name} is the class {value.__name__} itself: create an object of it, {value.__name__}(...)")
-    if not any(hasattr(value, method) for method in ("__getitem__", "__getitems__", "__iter__")):
-        raise TypeError(f"{name} must have __getitem__ and __len__, or __iter__; {type(value).__name__} has neither")
     return value
 
 
@@ -371,7 +367,8 @@ class LoaderConfig(Generic[T_co]):
         dataset, shuffle = datapipes.apply_shuffle(self.dataset, self.shuffle, self.workers)
         self._set("dataset", dataset)
         self._set("shuffle", shuffle)
-        self._set("iterable", isinstance(dataset, IterableDataset) or not _has_items(dataset))
+        iterable = isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not _has_items(dataset))
+        self._set("iterable", iterable)
         self._check_order()
         self._check_workers()
         self._check_batching()
@@ -400,8 +397,6 @@ class LoaderConfig(Generic[T_co]):
                         f"DataLoader with IterableDataset: expected unspecified {name} option, but got {name}={value}; "
                         "the dataset defines the order"
                     )
-        elif self.sampler is None and self.batch_sampler is None and not hasattr(self.dataset, "__len__"):
-            raise TypeError(f"dataset {type(self.dataset).__name__} has no __len__: add one, or pass a sampler")
 
     def _check_workers(self) -> None:
         if self.workers != "process":
@@ -523,6 +518,8 @@ def _declarations() -> Iterator[tuple[str, _Declared]]:
 
 FIXED = frozenset(name for name, declared in _declarations() if declared.fixed)
 """Attributes of a loader that cannot be assigned after construction."""
+FIXED_IN_TORCH = frozenset({"batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"})
+"""Those that torch's loader refuses to assign, unless a program clears the mark of initialization, as timm does."""
 ARGUMENTS = frozenset(name for name, _declared in _declarations())
 """The names of all arguments."""
 
@@ -617,17 +614,30 @@ def check_source(source: Any, batch_size: Any, arguments: dict[str, Any]) -> Non
             raise ValueError(f"from_source and {name} are mutually exclusive: got {name}={arguments[name]!r}")
 
 
-def check_not_empty(dataset: Any, sampler: Any) -> None:
-    """Raise before an epoch that would have no samples because the dataset has none.
+def check_dataset(dataset: Any, sampler: Any, *, iterable: bool) -> None:
+    """Check before an epoch that a dataset gives samples.
+
+    That is not checked when the loader is created: programs create loaders with a stand-in for the dataset, such as
+    None or a mock, which they never iterate.
+
+    Args:
+        dataset: The dataset.
+        sampler: The loader's sampler.
+        iterable: Whether the dataset is iterated rather than indexed.
 
     Raises:
-        ValueError: `len(dataset)` is 0.
+        TypeError: It is a class, has no method that gives samples, or has no length although the order depends on it.
     """
-    if samplers.length(dataset) == 0 and not samplers.length(sampler):
-        raise ValueError(
-            f"the dataset ({type(dataset).__name__}) is empty: its len() is 0. Check the path or the filter that it "
-            "was created from."
-        )
+    name = type(dataset).__name__
+    if isinstance(dataset, type):
+        name = dataset.__name__
+        raise TypeError(f"dataset is the class {name} itself: create an object of it, {name}(...)")
+    if iterable:
+        return
+    if not _has_items(dataset):
+        raise TypeError(f"dataset must have __getitem__ and __len__, or __iter__; {name} has neither")
+    if not hasattr(dataset, "__len__") and getattr(sampler, "data_source", None) is dataset:
+        raise TypeError(f"dataset {name} has no __len__: add one, or pass a sampler")
 
 
 def with_current_class(dataset: Any) -> Any:

@@ -17,24 +17,12 @@ class Control:
 
     Args:
         engine: The loader's engine.
-        num_workers: Initial number of workers.
-        prefetch_factor: Initial number of batches to request ahead, per worker; None without workers.
+        num_workers: Its initial number of workers; 0 where the consumer itself loads.
     """
 
-    def __init__(self, engine: Engine, num_workers: int, prefetch_factor: int | None) -> None:
+    def __init__(self, engine: Engine, num_workers: int) -> None:
         self._engine = engine
         self._num_workers = num_workers
-        self._prefetch_factor = prefetch_factor
-
-    @property
-    def num_workers(self) -> int:
-        """Current number of workers."""
-        return self._num_workers
-
-    @property
-    def prefetch_factor(self) -> int | None:
-        """Batches requested ahead, per worker; None without workers."""
-        return self._prefetch_factor
 
     def check_open(self) -> None:
         """Raise after `close()`.
@@ -45,27 +33,32 @@ class Control:
         if self._engine.closed:
             raise LoaderClosedError("this loader is closed: create a new one")
 
-    def resize(self, value: Any) -> None:
-        """See `DataLoader.num_workers`."""
+    def check_num_workers(self, value: Any) -> int:
+        """Check a number of workers that is to be assigned.
+
+        Raises:
+            ValueError: It is negative.
+            TypeError: Not an int.
+            LoaderClosedError: After `close()`.
+        """
         self.check_open()
-        value = natural("num_workers", value, "1 is the minimum for a loader with workers")
-        if (value == 0) != (self._num_workers == 0):
-            raise ValueError(
-                f"num_workers cannot be changed from {self._num_workers} to {value}: a loader either has workers or "
-                "loads batches in this process. Create a new loader."
-            )
+        return natural("num_workers", value, "use num_workers=0 to load in this process")
+
+    def resize(self, value: int) -> None:
+        """Use another number of workers, of a loader that has workers."""
         if value != self._num_workers:
             self._num_workers = value
             self._engine.resize(value)
 
-    def set_prefetch_factor(self, value: Any) -> None:
-        """See `DataLoader.prefetch_factor`."""
+    def set_prefetch_factor(self, value: Any) -> int | None:
+        """See `DataLoader.prefetch_factor`. Returns the value as an int, or None for the default."""
         self.check_open()
-        if not self._num_workers:
-            raise ValueError("prefetch_factor needs num_workers > 0: without workers nothing is loaded ahead")
-        value = natural("prefetch_factor", value, PREFETCH_FACTOR_HINT)
-        self._prefetch_factor = value
-        self._engine.set_prefetch_factor(value)
+        if value is None:
+            return None
+        prefetch_factor: int = natural("prefetch_factor", value, PREFETCH_FACTOR_HINT)
+        if self._num_workers:
+            self._engine.set_prefetch_factor(prefetch_factor)
+        return prefetch_factor
 
     def restart_workers(self, ids: int | Iterable[int] | None) -> None:
         """See `DataLoader.restart_workers`."""

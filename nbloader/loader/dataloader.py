@@ -25,12 +25,15 @@ import atexit
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch.utils.data
 from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data.dataloader import _DatasetKind
 
 from nbloader import events as ev
+from nbloader._util.replaceable import ReplaceableProperty
 from nbloader.batch.torch_collate import collate_for_workers
 from nbloader.device import placement
 from nbloader.engine.config import EngineConfig
@@ -47,10 +50,10 @@ from nbloader.metrics.snapshot import Point, Snapshot
 from nbloader.report.trace import Trace
 from nbloader.sampling import datapipes
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochContext, batches_of
-from nbloader.sampling.samplers import warn_if_exhausted
+from nbloader.sampling.samplers import warn_if_no_samples
 from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.sampling.source import SourceDataset, SourceSampler
-from nbloader.workers.api import WorkerKind, WorkerOptions
+from nbloader.workers.api import WorkerOptions
 from nbloader.workers.inline_pool import INLINE
 from nbloader.workers.registry import create_kind
 
@@ -63,6 +66,12 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
+
+_PARTS = frozenset({
+    "_bus", "_checkpoint", "_control", "_demand", "_engine", "_finalizer", "_iterations", "_monitor", "_prefetch",
+    "_transfer",
+})  # fmt: skip
+"""Attributes of a loader that its copies and pickles do not have: `_create_parts` creates them."""
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -103,32 +112,44 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @cfg.constructor(LoaderConfig[T_co])
     def __init__(self, config: LoaderConfig[Any]) -> None:
-        vars(self).update(config.attributes())  # Lightning and `from_torch` make similar loaders from vars(loader)
+        vars(self).update(config.attributes())  # public ones are arguments: ignite makes loaders from vars(loader)
         self._config = config
-        self.sampler, self.batch_sampler = config.make_samplers()
+        self._dataset_kind = _DatasetKind.Iterable if config.iterable else _DatasetKind.Map
+        sampler, batch_sampler = config.make_samplers()
+        vars(self).update(sampler=sampler, batch_sampler=batch_sampler)
         self.collate_fn = config.collate_fn or (
-            torch_collate.default_convert if self.batch_sampler is None else torch_collate.default_collate
+            torch_collate.default_convert if batch_sampler is None else torch_collate.default_collate
         )
-        self._names = check_names(config.names)
-        self._transfer = placement.device_transfer(
-            list(config.devices), pin=placement.check_pin(config.pin_memory), ahead=config.upload_ahead
-        )
-        self._length_reported: int | None = None
-        """`len()` of an iterable dataset, if `len(loader)` was ever called."""
-        self._iterations = 0
-        self.events = ev.EventBus()
-        """The event bus: `loader.events.subscribe(...)`, `loader.events.batches()`."""
-        self._engine = _make_engine(config, self.events, batched=self.batch_sampler is not None)
-        self._control = Control(self._engine, config.num_workers, config.effective_prefetch_factor)
         self.multiprocessing_context = config.multiprocessing_context  # a property of torch's loader
+        self._names = check_names(config.names)
+        self._IterableDataset_len_called: int | None = None  # type: ignore[assignment]
+        """`len()` of an iterable dataset, if `len(loader)` was ever called. The name is torch's: litdata reads it."""
+        self._create_parts()
+        self._engine.prepare(self.dataset)
+        reruns.supersede_older(self._engine)
+        self.__initialized = True  # torch's name: a program that clears it may assign the samplers
+
+    def _create_parts(self) -> None:
+        """Create what belongs to this object alone, and neither to a copy nor to a pickle of it: see `_PARTS`."""
+        config = self._config
+        self._iterations = 0
+        self._bus = ev.EventBus()
+        self._transfer = placement.device_transfer(
+            list(config.devices), pin=placement.check_pin(self.pin_memory), ahead=config.upload_ahead
+        )
+        self._demand = self._engine_demand()
+        self._engine = _make_engine(config, self._bus, self._demand)
+        self._control = Control(self._engine, self._demand.num_workers)
         self._checkpoint = Checkpoint(config)
         self._prefetch = EpochPrefetch()
-        self._monitor = Monitor(self.events, self._engine, self._transfer)
+        self._monitor = Monitor(self._bus, self._engine, self._transfer)
+        self._watch_engine()
+
+    def _watch_engine(self) -> None:
+        """Have the engine closed with this loader, or when the interpreter exits."""
         self._finalizer = weakref.finalize(self, self._engine.close_soon)
         self._finalizer.atexit = False  # at exit `_close_all` closes every engine
         _engines.add(self._engine)
-        reruns.supersede_older(self._engine)
-        self._own_attributes = frozenset(vars(self))
 
     @classmethod
     def from_source(cls, source: Callable[[int], Sequence[Any]], batch_size: int, **arguments: Any) -> DataLoader[Any]:
@@ -182,11 +203,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises:
             LoaderClosedError: After `close()`.
             DatasetTransferError: The dataset cannot be sent to workers.
-            ValueError: The dataset is empty.
+            TypeError: The dataset gives no samples, or has no length where one is needed.
         """
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Iterator[Any]:  # type: ignore[override]
+        """Start an epoch: `__iter__` without the wrappers of subclasses, which override either, as with torch's."""
         self._control.check_open()
-        if not self._config.iterable:
-            cfg.check_not_empty(self.dataset, self.sampler)
+        cfg.check_dataset(self.dataset, self.sampler, iterable=self._is_iterable)
+        self._update_engine()
         prefetched = self._take_prefetched()
         epoch = self._make_epoch() if prefetched is None else prefetched
         self._checkpoint.plan = epoch.plan
@@ -202,13 +227,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises:
             TypeError: The sampler, or the iterable dataset, has no `len()`.
         """
-        if self._config.iterable:
-            self._length_reported = len(self.dataset)
-            batches = batches_of(self._length_reported, self.batch_size, drop_last=self.drop_last)
+        if self._is_iterable:
+            self._IterableDataset_len_called = len(self.dataset)
+            batches = batches_of(self._IterableDataset_len_called, self.batch_size, drop_last=self.drop_last)
         else:
             batches = len(self._index_sampler)
         group = self._config.batches_per_step or 1
         return (batches + group - 1) // group
+
+    @property
+    def _is_iterable(self) -> bool:
+        """Whether the dataset can only be iterated. Decided by the first dataset, as in torch."""
+        return self._dataset_kind == _DatasetKind.Iterable
 
     def refresh(self) -> None:
         """Start to load the first batches of the next epoch now, as Gluon's loader does.
@@ -220,6 +250,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             LoaderClosedError: After `close()`.
         """
         self._control.check_open()
+        self._update_engine()
         if self._engine.prefetches:
             self._prefetch.start(self._make_epoch)
 
@@ -233,7 +264,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if not (self.persistent_workers and self._engine.loaded) and self._load():
             self._engine.replace_all()
         context = IteratorContext(
-            self._engine, self.events, self._transfer, batched=self.batch_sampler is not None, names=self._names
+            self._engine, self._bus, self._transfer, batched=self._auto_collation, names=self._names
         )
         return EpochIterator(context, run, plan)
 
@@ -249,11 +280,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         config = self._config
         return EpochContext(
             dataset=self.dataset,
-            iterable=config.iterable,
+            iterable=self._is_iterable,
             index_sampler=self._index_sampler,
-            batched=self.batch_sampler is not None,
-            batch_size=config.batch_size,
-            drop_last=config.drop_last,
+            batched=self._auto_collation,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
             generator=self.generator,
             in_order=self.in_order,
             num_shards=self.num_workers,
@@ -262,7 +293,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 if config.chunk is None
                 else ChunkSpec(config.chunk, collate_for_workers(self.collate_fn, batched=True))
             ),
-            promised_length=self._length_reported,
+            promised_length=self._IterableDataset_len_called,
         )
 
     def _epoch_over(self, empty: bool) -> None:
@@ -272,12 +303,62 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             empty: Whether it had no batch.
         """
         if empty:
-            warn_if_exhausted(dataset=self.dataset, sampler=self.sampler, batch_sampler=self.batch_sampler)
+            warn_if_no_samples(dataset=self.dataset, sampler=self.sampler, batch_sampler=self.batch_sampler)
         notify = getattr(self.batch_sampler, "epoch_over", None)
         if notify is not None:
             notify()
         if self._config.auto_reload and not self._engine.closed:
             self.refresh()
+
+    # ---- the engine -------------------------------------------------------------------------------------------------
+
+    def _engine_demand(self) -> EngineDemand:
+        """What the attributes demand of the engine now: as with torch's loader they may be assigned between epochs."""
+        num_workers, persistent = self.num_workers, self.persistent_workers
+        fresh = num_workers > 0 and not persistent
+        streaming = None
+        if self._is_iterable:
+            streaming = IterableOptions(
+                self.drop_last, fresh=fresh, alone=not num_workers,
+                prepare=datapipes.preparation(self.dataset),
+            )  # fmt: skip
+        return EngineDemand(
+            num_workers=num_workers,
+            prefetch_factor=self.prefetch_factor if num_workers else None,
+            has_workers=num_workers > 0,
+            persistent=persistent,
+            fresh=fresh,
+            batched=self._auto_collation,
+            streaming=streaming,
+            in_order=self.in_order,
+            timeout=self.timeout,
+            context=self.multiprocessing_context,
+            pin_memory=self.pin_memory,
+        )
+
+    def _update_engine(self) -> None:
+        """Replace the engine if attributes that it was created from have been assigned since.
+
+        Iterators of the old one continue, as in torch.
+        """
+        demand, old = self._engine_demand(), self._engine
+        if demand == self._demand:
+            return
+        self.clean()
+        config = self._config
+        if demand.pin_memory != self._demand.pin_memory:
+            self._transfer = placement.device_transfer(
+                list(config.devices), pin=placement.check_pin(demand.pin_memory), ahead=config.upload_ahead
+            )
+        self._demand = demand
+        self._engine = _make_engine(config, self._bus, demand)
+        self._engine.callbacks = old.callbacks
+        self._control = Control(self._engine, demand.num_workers)
+        self._monitor.follow(self._engine, self._transfer)
+        reruns.succeed(old, self._engine)
+        self._finalizer.detach()
+        self._watch_engine()
+        old.retire()
 
     # ---- the dataset ------------------------------------------------------------------------------------------------
 
@@ -310,11 +391,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._engine.replace_all(keep=keep)
         if getattr(self.sampler, "data_source", None) is old:  # torch's samplers ask it for its length
             self.sampler.data_source = dataset  # type: ignore[attr-defined]
-        self.events.publish(ev.DatasetReloaded(_clock()))
+        self._bus.publish(ev.DatasetReloaded(_clock()))
 
     def _load(self) -> bool:
         """Give the engine the dataset and the functions that workers need. Returns whether they differ from before."""
-        collate = collate_for_workers(self.collate_fn, batched=self.batch_sampler is not None)
+        collate = collate_for_workers(self.collate_fn, batched=self._auto_collation)
         if collate is not None and self._config.chunk is not None:
             collate = list  # the consumer collates all chunks at once
         return self._engine.load(self.dataset, collate, self.worker_init_fn, self._config.on_error)
@@ -326,18 +407,23 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Number of workers. Assign another number at any time, also during an epoch and from any thread.
 
         The batches that a leaving worker was assigned are produced by others. In workers that already run,
-        `get_worker_info().num_workers` keeps its value.
+        `get_worker_info().num_workers` keeps its value. A change from or to 0 takes effect with the next epoch.
 
         Raises:
-            ValueError: 0 for a loader with workers, or anything but 0 for one without: create a new loader for that.
+            ValueError: It is negative.
             TypeError: Not an int.
         """
-        return self._control.num_workers
+        return self._given("num_workers")  # type: ignore[no-any-return]
 
     @num_workers.setter
     def num_workers(self, value: int) -> None:
-        self._control.resize(value)
-        vars(self)["num_workers"] = self._control.num_workers
+        if not self.__initialized:
+            vars(self)["num_workers"] = value  # a subclass that has not called `__init__` yet
+            return
+        value = self._control.check_num_workers(value)
+        if value and self._demand.has_workers:
+            self._control.resize(value)
+        vars(self)["num_workers"] = value
 
     @property
     def prefetch_factor(self) -> int | None:
@@ -346,15 +432,28 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         An assigned value also replaces `prefetch` and a window that adapted itself.
 
         Raises:
-            ValueError: It is negative, or there are no workers.
-            TypeError: Not an int.
+            ValueError: It is negative.
+            TypeError: Neither an int nor None.
         """
-        return self._control.prefetch_factor
+        given = self._given("prefetch_factor")
+        return cfg.DEFAULT_PREFETCH_FACTOR if given is None and self.num_workers else given
 
     @prefetch_factor.setter
     def prefetch_factor(self, value: int | None) -> None:
-        self._control.set_prefetch_factor(value)
-        vars(self)["prefetch_factor"] = self._control.prefetch_factor
+        if self.__initialized:
+            value = self._control.set_prefetch_factor(value)
+        vars(self)["prefetch_factor"] = value
+
+    def _given(self, name: str) -> Any:
+        """The value of an argument that a property shows.
+
+        Raises:
+            AttributeError: There is none: `__init__` was not called, as in the wrappers of Accelerate.
+        """
+        try:
+            return vars(self)[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
 
     def restart_workers(self, ids: int | Iterable[int] | None = None) -> None:
         """Replace workers by new ones, at any time and from any thread; returns at once.
@@ -435,7 +534,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """The history that the dashboard plots: one point per call of `stats()`, at least 0.2 s apart."""
         return self._monitor.points()
 
-    @property
+    @ReplaceableProperty
+    def events(self) -> ev.EventBus:
+        """The event bus: `loader.events.subscribe(...)`, `loader.events.batches()`."""
+        return self._bus
+
+    @ReplaceableProperty
     def trace(self) -> Trace:
         """What happened to the last 10,000 batches: `loader.trace.save("epoch.json")` writes it for Perfetto."""
         return self._monitor.trace
@@ -532,19 +636,26 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises:
             ValueError: It would no longer have an effect (as torch's DataLoader says of most of them).
         """
-        if name in cfg.FIXED and "_engine" in vars(self):
+        locked = self.__initialized if name in cfg.FIXED_IN_TORCH else name in cfg.FIXED and "_engine" in vars(self)
+        if locked:
             instead = "use loader.reload(dataset)" if name == "dataset" else "create a new loader"
-            raise ValueError(f"{name} attribute should not be set after DataLoader is initialized: {instead}")
+            cls = type(self).__name__
+            raise ValueError(f"{name} attribute should not be set after {cls} is initialized: {instead}")
         super().__setattr__(name, value)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copying and pickling give a loader with the same arguments and its own workers, before its first epoch."""
-        added = {
-            name: value
-            for name, value in vars(self).items()
-            if name not in self._own_attributes and not name.startswith("_")
-        }
-        return make, (type(self), torch_compat.arguments_of(self)), added
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes, without what belongs to this object alone. A copy is a loader before its first epoch.
+
+        There is no `__reduce__`: the collate function may be a method of the loader itself, so that the object must
+        exist before its attributes; and Accelerate's loaders change what Python's own `__reduce__` returns.
+        """
+        return {name: value for name, value in vars(self).items() if name not in _PARTS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the attributes of the loader that was copied or pickled, and its own workers."""
+        vars(self).update(state)
+        if "_config" in state:  # not a wrapper that never called `__init__`
+            self._create_parts()
 
     def __repr__(self) -> str:
         """One line."""
@@ -559,7 +670,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 self.batch_sampler.close()
             if self._transfer is not None:
                 self._transfer.close()
-            self.events.publish(ev.LoaderClosed(_clock()))
+            self._bus.publish(ev.LoaderClosed(_clock()))
         self._finalizer.detach()
 
     def __enter__(self) -> DataLoader[T_co]:
@@ -575,64 +686,80 @@ cfg.document(DataLoader)
 
 
 def make(cls: type[DataLoader[Any]], arguments: dict[str, Any]) -> DataLoader[Any]:
-    """Create a loader without calling the `__init__` of its subclass, which may take other arguments."""
+    """Create a loader that version 0.1 pickled, without calling the `__init__` of its subclass.
+
+    Args:
+        cls: The loader's class.
+        arguments: Of `DataLoader`.
+    """
     loader = object.__new__(cls)
     DataLoader.__init__(loader, **arguments)
     return loader
 
 
-def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, *, batched: bool) -> Engine:
-    """Create the engine that a configuration asks for.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineDemand:
+    """What a loader's attributes demand of its engine. If it changes, the next epoch needs another engine."""
+
+    num_workers: int = field(compare=False)
+    """0 where the consumer itself loads. A running engine can be resized."""
+    prefetch_factor: int | None = field(compare=False)
+    """Batches to request ahead, per worker; None without workers. It, too, can be changed while the engine runs."""
+    has_workers: bool
+    persistent: bool
+    """Whether workers that are idle are never stopped."""
+    fresh: bool
+    """Whether each epoch begins in workers as in new ones."""
+    batched: bool
+    """Whether samples make batches."""
+    streaming: IterableOptions | None
+    """How an iterable dataset is read; None for a map-style one."""
+    in_order: bool
+    timeout: float
+    context: Any
+    """The context of `multiprocessing` that names the start method, or None."""
+    pin_memory: bool
+
+
+def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDemand) -> Engine:
+    """Create the engine for a loader.
 
     Args:
-        config: The configuration.
+        config: The loader's configuration.
         bus: The loader's event bus.
-        batched: Whether samples are batched.
+        demand: What its attributes demand now.
     """
-    streaming = None
-    fresh = config.num_workers > 0 and not config.persistent_workers
-    if config.iterable:
-        streaming = IterableOptions(
-            config.drop_last, fresh=fresh,
-            alone=not config.num_workers, prepare=datapipes.preparation(config.dataset),
-        )  # fmt: skip
-    torch_compat.warn_if_too_many_workers(config.num_workers)
+    torch_compat.warn_if_too_many_workers(demand.num_workers)
     options = WorkerOptions(
-        kind=_kind_name(config),
-        batched=batched,
+        kind=_kind_name(config, has_workers=demand.has_workers),
+        batched=demand.batched,
         output=config.output,
-        iterable=streaming,
-        start_method=torch_compat.start_method(config.multiprocessing_context),
+        iterable=demand.streaming,
+        start_method=torch_compat.start_method(demand.context),
         transport=config.transport,
-        in_order=config.in_order,
-        fresh=fresh,
+        in_order=demand.in_order,
+        fresh=demand.fresh,
     )
     return Engine(
         bus,
         EngineConfig(
-            num_workers=config.num_workers or 1,
-            prefetch_factor=config.effective_prefetch_factor or 0,
+            num_workers=demand.num_workers or 1,
+            prefetch_factor=demand.prefetch_factor or 0,
             prefetch=config.prefetch,
             adaptive_window=config.adapts_window,
-            kind=_create_kind(config, options),
+            kind=create_kind(options),
             round_robin=config.dispatch == "round_robin",
-            in_order=config.in_order,
-            timeout=0 if options.kind == INLINE else config.timeout,
+            in_order=demand.in_order,
+            timeout=0 if options.kind == INLINE else demand.timeout,
             on_timeout=config.on_timeout,
             max_restarts=config.max_restarts,
-            idle_timeout=None if config.persistent_workers else IDLE_TIMEOUT,
+            idle_timeout=None if demand.persistent else IDLE_TIMEOUT,
             options=options,
         ),
     )
 
 
-def _kind_name(config: LoaderConfig[Any]) -> str:
-    if config.num_workers:
+def _kind_name(config: LoaderConfig[Any], *, has_workers: bool) -> str:
+    if has_workers:
         return config.workers
     return "thread" if config.prefetch else INLINE  # a single thread loads `prefetch` batches ahead
-
-
-def _create_kind(config: LoaderConfig[Any], options: WorkerOptions) -> WorkerKind:
-    kind = create_kind(options)
-    kind.prepare(config.dataset)
-    return kind

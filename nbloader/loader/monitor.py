@@ -37,6 +37,16 @@ class Monitor:
         self._probe = ProcessProbe()
         events.subscribe(self._aggregator.update)
 
+    def follow(self, engine: Engine, transfer: DeviceTransfer | None) -> None:
+        """Observe another engine, which has taken the place of the present one.
+
+        Args:
+            engine: The engine.
+            transfer: What moves its batches; None where they stay as they are.
+        """
+        self._engine = engine
+        self._transfer = transfer
+
     def stats(self, *, iterated: bool) -> Snapshot:
         """See `DataLoader.stats`.
 

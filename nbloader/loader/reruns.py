@@ -42,6 +42,18 @@ def supersede_older(engine: Engine) -> None:
     _origins[engine] = origin
 
 
+def succeed(old: Engine, new: Engine) -> None:
+    """A loader has replaced its engine: the new one belongs to the same run of the same cell.
+
+    Args:
+        old: The engine that is replaced.
+        new: The one that takes its place.
+    """
+    origin = _origins.pop(old, None)
+    if origin is not None:
+        _origins[new] = origin
+
+
 def _current_origin() -> _Origin | None:
     """The running cell; None outside a notebook, or on a thread that does not run a cell."""
     ipython = sys.modules.get("IPython")

@@ -68,6 +68,7 @@ class ResumableSampler:
         self._states: collections.deque[SavedState] = collections.deque()
         self.keeps_states = self._stateful is not None and not isinstance(self._stateful, FullBatches)
         """Whether the sampler's own state is saved for each batch until the batch is delivered."""
+        self._problem = ""  # why the sampler's own state cannot be saved
         self._drawn = position
         self._restore(resume_from)
         sources = generators(index_sampler, generator)
@@ -132,8 +133,17 @@ class ResumableSampler:
         self._save()
 
     def _save(self) -> None:
-        if self.keeps_states and self._stateful is not None:
-            self._states.append(SavedState(self._drawn, copy.deepcopy(self._stateful.state_dict())))
+        if not self.keeps_states or self._stateful is None:
+            return
+        try:
+            state = copy.deepcopy(self._stateful.state_dict())
+        except Exception as error:  # noqa: BLE001 - the user's code; nobody has asked for a state yet
+            what = f"{type(self._stateful).__name__}.state_dict()"
+            self._problem = f"{what} raised {type(error).__name__}: {error}; it is called without arguments"
+            self.keeps_states = False
+            self._states.clear()
+        else:
+            self._states.append(SavedState(self._drawn, state))
 
     def __iter__(self) -> Iterator[Any]:
         """The iterator itself."""
@@ -161,8 +171,10 @@ class ResumableSampler:
         """What is needed to resume here; JSON-serializable.
 
         Raises:
-            TypeError: The sampler's own state is not JSON-serializable.
+            TypeError: The sampler's own state cannot be saved, or is not JSON-serializable.
         """
+        if self._problem:
+            raise TypeError(self._problem)
         state: dict[str, Any] = {
             "seed": self.seed,
             "order": self._order,

@@ -10,7 +10,6 @@ that is renamed makes older states unreadable.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, NamedTuple
 
@@ -169,14 +168,6 @@ class LargeRandomSampler:
         return Permutation(len(self.data_source), seed).iterate_from(position)
 
 
-class Endless:
-    """Placeholder for the sampler of an iterable dataset: yields None without end, as torch's does."""
-
-    def __iter__(self) -> Iterator[None]:
-        """An infinite iterator."""
-        return itertools.repeat(None)
-
-
 def make_samplers(
     dataset: Any,
     *,
@@ -221,13 +212,14 @@ def make_samplers(
 def make_endless(*, batch_size: int | None, drop_last: bool) -> Samplers:
     """The samplers of a loader over an iterable dataset, as torch's DataLoader has them."""
     from torch.utils.data import BatchSampler
+    from torch.utils.data.dataloader import _InfiniteConstantSampler
 
-    endless: Any = Endless()
+    endless: Any = _InfiniteConstantSampler()
     return Samplers(endless, BatchSampler(endless, batch_size, drop_last) if batch_size is not None else None)
 
 
-def warn_if_exhausted(**sources: Any) -> None:
-    """After an epoch without batches: warn if a source that can be iterated only once is the likely cause.
+def warn_if_no_samples(**sources: Any) -> None:
+    """After an epoch without batches: warn if the dataset is empty, or if a source can be iterated only once.
 
     Args:
         sources: Dataset and samplers, by the name of the loader's argument.
@@ -239,6 +231,12 @@ def warn_if_exhausted(**sources: Any) -> None:
                 f"this epoch had no batches: {name} is a {type(source).__name__}, which can be iterated once and is "
                 f"exhausted. Pass a list, or an object whose __iter__ starts anew, as {name}"
             )
+    dataset = sources["dataset"]
+    if length(dataset) == 0:
+        warn(
+            f"this epoch had no batches: the dataset ({type(dataset).__name__}) is empty, its len() is 0. Check the "
+            "path or the filter that it was created from"
+        )
 
 
 def by_position() -> set[type]:
@@ -249,10 +247,14 @@ def by_position() -> set[type]:
 
 
 def length(sampler: Any) -> int | None:
-    """`len()` of a sampler, or None where it has none."""
+    """`len()` of a sampler or a dataset, or None where it has none.
+
+    Whatever its `__len__` raises means that: torch asks for the length only when the user does, so there are samplers
+    that cannot tell theirs (PyG's DynamicBatchSampler raises ValueError).
+    """
     if not isinstance(sampler, Sized):
         return None
     try:
         return len(sampler)
-    except (TypeError, NotImplementedError):
+    except Exception:  # noqa: BLE001 - the user's code; the user sees the error in `len(loader)`
         return None

@@ -225,8 +225,12 @@ class IterableFetcher:
     def _report(self, run: int, shard: int, iterator: ShardIterator) -> None:
         begin = _clock()
         name = "dataset" if iterator.source is not iterator.iterator else "iterator"
-        state = {name: iterator.source.state_dict()}
-        text, problem = as_json(state, f"{type(iterator.source).__name__}.state_dict()")
+        what = f"{type(iterator.source).__name__}.state_dict()"
+        text: str | None = None
+        try:
+            text, problem = as_json({name: iterator.source.state_dict()}, what)
+        except Exception as error:  # noqa: BLE001 - the user's code: the method may even take other arguments
+            problem = f"{what} raised {type(error).__name__}: {error}"
         self._report_state(run, shard, iterator.position, text, problem)
         iterator.reported = _clock()
         took = iterator.reported - begin
