@@ -19,9 +19,14 @@ def _numpy_random() -> Any:  # numpy.random is imported when it is first used; i
     return np.random
 
 
-def mix(*numbers: int) -> int:
-    """Combine integers into a 64-bit seed; neighbouring inputs give unrelated seeds (the finalizer of splitmix64)."""
-    z = 0
+def mix(*numbers: int, after: int = 0) -> int:
+    """Combine integers into a 64-bit seed; neighbouring inputs give unrelated seeds (the finalizer of splitmix64).
+
+    Args:
+        numbers: The integers.
+        after: What the integers before them gave: `mix(b, after=mix(a))` is `mix(a, b)`.
+    """
+    z = after
     for number in numbers:
         z = (z ^ (number & 0xFFFFFFFFFFFFFFFF)) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF

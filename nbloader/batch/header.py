@@ -17,6 +17,8 @@ HEADER_SIZE = _STRUCT.size
 """Bytes of a packed header."""
 IN_ARENA = -2
 """Value of `segment`: a chunk that was written into the arena of its batch (chunk_arena.py)."""
+NOT_MEASURED = -1
+"""Value of `fetch_cpu` and `collate_cpu`: this batch was not measured."""
 PICKLED = -1
 """Value of `layout`: there is none; the extras hold the message of a pickled object (serialize.py)."""
 
@@ -41,9 +43,9 @@ class BatchHeader(NamedTuple):
     fetch_end: int
     collate_end: int
     fetch_cpu: int
-    """CPU time of the fetch, ns."""
+    """CPU time of the fetch, ns, or `NOT_MEASURED`."""
     collate_cpu: int
-    """CPU time of the collation, ns."""
+    """CPU time of the collation, ns, or `NOT_MEASURED`."""
     slowest: int
     """Position of the slowest sample in the batch; -1 where samples were not fetched one by one."""
     slowest_ns: int

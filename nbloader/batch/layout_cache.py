@@ -196,12 +196,12 @@ def _array(node: ArrayNode, kind: type, count: int) -> Fill | None:
 
 
 def _scalars(kind: type, count: int, dtype: Any, offset: int) -> Fill:
-    array, ndarray = np.array, np.ndarray
+    ndarray = np.ndarray
 
     def fill(values: Sequence[Any], memory: Memory, _extras: list[Any]) -> None:
         if list(map(type, values)).count(kind) != count:
             raise LayoutDiffersError
-        ndarray(count, dtype, memory, offset)[...] = array(values, dtype)
+        ndarray(count, dtype, memory, offset)[...] = values
 
     return fill
 

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nbloader.batch.header import HEADER_SIZE, IN_ARENA, PICKLED, BatchHeader, unpack_header
+from nbloader.batch.header import HEADER_SIZE, IN_ARENA, NOT_MEASURED, PICKLED, BatchHeader, unpack_header
 from nbloader.batch.rebuild import Build, builder
 from nbloader.batch.serialize import load_object
 from nbloader.shm.segment import NO_SEGMENT
@@ -142,7 +142,41 @@ class Layout:
         return self._build
 
 
-class SegmentPayload:
+class _Payload:
+    """The base of payloads: what a `BatchPayload` is asked for before it is opened.
+
+    Args:
+        header: Identity, size and cost of the batch.
+        worker: Id of the worker that produced it; -1 for none.
+        pid: Process id of that worker.
+        received: When the loader received it, perf_counter ns.
+        transport: How it travelled.
+        in_arena: Whether it is a chunk in the arena of its batch.
+    """
+
+    __slots__ = ("header", "in_arena", "nbytes", "pid", "produce_ns", "received", "samples", "transport", "worker")
+    failed = False
+    empty = False
+
+    def __init__(
+        self, header: BatchHeader, *, worker: int, pid: int, received: int, transport: str, in_arena: bool
+    ) -> None:
+        self.header = header
+        self.worker = worker
+        self.pid = pid
+        self.received = received
+        self.transport = transport
+        self.in_arena = in_arena
+        (
+            _run, _number, _layout, _segment, nbytes, extras_nbytes, samples, fetch_begin, _fetch_end, collate_end,
+            _fetch_cpu, _collate_cpu, _slowest, _slowest_ns,
+        ) = header  # at once: attributes of a named tuple take 35 ns each  # fmt: skip
+        self.samples = samples
+        self.nbytes = nbytes + extras_nbytes
+        self.produce_ns = collate_end - fetch_begin
+
+
+class SegmentPayload(_Payload):
     """A batch from a worker process, in one of its segments, in the frame, or in the arena of its batch.
 
     Args:
@@ -151,51 +185,23 @@ class SegmentPayload:
         received: When it was received, perf_counter ns.
     """
 
-    __slots__ = (
-        "_extras",
-        "_memory",
-        "_segments",
-        "header",
-        "in_arena",
-        "layout",
-        "pid",
-        "received",
-        "transport",
-        "worker",
-    )
-    failed = False
-    empty = False
+    __slots__ = ("_extras", "_memory", "_segments", "layout")
 
     def __init__(self, source: PayloadSource, body: Any, received: int) -> None:
-        self.header = header = unpack_header(body)
-        self.received = received
-        self.worker = source.worker
-        self.pid = source.pid
-        end = HEADER_SIZE + header.extras_nbytes
+        header = unpack_header(body)
+        layout, segment, extras_nbytes = header.layout, header.segment, header.extras_nbytes
+        transport = "segment"
+        if segment == NO_SEGMENT:
+            transport = "inline" if header.nbytes or not extras_nbytes else "pickle"
+        super().__init__(
+            header, worker=source.worker, pid=source.pid, received=received, transport=transport,
+            in_arena=segment == IN_ARENA,
+        )  # fmt: skip
+        end = HEADER_SIZE + extras_nbytes
         self._extras = body[HEADER_SIZE:end]
         self._segments = source.segments
-        self.in_arena = header.segment == IN_ARENA
-        self._memory = bytearray(memoryview(body)[end:]) if header.segment == NO_SEGMENT else None
-        self.layout = None if header.layout == PICKLED else source.layouts[header.layout]
-        if self._memory is None:
-            self.transport = "segment"
-        else:
-            self.transport = "inline" if header.nbytes or not header.extras_nbytes else "pickle"
-
-    @property
-    def samples(self) -> int:
-        """Samples in the batch."""
-        return self.header.samples
-
-    @property
-    def nbytes(self) -> int:
-        """Size of arrays and extras, bytes."""
-        return self.header.nbytes + self.header.extras_nbytes
-
-    @property
-    def produce_ns(self) -> int:
-        """Time to fetch and collate it, ns."""
-        return self.header.collate_end - self.header.fetch_begin
+        self._memory = bytearray(memoryview(body)[end:]) if segment == NO_SEGMENT else None
+        self.layout = None if layout == PICKLED else source.layouts[layout]
 
     def open(self) -> Any:
         """Build the batch on the memory in which it arrived. It holds that memory until it is collected itself."""
@@ -222,7 +228,7 @@ class SegmentPayload:
             self._segments.discard(self.header.segment)
 
 
-class LocalPayload:
+class LocalPayload(_Payload):
     """A batch that was produced in this process, by a worker thread or inline.
 
     Args:
@@ -233,9 +239,7 @@ class LocalPayload:
         extras: The parts of such a chunk that are not arrays.
     """
 
-    __slots__ = ("_batch", "extras", "header", "in_arena", "pid", "received", "transport", "worker")
-    failed = False
-    empty = False
+    __slots__ = ("_batch", "extras")
     mapping = None
 
     def __init__(
@@ -247,29 +251,11 @@ class LocalPayload:
         in_arena: bool = False,
         extras: list[Any] | None = None,
     ) -> None:
+        super().__init__(
+            header, worker=worker, pid=os.getpid(), received=header.collate_end, transport="local", in_arena=in_arena
+        )
         self._batch = batch
-        self.in_arena = in_arena
         self.extras = extras or []
-        self.header = header
-        self.pid = os.getpid()
-        self.received = header.collate_end
-        self.transport = "local"
-        self.worker = worker
-
-    @property
-    def samples(self) -> int:
-        """Samples in the batch."""
-        return self.header.samples
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the arrays, bytes."""
-        return self.header.nbytes
-
-    @property
-    def produce_ns(self) -> int:
-        """Time to fetch and collate it, ns."""
-        return self.header.collate_end - self.header.fetch_begin
 
     def open(self) -> Any:
         """The batch."""
@@ -279,8 +265,8 @@ class LocalPayload:
         """Nothing to give back."""
 
 
-class JoinedPayload:
-    """A batch made of chunks that several workers produced.
+class JoinedPayload(_Payload):
+    """A batch made of chunks that several workers produced. Its worker is that of the chunk that was finished last.
 
     Args:
         parts: Position of the first sample and payload, of each chunk that has samples.
@@ -289,22 +275,7 @@ class JoinedPayload:
         complete: Whether every chunk of the batch is there.
     """
 
-    __slots__ = (
-        "_arena",
-        "_batch",
-        "_chunks",
-        "_complete",
-        "_join",
-        "_starts",
-        "header",
-        "pid",
-        "received",
-        "transport",
-        "worker",
-    )
-    failed = False
-    empty = False
-    in_arena = False
+    __slots__ = ("_arena", "_batch", "_chunks", "_complete", "_join", "_starts")
 
     def __init__(
         self,
@@ -322,39 +293,23 @@ class JoinedPayload:
         self._batch: Any = None
         headers = [chunk.header for chunk in self._chunks]
         start, slowest = max(((start, chunk.header) for start, chunk in parts), key=lambda part: part[1].slowest_ns)
-        self.header = headers[0]._replace(
+        header = headers[0]._replace(
             nbytes=sum(header.nbytes for header in headers),
             extras_nbytes=sum(header.extras_nbytes for header in headers),
             samples=sum(header.samples for header in headers),
             fetch_begin=min(header.fetch_begin for header in headers),
             fetch_end=max(header.fetch_end for header in headers),
             collate_end=max(header.collate_end for header in headers),
-            fetch_cpu=sum(header.fetch_cpu for header in headers),
-            collate_cpu=sum(header.collate_cpu for header in headers),
+            fetch_cpu=_sum_if_measured([header.fetch_cpu for header in headers]),
+            collate_cpu=_sum_if_measured([header.collate_cpu for header in headers]),
             slowest=start + slowest.slowest if slowest.slowest >= 0 else -1,
             slowest_ns=slowest.slowest_ns,
         )
         last = max(self._chunks, key=lambda chunk: chunk.header.collate_end)
-        self.worker = last.worker
-        """Worker of the chunk that was finished last; so with `pid` and `transport`."""
-        self.pid = last.pid
-        self.received = max(chunk.received for chunk in self._chunks)
-        self.transport = last.transport
-
-    @property
-    def samples(self) -> int:
-        """Samples in the batch."""
-        return self.header.samples
-
-    @property
-    def nbytes(self) -> int:
-        """Size of arrays and extras, bytes."""
-        return self.header.nbytes + self.header.extras_nbytes
-
-    @property
-    def produce_ns(self) -> int:
-        """Time from the first fetch to the last collation, ns."""
-        return self.header.collate_end - self.header.fetch_begin
+        received = max(chunk.received for chunk in self._chunks)
+        super().__init__(
+            header, worker=last.worker, pid=last.pid, received=received, transport=last.transport, in_arena=False
+        )
 
     @property
     def extras(self) -> list[Any]:
@@ -396,3 +351,7 @@ class JoinedPayload:
             chunk.discard()
         if self._arena is not None and self._chunks:
             self._arena.give_back()
+
+
+def _sum_if_measured(times: list[int]) -> int:
+    return NOT_MEASURED if NOT_MEASURED in times else sum(times)

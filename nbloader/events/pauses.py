@@ -25,6 +25,8 @@ class Pauses:
     def __init__(self) -> None:
         self.since: int | None = None
         """When the present pause began; None while the loader is not paused."""
+        self.recorded = False
+        """Whether there was a pause."""
         self._past: collections.deque[Interval] = collections.deque(maxlen=KEPT)
 
     @classmethod
@@ -44,6 +46,7 @@ class Pauses:
 
     def begin(self, time: int) -> None:
         """Record that the loader was paused."""
+        self.recorded = True
         if self.since is None:
             self.since = time
 
@@ -55,7 +58,7 @@ class Pauses:
 
     def __bool__(self) -> bool:
         """Whether there was a pause."""
-        return self.since is not None or bool(self._past)
+        return self.recorded
 
     def after(self, time: int) -> bool:
         """Whether the loader is paused, or was after this time."""

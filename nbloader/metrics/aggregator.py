@@ -30,6 +30,7 @@ from nbloader.metrics.rates import Rates, rates_of, waiting
 from nbloader.metrics.snapshot import Point, SlowSample, Snapshot, WorkerStats
 from nbloader.metrics.stage_times import (
     SLOWEST,
+    cpu_share,
     elapsed_ns,
     handover_share,
     histogram,
@@ -104,7 +105,7 @@ class Aggregator:
             self._recent.append(event)
             self._total += 1
             wait = event.delivered - event.requested
-            if self._pauses:
+            if self._pauses.recorded:
                 wait -= self._pauses.within(event.requested, event.delivered)
             if wait > 0:
                 self._waited += wait
@@ -215,7 +216,6 @@ class Aggregator:
             done = max(done, g.delivered)
         active = self._pauses.active(self._began, end) if self._run >= 0 else 0
         left = max(0, self._batches - done) if live and g.state != "paused" and self._batches is not None else None
-        fetch_ns = sum(elapsed_ns(r.fetch_begin, r.fetched) for r in last)
         typical_ns = median([elapsed_ns(r.fetch_begin, r.collated) for r in last])
         snapshot = Snapshot(
             state=g.state,
@@ -237,7 +237,7 @@ class Aggregator:
             reordering=g.reordering,
             ready=g.ready,
             stages=stage_stats(last),
-            cpu_share=min(1.0, max(0.0, sum(r.fetch_cpu for r in last) / fetch_ns)) if fetch_ns else None,
+            cpu_share=cpu_share(last),
             workers=tuple(self._worker(w, g.now, typical_ns, rates) for w in g.workers),
             slowest=tuple(
                 SlowSample(r.slowest_index, r.slowest_ns / 1e9, r.index, r.epoch, r.worker)

@@ -214,7 +214,7 @@ class Snapshot:
     are included only if batches went through them."""
     cpu_share: float | None
     """CPU time divided by wall time of fetching, over the last 200 batches: near 1 it computes, near 0 it waits for
-    disk, network or sleep. None before the first batch."""
+    disk, network or sleep. None before the first batch. Of fast batches some are not measured: see `BatchRecord`."""
     workers: tuple[WorkerStats, ...]
     """By worker id; empty with `num_workers=0`."""
     slowest: tuple[SlowSample, ...]

@@ -67,6 +67,13 @@ def durations(r: BatchRecord) -> tuple[int, ...]:
     )
 
 
+def cpu_share(records: Sequence[BatchRecord]) -> float | None:
+    """The ratio of CPU time to wall time of fetching, over the batches whose CPU time was measured; None for none."""
+    measured = [(elapsed_ns(r.fetch_begin, r.fetched), r.fetch_cpu) for r in records if r.fetch_cpu is not None]
+    wall = sum(elapsed for elapsed, _cpu in measured)
+    return min(1.0, max(0.0, sum(cpu for _elapsed, cpu in measured) / wall)) if wall else None
+
+
 def stage_stats(records: list[BatchRecord]) -> tuple[StageStats, ...]:
     """Mean, percentiles (nearest rank) and maximum of each stage; empty for no records."""
     # The last batch of an abandoned epoch has no step.

@@ -113,7 +113,7 @@ class Trace:
         stamps = ((ns - self.origin) / 1e9 if ns else None for ns in (getattr(r, name) for name in _STAMPS))
         return (
             r.run, r.epoch, r.index, r.worker, r.pid, r.attempt, r.samples, r.nbytes, r.transport, *stamps,
-            *(ns / 1e6 for ns in durations(r)), r.waited / 1e6, r.fetch_cpu / 1e6, r.collate_cpu / 1e6, r.in_flight,
+            *(ns / 1e6 for ns in durations(r)), r.waited / 1e6, _ms(r.fetch_cpu), _ms(r.collate_cpu), r.in_flight,
             r.reordering, r.ready, r.slowest_index, r.slowest_ns / 1e6, r.indices,
         )  # fmt: skip
 
@@ -180,6 +180,10 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+def _ms(ns: int | None) -> float | None:
+    return None if ns is None else ns / 1e6
+
+
 def _begin(event: Event) -> int:
     if isinstance(event, BatchRecord):
         return min(ns for ns in (event.requested, event.dispatched or event.requested))
@@ -198,12 +202,15 @@ def _args(kind: str, r: BatchRecord) -> dict[str, Any]:
             "indices": first_indices(r),
             "slowest sample": clean(r.slowest_index, 60),
             "slowest ms": r.slowest_ns / 1e6,
-            "cpu ms": r.fetch_cpu / 1e6,
             "pid": r.pid,
             "attempt": r.attempt,
         }
+        if r.fetch_cpu is not None:
+            args["cpu ms"] = _ms(r.fetch_cpu)
     elif kind == "collate":
-        args |= {"bytes": r.nbytes, "cpu ms": r.collate_cpu / 1e6, "transport": r.transport}
+        args |= {"bytes": r.nbytes, "transport": r.transport}
+        if r.collate_cpu is not None:
+            args["cpu ms"] = _ms(r.collate_cpu)
     elif kind == "pin" and r.placed is not None:
         args |= {"memory": r.placed.memory, "bytes": r.nbytes}
     elif kind == "upload" and r.placed is not None:

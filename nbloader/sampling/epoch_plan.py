@@ -151,6 +151,7 @@ class MapEpochPlan(EpochPlan):
         self.first = self._next = self._position + len(self._beyond)
         self._by_number = context.in_order and not self._beyond
         self.seed = self._sampler.seed
+        self._mixed_seed = mix(self.seed)
         self.total = samplers.length(context.index_sampler)
         if self._sampler.keeps_states and self._position == self.total:
             # A sampler that has yielded its last batch may already be at the start of the next epoch.
@@ -173,7 +174,7 @@ class MapEpochPlan(EpochPlan):
                 self._next += 1
                 if self._batched and not isinstance(indices, (list, tuple)):
                     indices = _as_list(indices)
-                batches.append(PlannedBatch(indices, mix(self.seed, number)))
+                batches.append(PlannedBatch(indices, mix(number, after=self._mixed_seed)))
         except StopIteration:
             self._exhausted = True
         except Exception as error:  # noqa: BLE001 - code of the user's sampler; raised after the batches before it

@@ -319,23 +319,25 @@ class Dispatcher(Generic[R]):
         depth = self.policy.queue_depth
         assigned: dict[int, list[Task]] = {}
         for state in self.iterations.values():
-            if state.parked:
+            if state.parked or not state.waiting:
                 continue
             if state.shards is not None or self.round_robin:
                 self._assign_to_slots(state, assigned, free=free)
                 continue
+            load = {worker: len(held) for worker, held in self._held.items()}
             while state.waiting:
-                worker, held = min(self._held.items(), key=_load)
-                if len(held) >= depth or not (free or self._owed):
+                worker = min(load, key=load.__getitem__)
+                if load[worker] >= depth or not (free or self._owed):
                     return [Assign(worker, tasks) for worker, tasks in assigned.items()]
                 task = state.waiting.popleft()
-                if state.has(task):  # it arrived, late, from a worker that was considered lost
+                if task.attempt and state.has(task):  # it arrived, late, from a worker that was considered lost
                     continue
                 self._owed -= not free
                 task.attempt += 1
                 state.assigned += 1
+                load[worker] = load.pop(worker) + 1  # and to the end of the line
+                held = self._held[worker] = self._held.pop(worker)
                 held[task.run, task.job] = task
-                self._held[worker] = self._held.pop(worker)  # to the end of the line
                 assigned.setdefault(worker, []).append(task)
         return [Assign(worker, tasks) for worker, tasks in assigned.items()]
 

@@ -55,6 +55,8 @@ class PrefetchPolicy:
         self._adaptive = adaptive
         self._unlimited_queue = unlimited_queue
         self._deep = False
+        self.fast = True
+        """Whether batches are small and fast at present."""
         self._nbytes = 0  # of the last batch
         self._produce_ns = 0  # a running mean
         self._plan()
@@ -94,6 +96,7 @@ class PrefetchPolicy:
         self._nbytes = nbytes * chunks
         mean = self._produce_ns
         self._produce_ns = mean + (produce_ns - mean) // AVERAGED_BATCHES if mean else produce_ns
+        self.fast = self._nbytes <= SMALL_BYTES and self._produce_ns < FAST_NS
 
     def adapt(self) -> None:
         """A batch is delivered: request many at a time while they are small and fast.
@@ -106,11 +109,6 @@ class PrefetchPolicy:
             self._plan()
 
     # ---- what the plan says -------------------------------------------------------------------------------------
-
-    @property
-    def fast(self) -> bool:
-        """Whether batches are small and fast at present."""
-        return self._nbytes <= SMALL_BYTES and self._produce_ns < FAST_NS
 
     def refill_size(self, room: int, extension: int) -> int:
         """How many batches to request now.

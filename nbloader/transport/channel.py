@@ -22,6 +22,7 @@ Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
 HEADER = struct.Struct("<QI")
 """Length of the body in bytes, and kind of the frame."""
+HEADER_SIZE = HEADER.size
 READ_SIZE = 1 << 16
 """Bytes of one read. Below malloc's mmap threshold: a larger buffer costs page faults at every call."""
 MAX_PIECES = 512
@@ -123,7 +124,7 @@ class Channel:
         Raises:
             OSError: The other end is closed.
         """
-        self._send([HEADER.pack(sum(len(p) for p in parts), kind), *parts], fds)
+        self._send([HEADER.pack(sum(map(len, parts)), kind), *parts], fds)
 
     def send_all(self, frames: Iterable[tuple[Kind, Bytes]], fds: tuple[int, ...] = ()) -> None:
         """Send several frames, (kind, body) each, with one system call.
@@ -141,9 +142,11 @@ class Channel:
         if len(pieces) > MAX_PIECES:
             pieces = [b"".join(pieces)]
         try:
-            sent = self._sock.sendmsg(pieces, _ancillary(fds))
+            sent = self._sock.sendmsg(pieces, _ancillary(fds) if fds else ())
         except BlockingIOError:
             self._keep(pieces, fds)
+            return
+        if sent == sum(map(len, pieces)):
             return
         for position, piece in enumerate(pieces):
             if sent < len(piece):
@@ -168,7 +171,7 @@ class Channel:
         while self._backlog:
             head, fds = self._backlog[0]
             try:
-                sent = self._sock.sendmsg([head], _ancillary(fds)) if fds else self._sock.send(head)
+                sent = self._sock.sendmsg([head], _ancillary(fds) if fds else ())
             except BlockingIOError:
                 return
             for fd in fds:
@@ -206,9 +209,9 @@ class Channel:
         if self._tail:
             data = self._tail + data
         position, end = 0, len(data)
-        while end - position >= HEADER.size:
+        while end - position >= HEADER_SIZE:
             size, kind = HEADER.unpack_from(data, position)
-            start = position + HEADER.size
+            start = position + HEADER_SIZE
             if size > end - start:
                 if size > READ_SIZE:
                     self._large, self._large_kind, self._large_got = bytearray(size), kind, end - start
@@ -276,4 +279,4 @@ class Channel:
 
 
 def _ancillary(fds: tuple[int, ...]) -> list[tuple[int, int, Any]]:
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]

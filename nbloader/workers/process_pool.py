@@ -237,8 +237,8 @@ def dump_task(task: Task, returned: list[int], slot: ChunkSlot | None = None) ->
     """Pickle a task: the fields of `process_worker.TaskMessage`. Indices of the notebook's own types go by value."""
     message = (task.run, task.job, task.indices if slot is None else slot, task.seed, returned, task.sequence)
     indices = task.indices
-    types = set(map(type, indices)) if type(indices) is list else {type(indices)}
-    return pickle.dumps(message, 5) if types <= _PLAIN_TYPES else bytes(cloudpickle.dumps(message, 5))
+    plain = _PLAIN_TYPES.issuperset(map(type, indices if type(indices) is list else (indices,)))
+    return pickle.dumps(message, 5) if plain else bytes(cloudpickle.dumps(message, 5))
 
 
 # ---- the pool -----------------------------------------------------------------------------------------------------
@@ -335,22 +335,23 @@ class ProcessPool(WorkerPool):
         """See `WorkerPool`. All tasks go with one system call, which costs more than everything else."""
         handle = self._handles[uid]
         frames, refused = [], []
+        returned = handle.segments.take_returned()
         for task in tasks:
-            returned = handle.segments.take_returned()
             task.sequence = handle.revoker.next_number
             slot = None if task.parent is None else self._slot(handle, task, task.parent)
             try:
                 message = dump_task(task, returned, slot)
             except Exception as error:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
-                handle.segments.returned.extend(returned)
                 refused.append((task, error))
             else:
+                returned = []
                 handle.revoker.next_number += 1
                 if task.run != handle.run:
                     handle.run = task.run
                     seed = self.seeds.get(task.run, 0)
                     frames.append((Kind.ITERATION, pickle.dumps((task.run, seed, tuple(self.seeds)))))
                 frames.append((_TASK, message))
+        handle.segments.returned.extend(returned)  # no task went
         if frames:
             self._send(handle, *frames)
         return refused

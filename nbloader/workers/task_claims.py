@@ -64,6 +64,9 @@ class TaskClaims:
         self._max_block = max_block
         self._revoked = memoryview(self._page.revoked).cast("B")
         self._fd = fd
+        self.unrevoked = 0
+        """Numbers up to this one are claimed, and those that `claim` has not been called for are not revoked: there is
+        no need to call it."""
         self._claimed = 0
         self._block = 1
         self._block_began = _clock()
@@ -96,6 +99,9 @@ class TaskClaims:
             self._page.claimed = self._claimed
         finally:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1)
+        first, end = number % RING_SIZE, number % RING_SIZE + self._block
+        if end <= RING_SIZE and 1 not in self._revoked[first:end].tobytes():
+            self.unrevoked = self._claimed
 
 
 class TaskRevoker:
