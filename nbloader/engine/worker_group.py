@@ -118,8 +118,11 @@ class WorkerGroup:
         old = self._setup
         if old is not None and old.holds(dataset, collate_fn, worker_init_fn, on_error):
             return False
-        setup = self._setup = self._config.kind.pack(dataset, collate_fn, worker_init_fn, on_error)
-        if old is None or old.identity == setup.identity:
+        setup = self._config.kind.pack(dataset, collate_fn, worker_init_fn, on_error)
+        same = old is not None and old.identity == setup.identity
+        if not (same and setup.self_contained):  # else the old one stays, with the processes that it has started
+            self._setup = setup
+        if old is None or same:
             return False
         self._dispatcher.round_robin = self._config.round_robin  # until the new workers are ready
         return True

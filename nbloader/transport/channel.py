@@ -82,6 +82,10 @@ class Kind(IntEnum):
     """To the worker: the segments that were returned; there is nothing to do for now, so free memory."""
     ITERATION = 18
     """To the worker: the next task belongs to another iteration than the one before."""
+    FORK_TEMPLATE = 19
+    """To the fork server, with four descriptors: start a template (template.py)."""
+    TEMPLATE = 20
+    """To a template, with descriptors: what it is to rebuild. From it: the source files of what it has rebuilt."""
 
 
 class Channel:

@@ -132,7 +132,14 @@ class SharedPickle:
 
 
 def load_shared(data: bytes, files: Files) -> Any:
-    """In a worker: rebuild the object of a `SharedPickle`; takes ownership of the descriptors."""
+    """In a worker: rebuild the object of a `SharedPickle`; takes ownership of the descriptors.
+
+    In a worker that was forked from a template the first copy is there already.
+    """
+    if _prepared:
+        for fd in files.fds:
+            os.close(fd)
+        return _prepared.pop()
     views = []
     for fd, private in zip(files.fds, files.private, strict=True):
         try:
@@ -147,6 +154,19 @@ def load_shared(data: bytes, files: Files) -> Any:
 
     with _collection_paused():
         return pickle.loads(data if files.pickle is None else at(files.pickle), buffers=map(at, files.spans))
+
+
+_prepared: list[Any] = []
+
+
+def prepare(obj: Any) -> None:
+    """In a template: have this returned by the first `load_shared` of each process that is forked from this one."""
+    _prepared[:] = [obj]
+
+
+def is_prepared() -> bool:
+    """Whether the next `load_shared` takes no time: it returns what a template has rebuilt."""
+    return bool(_prepared)
 
 
 @contextlib.contextmanager

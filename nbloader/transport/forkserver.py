@@ -30,7 +30,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from nbloader._util.system import cores
@@ -41,6 +41,8 @@ LIFELINE = struct.Struct("<q")
 
 WORKER_MODULE = "nbloader.workers.process_worker"
 """Its `main(fd)` runs a worker. The server process imports it by name: this package does not import workers."""
+TEMPLATE_MODULE = "nbloader.transport.template"
+"""Its `main(fd)` runs a template."""
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -82,7 +84,7 @@ class _Server:
 
     def send(self, kind: Kind, preload: list[str], fds: tuple[int, ...] = ()) -> None:
         self.used = True
-        self._forked |= kind == Kind.FORK
+        self._forked |= kind != Kind.PRELOAD
         self._raise_limit()
         self._channel.send(kind, json.dumps(preload).encode(), fds=fds)
 
@@ -157,7 +159,7 @@ def start(preload: list[str]) -> None:
         _ensure(torch).send(Kind.PRELOAD, preload)
 
 
-def fork(sock: int, stdout: int, stderr: int, preload: list[str]) -> int:
+def fork(sock: int, stdout: int, stderr: int, preload: list[str], kind: Kind = Kind.FORK) -> int:
     """Start a worker.
 
     Args:
@@ -165,21 +167,40 @@ def fork(sock: int, stdout: int, stderr: int, preload: list[str]) -> int:
         stdout: Descriptor that becomes its standard output.
         stderr: Descriptor that becomes its standard error.
         preload: Modules for the server to import first (never the user's own: those may be edited).
+        kind: `FORK_TEMPLATE` for a template of workers instead.
+
+    Returns:
+        The lifeline's descriptor; the caller owns it.
+    """
+
+    def send(fds: tuple[int, ...]) -> None:
+        torch = _with_torch(preload)
+        with _lock:
+            try:
+                _ensure(torch).send(kind, preload, fds)
+            except OSError:  # the server was killed just now: start another
+                if torch in _servers:
+                    _servers.pop(torch).end()
+                _ensure(torch).send(kind, preload, fds)
+
+    return request_fork(send, sock, stdout, stderr)
+
+
+def request_fork(send: Callable[[tuple[int, ...]], None], sock: int, stdout: int, stderr: int) -> int:
+    """Send the descriptors of a process that is to be forked.
+
+    Args:
+        send: Sends them to the process that is to fork it.
+        sock: See `fork`; so are the others.
+        stdout: See `fork`.
+        stderr: See `fork`.
 
     Returns:
         The lifeline's descriptor; the caller owns it.
     """
     lifeline, theirs = os.pipe()
-    torch = _with_torch(preload)
-    fds = (theirs, stderr, sock, stdout)  # the first two serve to report that the others could not be received
     try:
-        with _lock:
-            try:
-                _ensure(torch).send(Kind.FORK, preload, fds)
-            except OSError:  # the server was killed just now: start another
-                if torch in _servers:
-                    _servers.pop(torch).end()
-                _ensure(torch).send(Kind.FORK, preload, fds)
+        send((theirs, stderr, sock, stdout))  # the first two serve to report that the others could not be received
     except BaseException:
         os.close(lifeline)
         raise
@@ -228,20 +249,29 @@ def main(fd: int, early: tuple[str, ...] = ()) -> None:
         early: Modules to import first; then the server ends if there is no request within `UNUSED_S`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
     gc.disable()  # a sixth of the time of importing torch, for nothing
     import numpy.random  # noqa: F401 - lazily imported by NumPy
 
     importlib.import_module(WORKER_MODULE)  # what every worker needs, imported once
 
+    channel = Channel(socket.socket(fileno=fd), blocking=True)
+    _import_all(early)
+    serve(channel, UNUSED_S if early else None)
+
+
+def serve(channel: Channel, timeout: float | None = None) -> NoReturn:
+    """Fork workers on request until the connection closes, and then kill those that run.
+
+    Args:
+        channel: The connection to the notebook's process.
+        timeout: Seconds within which the first request must come; None for no limit.
+    """
     wakeup, wakeup_write = os.pipe()
     os.set_blocking(wakeup, False)
     os.set_blocking(wakeup_write, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup_write)
-    channel = Channel(socket.socket(fileno=fd), blocking=True)
     lifelines: dict[int, int] = {}
-    _import_all(early)
-    timeout = UNUSED_S if early else None
     with selectors.DefaultSelector() as selector:
         selector.register(channel, selectors.EVENT_READ)
         selector.register(wakeup, selectors.EVENT_READ)
@@ -259,14 +289,15 @@ def main(fd: int, early: tuple[str, ...] = ()) -> None:
                         os._exit(0)  # with torch imported, a normal exit takes a second
                     for kind, body in frames:
                         _import_all(json.loads(bytes(body)))
-                        if kind == Kind.FORK:
-                            _fork_worker(channel, lifelines, [selector.fileno(), wakeup, wakeup_write])
+                        if kind != Kind.PRELOAD:
+                            module = WORKER_MODULE if kind == Kind.FORK else TEMPLATE_MODULE
+                            _fork_worker(channel, lifelines, [selector.fileno(), wakeup, wakeup_write], module)
                 else:
                     os.read(wakeup, 4096)
                     _reap(lifelines)
 
 
-def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[int]) -> None:
+def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[int], module: str) -> None:
     fds: list[int] = []
     try:
         for _ in range(4):
@@ -284,7 +315,7 @@ def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[in
     if pid == 0:
         for fd in (channel.fileno(), lifeline, *lifelines.values(), *inherited):
             os.close(fd)
-        _become_worker(sock, stdout, stderr)
+        _become_worker(sock, stdout, stderr, module)
     lifelines[pid] = lifeline
     with contextlib.suppress(BrokenPipeError):  # the pool has given it up: the worker will see its connection closed
         os.write(lifeline, LIFELINE.pack(pid))
@@ -306,7 +337,7 @@ def _refuse(error: OSError, fds: list[int]) -> None:
         os.close(fd)
 
 
-def _become_worker(sock: int, stdout: int, stderr: int) -> NoReturn:
+def _become_worker(sock: int, stdout: int, stderr: int, module: str) -> NoReturn:
     code = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -317,7 +348,7 @@ def _become_worker(sock: int, stdout: int, stderr: int) -> NoReturn:
         os.dup2(stderr, 2)
         os.close(stdout)
         os.close(stderr)
-        sys.modules[WORKER_MODULE].main(sock)
+        importlib.import_module(module).main(sock)
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

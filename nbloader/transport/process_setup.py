@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
 from nbloader.batch.serialize import dump_to
 from nbloader.errors import DatasetTransferError
-from nbloader.transport import fingerprint, preload
+from nbloader.transport import fingerprint, forkserver, preload, template
 from nbloader.transport.dataset_payload import SharedPickle
 from nbloader.transport.mp_objects import FORK_CONTEXT, SharingPickler, Spawning
+from nbloader.transport.template import Template
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,9 @@ class ProcessSetup:
                 f"{_culprit(error, dataset, functions)} cannot be sent to worker processes: {type(error).__name__}: "
                 f"{error}. {'' if str(error) == FORK_CONTEXT else advice}"
             ) from error
-        worthwhile = self.pickled.self_contained and fingerprint.worthwhile(self.pickled.data)
+        self.self_contained = self.pickled.self_contained
+        """Whether `identity` covers all of it: there are no large arrays, which are compared by their place only."""
+        worthwhile = self.self_contained and fingerprint.worthwhile(self.pickled.data)
         self._fingerprint = _fingerprint_of(parts) if worthwhile else None
         self.preload = preload.needed(
             self.pickled.code, dataset, collate_fn, worker_init_fn, on_error,
@@ -52,6 +56,30 @@ class ProcessSetup:
         )  # fmt: skip
         self.identity = self.pickled.identity
         """Equal where workers that have the one need not be sent the other."""
+        self._template: Template | None = None
+
+    def fork(self, sock: int, stdout: int, stderr: int, *, by_template: bool) -> tuple[int, Template | None]:
+        """Start a worker: as `forkserver.fork`.
+
+        Args:
+            sock: As there, and so are the others.
+            stdout: As there.
+            stderr: As there.
+            by_template: Whether a template may be started, which takes longer for the first worker.
+
+        Returns:
+            The lifeline, and the template, which must be kept as long as the worker runs.
+
+        Raises:
+            OSError: The system provides no process, pipe or memory.
+        """
+        if self._template is None and not (by_template and template.worthwhile(self.pickled)):
+            return forkserver.fork(sock, stdout, stderr, self.preload), None
+        if self._template is not None and self._template.usable():
+            with contextlib.suppress(OSError):  # it has ended just now
+                return self._template.fork(sock, stdout, stderr), self._template
+        self._template = Template(self.pickled, stdout, stderr, self.preload)
+        return self._template.fork(sock, stdout, stderr), self._template
 
     def holds(self, *parts: Any) -> bool:
         """Whether these are the objects it was created from, unchanged. False if only another pickle shows it.

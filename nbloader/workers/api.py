@@ -193,6 +193,10 @@ class WorkerSetup(Protocol):
     def identity(self) -> Any:
         """Equal for two setups if workers that have one of them need not be given the other."""
 
+    @property
+    def self_contained(self) -> bool:
+        """Whether `identity` covers everything: of two setups that are equal, new workers may be given either."""
+
     def holds(self, *parts: Any) -> bool:
         """Whether it was made of these, and they are unchanged. False if only another setup could show it."""
 
@@ -209,6 +213,11 @@ class LocalSetup(NamedTuple):
     def identity(self) -> tuple[int, ...]:
         """See `WorkerSetup`."""
         return tuple(map(id, self))
+
+    @property
+    def self_contained(self) -> bool:
+        """See `WorkerSetup`."""
+        return True
 
     def holds(self, *parts: Any) -> bool:
         """See `WorkerSetup`."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from nbloader._util import rng
 from nbloader._util.import_hooks import when_imported
 from nbloader.transport.bootstrap import InitMessage
-from nbloader.transport.dataset_payload import Files, load_shared
+from nbloader.transport.dataset_payload import Files, is_prepared, load_shared
 from nbloader.workers.reachable import Snapshot, holds_generator
 from nbloader.workers.worker_info import (
     ProcessContext,
@@ -157,11 +157,12 @@ class Iterations:
         Args:
             imports: Whether it may have to import modules, so that it takes longer than it will take the next time.
         """
+        prepared = is_prepared()
         begin = _clock()
         files = self._files._replace(fds=tuple(map(os.dup, self._files.fds)))
         parts = Parts(*load_shared(self._start.payload, files))
         small = files.pickle is None and len(self._start.payload) <= SMALL_BYTES
-        cheap = _clock() - begin <= CHEAP_NS or (imports and small)
+        cheap = not prepared and (_clock() - begin <= CHEAP_NS or (imports and small))
         self._pristine = None if cheap or not self._fresh else Snapshot(*parts)
         return parts
 

@@ -52,6 +52,7 @@ from nbloader.transport.messages import (
 from nbloader.transport.mp_objects import InheritedState
 from nbloader.transport.process_setup import ProcessSetup
 from nbloader.transport.stack_probe import StackPipe
+from nbloader.transport.template import Template
 from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus
 from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker
@@ -181,6 +182,8 @@ class ProcessHandle(WorkerHandle):
         self.chunk_layout = -1
         """Number of the layout of chunks that it was sent last."""
         self.lifeline = -1
+        self.template: Template | None = None
+        """The process that it was forked from, if not from the fork server; it runs as long as this refers to it."""
         self.popen: subprocess.Popen[bytes] | None = None
         self.outputs = {
             descriptors.stdout: OutputStream("stdout", bytearray()),
@@ -285,7 +288,9 @@ class ProcessPool(WorkerPool):
             handle = ProcessHandle(worker, ours)
             sock = theirs.sock.fileno()
             if self._start_method == "forkserver":
-                handle.lifeline = forkserver.fork(sock, theirs.stdout, theirs.stderr, setup.preload)
+                handle.lifeline, handle.template = setup.fork(
+                    sock, theirs.stdout, theirs.stderr, by_template=options.num_workers > 1 and options.iterable is None
+                )
             else:
                 self._spawn(handle, sock, theirs.stdout, theirs.stderr)
             closing_ours.pop_all()

@@ -1,0 +1,215 @@
+"""A template: a process that rebuilds a dataset of many Python objects once, and forks the workers of a loader.
+
+    notebook: Template.start() -> fork server -> stem: main() -> fork -> template: load the dataset, serve()
+                                                                            |-> worker 0: has the dataset
+                                                                            |-> worker 1 ...
+
+Rebuilding 400,000 dicts takes most of a second; without a template each worker would do it, on its own core or not. The
+workers share the pages of large objects, which only the header of an object's reference count would change. Small
+objects are copied to a worker page by page as it uses them: `nbloader.share` keeps those in common.
+
+A process that holds an open file, a connection or a thread must not be forked: its children would share the position in
+the file, and lack the thread. What a dataset opens while it is unpickled is seen by comparing descriptors and threads.
+Then the template ends, and the stem, which has nothing but imported modules, forks workers that rebuild the dataset
+themselves. So it does if the rebuilding fails: then the workers report why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import weakref
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from nbloader.shm.segment import filled_file
+from nbloader.transport import forkserver
+from nbloader.transport.bootstrap import Environment
+from nbloader.transport.channel import Channel, Kind
+from nbloader.transport.dataset_payload import Files, SharedPickle, load_shared, prepare
+
+TEMPLATE_FROM = 4 << 20
+"""Size of a pickle, without its large arrays, from which on workers are forked from a template, bytes."""
+_FDS = Path("/proc/self/fd")
+_THREADS = Path("/proc/self/task")
+
+
+class TemplateMessage(NamedTuple):
+    """What a template needs, pickled in a memory file: the frame with its descriptors must be as small as one read."""
+
+    environment: Environment
+    files: Files
+    """The files of the dataset's large arrays and of its pickle; the descriptors are sent along."""
+
+
+class SourceFile(NamedTuple):
+    """A version of a module's file."""
+
+    path: str
+    modified: int
+    """As `os.stat` gives it, ns; -1 for a file that is gone."""
+
+    @classmethod
+    def now(cls, path: str) -> SourceFile:
+        """The present version."""
+        try:
+            return cls(path, Path(path).stat().st_mtime_ns)
+        except OSError:
+            return cls(path, -1)
+
+
+# ---- the notebook's side ----------------------------------------------------------------------------------------
+
+
+def worthwhile(pickled: SharedPickle) -> bool:
+    """Whether workers should be forked from a template that has rebuilt this object."""
+    return pickled.nbytes >= TEMPLATE_FROM and not pickled.spawning.fds and sys.platform == "linux"
+
+
+class Template:
+    """A template process. It ends when this object is collected, and its workers with it.
+
+    Args:
+        pickled: What it rebuilds.
+        stdout: Descriptor for what is printed meanwhile.
+        stderr: Descriptor for errors.
+        preload: Modules for the fork server to import first.
+
+    Raises:
+        OSError: The system provides no process, pipe or memory.
+    """
+
+    def __init__(self, pickled: SharedPickle, stdout: int, stderr: int, preload: list[str]) -> None:
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(ours, blocking=True)
+        weakref.finalize(self, self._channel.close)
+        with contextlib.closing(theirs):
+            lifeline = forkserver.fork(theirs.fileno(), stdout, stderr, preload, Kind.FORK_TEMPLATE)
+        os.close(lifeline)  # its end closes the connection
+        files = pickled.files()
+        message = pickle.dumps(TemplateMessage(Environment.of_this_process(), files._replace(fds=())), 5)
+        fd = filled_file(len(message), [(0, memoryview(message))])
+        try:
+            with contextlib.suppress(OSError):  # it has ended: `usable` says so
+                self._channel.send(Kind.TEMPLATE, fds=(fd, *files.fds))
+        finally:
+            os.close(fd)
+        self._sources: list[SourceFile] = []
+
+    def usable(self) -> bool:
+        """Whether workers can be forked from it: it runs, and no module that it has imported was edited since."""
+        try:
+            for _kind, body in self._channel.receive(wait=False):
+                self._sources = pickle.loads(body)
+        except (EOFError, OSError):
+            return False
+        return all(SourceFile.now(source.path) == source for source in self._sources)
+
+    def fork(self, sock: int, stdout: int, stderr: int) -> int:
+        """Start a worker: as `forkserver.fork`.
+
+        Raises:
+            OSError: It has ended.
+        """
+        return forkserver.request_fork(lambda fds: self._channel.send(Kind.FORK, b"[]", fds=fds), sock, stdout, stderr)
+
+
+# ---- the processes ----------------------------------------------------------------------------------------------
+
+
+def main(fd: int) -> NoReturn:
+    """Run a stem, which forks the template, until the connection closes.
+
+    Args:
+        fd: Descriptor of the connected socket.
+    """
+    channel = Channel(socket.socket(fileno=fd), blocking=True)
+    try:
+        while not channel.receive():  # one frame: what comes with other descriptors is not read with it (unix(7))
+            pass
+    except EOFError:
+        os._exit(0)
+    with os.fdopen(channel.take_fd(), "rb") as file:
+        message: TemplateMessage = pickle.loads(file.read())
+    files = message.files._replace(fds=tuple(channel.take_fd() for _ in message.files.private))
+    message.environment.install()
+    ready, ready_theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        forkserver.die_with_parent()
+        os.close(ready)
+        _run_template(channel, files, ready_theirs)
+    os.close(ready_theirs)
+    for inherited in files.fds:
+        os.close(inherited)
+    loaded = _wait_for(ready, channel)
+    if loaded is None:
+        os.kill(pid, signal.SIGKILL)
+    os.close(ready)
+    _discard_output()
+    os.waitpid(pid, 0)
+    if loaded is not False:
+        os._exit(0)
+    forkserver.serve(channel)
+
+
+def _wait_for(ready: int, channel: Channel) -> bool | None:
+    """Whether the template has loaded the dataset; None if nobody needs it any more."""
+    poll = select.poll()
+    poll.register(ready, select.POLLIN)
+    poll.register(channel, 0)
+    if ready not in {fd for fd, _events in poll.poll()}:
+        return None
+    return bool(os.read(ready, 1))
+
+
+def _run_template(channel: Channel, files: Files, ready: int) -> NoReturn:
+    modules = set(sys.modules)
+    mapped = {_identity(fd) for fd in files.fds}
+    before = _descriptors()
+    try:
+        prepare(load_shared(b"", files))
+    except Exception:  # noqa: BLE001 - the user's code may raise anything; the workers will raise it again
+        os._exit(1)
+    opened = [identity for _fd, identity in _descriptors() - before if identity not in mapped]
+    if opened or len(list(_THREADS.iterdir())) > 1:
+        os._exit(1)
+    _discard_output()
+    sources = [SourceFile.now(path) for name in set(sys.modules) - modules if (path := _file_of(name)) is not None]
+    os.write(ready, b"\1")
+    os.close(ready)
+    channel.send(Kind.TEMPLATE, pickle.dumps(sources))
+    forkserver.serve(channel)
+
+
+def _descriptors() -> set[tuple[int, tuple[int, int]]]:
+    """The open descriptors, and what each refers to (numbers are used again)."""
+    found = set()
+    for fd in [int(entry.name) for entry in _FDS.iterdir()]:
+        with contextlib.suppress(OSError):  # that of the listing
+            found.add((fd, _identity(fd)))
+    return found
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _file_of(module: str) -> str | None:
+    return getattr(sys.modules.get(module), "__file__", None)
+
+
+def _discard_output() -> None:
+    """Do not write to the outputs of a worker any more, which may have ended."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.close(null)
