@@ -253,7 +253,7 @@ class DeviceLane:
         if transfer is None or transfer.payload is not payload:  # the batch was produced again, of another dataset
             self._release_done()
             while len(self._in_flight) > self._ahead:  # the link to the device is the limit
-                self._in_flight[0].copy.wait()
+                self._wait_for_oldest()
                 self._release_done()
             try:
                 transfer = self._start(payload.open(), payload)
@@ -279,6 +279,13 @@ class DeviceLane:
         transfer.copy.start()
         self._release_done()
         return transfer
+
+    def _wait_for_oldest(self) -> None:
+        try:
+            oldest = self._in_flight[0]
+        except IndexError:  # another thread has just closed the loader
+            return
+        oldest.copy.wait()
 
     def _release_done(self) -> None:
         """Release the memory of copies that are done. Thread-safe."""

@@ -26,6 +26,7 @@ import itertools
 import os
 import threading
 import time
+from _thread import get_ident
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -43,7 +44,7 @@ from nbloader.engine.worker_group import WorkerGroup
 from nbloader.engine.worker_output import WorkerOutput
 from nbloader.errors import DatasetTransferError, LoaderClosedError, LoaderTimeoutError, NbloaderError
 from nbloader.events.failures import LoaderFailure, abbreviated, samples_failed
-from nbloader.events.gauges import Gauges
+from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan
 from nbloader.scheduler.dispatcher import Cancel, Dispatcher, Revoke, WaitPlan
 from nbloader.scheduler.prefetch import PrefetchPolicy
@@ -60,6 +61,7 @@ from nbloader.transport.messages import (
     WorkerInitialized,
     WorkerLaunched,
 )
+from nbloader.workers.api import WorkerPool, WorkerSetup
 from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
@@ -76,12 +78,32 @@ NEARBY = 0.02
 """Seconds after a delivery during which the consumer is expected to be back at once."""
 
 
+CLOSED = "this loader is closed: create a new one"
+INTERRUPTED = (
+    "the loader was called by a signal handler or a finalizer (__del__) that has interrupted the loader itself on this "
+    "thread. There, only commands are possible: close(), restart_workers(), pause(), resume() and step()"
+)
+
+
 class Awaited(NamedTuple):
     """The batch that the consumer waits for."""
 
     number: int
     since: int
     """perf_counter ns."""
+
+
+class Wait(NamedTuple):
+    """How a consumer waits, determined with the lock.
+
+    The workers may be stopped before it sleeps, and the descriptor then belong to another file. But every consumer in
+    `_waiting` is woken after that, and a descriptor is only polled: it comes back at once and looks again.
+    """
+
+    plan: WaitPlan
+    pool: WorkerPool | None
+    fileno: int | None
+    """A descriptor that is readable when the workers sent something; None if there is none."""
 
 
 class Engine:
@@ -110,14 +132,14 @@ class Engine:
         self._group = WorkerGroup(
             self._events.append, self._dispatcher, config, on_message=self._handle, on_failure=self._wake_consumers
         )
-        self.load = self._group.load
         # Read without the lock: only the consumer adds batches, and a stale count merely delays a request.
         self.refill_size = self._dispatcher.refill_size
-        self._commands: collections.deque[Callable[[], None]] = collections.deque()
+        self._commands: collections.deque[Callable[[], object]] = collections.deque()
         self._supervisor = None if config.kind.inline else Supervisor(self)
         self._output = WorkerOutput()
         self._num_workers = config.num_workers
         self._owner = os.getpid()
+        self._holder = 0  # the thread that has the lock, if not the supervisor
         self._waiting: dict[int, Wakeup] = {}  # iterations whose consumer waits
         self._driving = -1  # the iteration whose consumer holds the lock
         self._awaited: Awaited | None = None
@@ -171,11 +193,17 @@ class Engine:
 
         An interrupt, or what a signal handler raises, between any two instructions may leave the state half changed:
         then all iterations and workers are ended, and the next epoch begins anew.
+
+        Raises:
+            NbloaderError: A signal handler or a finalizer has interrupted a change, and wants another one.
         """
         if self._owner != os.getpid():
             self._after_fork()
+        if self._interrupted_here():
+            raise NbloaderError(INTERRUPTED)
         try:
             with self.lock:
+                self._holder = get_ident()
                 try:
                     return action(*args)
                 except BaseException as error:
@@ -187,12 +215,19 @@ class Engine:
                     self._group.abandon()
                     if self._supervisor is not None:
                         self._supervisor.forget_unstarted()
+                    self._wake_consumers()  # on other threads: their iterations are gone
                     raise
+                finally:
+                    self._holder = 0
         finally:
             if self._events:
                 self.publish_events()
             if self._commands and self._supervisor is None:
                 self._execute_if_free()
+
+    def _interrupted_here(self) -> bool:
+        """Whether this is a signal handler or a finalizer that has interrupted a change of the state on this thread."""
+        return self._holder == get_ident() and self.lock.locked()
 
     def publish_events(self) -> None:
         """Publish what was recorded with the lock, now that it is released."""
@@ -220,12 +255,29 @@ class Engine:
     def _ensure_running(self) -> None:
         """Start the workers and the supervisor unless they run."""
         if self.closed:
-            raise LoaderClosedError("this loader is closed: create a new one")
-        started = self._group.start()
+            raise LoaderClosedError(CLOSED)
         if self._supervisor is not None:
-            if started:
-                self._supervisor.wake()  # it may still wait for the workers before these
             self._supervisor.ensure_running()
+        if self._group.start() and self._supervisor is not None:
+            self._supervisor.wake()  # it may still wait for the workers before these
+
+    def load(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> bool:
+        """See `WorkerGroup.load`. The user's code runs without the lock.
+
+        Raises:
+            DatasetTransferError: It cannot be given to workers.
+            LoaderClosedError: The loader was closed meanwhile.
+        """
+        setup = self._group.pack(dataset, collate_fn, worker_init_fn, on_error)
+        if setup is None:
+            return False
+        differs: bool = self._exclusively(self._load, setup)
+        return differs
+
+    def _load(self, setup: WorkerSetup) -> bool:
+        if self.closed:
+            raise LoaderClosedError(CLOSED)
+        return self._group.load(setup)
 
     # ---- one round ----------------------------------------------------------------------------------------------
 
@@ -346,8 +398,9 @@ class Engine:
         return on_message
 
     def _wake_consumer(self, run: int) -> None:
-        if run != self._driving and run in self._waiting:
-            self._waiting[run].set()
+        wakeup = self._waiting.get(run)  # its consumer leaves without the lock
+        if wakeup is not None and run != self._driving:
+            wakeup.set()
 
     def _wake_consumers(self) -> None:
         for run in list(self._waiting):
@@ -428,20 +481,21 @@ class Engine:
             if self._supervisor is None:
                 self._produce(run, wakeup)
             while True:
-                delivery, plan = self._exclusively(self._take, run, wakeup, timer is None or timer.fresh)
+                delivery, wait = self._exclusively(self._take, run, wakeup, timer is None or timer.fresh)
                 if delivery is not None:
                     return cast("Delivery", delivery)
-                if plan is None:
+                if wait is None:
                     if refill():  # those before had no sample left
                         continue
                     return None
+                plan = wait.plan
                 if timer is None:
                     since = _clock()
                     timer = WaitTimer(since, timeout=self._config.timeout, first=plan.first)
                 self._awaited = Awaited(plan.number, since)
                 self._output.show()
                 if not (plan.refill and refill()):
-                    self._wait(wakeup, timer, run, plan)
+                    self._wait(wakeup, timer, run, wait)
         finally:
             self._waiting.pop(run, None)
             self._awaited = None
@@ -461,25 +515,25 @@ class Engine:
             self._awaited = Awaited(task.number, _clock())
             pool.run_next(run)
 
-    def _take(self, run: int, wakeup: Wakeup, first: bool) -> tuple[Delivery | None, WaitPlan | None]:
+    def _take(self, run: int, wakeup: Wakeup, first: bool) -> tuple[Delivery | None, Wait | None]:
         """The next batch if it is ready; otherwise how to wait for it: whoever receives it wakes the consumer.
 
         Both are None if no batch is outstanding.
         """
         dispatcher = self._dispatcher
-        state = dispatcher.iterations.get(run)
-        if state is None:
-            raise LoaderClosedError(self._why_ended())
-        if state.parked:
-            dispatcher.unpark(run)
         if self._commands:  # what was requested before this batch applies to it
             self._execute_commands()
+        self.check_open(run)
+        state = dispatcher.iterations[run]
+        if state.parked:
+            dispatcher.unpark(run)
         self._driving = run
         delivery = self._next(run)
         if delivery is None:
             self._raise_fatal()
             self._ensure_running()
             self._drive()
+            self.check_open(run)
             delivery = self._next(run)
             if delivery is None:
                 self._raise_fatal()
@@ -495,7 +549,8 @@ class Engine:
         if not dispatcher.outstanding(run):
             return None, None
         self._waiting[run] = wakeup
-        return None, dispatcher.plan_wait(run, first=first)
+        plan, pool = dispatcher.plan_wait(run, first=first), self._group.pool
+        return None, Wait(plan, pool, None if pool is None else pool.fileno(plan.producer))
 
     def _next(self, run: int) -> Delivery | None:
         """The next batch that is ready and has samples."""
@@ -523,9 +578,9 @@ class Engine:
             self._raised = error
             raise error
 
-    def _wait(self, wakeup: Wakeup, timer: WaitTimer, run: int, plan: WaitPlan) -> None:
+    def _wait(self, wakeup: Wakeup, timer: WaitTimer, run: int, wait: Wait) -> None:
         """Block until a worker, another thread or the clock wants something; or be the worker. Without the lock."""
-        pool = self._group.pool
+        plan, pool, fileno = wait
         if pool is not None and not plan.blocked and pool.run_next(run):
             return
         check = timer.check(_clock(), paused=plan.paused)
@@ -534,7 +589,7 @@ class Engine:
             return
         timer.fresh = False
         timeouts = [seconds for seconds in (check.left, self.callbacks.interval, plan.recheck) if seconds is not None]
-        wakeup.wait(None if pool is None else pool.fileno(plan.producer), min(timeouts, default=None))
+        wakeup.wait(fileno, min(timeouts, default=None))
         self.callbacks.call()
 
     def _on_due(self, due: Due, timer: WaitTimer, run: int) -> None:
@@ -542,10 +597,10 @@ class Engine:
         if due is Due.PAUSE_NOTICE:
             self._output.add("stderr", timeouts.PAUSED)
             return
-        with self.lock:
-            number, holder = self._dispatcher.delay(run) if run in self._dispatcher.iterations else (-1, None)
-            worker = self._group.worker_of(holder)
-            gauges = sorted(self._group.gauges(), key=lambda g: (g.worker != worker, g.state != "starting"))
+        delayed = self._exclusively(self._delayed, run)
+        if delayed is None:
+            return  # the iteration has just ended
+        number, holder, worker, gauges = delayed
         culprit = gauges[0] if worker is not None else None
         stack = ""
         with contextlib.suppress(NbloaderError):
@@ -569,6 +624,18 @@ class Engine:
             self._output.add("stderr", timeouts.restart_notice(timeout, number, culprit, now, place))
         timer.since = _clock()
 
+    def _delayed(self, run: int) -> tuple[int, int | None, int | None, list[WorkerGauge]] | None:
+        """What an iteration waits for: the batch, the worker that holds it (unique number and id), and all workers.
+
+        That worker comes first; without it, those that are starting. None if the iteration has ended.
+        """
+        if run not in self._dispatcher.iterations:
+            return None
+        number, holder = self._dispatcher.delay(run)
+        worker = self._group.worker_of(holder)
+        gauges = sorted(self._group.gauges(), key=lambda g: (g.worker != worker, g.state != "starting"))
+        return number, holder, worker, gauges
+
     def _restart_stalled(self, run: int, number: int, holder: int, reason: str, error: Exception) -> bool:
         self._drive()
         if run not in self._dispatcher.iterations or self._dispatcher.delay(run) != (number, holder):
@@ -577,8 +644,20 @@ class Engine:
 
     def outstanding(self, run: int) -> bool:
         """Whether batches of an iteration were requested and not taken."""
-        with self.lock:
-            return run in self._dispatcher.iterations and self._dispatcher.outstanding(run) > 0
+        outstanding: bool = self._exclusively(self._outstanding, run)
+        return outstanding
+
+    def _outstanding(self, run: int) -> bool:
+        return run in self._dispatcher.iterations and self._dispatcher.outstanding(run) > 0
+
+    def check_open(self, run: int) -> None:
+        """Raise if an iteration has ended.
+
+        Raises:
+            LoaderClosedError: The loader was closed, or an interrupt has ended the iteration.
+        """
+        if run not in self._dispatcher.iterations:
+            raise LoaderClosedError(self._why_ended())
 
     def wait_for_source(self, run: int, wakeup: Wakeup) -> None:
         """Block until the wake-up is set or a callback is due.
@@ -586,10 +665,9 @@ class Engine:
         Raises:
             LoaderClosedError: The loader was closed meanwhile.
         """
-        self._waiting[run] = wakeup
+        self._waiting[run] = wakeup  # first: whoever ends the iteration from now on wakes its consumer
         try:
-            if self.closed:
-                raise LoaderClosedError(self._why_ended())
+            self.check_open(run)
             wakeup.wait(None, self.callbacks.interval)
             self.callbacks.call()
         finally:
@@ -624,7 +702,7 @@ class Engine:
 
     # ---- commands: thread-safe ------------------------------------------------------------------------------------
 
-    def _command(self, action: Callable[[], None]) -> None:
+    def _command(self, action: Callable[[], object]) -> None:
         """Queue a command and wake the supervisor; with an inline pool, execute it if the lock is free. Never waits."""
         if not self.closed:
             self._commands.append(action)
@@ -729,8 +807,8 @@ class Engine:
 
     def workers(self) -> list[WorkerView]:
         """The workers, as torch's iterator shows its own."""
-        with self.lock:
-            return self._group.views()
+        views: list[WorkerView] = self._exclusively(self._group.views)
+        return views
 
     def stack(self, worker: int) -> str:
         """The Python stack of a worker now.
@@ -738,8 +816,7 @@ class Engine:
         Raises:
             NbloaderError: It is not running, or does not respond.
         """
-        with self.lock:
-            ask = self._group.stack_request(worker)
+        ask: Callable[[], str] = self._exclusively(self._group.stack_request, worker)
         return ask()
 
     def gauges(self, state: str) -> Gauges:
@@ -861,14 +938,23 @@ class Engine:
 
     # ---- closing ------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Stop the workers and end every iteration. Closing twice is harmless."""
-        if self.closed or (self._owner != os.getpid() and self._supervisor is not None):
-            return
-        self._exclusively(self._close)
+    def close(self) -> bool:
+        """Stop the workers and end every iteration, or wait until another thread has done so.
+
+        Returns:
+            Whether the loader was open.
+        """
+        if self._owner != os.getpid() and self._supervisor is not None:
+            return False
+        if self._interrupted_here():
+            open_before = not self.closed
+            self._command(self._close)
+            return open_before
+        closed: bool = self._exclusively(self._close)
         self._output.show_in_context()
         if self._supervisor is not None:
             self._supervisor.close()
+        return closed
 
     def close_soon(self) -> None:
         """The loader is gone: have the supervisor stop the workers. For a finalizer, which may run at any moment."""
@@ -886,15 +972,16 @@ class Engine:
         self._retired = True
         self._command(lambda: None if self._dispatcher.iterations else self._close())
 
-    def _close(self) -> None:
+    def _close(self) -> bool:
         if self.closed:
-            return
+            return False
         self.closed = True
         for run in list(self._dispatcher.iterations):
             self._close_iteration(run)
         self._group.stop()
         self._group.unload()
         self._wake_consumers()
+        return True
 
 
 def _opens_at_once(ready: Delivery) -> bool:

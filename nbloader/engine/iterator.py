@@ -172,8 +172,6 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         requested = _clock()
         self._resources.publish(requested)
         engine, plan = self._engine, self.plan
-        if not engine.prefetches:
-            self._refill()
         got = self._wait() if self._kept is None else self._kept
         task, payload = got.task, got.outcome
         if engine.prefetches:  # the first batch of an epoch produced in advance does not wait until a worker is awake
@@ -193,6 +191,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
 
     def _wait(self) -> Delivery:
         try:
+            if not self._engine.prefetches:
+                self._refill()
             while (got := self._engine.next_batch(self._run, self._resources.wakeup, self._refill)) is None:
                 if not self._refill():  # what was requested may be past the end of its shard, and another shard go on
                     self._finish()
@@ -258,6 +258,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
 
     def _finish(self) -> NoReturn:
         error, self.plan.error = self.plan.error, None
+        if error is None:
+            self._engine.check_open(self._run)  # otherwise that is why there is no batch
         self.plan.over = True
         if error is not None:
             self._end("error")

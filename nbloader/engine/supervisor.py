@@ -7,12 +7,13 @@ that a restart works while a cell is busy.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from nbloader._util.wakeup import Wakeup
+from nbloader.errors import WorkerStartError
+from nbloader.events.failures import thread_message
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,18 @@ RESTART_DELAY = 0.1
 """Seconds between a failure of the thread and its restart, so that a lasting fault does not spin."""
 JOIN_TIMEOUT = 1.0
 """Seconds that `close` waits for the thread."""
+
+
+class Watch(NamedTuple):
+    """What the supervisor waits for, beside a wake-up; determined with the lock.
+
+    The workers may be stopped before it sleeps, and the descriptor then belong to another file. It is only polled, and
+    whoever starts other workers, or closes the engine, wakes the supervisor.
+    """
+
+    fileno: int | None
+    timeout: float | None
+    """Seconds."""
 
 
 class Supervised(Protocol):
@@ -40,10 +53,10 @@ class Supervised(Protocol):
         """Whether a consumer waits for a batch, or took one a moment ago."""
 
     def fileno(self) -> int | None:
-        """A descriptor that is readable when workers sent something; None if there is none."""
+        """A descriptor that is readable when workers sent something; None if there is none. Called with the lock."""
 
     def seconds_to_maintenance(self) -> float | None:
-        """Seconds until idle workers are to release memory or to stop; None for never."""
+        """Seconds until idle workers are to release memory or to stop; None for never. Called with the lock."""
 
     def run_round(self) -> None:
         """Do what there is to do now. Called with the lock."""
@@ -81,10 +94,19 @@ class Supervisor:
         return self._thread is not None and self._thread.is_alive()
 
     def ensure_running(self) -> None:
-        """Start the thread unless it runs. Called with the engine's lock."""
-        if not self.running:
-            self._thread = threading.Thread(target=self.run, name="nbloader-supervisor", daemon=True)
-            self._thread.start()
+        """Start the thread unless it runs. Called with the engine's lock.
+
+        Raises:
+            WorkerStartError: The system provides no thread.
+        """
+        if self.running:
+            return
+        thread = self._thread = threading.Thread(target=self.run, name="nbloader-supervisor", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._thread = None
+            raise WorkerStartError(thread_message("the thread that supervises the workers", error)) from error
 
     def wake(self) -> None:
         """Have the thread look for work. Takes no lock: a finalizer may call this at any moment."""
@@ -107,7 +129,8 @@ class Supervisor:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOIN_TIMEOUT)
-        self._wakeup.close()
+        if thread is None or not thread.is_alive():  # otherwise the thread releases it when it ends
+            self._wakeup.close()
 
     def close_if_idle(self) -> None:
         """The engine is closed: release the descriptor, or have the thread do it. Never waits."""
@@ -122,13 +145,13 @@ class Supervisor:
         engine = self._engine
         while True:
             try:
-                while self._in_charge():
-                    self._wait_for_work()
+                while (watch := self._in_charge()) is not None:
+                    self._wakeup.wait(watch.fileno, watch.timeout)
                     self._leave_messages_to_consumer()
                     self._run_round()
                     engine.publish_events()
                     engine.show_output()
-                if engine.closed:
+                if engine.closed and self._thread is threading.current_thread():
                     self._wakeup.close()
             except Exception as error:
                 log.exception("the supervisor thread failed and is restarted")
@@ -137,21 +160,16 @@ class Supervisor:
             else:
                 return
 
-    def _in_charge(self) -> bool:
-        """Whether this thread still drives."""
-        if self._engine.closed:
-            return False
-        with self._engine.lock:
-            if self._thread is not threading.current_thread():
-                return False  # an interrupt came while this one was started, and another took its place
-            if self._engine.has_work():
-                return True
+    def _in_charge(self) -> Watch | None:
+        """What to wait for; None if this thread no longer drives."""
+        engine = self._engine
+        with engine.lock:
+            if engine.closed or self._thread is not threading.current_thread():
+                return None  # the latter: an interrupt came while this one was started, and another took its place
+            if engine.has_work():
+                return Watch(engine.fileno(), engine.seconds_to_maintenance())
             self._thread = None  # decided under the lock: whoever starts workers starts another thread
-            return False
-
-    def _wait_for_work(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the workers may be stopped meanwhile
-            self._wakeup.wait(self._engine.fileno(), self._engine.seconds_to_maintenance())
+            return None
 
     def _leave_messages_to_consumer(self) -> None:
         if not self._engine.has_commands() and self._engine.consumer_nearby():

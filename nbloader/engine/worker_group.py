@@ -106,19 +106,24 @@ class WorkerGroup:
 
     # ---- start --------------------------------------------------------------------------------------------------
 
-    def load(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> bool:
-        """Take what workers are given when they start. Running workers keep what they have until they are restarted.
-
-        Returns:
-            Whether it differs from what was loaded before (False the first time).
+    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> WorkerSetup | None:
+        """What workers are given when they start; None if they have it already. Called without the lock.
 
         Raises:
             DatasetTransferError: It cannot be given to them.
         """
         old = self._setup
         if old is not None and old.holds(dataset, collate_fn, worker_init_fn, on_error):
-            return False
-        setup = self._config.kind.pack(dataset, collate_fn, worker_init_fn, on_error)
+            return None
+        return self._config.kind.pack(dataset, collate_fn, worker_init_fn, on_error)
+
+    def load(self, setup: WorkerSetup) -> bool:
+        """Take what workers are given when they start. Running workers keep what they have until they are restarted.
+
+        Returns:
+            Whether it differs from what was loaded before (False the first time).
+        """
+        old = self._setup
         same = old is not None and old.identity == setup.identity
         if not (same and setup.self_contained):  # else the old one stays, with the processes that it has started
             self._setup = setup

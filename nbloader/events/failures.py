@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import resource
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -167,6 +168,21 @@ def start_message(worker: int, num_workers: int, error: Exception) -> str:
     if code == errno.EAGAIN:
         return f"{begin} There are too many processes: use fewer workers, or raise `ulimit -u`."
     return begin
+
+
+def thread_message(what: str, error: Exception) -> str:
+    """The message of the error when the system provides no thread.
+
+    Args:
+        what: The thread, such as "the thread that supervises the workers".
+        error: What `threading.Thread.start` raised.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    return (
+        f"{what} could not be started beside {threading.active_count()} threads: {error}. There are too many threads "
+        f"or processes (RLIMIT_NPROC={'unlimited' if limit == resource.RLIM_INFINITY else limit}): use fewer workers, "
+        "end other programs, or raise `ulimit -u`; in a container, its limit of processes."
+    )
 
 
 def descriptors_message(worker: int, num_workers: int) -> str:

@@ -662,10 +662,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return f"<nbloader.DataLoader of {type(self.dataset).__name__}, num_workers={self.num_workers}>"
 
     def close(self) -> None:
-        """End the workers now. The loader cannot be used any more; closing twice is harmless."""
+        """End the workers now. The loader cannot be used any more; closing twice is harmless.
+
+        From any thread, a subscriber of events, a callback or a signal handler. A loop that iterates the loader ends
+        with `LoaderClosedError`, unless it had all of its batches.
+        """
         self.clean()
-        if not self._engine.closed:
-            self._engine.close()
+        if self._engine.close():
             if isinstance(self.batch_sampler, SourceSampler):
                 self.batch_sampler.close()
             if self._transfer is not None:

@@ -14,6 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from nbloader.errors import NbloaderError
+from nbloader.events.failures import thread_message
+
 
 class Item:
     """What a source returned for one sample: a function that produces the sample, or the sample itself."""
@@ -79,7 +82,10 @@ class SourceReader(Iterator[list[Item]]):
         self._thread = threading.Thread(
             target=_read, args=(buffer, source, batch_size), name="nbloader-source", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise NbloaderError(thread_message("the thread that calls the source", error)) from error
 
     def when_ready(self, call: Callable[[], object]) -> None:
         """Register a function that is called on the reader's thread whenever something is buffered."""
@@ -126,9 +132,8 @@ class _Buffer:
             self._changed.wait_for(lambda: self._stopped or not self.items)
             self.items.append(values)
             self._changed.notify_all()
-        call = self.call
-        if call is not None:
-            call()
+            if self.call is not None:  # with the lock: once `stop` has returned, it is called no more
+                self.call()
         return not self._stopped
 
     def take(self) -> Sequence[Any] | Exception | None:
@@ -143,11 +148,11 @@ class _Buffer:
     def stop(self) -> None:
         """End the thread, and wake whoever waits for it."""
         self._stopped = True
-        with self._changed:
+        with self._changed:  # reentrant: a finalizer may stop it at any moment
             self._changed.notify_all()
-        call, self.call = self.call, None
-        if call is not None:
-            call()
+            call, self.call = self.call, None
+            if call is not None:
+                call()
 
 
 def _read(buffer: _Buffer, source: Callable[[int], Sequence[Any]], batch_size: int) -> None:

@@ -102,8 +102,14 @@ class StackPipe:
         Args:
             pid: The process; it has called `answer`.
             gone: Whether it has ended.
+
+        Raises:
+            NbloaderError: This process has too many open files.
         """
-        fd = os.dup(self.fd)  # the worker may end, and its pipe be closed, meanwhile
+        try:
+            fd = os.dup(self.fd)  # the worker may end, and its pipe be closed, meanwhile
+        except OSError as error:
+            raise NbloaderError(f"the stack of the worker (pid {pid}) cannot be requested: {error}") from error
 
         def ask() -> str:
             try:

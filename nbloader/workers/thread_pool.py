@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import os
 import queue
 import threading
@@ -174,7 +175,8 @@ class ThreadPool(WorkerPool):
         except RuntimeError as error:
             del self._handles[handle.uid]
             handle.mark_ended(None)
-            raise OSError(f"no thread could be started beside {threading.active_count()}: {error}") from error
+            text = f"no thread could be started beside {threading.active_count()}: {error}"
+            raise OSError(errno.EAGAIN, text) from error
         return handle
 
     def submit(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:

@@ -1,0 +1,53 @@
+"""Another thread acts at a chosen line of nbloader's code: what a random attack needs thousands of attempts for."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import nbloader
+
+ROOT = os.path.dirname(nbloader.__file__)
+
+
+class Line:
+    """A line of code in some of nbloader's files; `lines` are all that this thread executes, without repetition.
+
+    Args:
+        files: The end of the path of each file.
+        unless: Lines do not count while this returns true.
+    """
+
+    def __init__(self, *files, unless=lambda: False):
+        self._paths = tuple(os.path.join(ROOT, file) for file in files)
+        self._unless = unless
+        self.lines = {}
+        """Lines, in the order of their first execution."""
+        self._at = None
+        self._act = None
+
+    def at(self, line, act):
+        """Call `act` on another thread when this thread executes the line for the first time, and wait for it."""
+        self._at, self._act = line, act
+
+    def __enter__(self):
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_exc):
+        sys.settrace(None)
+
+    def _call(self, frame, _event, _arg):
+        return self._line if frame.f_code.co_filename.startswith(self._paths) else None
+
+    def _line(self, frame, event, _arg):
+        line = frame.f_code.co_filename, frame.f_lineno
+        if event == "line" and not self._unless():
+            self.lines[line] = None
+            if line == self._at and self._act is not None:
+                act, self._act = self._act, None
+                thread = threading.Thread(target=act)
+                thread.start()
+                thread.join()
+        return self._line
