@@ -622,7 +622,7 @@ def check_dataset(dataset: Any, sampler: Any, *, iterable: bool) -> None:
 
     Args:
         dataset: The dataset.
-        sampler: The loader's sampler.
+        sampler: What the order is drawn from.
         iterable: Whether the dataset is iterated rather than indexed.
 
     Raises:

@@ -210,7 +210,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _get_iterator(self) -> Iterator[Any]:  # type: ignore[override]
         """Start an epoch: `__iter__` without the wrappers of subclasses, which override either, as with torch's."""
         self._control.check_open()
-        cfg.check_dataset(self.dataset, self.sampler, iterable=self._is_iterable)
+        drawn_from = getattr(self._index_sampler, "sampler", self._index_sampler)  # a batch sampler may have none
+        cfg.check_dataset(self.dataset, drawn_from, iterable=self._is_iterable)
         self._update_engine()
         prefetched = self._take_prefetched()
         epoch = self._make_epoch() if prefetched is None else prefetched
