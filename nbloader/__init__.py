@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nbloader.loader.dataloader import DataLoader
     from nbloader.loader.upload_benchmark import compare_uploads
     from nbloader.sampling.samplers import FilterSampler, IntervalSampler
-    from nbloader.shm.dataset_store import share
+    from nbloader.shm.share import share
     from nbloader.transport.early_start import warm_up
     from nbloader.workers.worker_info import get_worker_info
 
@@ -41,7 +41,7 @@ _MODULES = {
     "WorkerStartError": "nbloader.errors",
     "compare_uploads": "nbloader.loader.upload_benchmark",
     "get_worker_info": "nbloader.workers.worker_info",
-    "share": "nbloader.shm.dataset_store",
+    "share": "nbloader.shm.share",
     "warm_up": "nbloader.transport.early_start",
 }
 

@@ -1,6 +1,6 @@
 """Arrays of datasets in memory files that the notebook and all workers share.
 
-`share(array)` puts an array into such a file explicitly. `Store` holds the arrays that a dataset's pickle leaves out
+`share_array` puts an array into such a file explicitly. `Store` holds the arrays that a dataset's pickle leaves out
 (dataset_payload.py). `file_of` finds the memory file of an array that is in one already, and need not be copied.
 """
 
@@ -50,31 +50,15 @@ class Store:
         return memory
 
 
-def share(array: Any) -> Any:
-    """Copy an array into memory that the notebook and the workers of all loaders share.
-
-    Use it for large arrays of a dataset: `self.images = nbloader.share(np.load(...))`. Without it, an array of 64 kB or
-    more exists twice: once in the notebook, and once for all workers together. An `np.memmap` needs no `share`: every
-    process reads it from its file.
-
-    Writes are private (copy-on-write): a process that writes to the array gets its own copy of the page, and the other
-    processes do not see the change. Workers that start later see what the notebook has written; they then have a copy
-    of the array in common.
+def share_array(array: np.ndarray[Any, Any]) -> Any:
+    """See `nbloader.share`.
 
     Args:
-        array: A NumPy array of any shape, and of any dtype but object.
-
-    Returns:
-        An array of the same shape, dtype and contents.
+        array: Of any dtype but object.
 
     Raises:
-        TypeError: It is no such array. A tensor is shared by its own `share_memory_()`, and not copied either.
         MemoryError: There is not that much memory left.
     """
-    if not isinstance(array, np.ndarray) or array.dtype.hasobject:
-        what = f"an array of dtype {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
-        hint = "; a tensor has share_memory_() for that" if type(array).__module__.startswith("torch") else ""
-        raise TypeError(f"share takes a NumPy array of numbers, not {what}{hint}")
     dense: Any = np.asarray(array, order="K")
     if not (dense.flags.c_contiguous or dense.flags.f_contiguous):
         dense = np.ascontiguousarray(dense)

@@ -1,0 +1,69 @@
+"""`share`: put the large parts of a dataset into memory that the notebook and the workers of all loaders share."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from nbloader.shm.dataset_store import share_array
+from nbloader.shm.shared_objects import SharedMapping, SharedSequence
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+ArrayT = TypeVar("ArrayT", bound="np.ndarray[Any, Any]")
+
+
+@overload
+def share(obj: ArrayT) -> ArrayT: ...
+
+
+@overload
+def share(obj: list[T] | tuple[T, ...]) -> SharedSequence[T]: ...
+
+
+@overload
+def share(obj: dict[K, V]) -> SharedMapping[K, V]: ...
+
+
+def share(obj: Any) -> Any:
+    """Copy an array, a list or a dict into memory that the notebook and the workers of all loaders share.
+
+    Use it for the large parts of a dataset: `self.images = nbloader.share(np.load(...))`,
+    `self.annotations = nbloader.share(json.load(...))`.
+
+    **Arrays.** Without `share`, an array of 64 kB or more exists twice: once in the notebook, and once for all workers
+    together. An `np.memmap` needs no `share`: every process reads it from its file. Writes are private
+    (copy-on-write): a process that writes to the array gets its own copy of the page, and the other processes do not
+    see the change. Workers that start later see what the notebook has written; they then have a copy of the array in
+    common.
+
+    **Lists, tuples and dicts.** Without `share`, Python objects exist once more in each worker that uses them. A shared
+    list or dict is read-only. It has the pickles of its items in one piece of memory, and each access unpickles one of
+    them (a dict with a list of four numbers: 3 us), so that every access returns a new object. Texts, `bytes` and
+    numbers are kept as they are and take less memory than in Python. What two items have in common is in both.
+
+    Args:
+        obj: A NumPy array of any shape, and of any dtype but object; a list, tuple or dict with items that can be
+            pickled. The keys of a dict are texts, `bytes`, numbers, None, or tuples or frozensets of these.
+
+    Returns:
+        An array of the same shape, dtype and contents; a read-only `Sequence` for a list or tuple, a read-only
+        `Mapping` for a dict.
+
+    Raises:
+        TypeError: It is none of these. A tensor is shared by its own `share_memory_()`, and not copied either.
+        MemoryError: There is not that much memory left.
+    """
+    if isinstance(obj, (SharedSequence, SharedMapping)):
+        return obj
+    if isinstance(obj, (list, tuple)):
+        return SharedSequence(obj)
+    if isinstance(obj, dict):
+        return SharedMapping(obj)
+    if isinstance(obj, np.ndarray) and not obj.dtype.hasobject:
+        return share_array(obj)
+    what = f"an array of dtype {obj.dtype}" if isinstance(obj, np.ndarray) else type(obj).__name__
+    hint = "; a tensor has share_memory_() for that" if type(obj).__module__.startswith("torch") else ""
+    raise TypeError(f"share takes a NumPy array of numbers, a list, a tuple or a dict, not {what}{hint}")

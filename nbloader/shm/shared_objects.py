@@ -1,0 +1,381 @@
+"""Lists and dicts in shared memory: read-only, with items that are unpickled when they are accessed.
+
+    list -> one memory file: the pickles of the items, one after the other, and where each begins
+
+Processes that read Python objects write to them: each access changes a reference count. Objects that are shared by
+fork are therefore copied to each worker page by page, as an epoch goes on. Bytes are not, so that one copy serves the
+notebook and all workers. Texts, `bytes`, and numbers of one type are kept without pickles.
+
+Classes and functions of the notebook, which workers cannot import, are in a table beside the items: an item's pickle
+holds their number.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import io
+import itertools
+import operator
+import pickle
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, overload
+
+import numpy as np
+
+from nbloader.shm.dataset_store import Store
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+_MASK = (1 << 64) - 1
+_NUMBERS: dict[type, type] = {int: np.int64, float: np.float64, bool: np.bool_}
+
+
+# ---- classes of the notebook ----------------------------------------------------------------------------------------
+
+
+class _Globals:
+    """Classes and functions that the items of one container refer to and that workers cannot import."""
+
+    def __init__(self) -> None:
+        self.key = uuid.uuid4().bytes
+        """Says in a pickle which table is meant."""
+        self.objects: list[Any] = []
+        self._numbers: dict[int, int] = {}
+
+    def number_of(self, obj: Any) -> int:
+        """Its number in the table; it is added if it is new."""
+        number = self._numbers.setdefault(id(obj), len(self.objects))
+        if number == len(self.objects):
+            self.objects.append(obj)
+        return number
+
+    def __getstate__(self) -> Any:
+        return self.key, self.objects
+
+    def __setstate__(self, state: Any) -> None:
+        self.key, self.objects = state
+        self._numbers = {id(obj): number for number, obj in enumerate(self.objects)}
+        _tables[self.key] = self
+
+
+_tables: weakref.WeakValueDictionary[bytes, _Globals] = weakref.WeakValueDictionary()
+
+
+def _global(key: bytes, number: int) -> Any:
+    """In the pickle of an item: a class or function of the notebook."""
+    return _tables[key].objects[number]
+
+
+class _ItemPickler(pickle.Pickler):
+    """Pickles items one after the other into one file."""
+
+    def __init__(self, file: io.BytesIO, table: _Globals) -> None:
+        super().__init__(file, protocol=5)
+        self._table = table
+
+    def reducer_override(self, obj: Any) -> Any:
+        """See `pickle.Pickler`."""
+        if not isinstance(obj, (type, FunctionType)):
+            return NotImplemented
+        if obj.__module__ not in {"__main__", "__mp_main__"} and "<locals>" not in obj.__qualname__:
+            return NotImplemented
+        return _global, (self._table.key, self._table.number_of(obj))
+
+
+# ---- packed items ---------------------------------------------------------------------------------------------------
+
+
+class _Packed(Protocol):
+    """Items in arrays."""
+
+    @property
+    def arrays(self) -> list[np.ndarray[Any, Any]]:
+        """The arrays that hold them."""
+
+    def item(self, position: int) -> Any:
+        """One of them, from 0 to their number - 1."""
+
+
+class _Numbers:
+    """Numbers of one type."""
+
+    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self.arrays = [values]
+        self.view = values.data
+        self.item = values.item
+
+    def __reduce__(self) -> Any:
+        return _Numbers, tuple(self.arrays)
+
+
+class _Records:
+    """Items of various sizes: pickles, texts or bytes."""
+
+    decode: Callable[[memoryview], Any]
+
+    def __init__(self, data: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> None:
+        self.arrays = [data, ends]
+        self._data = data.data
+        self._ends = ends.data
+
+    def item(self, position: int) -> Any:
+        """See `_Packed`."""
+        ends = self._ends
+        return self.decode(self._data[ends[position] : ends[position + 1]])
+
+    def __reduce__(self) -> Any:
+        return type(self), tuple(self.arrays)
+
+
+class _Pickles(_Records):
+    decode = staticmethod(pickle.loads)
+
+
+class _Texts(_Records):
+    @staticmethod
+    def decode(view: memoryview) -> str:
+        return str(view, "utf-8")
+
+
+class _Blobs(_Records):
+    decode = bytes
+
+
+def _pack(items: Sequence[Any], table: _Globals) -> _Packed:
+    kinds = set(map(type, items))
+    kind = kinds.pop() if len(kinds) == 1 else object
+    if kind in _NUMBERS:
+        try:
+            return _Numbers(np.fromiter(items, _NUMBERS[kind], len(items)))
+        except OverflowError:  # an int of more than 64 bits
+            return _pickled(items, table)
+    if kind is bytes:
+        return _Blobs(*_joined(items))
+    if kind is str:
+        try:
+            return _Texts(*_joined([text.encode() for text in items]))
+        except UnicodeEncodeError:  # half of a surrogate pair
+            return _pickled(items, table)
+    return _pickled(items, table)
+
+
+def _joined(parts: Sequence[bytes]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    ends = np.fromiter(itertools.accumulate(map(len, parts), initial=0), np.int64, len(parts) + 1)
+    return np.frombuffer(b"".join(parts), np.uint8), ends
+
+
+def _pickled(items: Sequence[Any], table: _Globals) -> _Pickles:
+    ends = np.zeros(len(items) + 1, np.int64)
+    file = io.BytesIO()
+    pickler = _ItemPickler(file, table)
+    for position, item in enumerate(items, 1):
+        pickler.dump(item)
+        pickler.clear_memo()
+        ends[position] = file.tell()
+    return _Pickles(np.frombuffer(file.getbuffer(), np.uint8), ends)
+
+
+def _shared(*packed: _Packed) -> list[Any]:
+    """The same in one memory file."""
+    arrays = [array for part in packed for array in part.arrays]
+    memory = Store([array.data.cast("B") if array.nbytes else memoryview(b"") for array in arrays]).map()
+    copies = []
+    for array, start in zip(arrays, memory.store.starts, strict=True):
+        copies.append(np.ndarray(array.shape, array.dtype, memory, start))
+        copies[-1].flags.writeable = False
+    remaining = iter(copies)
+    return [type(part)(*itertools.islice(remaining, len(part.arrays))) for part in packed]
+
+
+# ---- the containers -------------------------------------------------------------------------------------------------
+
+
+class _Fixed:
+    """What cannot be changed."""
+
+    _name: str
+
+    def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise TypeError(
+            f"a shared {self._name} cannot be changed: all processes read the same memory. Change the {self._name} "
+            "that it was made of, and share that again; or make a copy of this one."
+        )
+
+    __setitem__ = __delitem__ = clear = pop = _refuse
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, _memo: Any) -> Any:
+        return self
+
+
+class SharedSequence(_Fixed, Sequence[T], Generic[T]):
+    """A list in shared memory, read-only. `nbloader.share(list)` creates it.
+
+    Each access to an item returns a new object, equal to the one that was shared: what is done to that object is seen
+    by nobody else. A slice is a list.
+    """
+
+    _name = "list"
+
+    def __init__(self, items: Sequence[T]) -> None:
+        self._size = len(items)
+        self._globals = _Globals()
+        (self._items,) = _shared(_pack(items, self._globals))
+        _tables[self._globals.key] = self._globals
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self._items.item(position) for position in range(*index.indices(self._size))]
+        position = operator.index(index)
+        if position < 0:
+            position += self._size
+        if not 0 <= position < self._size:
+            raise IndexError(f"index {index} is out of range for a shared list of {self._size:,} items")
+        item: T = self._items.item(position)
+        return item
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self._items.item, range(self._size))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (list, SharedSequence)):
+            return NotImplemented
+        return len(other) == len(self) and all(map(operator.eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in memory, bytes."""
+        return sum(array.nbytes for array in self._items.arrays)
+
+    def __repr__(self) -> str:
+        return f"<shared list of {self._size:,} items, {self.nbytes / 1e6:,.1f} MB>"
+
+    append = extend = insert = remove = reverse = sort = __iadd__ = __imul__ = _Fixed._refuse
+
+
+class SharedMapping(_Fixed, Mapping[K, V], Generic[K, V]):
+    """A dict in shared memory, read-only. `nbloader.share(dict)` creates it.
+
+    Each access to a value returns a new object, equal to the one that was shared: what is done to that object is seen
+    by nobody else. Keys are found by a hash of their own, since Python's hashes of texts differ between processes.
+    """
+
+    _name = "dict"
+
+    def __init__(self, items: Mapping[K, V]) -> None:
+        self._size = len(items)
+        self._globals = _Globals()
+        keys = list(items)
+        hashes = np.fromiter(map(_hash, keys), np.uint64, len(keys))
+        order = np.argsort(hashes, kind="stable")
+        self._keys: _Packed
+        self._values: _Packed
+        self._hashes: _Numbers
+        self._positions: _Numbers
+        self._keys, self._values, self._hashes, self._positions = _shared(
+            _pack(keys, self._globals), _pack(list(items.values()), self._globals),
+            _Numbers(hashes[order]), _Numbers(order),
+        )  # fmt: skip
+        _tables[self._globals.key] = self._globals
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, key: K) -> V:
+        position = self._find(key)
+        if position < 0:
+            raise KeyError(key)
+        value: V = self._values.item(position)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return self._find(key) >= 0
+
+    def _find(self, key: Any) -> int:
+        """The position of a key; -1 if it is not there."""
+        hash(key)  # a TypeError for what cannot be a key
+        try:
+            hashed = _hash(key)
+        except TypeError:
+            return -1
+        hashes = self._hashes.view
+        found = bisect.bisect_left(hashes, hashed)
+        while found < self._size and hashes[found] == hashed:
+            position: int = self._positions.item(found)
+            if self._keys.item(position) == key:
+                return position
+            found += 1
+        return -1
+
+    def __iter__(self) -> Iterator[K]:
+        return map(self._keys.item, range(self._size))
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in memory, bytes."""
+        parts = self._keys, self._values, self._hashes, self._positions
+        return sum(array.nbytes for part in parts for array in part.arrays)
+
+    def __repr__(self) -> str:
+        return f"<shared dict of {self._size:,} items, {self.nbytes / 1e6:,.1f} MB>"
+
+    popitem = setdefault = update = __ior__ = _Fixed._refuse
+
+
+def _hash(key: Any) -> int:
+    """A number from 0 to 2**64 - 1 that is the same in all processes, and for equal keys.
+
+    Raises:
+        TypeError: See `_canonical`.
+    """
+    if type(key) is int:
+        return key & _MASK
+    if isinstance(key, (int, float, np.number, np.bool_)):
+        try:
+            whole = int(key)
+        except (OverflowError, ValueError):  # infinity, not a number
+            return 0
+        return (whole if whole == key else hash(float(key))) & _MASK
+    return int.from_bytes(hashlib.blake2b(_canonical(key), digest_size=8).digest(), "little")
+
+
+def _canonical(key: Any) -> bytes:
+    """Bytes that are equal for equal keys: 1, 1.0, True and np.int64(1) are equal.
+
+    Raises:
+        TypeError: For keys of another type it is not known when they are equal.
+    """
+    if isinstance(key, str):
+        return b"s" + key.encode("utf-8", "surrogatepass")
+    if isinstance(key, bytes):
+        return b"b" + key
+    if isinstance(key, (int, float, np.number, np.bool_)):
+        return b"i%d" % _hash(key)
+    if isinstance(key, (tuple, frozenset)):
+        parts = [_canonical(part) for part in key]
+        ordered = parts if isinstance(key, tuple) else [b"", *sorted(parts)]
+        return b"t" + b"".join(len(part).to_bytes(8, "little") + part for part in ordered)
+    if key is None:
+        return b"n"
+    raise TypeError(
+        f"the keys of a shared dict are texts, bytes, numbers, None, tuples or frozensets, not {type(key).__name__}"
+    )
