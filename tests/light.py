@@ -79,6 +79,15 @@ class Hangs(Numbers):
         return i
 
 
+class Held(Numbers):
+    """Each sample blocks while the file `flag` exists."""
+
+    def __getitem__(self, i):
+        while pathlib.Path(self.flag).exists():
+            time.sleep(0.01)
+        return i
+
+
 class RecordsPids(Numbers):
     """Records in `pids`, a dict, which process produced which sample."""
 
