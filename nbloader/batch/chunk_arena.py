@@ -25,18 +25,20 @@ import pickle
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from nbloader.batch.collate import plan_batch
 from nbloader.batch.layout_cache import CachedLayout, compile_fill
-from nbloader.batch.payload import BatchPayload, Layout
 from nbloader.batch.pytree import ArrayNode, LayoutNode, map_arrays
 from nbloader.batch.rebuild import builder
-from nbloader.batch.task import Task
 from nbloader.shm.arena import ArenaMaps, ArenaWriter
 from nbloader.shm.segment import Block, aligned
+
+if TYPE_CHECKING:  # worker processes use this module without them
+    from nbloader.batch.payload import BatchPayload, Layout
+    from nbloader.batch.task import Task
 
 log = logging.getLogger(__name__)
 

@@ -22,10 +22,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 # ---- layouts: what a collated batch is made of ----------------------------------------------------------------------
-# Not frozen: constructing a frozen dataclass takes four times as long, and a batch may need dozens.
+# Not frozen: constructing a frozen dataclass takes four times as long, and a batch may need dozens. Without slots: they
+# would double the time to create these classes when a worker starts.
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(unsafe_hash=True)
 class ArrayNode:
     """An array (or tensor) in the batch's memory."""
 
@@ -43,7 +44,7 @@ class ArrayNode:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(unsafe_hash=True)
 class ExtraNode:
     """A leaf that is not an array, such as a list of strings; it travels beside the memory."""
 
@@ -51,7 +52,7 @@ class ExtraNode:
     """Position among the extras."""
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(unsafe_hash=True)
 class ListNode:
     """A list."""
 
@@ -66,7 +67,7 @@ class ListNode:
         return list(parts)
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(unsafe_hash=True)
 class DictNode:
     """A dict."""
 
@@ -82,7 +83,7 @@ class DictNode:
         return dict(zip(self.keys, parts, strict=True))
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(unsafe_hash=True)
 class NamedTupleNode:
     """A named tuple."""
 
@@ -98,7 +99,7 @@ class NamedTupleNode:
         return self.cls(*parts)
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(unsafe_hash=True)
 class DataclassNode:
     """A dataclass, constructed with the fields that its `__init__` takes."""
 

@@ -13,19 +13,31 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any
 
-from nbloader.events.remote_errors import ErrorInfo, rebuild
-
-if TYPE_CHECKING:
-    from nbloader.events.records import BatchFailed, SampleFailed
+from nbloader.events.records import BatchFailed, SampleFailed
+from nbloader.events.remote_errors import ErrorInfo, SampleFailure, rebuild
 
 MAX_INDICES_LENGTH = 300
 """Maximum number of characters of dataset indices in a message."""
 
 
+class _NoBatch:
+    """The base of outcomes without a batch. See `BatchOutcome`."""
+
+    __slots__ = ()
+    failed = True
+    empty = False
+    samples = 0
+    nbytes = 0
+    produce_ns = 0
+
+    def discard(self) -> None:
+        """Nothing to release."""
+
+
 @dataclass(frozen=True, slots=True)
-class WorkerFailure:
+class WorkerFailure(_NoBatch):
     """The dataset or the collate function raised in a worker."""
 
     worker: int
@@ -38,11 +50,6 @@ class WorkerFailure:
     error: ErrorInfo
     raised: Exception | None = None
     """The exception itself, if the worker is in this process."""
-    failed: ClassVar[bool] = True
-    empty: ClassVar[bool] = False
-    samples: ClassVar[int] = 0
-    nbytes: ClassVar[int] = 0
-    produce_ns: ClassVar[int] = 0
 
     def to_event(self, now: int, run: int, number: int, indices: Any) -> BatchFailed | None:
         """The event of this failure.
@@ -54,8 +61,6 @@ class WorkerFailure:
             indices: The dataset indices of the batch.
         """
         sample = indices[self.position] if self.position >= 0 else None
-        from nbloader.events.records import BatchFailed  # workers do not need it
-
         return BatchFailed(now, run, number, self.worker, sample, self.error.summary)
 
     def to_exception(self, number: int, indices: Any, *, batched: bool) -> Exception:
@@ -75,21 +80,6 @@ class WorkerFailure:
             what = f"collating batch {number}"
         return rebuild(self.error, f"raised in {where} while {what}", self.raised)
 
-    def discard(self) -> None:
-        """Nothing to release."""
-
-
-class SampleFailure(NamedTuple):
-    """A sample that could not be fetched; `on_error` let its batch be produced."""
-
-    position: int
-    """Position in the batch; -1 for an error of the whole batch."""
-    error: str
-    """Type and message."""
-    traceback: str
-    done: str
-    """"skipped", "replaced", or "retried": `__getitems__` raised, and the samples were then fetched one by one."""
-
 
 def samples_failed(
     failures: Sequence[SampleFailure], run: int, number: int, indices: Any, worker: int, *, batched: bool
@@ -104,8 +94,6 @@ def samples_failed(
         worker: Worker id; -1 for the notebook's own process.
         batched: Whether samples make batches.
     """
-    from nbloader.events.records import SampleFailed
-
     now = time.perf_counter_ns()
     for failure in failures:
         sample = (indices[failure.position] if failure.position >= 0 else None) if batched else indices
@@ -113,29 +101,18 @@ def samples_failed(
 
 
 @dataclass(frozen=True, slots=True)
-class EmptyBatch:
+class EmptyBatch(_NoBatch):
     """All samples of a batch were skipped: the consumer does not see it."""
 
-    failed: ClassVar[bool] = False
-    empty: ClassVar[bool] = True
-    samples: ClassVar[int] = 0
-    nbytes: ClassVar[int] = 0
-    produce_ns: ClassVar[int] = 0
-
-    def discard(self) -> None:
-        """Nothing to release."""
+    failed = False
+    empty = True
 
 
 @dataclass(frozen=True, slots=True)
-class LoaderFailure:
+class LoaderFailure(_NoBatch):
     """A batch that could not be produced for a reason of the loader's own, such as a worker that died."""
 
     error: Exception
-    failed: ClassVar[bool] = True
-    empty: ClassVar[bool] = False
-    samples: ClassVar[int] = 0
-    nbytes: ClassVar[int] = 0
-    produce_ns: ClassVar[int] = 0
 
     def to_event(self, now: int, run: int, number: int, indices: Any) -> BatchFailed | None:  # noqa: ARG002
         """None: no worker failed."""
@@ -144,9 +121,6 @@ class LoaderFailure:
     def to_exception(self, number: int, indices: Any, *, batched: bool) -> Exception:  # noqa: ARG002
         """The exception to raise in the consumer."""
         return self.error
-
-    def discard(self) -> None:
-        """Nothing to release."""
 
 
 def abbreviated(indices: Any) -> str:

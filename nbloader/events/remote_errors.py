@@ -34,6 +34,18 @@ class ErrorInfo(NamedTuple):
         return f"{self.type_name}: {self.message}"
 
 
+class SampleFailure(NamedTuple):
+    """A sample that could not be fetched; `on_error` let its batch be produced."""
+
+    position: int
+    """Position in the batch; -1 for an error of the whole batch."""
+    error: str
+    """Type and message."""
+    traceback: str
+    done: str
+    """"skipped", "replaced", or "retried": `__getitems__` raised, and the samples were then fetched one by one."""
+
+
 def describe(error: BaseException, *, by_value: bool = True) -> ErrorInfo:
     """Describe an exception.
 

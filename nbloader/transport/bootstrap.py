@@ -6,11 +6,13 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.transport.dataset_payload import Files
 from nbloader.transport.mp_objects import InheritedState
+
+if TYPE_CHECKING:  # workers of a map-style dataset do without
+    from nbloader.sampling.shard_plan import IterableOptions
 
 
 class Environment(NamedTuple):

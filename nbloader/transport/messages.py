@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from nbloader.batch.payload import BatchOutcome
-from nbloader.events.failures import SampleFailure
-from nbloader.events.remote_errors import ErrorInfo
+from nbloader.events.remote_errors import ErrorInfo, SampleFailure
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from nbloader.batch.payload import LocalPayload
 from nbloader.batch.rebuild import builder
 from nbloader.batch.serialize import tensor_of
 from nbloader.batch.task import Task
-from nbloader.events.failures import EmptyBatch, SampleFailure, WorkerFailure
-from nbloader.events.remote_errors import describe, user_traceback
+from nbloader.events.failures import EmptyBatch, WorkerFailure
+from nbloader.events.remote_errors import SampleFailure, describe, user_traceback
 from nbloader.shm.segment import NO_SEGMENT
 from nbloader.workers.fetcher import FetchedBatch, OnError, fetch, raise_if_none
 from nbloader.workers.iterable_fetcher import IterableFetcher

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from nbloader.events.failures import SampleFailure
-from nbloader.events.remote_errors import describe
+from nbloader.events.remote_errors import SampleFailure, describe
 from nbloader.workers.status import WorkerState, WorkerStatus
 
 _clock = time.perf_counter_ns

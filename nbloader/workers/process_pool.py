@@ -30,7 +30,8 @@ from nbloader.batch.chunk_arena import ArenaAllocator, ChunkSlot
 from nbloader.batch.payload import BatchPayload, Layout, SegmentPayload
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.errors import NbloaderError
-from nbloader.events.failures import EmptyBatch, SampleFailure, WorkerFailure
+from nbloader.events.failures import EmptyBatch, WorkerFailure
+from nbloader.events.remote_errors import SampleFailure
 from nbloader.sampling.shard_plan import Ticket
 from nbloader.shm.arena import ArenaWriter
 from nbloader.shm.segment import SegmentReader, anonymous_file, mapped

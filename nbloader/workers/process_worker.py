@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -41,11 +41,13 @@ from nbloader.transport.bootstrap import InitMessage
 from nbloader.transport.channel import IN_TURN, Bytes, Channel, Kind
 from nbloader.transport.mp_objects import run_finalizers
 from nbloader.workers.fetcher import FetchedBatch, OnError, fetch, raise_if_none
-from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.iterations import Iteration, Iterations
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus
 from nbloader.workers.task_claims import CLAIMS_SIZE, MAX_BLOCK, TaskClaims
 from nbloader.workers.worker_info import ProcessContext
+
+if TYPE_CHECKING:
+    from nbloader.workers.iterable_fetcher import IterableFetcher
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
@@ -195,6 +197,8 @@ class WorkerLoop:
         self._seeded = False
         self._use(iterations.current)
         if start.streaming is not None:
+            from nbloader.workers.iterable_fetcher import IterableFetcher  # other workers start without it
+
             self._iterable_fetcher = IterableFetcher(
                 iterations.copy_dataset, dataset, (start.worker, start.num_workers), start.streaming, status, on_error,
                 context=ProcessContext(), report_state=self._report_state, seeded=self._seeded,
