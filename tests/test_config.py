@@ -106,14 +106,14 @@ WRONG = [
     (DATA, {"names": "ab"}, TypeError, "names must be a sequence of strings.*'ab'"),
     # names of arguments
     *[
-        (DATA, {wrong: 4}, TypeError, rf"DataLoader\(\) got an unexpected .*'{wrong}'; did you mean {right}\?")
+        (DATA, {wrong: 4}, TypeError, rf"DataLoader.__init__\(\) got an unexpected .*'{wrong}'; did you mean {right}\?")
         for wrong, right in {
             "batchsize": "batch_size", "batchSize": "batch_size", "bs": "batch_size", "nun_workers": "num_workers",
             "n_workers": "num_workers", "numworkers": "num_workers", "n_jobs": "num_workers", "shufle": "shuffle",
             "collate": "collate_fn", "batchify_fn": "collate_fn", "pin_mem": "pin_memory",
         }.items()
     ],
-    (DATA, {"xyz": 4}, TypeError, r"DataLoader\(\) got an unexpected keyword argument 'xyz'$"),
+    (DATA, {"xyz": 4}, TypeError, r"DataLoader.__init__\(\) got an unexpected keyword argument 'xyz'$"),
 ]  # fmt: skip
 
 
@@ -178,9 +178,9 @@ def test_pinning_without_an_accelerator_warns_once():
 
 
 def test_without_a_dataset_and_with_too_many_arguments_it_is_a_type_error_of_dataloader():
-    with pytest.raises(TypeError, match=r"DataLoader\(\) missing a required argument: 'dataset'"):
+    with pytest.raises(TypeError, match=r"DataLoader.__init__\(\) missing a required argument: 'dataset'"):
         DataLoader()
-    with pytest.raises(TypeError, match=r"DataLoader\(\) too many positional arguments"):
+    with pytest.raises(TypeError, match=r"DataLoader.__init__\(\) too many positional arguments"):
         DataLoader(DATA, *range(20))
 
 

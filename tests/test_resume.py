@@ -115,7 +115,8 @@ def elsewhere():
     left = {name: interrupted(name, 2, workers=2) for name in ELSEWHERE}
     asked = [(name, workers, left[name][0]) for name, workers in ELSEWHERE.items()]
     run = subprocess.run(
-        [sys.executable, "-W", "error", "resumption.py"], input=json.dumps(asked),
+        [sys.executable, "-W", "error", "-W", "ignore:This DataLoader will create", "resumption.py"],
+        input=json.dumps(asked),
         capture_output=True, text=True, timeout=60, check=False, cwd=pathlib.Path(__file__).parent,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

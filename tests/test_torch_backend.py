@@ -207,7 +207,7 @@ def test_pin_memory_alone_copies_what_can_be_pinned():
             return self
 
     loader = DataLoader(Numbers(8), 4, collate_fn=Pinnable)
-    loader._transfer = DeviceTransfer([torch_backend.PinnedPool()], 1)
+    loader._parts.transfer = DeviceTransfer([torch_backend.PinnedPool()], 1)
     with loader:
         batches = list(loader)
         stats = loader.stats()

@@ -551,7 +551,7 @@ def test_an_abandoned_loop_releases_what_was_uploaded_ahead():
             device.synchronize()
             assert_images(batches, 80)
             del batches
-        loader._transfer.close()
+        loader._parts.transfer.close()
         gc.collect()
         assert segments_out(loader) == 0
 

@@ -6,7 +6,7 @@ import sys
 import warnings
 from types import FrameType
 
-_PACKAGE = __name__.partition(".")[0]
+_OWN = {__name__.partition(".")[0], "functools"}  # functools: attributes that are computed on first use
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
@@ -18,7 +18,7 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """
     frame: FrameType | None = sys._getframe(1)
     level = 2
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN:
         frame = frame.f_back
         level += 1
     warnings.warn(message, category, stacklevel=level)

@@ -97,8 +97,8 @@ def _function(name: str, value: Any) -> Any:
     return value
 
 
-def _iterable(name: str, value: Any) -> Any:
-    if value is not None and not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
+def _sampler(name: str, value: Any) -> Any:
+    if isinstance(value, (bool, int, float)):  # other objects may be stand-ins: see `check_dataset`
         raise TypeError(f"{name} must be iterable or None, not {type(value).__name__}: {value!r}")
     return value
 
@@ -228,10 +228,10 @@ class LoaderConfig(Generic[T_co]):
     )
     shuffle: bool | None = _argument(None, attribute=False, doc="Visit the samples in a new random order each epoch.")
     sampler: Iterable[Any] | None = _argument(
-        None, _iterable, fixed=True, attribute=False, doc="Yields the indices, one by one. Excludes `shuffle`."
+        None, _sampler, fixed=True, attribute=False, doc="Yields the indices, one by one. Excludes `shuffle`."
     )
     batch_sampler: Iterable[Any] | None = _argument(
-        None, _iterable, fixed=True, attribute=False,
+        None, _sampler, fixed=True, attribute=False,
         doc="Yields lists of indices. Excludes `batch_size`, `shuffle`, `sampler` and `drop_last`.",
     )  # fmt: skip
     num_workers: int = _argument(
@@ -526,6 +526,8 @@ ARGUMENTS = frozenset(name for name, _declared in _declarations())
 
 # ---- the constructor's signature and documentation ----------------------------------------------------------------
 
+_CALL = "DataLoader.__init__()"
+"""How Python's own errors of a wrong call begin: programs parse them."""
 _SYNONYMS = {"n_jobs": "num_workers", "batchify_fn": "collate_fn", "bs": "batch_size"}
 """Names in other libraries that do not resemble ours."""
 
@@ -548,7 +550,8 @@ def constructor(
             try:
                 signature.bind(self, *args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"DataLoader() {error}") from None
+                text = str(error).replace("multiple values", "got multiple values", 1)
+                raise TypeError(f"{_CALL} {text}") from None
             init(self, create(*args, **kwargs))
 
         own = next(iter(inspect.signature(init).parameters.values()))
@@ -568,7 +571,7 @@ def constructor(
 def _check_names_of_arguments(given: Iterable[str]) -> None:
     for name in given:
         if name not in ARGUMENTS:
-            message = f"DataLoader() got an unexpected keyword argument {name!r}"
+            message = f"{_CALL} got an unexpected keyword argument {name!r}"
             similar = [_SYNONYMS.get(name, "")] if name in _SYNONYMS else difflib.get_close_matches(name, ARGUMENTS, 1)
             raise TypeError(message + (f"; did you mean {similar[0]}?" if similar else ""))
 

@@ -22,6 +22,7 @@ the engine, `Checkpoint` saves and restores the position, `EpochPrefetch` holds 
 from __future__ import annotations
 
 import atexit
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,6 +37,7 @@ from nbloader import events as ev
 from nbloader._util.replaceable import ReplaceableProperty
 from nbloader.batch.torch_collate import collate_for_workers
 from nbloader.device import placement
+from nbloader.device.transfer import DeviceTransfer
 from nbloader.engine.config import EngineConfig
 from nbloader.engine.engine import IDLE_TIMEOUT, Engine
 from nbloader.engine.iterator import Consumer, DeviceGroups, EpochIterator, IteratorContext, check_names
@@ -66,12 +68,6 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
-
-_PARTS = frozenset({
-    "_bus", "_checkpoint", "_control", "_demand", "_engine", "_finalizer", "_iterations", "_monitor", "_prefetch",
-    "_transfer",
-})  # fmt: skip
-"""Attributes of a loader that its copies and pickles do not have: `_create_parts` creates them."""
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -124,32 +120,47 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._names = check_names(config.names)
         self._IterableDataset_len_called: int | None = None  # type: ignore[assignment]
         """`len()` of an iterable dataset, if `len(loader)` was ever called. The name is torch's: litdata reads it."""
-        self._create_parts()
-        self._engine.prepare(self.dataset)
-        reruns.supersede_older(self._engine)
+        self._check_number_of_processes()
+        engine = self._parts.engine
+        engine.prepare(self.dataset)
+        reruns.supersede_older(engine)
         self.__initialized = True  # torch's name: a program that clears it may assign the samplers
 
-    def _create_parts(self) -> None:
-        """Create what belongs to this object alone, and neither to a copy nor to a pickle of it: see `_PARTS`."""
+    @functools.cached_property
+    def _parts(self) -> _Parts:
+        """What belongs to this object alone. A copy, and a loader from a pickle, has its own when it needs them."""
         config = self._config
-        self._iterations = 0
-        self._bus = ev.EventBus()
-        self._transfer = placement.device_transfer(
-            list(config.devices), pin=placement.check_pin(self.pin_memory), ahead=config.upload_ahead
+        bus = ev.EventBus()
+        transfer = self._make_transfer()
+        demand = self._engine_demand()
+        engine = _make_engine(config, bus, demand)
+        return _Parts(
+            bus=bus,
+            transfer=transfer,
+            demand=demand,
+            engine=engine,
+            finalizer=self._close_with(engine),
+            control=Control(engine, demand.num_workers),
+            checkpoint=Checkpoint(config),
+            prefetch=EpochPrefetch(),
+            monitor=Monitor(bus, engine, transfer),
         )
-        self._demand = self._engine_demand()
-        self._engine = _make_engine(config, self._bus, self._demand)
-        self._control = Control(self._engine, self._demand.num_workers)
-        self._checkpoint = Checkpoint(config)
-        self._prefetch = EpochPrefetch()
-        self._monitor = Monitor(self._bus, self._engine, self._transfer)
-        self._watch_engine()
 
-    def _watch_engine(self) -> None:
-        """Have the engine closed with this loader, or when the interpreter exits."""
-        self._finalizer = weakref.finalize(self, self._engine.close_soon)
-        self._finalizer.atexit = False  # at exit `_close_all` closes every engine
-        _engines.add(self._engine)
+    def _make_transfer(self) -> DeviceTransfer | None:
+        config = self._config
+        pin = placement.check_pin(self.pin_memory)
+        return placement.device_transfer(list(config.devices), pin=pin, ahead=config.upload_ahead)
+
+    def _close_with(self, engine: Engine) -> weakref.finalize[Any, Any]:
+        """Have an engine closed with this loader, or when the interpreter exits."""
+        finalizer = weakref.finalize(self, engine.close_soon)
+        finalizer.atexit = False  # at exit `_close_all` closes every engine
+        _engines.add(engine)
+        return finalizer
+
+    @property
+    def _engine(self) -> Engine:
+        return self._parts.engine
 
     @classmethod
     def from_source(cls, source: Callable[[int], Sequence[Any]], batch_size: int, **arguments: Any) -> DataLoader[Any]:
@@ -209,13 +220,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _get_iterator(self) -> Iterator[Any]:  # type: ignore[override]
         """Start an epoch: `__iter__` without the wrappers of subclasses, which override either, as with torch's."""
-        self._control.check_open()
+        self._parts.control.check_open()
         drawn_from = getattr(self._index_sampler, "sampler", self._index_sampler)  # a batch sampler may have none
         cfg.check_dataset(self.dataset, drawn_from, iterable=self._is_iterable)
+        self._check_number_of_processes()
         self._update_engine()
         prefetched = self._take_prefetched()
         epoch = self._make_epoch() if prefetched is None else prefetched
-        self._checkpoint.plan = epoch.plan
+        self._parts.checkpoint.plan = epoch.plan
         epoch.begin(Consumer(self.num_workers, self.__len__, self._epoch_over))
         group = self._config.batches_per_step
         return epoch if group is None else DeviceGroups(epoch, group)
@@ -250,31 +262,32 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises:
             LoaderClosedError: After `close()`.
         """
-        self._control.check_open()
+        self._parts.control.check_open()
         self._update_engine()
-        if self._engine.prefetches:
-            self._prefetch.start(self._make_epoch)
+        if self._parts.engine.prefetches:
+            self._parts.prefetch.start(self._make_epoch)
 
     def clean(self) -> None:
         """Discard what `refresh()` or `auto_reload` has started, as Gluon's loader does."""
-        self._prefetch.discard()
+        self._parts.prefetch.discard()
 
     def _make_epoch(self) -> EpochIterator[Any]:
-        run, self._iterations = self._iterations, self._iterations + 1
-        plan = self._checkpoint.plan_epoch(self._epoch_context())
-        if not (self.persistent_workers and self._engine.loaded) and self._load():
-            self._engine.replace_all()
+        parts = self._parts
+        run, parts.iterations = parts.iterations, parts.iterations + 1
+        plan = parts.checkpoint.plan_epoch(self._epoch_context())
+        if not (self.persistent_workers and parts.engine.loaded) and self._load():
+            parts.engine.replace_all()
         context = IteratorContext(
-            self._engine, self._bus, self._transfer, batched=self._auto_collation, names=self._names
+            parts.engine, parts.bus, parts.transfer, batched=self._auto_collation, names=self._names
         )
         return EpochIterator(context, run, plan)
 
     def _take_prefetched(self) -> EpochIterator[Any] | None:
         """The epoch that was started early, if it is still valid: changes of the dataset must reach the workers."""
-        if self._prefetch.epoch is not None and not self.persistent_workers and self._load():
-            self._prefetch.discard()
-            self._engine.replace_all()
-        return self._prefetch.take()
+        if self._parts.prefetch.epoch is not None and not self.persistent_workers and self._load():
+            self._parts.prefetch.discard()
+            self._parts.engine.replace_all()
+        return self._parts.prefetch.take()
 
     def _epoch_context(self) -> EpochContext:
         """What an epoch that starts now depends on."""
@@ -308,7 +321,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         notify = getattr(self.batch_sampler, "epoch_over", None)
         if notify is not None:
             notify()
-        if self._config.auto_reload and not self._engine.closed:
+        if self._config.auto_reload and not self._parts.engine.closed:
             self.refresh()
 
     # ---- the engine -------------------------------------------------------------------------------------------------
@@ -337,28 +350,30 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             pin_memory=self.pin_memory,
         )
 
+    def _check_number_of_processes(self) -> None:
+        """Give torch's warning where torch gives it: for more worker processes than cores."""
+        if self._config.workers == "process":
+            self.check_worker_number_rationality()
+
     def _update_engine(self) -> None:
         """Replace the engine if attributes that it was created from have been assigned since.
 
         Iterators of the old one continue, as in torch.
         """
-        demand, old = self._engine_demand(), self._engine
-        if demand == self._demand:
+        parts, demand = self._parts, self._engine_demand()
+        if demand == parts.demand:
             return
         self.clean()
-        config = self._config
-        if demand.pin_memory != self._demand.pin_memory:
-            self._transfer = placement.device_transfer(
-                list(config.devices), pin=placement.check_pin(demand.pin_memory), ahead=config.upload_ahead
-            )
-        self._demand = demand
-        self._engine = _make_engine(config, self._bus, demand)
-        self._engine.callbacks = old.callbacks
-        self._control = Control(self._engine, demand.num_workers)
-        self._monitor.follow(self._engine, self._transfer)
-        reruns.succeed(old, self._engine)
-        self._finalizer.detach()
-        self._watch_engine()
+        if demand.pin_memory != parts.demand.pin_memory:
+            parts.transfer = self._make_transfer()
+        old, parts.demand = parts.engine, demand
+        parts.engine = engine = _make_engine(self._config, parts.bus, demand)
+        engine.callbacks = old.callbacks
+        parts.control = Control(engine, demand.num_workers)
+        parts.monitor.follow(engine, parts.transfer)
+        reruns.succeed(old, engine)
+        parts.finalizer.detach()
+        parts.finalizer = self._close_with(engine)
         old.retire()
 
     # ---- the dataset ------------------------------------------------------------------------------------------------
@@ -379,7 +394,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             DatasetTransferError: It cannot be sent to workers; the old one stays.
             LoaderClosedError: After `close()`.
         """
-        self._control.check_open()
+        self._parts.control.check_open()
         if dataset is None:
             dataset = cfg.with_current_class(self.dataset)
         old, vars(self)["dataset"] = self.dataset, dataset
@@ -389,17 +404,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             vars(self)["dataset"] = old
             raise
         self.clean()
-        self._engine.replace_all(keep=keep)
+        self._parts.engine.replace_all(keep=keep)
         if getattr(self.sampler, "data_source", None) is old:  # torch's samplers ask it for its length
             self.sampler.data_source = dataset  # type: ignore[attr-defined]
-        self._bus.publish(ev.DatasetReloaded(_clock()))
+        self._parts.bus.publish(ev.DatasetReloaded(_clock()))
 
     def _load(self) -> bool:
         """Give the engine the dataset and the functions that workers need. Returns whether they differ from before."""
         collate = collate_for_workers(self.collate_fn, batched=self._auto_collation)
         if collate is not None and self._config.chunk is not None:
             collate = list  # the consumer collates all chunks at once
-        return self._engine.load(self.dataset, collate, self.worker_init_fn, self._config.on_error)
+        return self._parts.engine.load(self.dataset, collate, self.worker_init_fn, self._config.on_error)
 
     # ---- control ----------------------------------------------------------------------------------------------------
 
@@ -421,9 +436,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if not self.__initialized:
             vars(self)["num_workers"] = value  # a subclass that has not called `__init__` yet
             return
-        value = self._control.check_num_workers(value)
-        if value and self._demand.has_workers:
-            self._control.resize(value)
+        value = self._parts.control.check_num_workers(value)
+        if value and self._parts.demand.has_workers:
+            self._parts.control.resize(value)
         vars(self)["num_workers"] = value
 
     @property
@@ -442,7 +457,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @prefetch_factor.setter
     def prefetch_factor(self, value: int | None) -> None:
         if self.__initialized:
-            value = self._control.set_prefetch_factor(value)
+            value = self._parts.control.set_prefetch_factor(value)
         vars(self)["prefetch_factor"] = value
 
     def _given(self, name: str) -> Any:
@@ -470,7 +485,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             TypeError: It is not a worker id.
             LoaderClosedError: After `close()`.
         """
-        self._control.restart_workers(ids)
+        self._parts.control.restart_workers(ids)
 
     def stack(self, worker: int) -> str:
         """The current Python stack of a worker, innermost frame first, even while it hangs in C code. From any thread.
@@ -485,7 +500,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             ValueError: There is no such worker.
             NbloaderError: It is not running, or did not respond within two seconds.
         """
-        return self._control.stack(worker)
+        return self._parts.control.stack(worker)
 
     def pause(self) -> None:
         """Stop delivering and dispatching until `resume()`; workers finish what they process. From any thread.
@@ -493,7 +508,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises:
             LoaderClosedError: After `close()`.
         """
-        self._control.pause()
+        self._parts.control.pause()
 
     def resume(self) -> None:
         """Continue after `pause()` or `step()`. From any thread.
@@ -501,7 +516,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises:
             LoaderClosedError: After `close()`.
         """
-        self._control.resume()
+        self._parts.control.resume()
 
     def step(self) -> None:
         """Pause, if not paused already, and deliver exactly one batch to the consumer. From any thread.
@@ -511,7 +526,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises:
             LoaderClosedError: After `close()`.
         """
-        self._control.step()
+        self._parts.control.step()
 
     def on_wait(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call a function from inside `__next__`, on the consumer's thread, at most every 100 ms.
@@ -523,27 +538,27 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Returns:
             A function that unregisters it.
         """
-        return self._engine.callbacks.add(callback)
+        return self._parts.engine.callbacks.add(callback)
 
     # ---- observation ------------------------------------------------------------------------------------------------
 
     def stats(self) -> Snapshot:
         """A frozen snapshot of the loader now; `print` it, or leave it as the last line of a cell."""
-        return self._monitor.stats(iterated=self._iterations > 0)
+        return self._parts.monitor.stats(iterated=self._parts.iterations > 0)
 
     def points(self) -> list[Point]:
         """The history that the dashboard plots: one point per call of `stats()`, at least 0.2 s apart."""
-        return self._monitor.points()
+        return self._parts.monitor.points()
 
     @ReplaceableProperty
     def events(self) -> ev.EventBus:
         """The event bus: `loader.events.subscribe(...)`, `loader.events.batches()`."""
-        return self._bus
+        return self._parts.bus
 
     @ReplaceableProperty
     def trace(self) -> Trace:
         """What happened to the last 10,000 batches: `loader.trace.save("epoch.json")` writes it for Perfetto."""
-        return self._monitor.trace
+        return self._parts.monitor.trace
 
     def timeline(self, epoch: int | None = None) -> Figure:
         """A Bokeh figure of what each worker and the loop did over time; for `bokeh.plotting.show`.
@@ -551,7 +566,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Args:
             epoch: Its number; the newest by default.
         """
-        return self._monitor.timeline(epoch)
+        return self._parts.monitor.timeline(epoch)
 
     def report(self, epoch: int | None = None) -> Report:
         """The figures of an epoch on an HTML page that needs no kernel: `loader.report().save("report.html")`.
@@ -559,7 +574,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Args:
             epoch: Its number; the newest by default.
         """
-        return self._monitor.report(epoch, iterated=self._iterations > 0)
+        return self._parts.monitor.report(epoch, iterated=self._parts.iterations > 0)
 
     def dashboard(self) -> Dashboard:
         """Show the live dashboard in this cell's output. A loader as the last line of a cell does the same.
@@ -605,8 +620,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises:
             TypeError: The state of a custom sampler cannot be stored as JSON, or the loader is over a source.
         """
-        prefetched = self._prefetch.epoch
-        return self._checkpoint.state_dict(self._epoch_context(), None if prefetched is None else prefetched.plan)
+        prefetched = self._parts.prefetch.epoch
+        return self._parts.checkpoint.state_dict(self._epoch_context(), None if prefetched is None else prefetched.plan)
 
     def load_state_dict(self, state_dict: State) -> None:
         """Resume, with the next `iter(loader)`, where `state_dict()` was called, in this process or another one.
@@ -626,7 +641,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 field, and the loader is unchanged.
             TypeError: It is not a dict.
         """
-        self._checkpoint.load(state_dict, self._epoch_context())
+        self._parts.checkpoint.load(state_dict, self._epoch_context())
         self.clean()
 
     # ---- the object -------------------------------------------------------------------------------------------------
@@ -637,26 +652,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises:
             ValueError: It would no longer have an effect (as torch's DataLoader says of most of them).
         """
-        locked = self.__initialized if name in cfg.FIXED_IN_TORCH else name in cfg.FIXED and "_engine" in vars(self)
+        locked = self.__initialized if name in cfg.FIXED_IN_TORCH else name in cfg.FIXED and "_parts" in vars(self)
         if locked:
             instead = "use loader.reload(dataset)" if name == "dataset" else "create a new loader"
             cls = type(self).__name__
             raise ValueError(f"{name} attribute should not be set after {cls} is initialized: {instead}")
         super().__setattr__(name, value)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The attributes, without what belongs to this object alone. A copy is a loader before its first epoch.
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copying and pickling give a loader with the same attributes and its own workers, before its first epoch.
 
-        There is no `__reduce__`: the collate function may be a method of the loader itself, so that the object must
-        exist before its attributes; and Accelerate's loaders change what Python's own `__reduce__` returns.
+        The object is created before its attributes, since its collate function may be one of its own methods. Python
+        itself restores them: `__setstate__` would be found by shells such as Accelerate's, which delegate what they
+        lack to the loader inside.
         """
-        return {name: value for name, value in vars(self).items() if name not in _PARTS}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the attributes of the loader that was copied or pickled, and its own workers."""
-        vars(self).update(state)
-        if "_config" in state:  # not a wrapper that never called `__init__`
-            self._create_parts()
+        return blank, (type(self),), {name: value for name, value in vars(self).items() if name != "_parts"}
 
     def __repr__(self) -> str:
         """One line."""
@@ -669,13 +679,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         with `LoaderClosedError`, unless it had all of its batches.
         """
         self.clean()
-        if self._engine.close():
+        if self._parts.engine.close():
             if isinstance(self.batch_sampler, SourceSampler):
                 self.batch_sampler.close()
-            if self._transfer is not None:
-                self._transfer.close()
-            self._bus.publish(ev.LoaderClosed(_clock()))
-        self._finalizer.detach()
+            if self._parts.transfer is not None:
+                self._parts.transfer.close()
+            self._parts.bus.publish(ev.LoaderClosed(_clock()))
+        self._parts.finalizer.detach()
 
     def __enter__(self) -> DataLoader[T_co]:
         """Give the loader itself."""
@@ -689,6 +699,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 cfg.document(DataLoader)
 
 
+def blank(cls: type[DataLoader[Any]]) -> DataLoader[Any]:
+    """Create a loader without attributes, which a copy or an unpickler adds.
+
+    Args:
+        cls: The loader's class.
+    """
+    return object.__new__(cls)
+
+
 def make(cls: type[DataLoader[Any]], arguments: dict[str, Any]) -> DataLoader[Any]:
     """Create a loader that version 0.1 pickled, without calling the `__init__` of its subclass.
 
@@ -699,6 +718,26 @@ def make(cls: type[DataLoader[Any]], arguments: dict[str, Any]) -> DataLoader[An
     loader = object.__new__(cls)
     DataLoader.__init__(loader, **arguments)
     return loader
+
+
+@dataclass(slots=True, kw_only=True)
+class _Parts:
+    """What belongs to one loader alone, and neither to its copies nor to its pickles."""
+
+    bus: ev.EventBus
+    transfer: DeviceTransfer | None
+    """Moves batches to their device; None if they stay."""
+    demand: EngineDemand
+    """What the engine was created for."""
+    engine: Engine
+    finalizer: weakref.finalize[Any, Any]
+    """Closes the engine with the loader."""
+    control: Control
+    checkpoint: Checkpoint
+    prefetch: EpochPrefetch
+    monitor: Monitor
+    iterations: int = 0
+    """Epochs that were started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -733,7 +772,6 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
         bus: The loader's event bus.
         demand: What its attributes demand now.
     """
-    torch_compat.warn_if_too_many_workers(demand.num_workers)
     options = WorkerOptions(
         kind=_kind_name(config, has_workers=demand.has_workers),
         batched=demand.batched,

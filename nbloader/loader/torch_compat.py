@@ -6,13 +6,9 @@ import inspect
 import sys
 from typing import Any
 
-from nbloader._util.system import cores
 from nbloader._util.user_warning import warn
 from nbloader.loader.config import ARGUMENTS, LoaderConfig
 from nbloader.sampling.samplers import FullBatches
-
-TOO_MANY_PER_CORE = 16
-"""Workers per core above which torch's warning is given. Fewer are right for samples that are waited for."""
 
 _SELECTS_SAMPLES = frozenset({
     "self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last",
@@ -36,16 +32,6 @@ def start_method(context: Any) -> str:
             "the argument."
         )
     return "spawn" if name == "spawn" or sys.platform == "win32" else "forkserver"
-
-
-def warn_if_too_many_workers(num_workers: int) -> None:
-    """Warn as torch does when there are far more workers than cores."""
-    if num_workers > TOO_MANY_PER_CORE and num_workers > TOO_MANY_PER_CORE * cores():  # `cores` reads files
-        warn(
-            f"This DataLoader will create {num_workers} worker processes in total, on {cores()} cores. Please be aware "
-            "that excessive worker creation might get DataLoader running slow or even freeze, lower the worker number "
-            "to avoid potential slowness/freeze if necessary."
-        )
 
 
 def arguments_of(loader: Any) -> dict[str, Any]:

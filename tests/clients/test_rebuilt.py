@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import unittest.mock
 
 import pytest
 import torch
@@ -123,7 +124,20 @@ def test_a_loader_that_is_never_iterated_takes_any_dataset():
             def __len__(self):
                 return 3
 
-        return [loader_class(dataset).batch_size for dataset in (None, object(), Odd(), Odd)]
+        loaders = [loader_class(dataset) for dataset in (None, object(), Odd(), Odd, unittest.mock.Mock())]
+        loaders.append(loader_class(Squares(), sampler=unittest.mock.Mock(spec=theirs.Sampler)))
+        return [loader.batch_size for loader in loaders]
+
+    same_as_torch(idiom)
+
+
+def test_a_wrong_call_is_reported_as_python_reports_it():
+    """Lightning parses the error, to say which argument a subclass passes twice."""
+
+    def idiom(loader_class):
+        with pytest.raises(TypeError, match=r".*__init__\(\) got multiple values .* '(\w+)'") as raised:
+            loader_class(Squares(), dataset=Squares())
+        return str(raised.value)
 
     same_as_torch(idiom)
 

@@ -202,7 +202,7 @@ def test_a_shell_takes_the_class_of_the_loader_that_it_wraps():
             def __len__(self):
                 return len(self.base_dataloader)
 
-        class Shard(Adapter, loader_class):
+        class Shard(Adapter):
             def __init__(self, *args, iteration=0, **kwargs):
                 super().__init__(*args, **kwargs)
                 self.iteration = iteration
@@ -218,9 +218,10 @@ def test_a_shell_takes_the_class_of_the_loader_that_it_wraps():
         epochs = [list(shard), list(shard)]
         rebuild, arguments, state = shard.__reduce__()
         other = rebuild(*arguments)
-        getattr(other, "__setstate__", vars(other).update)(state)
+        getattr(other, "__setstate__", vars(other).update)(pickle.loads(pickle.dumps(state)))  # as an unpickler does
+        others = [list(shell) for shell in (other, copy.copy(shard), copy.deepcopy(shard))]
         return (
-            epochs, list(other), other.iteration, isinstance(shard, loader_class), shard.num_workers, shard.batch_size,
+            epochs, others, other.iteration, isinstance(shard, loader_class), shard.num_workers, shard.batch_size,
             shard.prefetch_factor, len(shard), shard.drop_last, shard.multiprocessing_context,
         )  # fmt: skip
 
@@ -241,6 +242,21 @@ def test_a_batch_sampler_wraps_the_loader_and_is_shuffled_by_epoch():
         return epochs
 
     same_as_torch(idiom, {}, THREAD)
+
+
+@pytest.mark.filterwarnings("default:This DataLoader will create")
+def test_more_workers_than_cores_are_warned_of_where_torch_warns(monkeypatch):
+    """Lightning's tests replace `os.cpu_count`."""
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+
+    def idiom(loader_class):
+        with pytest.warns(UserWarning, match="This DataLoader will create 2 worker processes in total") as caught:
+            loader_class(Squares(), num_workers=2)
+        loader_class(Squares(), num_workers=1)
+        return len(caught), str(caught[0].message)
+
+    same_as_torch(idiom)
 
 
 def test_what_torch_refuses_to_assign_is_refused():
