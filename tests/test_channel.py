@@ -243,6 +243,26 @@ def test_descriptors_that_wait_in_the_backlog_arrive_with_their_frame():
     receiver.close()
 
 
+def test_a_frame_whose_descriptors_cannot_be_kept_is_an_error_and_is_not_sent(monkeypatch):
+    ours, theirs = socket.socketpair()
+    sender, receiver = Channel(ours, blocking=False), Channel(theirs, blocking=False)
+    with contextlib.closing(sender), contextlib.closing(receiver), open(os.devnull) as null:
+        sender.send(Kind.TASK, bytes(1_000_000))
+        duplicates = [os.dup(null.fileno())]
+
+        def dup(_fd):
+            if not duplicates:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return duplicates.pop()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "dup", dup)
+            with pytest.raises(OSError, match="Too many open files"):
+                sender.send(Kind.SEGMENT, b"lost", fds=(null.fileno(), null.fileno()))
+        sender.send(Kind.DROP, b"next")
+        assert [kind for kind, _body in pump(sender, receiver, 2)] == [Kind.TASK, Kind.DROP]
+
+
 class Huge(bytes):
     """A buffer that reports a larger size than it has."""
 

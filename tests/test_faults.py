@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import itertools
 import os
@@ -34,8 +35,9 @@ from nbloader import (
 from nbloader import events as ev
 from nbloader.batch.header import PICKLED, BatchHeader, pack_header
 from nbloader.shm.segment import NO_SEGMENT
-from nbloader.transport import forkserver
+from nbloader.transport import bootstrap, forkserver
 from nbloader.transport.channel import Channel, Kind
+from nbloader.workers import process_pool
 from nbloader.workers.process_pool import ProcessHandle, ProcessPool, connect
 
 
@@ -481,6 +483,90 @@ def test_a_failure_to_start_processes_is_an_error_and_the_next_epoch_works(monke
             with pytest.raises((OSError, WorkerStartError), match="unavailable"):
                 list(loader)
         assert flat(loader) == list(range(12))
+
+
+def test_workers_do_without_a_working_directory_that_was_deleted(tmp_path):
+    """As torch's by fork. MKL ends a process that loads it there, so it must not be that of the workers."""
+    done = script(
+        """
+        class Tensors(Numbers):
+            def __getitem__(self, i):
+                try:
+                    open("file")
+                except FileNotFoundError as error:
+                    return torch.ones(3) @ torch.ones(3), str(error)
+
+        torch.ones(3) @ torch.ones(3)
+        os.mkdir("deleted")
+        os.chdir("deleted")
+        os.rmdir(os.getcwd())
+        for method in "forkserver", "spawn":
+            with DataLoader(Tensors(1), None, num_workers=1, multiprocessing_context=method) as loader:
+                print(*loader)
+        """,
+        tmp_path,
+    )
+    assert done.stdout.splitlines() == ["[tensor(3.), \"[Errno 2] No such file or directory: 'file'\"]"] * 2
+    assert done.stderr == ""
+
+
+@pytest.mark.unit
+def test_a_working_directory_that_cannot_be_entered_is_named(caplog, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    bootstrap.Environment.of_this_process()._replace(cwd="/no/such/place").install()
+    assert f"/no/such/place of the notebook, and finds relative paths in {tmp_path}" in caplog.text
+
+
+class Streams:
+    """As `worker_init_fn`: each worker has another standard output that cannot be flushed."""
+
+    def __call__(self, worker):
+        sys.stdout.write("printed ")
+        if worker == 1:
+            sys.stdout.close()
+        else:
+            sys.stdout = {0: None, 2: object(), 3: Broken()}[worker]
+
+
+class Broken:
+    def flush(self):
+        raise ArithmeticError
+
+
+def test_a_standard_output_that_cannot_be_flushed_is_no_fault_of_a_batch():
+    class Fails(Numbers):
+        def __getitem__(self, i):
+            if i == self.n - 1:
+                raise LookupError("the last one")
+            return i
+
+    options = {"num_workers": 4, "dispatch": "round_robin", "worker_init_fn": Streams()}
+    with DataLoader(Fails(9), 1, **options) as loader:
+        it = iter(loader)
+        assert flat(next(it) for _ in range(8)) == list(range(8))
+        with pytest.raises(LookupError, match="the last one"):
+            next(it)
+        assert not any(isinstance(event, ev.WorkerDied) for event in loader.events.recent())
+
+
+class Exhausted(Channel):
+    """A process that has as many open files as it may have, where a frame with descriptors must wait."""
+
+    def send_all(self, frames, fds=()):
+        if fds:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        super().send_all(frames, fds)
+
+
+def test_too_few_descriptors_to_start_a_worker_is_an_error_that_names_the_limit(monkeypatch):
+    with DataLoader(Numbers(4), 2, num_workers=1) as loader:
+        with monkeypatch.context() as patched:
+            patched.setattr(process_pool, "Channel", Exhausted)
+            with pytest.raises(WorkerStartError, match=r"Too many open files.*RLIMIT_NOFILE"):
+                list(loader)
+        assert flat(loader) == list(range(4))
 
 
 # ---- programs that look at torch's iterator

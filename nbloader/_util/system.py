@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-_ROOT = Path("/")
+ROOT = "/"
+_ROOT = Path(ROOT)
 _PAGEMAP = Path("/proc/self/pagemap")
 # Bits of a page's 64-bit entry (the kernel's Documentation/admin-guide/mm/pagemap.rst).
 _FILE_BIT, _SWAPPED_BIT, _PRESENT_BIT = 61, 62, 63
@@ -106,6 +107,18 @@ def cgroups(controller: str, root: Path = _ROOT) -> Iterator[Cgroup]:
             inner = PurePosixPath()
         for parts in range(len(inner.parts), -1, -1):
             yield Cgroup(top.joinpath(*inner.parts[:parts]), version)
+
+
+def working_directory() -> str | None:
+    """The working directory; None if it was deleted.
+
+    Then worker processes run in the root directory: relative paths do not exist there, as in this process, and torch
+    works. (MKL ends a process that loads it in a deleted directory.)
+    """
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return None
 
 
 def cpus_in(text: str) -> int:

@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from nbloader._util.signals import raised_by_handler
+
 log = logging.getLogger(__name__)
 
 INTERVAL = 0.1
@@ -40,7 +42,9 @@ class WaitCallbacks:
         for callback in self._callbacks:
             try:
                 callback()
-            except Exception:
+            except Exception as error:
+                if raised_by_handler(error):
+                    raise
                 log.exception("an on_wait callback raised and was removed")
                 self._remove(callback)
 

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
+from nbloader._util.signals import raised_by_handler
 from nbloader.events.records import BatchRecord, Event
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,9 @@ class EventBus:
         for subscription in self._subscribers.copy():
             try:
                 subscription._offer(event)
-            except Exception:
+            except Exception as error:
+                if raised_by_handler(error):
+                    raise
                 log.exception("an event subscriber raised and was removed")
                 self._remove(subscription)
 

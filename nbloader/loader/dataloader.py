@@ -400,7 +400,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         old, vars(self)["dataset"] = self.dataset, dataset
         try:
             self._load()
-        except Exception:
+        except BaseException:
             vars(self)["dataset"] = old
             raise
         self.clean()

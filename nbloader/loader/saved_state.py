@@ -14,6 +14,7 @@ import torch
 
 from nbloader._util import rng
 from nbloader._util.rng import PreservedRandomState
+from nbloader._util.signals import raised_by_handler
 from nbloader._util.state_dict import as_json, is_stateful
 from nbloader.sampling import samplers
 from nbloader.sampling.epoch_plan import EpochContext
@@ -205,6 +206,8 @@ def _try_to_load(value: Any, where: str, stateful: Any, context: EpochContext) -
             if drawing:
                 next(iter(trial), None)
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             raise ValueError(
                 f"{where} was refused by {type(stateful).__name__}.load_state_dict(): "
                 f"{type(error).__name__}: {str(error)[:80]}"
@@ -334,6 +337,8 @@ def _copied(value: Any, where: str) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception as error:
+        if raised_by_handler(error):
+            raise
         raise ValueError(f"{where} cannot be copied: {type(error).__name__}: {str(error)[:80]}") from error
 
 

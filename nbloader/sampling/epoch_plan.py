@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from nbloader._util import rng
 from nbloader._util.rng import mix
+from nbloader._util.signals import raised_by_handler
 from nbloader.sampling import datapipes, samplers
 from nbloader.sampling.resumable_sampler import ResumableSampler, draw_seed, generators
 from nbloader.sampling.shard_plan import IteratorState, ShardPlan, ShardProgress
@@ -177,9 +178,11 @@ class MapEpochPlan(EpochPlan):
                 batches.append(PlannedBatch(indices, mix(number, after=self._mixed_seed)))
         except StopIteration:
             self._exhausted = True
-        except Exception as error:  # noqa: BLE001 - code of the user's sampler; raised after the batches before it
+        except Exception as error:  # code of the user's sampler; raised after the batches before it
             self._exhausted = True
             self.error = error
+            if raised_by_handler(error):  # at once; and again, since a sampler that is a generator has ended
+                raise
         return batches
 
     def delivered(self, batch: NumberedBatch, samples: int) -> None:  # noqa: ARG002

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from nbloader._util import rng
 from nbloader._util.rng import PreservedRandomState
+from nbloader._util.signals import raised_by_handler
 from nbloader._util.state_dict import as_json, is_stateful
 from nbloader.sampling.samplers import FilterSampler, FullBatches, IntervalSampler, LargeRandomSampler
 from nbloader.sampling.source import SourceReader
@@ -217,7 +218,9 @@ def _first(indices: Iterator[Any]) -> Iterator[Any]:
         item = next(indices)
     except StopIteration:
         return iter(())
-    except Exception as error:  # noqa: BLE001 - code of the user's sampler
+    except Exception as error:  # code of the user's sampler
+        if raised_by_handler(error):
+            raise
         return map(_raise, (error,))
     return iter((item,))
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from nbloader._util.system import ROOT, working_directory
 from nbloader.transport.dataset_payload import Files
 from nbloader.transport.mp_objects import InheritedState
 
 if TYPE_CHECKING:  # workers of a map-style dataset do without
     from nbloader.sampling.shard_plan import IterableOptions
+
+log = logging.getLogger(__name__)
 
 
 class Environment(NamedTuple):
@@ -26,11 +29,7 @@ class Environment(NamedTuple):
     @classmethod
     def of_this_process(cls) -> Environment:
         """That of this process, now."""
-        try:
-            cwd = str(Path.cwd())
-        except FileNotFoundError:  # the folder was deleted while the notebook runs in it
-            cwd = ""
-        return cls(list(sys.path), cwd, dict(os.environ), list(sys.argv))
+        return cls(list(sys.path), working_directory() or ROOT, dict(os.environ), list(sys.argv))
 
     def install(self) -> None:
         """In a worker: install it in this process. The worker's own thread limits stay."""
@@ -40,8 +39,11 @@ class Environment(NamedTuple):
             if not name.endswith("_NUM_THREADS"):
                 del os.environ[name]
         os.environ.update(self.environ)
-        with contextlib.suppress(OSError):
+        try:
             os.chdir(self.cwd)
+        except OSError as error:
+            text = "a worker cannot enter the working directory %s of the notebook, and finds relative paths in %s: %s"
+            log.warning(text, self.cwd, Path.cwd(), error)
 
 
 class InitMessage(NamedTuple):

@@ -126,7 +126,7 @@ class Channel:
             fds: Descriptors to send with it; the caller keeps (and closes) its own.
 
         Raises:
-            OSError: The other end is closed.
+            OSError: The other end is closed; or (EMFILE) the frame must wait and its descriptors cannot be duplicated.
         """
         self._send([HEADER.pack(sum(map(len, parts)), kind), *parts], fds)
 
@@ -134,7 +134,7 @@ class Channel:
         """Send several frames, (kind, body) each, with one system call.
 
         Raises:
-            OSError: The other end is closed.
+            OSError: As `send`.
         """
         self._send([piece for kind, body in frames for piece in (HEADER.pack(len(body), kind), body)], fds)
 
@@ -163,12 +163,16 @@ class Channel:
         """Queue these until the socket is writable; the descriptors go with the first.
 
         The notebook's end copies what may change meanwhile. The worker's end sends all before it returns.
+
+        Raises:
+            OSError: There is no descriptor for a duplicate (EMFILE). Nothing is queued.
         """
+        kept_fds = _duplicates(fds)
         for piece in pieces:
             view = memoryview(piece)
             kept = view if self._blocking or view.readonly else memoryview(bytes(view))
-            self._backlog.append((kept, tuple(map(os.dup, fds))))
-            fds = ()
+            self._backlog.append((kept, kept_fds))
+            kept_fds = ()
 
     def flush(self) -> None:
         """Send what is queued, as far as the socket accepts it (all of it on a blocking one)."""
@@ -280,6 +284,19 @@ class Channel:
                 self._fds.extend(fds)
         if flags & CUT_OFF:
             self._fds.append(LOST)
+
+
+def _duplicates(fds: tuple[int, ...]) -> tuple[int, ...]:
+    """Duplicates of all of these descriptors; none if that fails."""
+    made: list[int] = []
+    try:
+        for fd in fds:
+            made.append(os.dup(fd))  # noqa: PERF401 - those before a failure are closed
+    except OSError:
+        for fd in made:
+            os.close(fd)
+        raise
+    return tuple(made)
 
 
 def _ancillary(fds: tuple[int, ...]) -> list[tuple[int, int, Any]]:

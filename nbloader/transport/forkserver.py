@@ -33,7 +33,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from nbloader._util.system import cores
+from nbloader._util.output import flush
+from nbloader._util.system import ROOT, cores, working_directory
 from nbloader.transport.channel import Channel, Kind
 
 LIFELINE = struct.Struct("<q")
@@ -70,7 +71,7 @@ class _Server:
             # nobody does by then. In a session of its own the server survives that, and ends when the kernel does.
             self.process = subprocess.Popen(
                 python_command(entry), pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=worker_environment(),
-                start_new_session=True,
+                start_new_session=True, cwd=None if working_directory() else ROOT,
             )  # fmt: skip
         except BaseException:
             ours.close()
@@ -355,9 +356,8 @@ def _become_worker(sock: int, stdout: int, stderr: int, module: str) -> NoReturn
     except BaseException:  # noqa: BLE001 - above this frame is only the server's loop, which must not run in a worker
         sys.excepthook(*sys.exc_info())
     finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        flush(sys.stdout)
+        flush(sys.stderr)
         os._exit(code)
 
 

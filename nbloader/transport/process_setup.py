@@ -6,6 +6,7 @@ import contextlib
 import logging
 from typing import Any
 
+from nbloader._util.signals import raised_by_handler
 from nbloader.batch.serialize import dump_to
 from nbloader.errors import DatasetTransferError
 from nbloader.transport import fingerprint, forkserver, preload, template
@@ -37,6 +38,8 @@ class ProcessSetup:
         except MemoryError:
             raise
         except Exception as error:  # pickling runs the user's code, which may raise anything
+            if raised_by_handler(error):
+                raise
             advice = (
                 "Open files, connections to other machines and generators cannot be pickled: open "
                 "them on first use inside __getitem__, or use num_workers=0."
@@ -93,7 +96,11 @@ class ProcessSetup:
 def _fingerprint_of(parts: Any) -> Any:
     try:
         return fingerprint.fingerprint(parts)
-    except Exception:  # pickling runs the user's code, which may raise anything; `ProcessSetup` raises it again
+    except (
+        Exception
+    ) as error:  # pickling runs the user's code, which may raise anything; `ProcessSetup` raises it again
+        if raised_by_handler(error):
+            raise
         log.debug("no fingerprint of the dataset", exc_info=True)
         return None
 
@@ -122,6 +129,8 @@ def _raises(error: Exception, part: Any) -> bool:
     try:
         with Spawning():
             dump_to(_Discard(), part, lambda _buffer: None, SharingPickler)
-    except Exception as raised:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
+    except Exception as raised:  # as above
+        if raised_by_handler(raised):
+            raise
         return (type(raised), str(raised)) == (type(error), str(error))
     return False

@@ -27,6 +27,7 @@ import weakref
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from nbloader._util.output import flush
 from nbloader.shm.segment import filled_file
 from nbloader.transport import forkserver
 from nbloader.transport.bootstrap import Environment
@@ -207,8 +208,8 @@ def _file_of(module: str) -> str | None:
 
 def _discard_output() -> None:
     """Do not write to the outputs of a worker any more, which may have ended."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush(sys.stdout)
+    flush(sys.stderr)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)

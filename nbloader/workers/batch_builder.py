@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from nbloader._util.signals import raised_by_handler
 from nbloader.batch.chunk_arena import MemoryArena, ThreadChunkWriter, WrittenChunk
 from nbloader.batch.collate import collate_object, convert, plan_batch
 from nbloader.batch.header import BatchHeader
@@ -121,7 +122,7 @@ class BatchBuilder:
         try:
             return self.build(task)
         except Exception as error:  # whatever the user's dataset or collate_fn raises
-            if is_abandoned(error, self._status):
+            if is_abandoned(error, self._status) or raised_by_handler(error):
                 raise
             fetching = self._status.state == WorkerState.FETCHING
             position = self._status.position if fetching and self._batched else -1

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
+from nbloader._util.signals import raised_by_handler
 from nbloader.events.remote_errors import SampleFailure, describe
 from nbloader.workers.status import WorkerState, WorkerStatus
 
@@ -106,7 +107,7 @@ def _fetch_at_once(
     try:
         samples = getitems(indices)
     except Exception as error:
-        if on_error == "raise":
+        if on_error == "raise" or raised_by_handler(error):
             raise
         first_failure = _failed_sample(-1, error, "retried")
     else:
@@ -173,7 +174,7 @@ def fetch_each(
             exhausted = True
             break
         except Exception as error:
-            if on_error == "raise":
+            if on_error == "raise" or raised_by_handler(error):
                 raise
             if callable(on_error):
                 samples.append(on_error(position, error))

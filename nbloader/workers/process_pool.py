@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import pickle
 import select
@@ -26,6 +27,8 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from nbloader._util.signals import raised_by_handler
+from nbloader._util.system import ROOT, working_directory
 from nbloader.batch.chunk_arena import ArenaAllocator, ChunkSlot
 from nbloader.batch.payload import BatchPayload, Layout, SegmentPayload
 from nbloader.batch.task import ChunkedBatch, Task
@@ -58,11 +61,13 @@ from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerOptions, Worker
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus
 from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker
 
+log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
 
 # Members of an enumeration that are needed for each batch: before Python 3.12 each access takes 0.1 us.
 _TASK, _BATCH = Kind.TASK, Kind.BATCH
 
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 STATUS_TIMEOUT = 1.0
 """Seconds to wait for the wait status of a worker whose connection has closed."""
 MAX_DYING = 4
@@ -328,7 +333,7 @@ class ProcessPool(WorkerPool):
         )
         handle.popen = subprocess.Popen(
             command, pass_fds=(sock,), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-            env=forkserver.worker_environment(),
+            env=forkserver.worker_environment(), cwd=None if working_directory() else ROOT,
         )  # fmt: skip
         handle.mark_launched(handle.popen.pid)
         if hasattr(os, "pidfd_open"):
@@ -347,7 +352,9 @@ class ProcessPool(WorkerPool):
             slot = None if task.parent is None else self._slot(handle, task, task.parent)
             try:
                 message = dump_task(task, returned, slot)
-            except Exception as error:  # noqa: BLE001 - pickling runs the user's code, which may raise anything
+            except Exception as error:  # pickling runs the user's code, which may raise anything
+                if raised_by_handler(error):
+                    raise
                 refused.append((task, error))
             else:
                 returned = []
@@ -382,9 +389,15 @@ class ProcessPool(WorkerPool):
         return slot
 
     def _announce_arena(self, number: int, fd: int) -> frozenset[int]:
-        for handle in self._handles.values():
-            self._send(handle, (Kind.SEGMENT, number.to_bytes(8, "little")), fds=(fd,))
-        return frozenset(self._handles)
+        """Send a new arena to all workers. Returns those that get it; the others send their chunks by themselves."""
+        holders = set(self._handles)
+        for uid, handle in self._handles.items():
+            try:
+                self._send(handle, (Kind.SEGMENT, number.to_bytes(8, "little")), fds=(fd,))
+            except OSError:
+                log.debug("worker %d does not get arena %d", handle.worker, number, exc_info=True)
+                holders.remove(uid)
+        return frozenset(holders)
 
     def _retire_arena(self, number: int, uids: frozenset[int]) -> None:
         for uid in uids & frozenset(self._handles):
@@ -411,12 +424,18 @@ class ProcessPool(WorkerPool):
             self._send(self._handles[uid], (Kind.CANCEL, pickle.dumps((run, jobs))))
 
     def _send(self, handle: ProcessHandle, *frames: tuple[Kind, bytes], fds: tuple[int, ...] = ()) -> None:
-        """Send frames to a worker. If it has died meanwhile, `poll` will report that."""
+        """Send frames to a worker. If it has died meanwhile, `poll` will report that.
+
+        Raises:
+            OSError: This process has too many open files to keep `fds` until the worker reads. Nothing is sent.
+        """
         channel = handle.channel
         was_backlogged = channel.backlogged
         try:
             channel.send_all(frames, fds)
-        except OSError:
+        except OSError as error:
+            if error.errno in TOO_MANY_FILES:
+                raise
             return
         if channel.backlogged and not was_backlogged:
             both = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -437,7 +456,7 @@ class ProcessPool(WorkerPool):
                 try:
                     read(handle, key.fd, messages)
                 except OSError as error:
-                    if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    if error.errno not in TOO_MANY_FILES:
                         raise
                     messages.append(DescriptorsExhausted(handle.uid))
                     handle.kill()  # what it sends refers to memory that was not received

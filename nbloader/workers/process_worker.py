@@ -29,6 +29,7 @@ import cloudpickle
 import numpy as np
 
 from nbloader._util import rng
+from nbloader._util.output import flush
 from nbloader.batch.chunk_arena import ChunkSlot, ChunkWriter
 from nbloader.batch.collate import collate_object, convert, plan_batch
 from nbloader.batch.header import IN_ARENA, NOT_MEASURED, PICKLED, pack_header
@@ -349,7 +350,7 @@ class WorkerLoop:
         end = _clock()
         self._slow = end - fetched.begin >= MEASURE_NS
         status.state, status.since = _SENDING, end
-        sys.stdout.flush()
+        flush(sys.stdout)
         header = pack_header(  # the fields of BatchHeader
             task.run, task.number, layout, segment, nbytes, len(extras), fetched.size, fetched.begin, fetched.end, end,
             fetch_cpu, collate_cpu, fetched.slowest, fetched.slowest_ns,
@@ -379,7 +380,7 @@ class WorkerLoop:
     def _report_error(self, task: TaskMessage, error: Exception) -> None:
         fetching = self._status.state == WorkerState.FETCHING
         position = self._status.position if fetching and self._batched else -1
-        sys.stdout.flush()
+        flush(sys.stdout)
         stage = "fetch" if fetching else "collate"
         self._send(Kind.ERROR, pickle.dumps((task.run, task.number, stage, position, describe(error))))
 

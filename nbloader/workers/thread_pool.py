@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from nbloader._util.signals import raised_by_handler
 from nbloader.batch.chunk_arena import MemoryArena
 from nbloader.batch.payload import LocalPayload
 from nbloader.batch.task import Task
@@ -74,6 +75,8 @@ class ThreadKind(WorkerKind):
             try:
                 copy.copy(dataset)
             except Exception as error:  # it runs the user's code, which may raise anything
+                if raised_by_handler(error):
+                    raise
                 raise DatasetTransferError(
                     f"dataset ({type(dataset).__name__}) cannot be given to worker threads: each of them iterates a "
                     f"copy, and copy.copy(dataset) raises {type(error).__name__}: {error}. Pass an object whose "

@@ -1,0 +1,144 @@
+"""What a signal handler raises reaches the program as it is, whatever it has interrupted."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+
+import pytest
+from datasets import Numbers, flat
+
+from nbloader import DataLoader
+from nbloader._util.signals import raised_by_handler
+from nbloader.events import SampleFailed
+
+
+class Expired(Exception):
+    """The user's own, as of a handler that limits the time of a cell."""
+
+
+def expire(_number, _frame):
+    raise Expired("too long")
+
+
+@pytest.fixture(autouse=True)
+def handler():
+    before = signal.signal(signal.SIGUSR1, expire)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+class Interrupted:
+    """Its pickling is interrupted, in the process that the test runs in."""
+
+    def __init__(self):
+        self.pid = os.getpid()
+
+    def __reduce__(self):
+        if os.getpid() == self.pid:
+            interrupt()
+        return Interrupted, ()
+
+
+class Sampler:
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        yield 0
+        interrupt()
+        yield 1
+
+
+class Fetched(Numbers):
+    def __getitem__(self, i):
+        if i == 2 and self.flags:
+            self.flags.pop()
+            interrupt()
+        return i
+
+
+PICKLED = {
+    "dataset": lambda: DataLoader(Numbers(4, held=Interrupted()), num_workers=1),
+    "collate_fn": lambda: DataLoader(Numbers(4), collate_fn=functools.partial(print, Interrupted()), num_workers=1),
+    "indices": lambda: DataLoader(Numbers(4), batch_sampler=[[Interrupted()]], num_workers=1),
+    "sampler": lambda: DataLoader(Numbers(4), sampler=Sampler()),
+}
+
+
+@pytest.mark.parametrize("create", PICKLED.values(), ids=PICKLED)
+def test_what_a_signal_handler_raises_is_raised_as_it_is(create):
+    with create() as loader, pytest.raises(Expired, match="too long") as raised:
+        list(loader)
+    assert raised.value.__cause__ is None
+
+
+def test_without_workers_it_is_no_error_of_a_sample_and_no_batch_is_lost():
+    with DataLoader(Fetched(6, flags=[1]), 2, on_error="skip") as loader:
+        it, got = iter(loader), []
+        got.append(next(it))
+        with pytest.raises(Expired):
+            next(it)
+        got.extend(it)
+        assert flat(got) == list(range(6))
+        assert not [event for event in loader.events.recent() if isinstance(event, SampleFailed)]
+
+
+@pytest.mark.parametrize("register", ["subscribe", "on_wait"])
+def test_a_subscriber_or_callback_that_is_interrupted_stays(register):
+    calls = []
+
+    def call(*_event):
+        calls.append(1)
+        if len(calls) == 1:
+            interrupt()
+
+    with DataLoader(Numbers(4), 2) as loader:
+        (loader.events.subscribe if register == "subscribe" else loader.on_wait)(call)
+        with pytest.raises(Expired):
+            list(loader)
+        loader._engine.callbacks._called = 0
+        assert flat(loader) == list(range(4))
+        assert len(calls) > 1
+
+
+class Handles:
+    def method(self, number, frame):
+        expire(number, frame)
+
+    def __call__(self, number, frame):
+        expire(number, frame)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("way", [expire, Handles().method, Handles(), functools.partial(Handles().method)])
+def test_handlers_of_all_kinds_are_recognized(way):
+    signal.signal(signal.SIGUSR1, way)
+    with pytest.raises(Expired) as raised:
+        interrupt()
+    assert raised_by_handler(raised.value)
+
+
+@pytest.mark.unit
+def test_other_errors_are_not_taken_for_those_of_a_handler():
+    with pytest.raises(ZeroDivisionError) as raised:
+        1 / 0  # noqa: B018
+    assert not raised_by_handler(raised.value)
+    found = []
+
+    def call():
+        try:
+            expire(0, None)
+        except Expired as error:
+            found.append(raised_by_handler(error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert found == [False]  # handlers run on the main thread
