@@ -808,7 +808,7 @@ def test_an_exception_of_a_signal_handler_counts_as_an_interrupt(monkeypatch):
         assert flat(loader) == list(range(6))
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
 def test_a_killed_notebook_leaves_no_process(tmp_path, method):
     done = script(
         f"""

@@ -32,7 +32,7 @@ Current thread 0x00007f01 (most recent call first):
 """
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
 @pytest.mark.parametrize("how", [light.sleep, light.spin, light.hang_in_c], ids=lambda how: how.__name__)
 def test_stack_of_a_hanging_worker(how, method, tmp_path, monkeypatch):
     flag, hung = tmp_path / "flag", tmp_path / "hung"
@@ -47,7 +47,7 @@ def test_stack_of_a_hanging_worker(how, method, tmp_path, monkeypatch):
         texts = {loader.stack(0) for _ in range(3)}
         for text in texts:
             assert "Current thread" in text
-            assert text.endswith('File "<string>", line 1 in <module>\n')
+            assert text.endswith(" in serve_forks\n" if method == "fork" else 'File "<string>", line 1 in <module>\n')
             where = stack_probe.place(text)
             assert where.startswith(light.__file__)
             assert where.endswith(f"in {how.__name__}")

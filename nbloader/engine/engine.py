@@ -423,6 +423,8 @@ class Engine:
         self._last_request = time.monotonic()
         self._superseded = self._rested = False
         self._execute_commands()  # a restart that was requested before applies to this epoch
+        if self._config.fresh_workers:
+            self._group.restart_all()  # those of an iteration that is still open
         self._ensure_running()
         chunks = plan.chunk_spec
         revokes = self._dispatcher.open_iteration(
@@ -725,6 +727,8 @@ class Engine:
         self._cancel(closed.cancels)
         if self._retired and not self._dispatcher.iterations:
             self._close()
+        elif self._config.fresh_workers and not self._dispatcher.iterations:
+            self._group.stop()
 
     def restart_workers(self, ids: list[int]) -> None:
         """Replace workers; other workers produce what they held."""
@@ -744,7 +748,7 @@ class Engine:
             for outcome in self._dispatcher.redo():
                 outcome.discard()
             self._failures.clear()
-        self._group.restart(list(range(self._num_workers)))
+        self._group.restart_all()
 
     def pause(self) -> None:
         """Deliver and assign nothing until `resume`."""

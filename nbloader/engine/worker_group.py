@@ -282,6 +282,10 @@ class WorkerGroup:
                 slot.exit_reason = BY_REQUEST
                 self._replace(worker, "request")
 
+    def restart_all(self) -> None:
+        """Replace all workers at once."""
+        self.restart(list(range(len(self._slots))))
+
     def restart_stalled(self, uid: int, reason: str, error: Exception) -> bool:
         """Replace a worker whose batch takes too long.
 

@@ -258,8 +258,9 @@ class LoaderConfig(Generic[T_co]):
     )  # fmt: skip
     multiprocessing_context: str | multiprocessing.context.BaseContext | None = _argument(
         None, attribute=False,
-        doc='"forkserver" or "spawn", or a context of `multiprocessing` with that start method. "fork" is replaced by '
-        '"forkserver", with a warning.',
+        doc='How worker processes start: "forkserver" (the default), "spawn" or "fork", or a context of '
+        "`multiprocessing` with that start method. Forked workers are copies of this process: nothing is pickled, and "
+        "each epoch has new ones, unless `persistent_workers`.",
     )  # fmt: skip
     generator: torch.Generator | None = _argument(
         None, _generator, doc="The `torch.Generator` that the order and the seeds are drawn from, as in torch."

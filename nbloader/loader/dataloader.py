@@ -790,6 +790,7 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
             prefetch=config.prefetch,
             adaptive_window=config.adapts_window,
             kind=create_kind(options),
+            fresh_workers=options.kind == "process" and options.start_method == "fork" and demand.fresh,
             round_robin=config.dispatch == "round_robin",
             in_order=demand.in_order,
             timeout=0 if options.kind == INLINE else demand.timeout,

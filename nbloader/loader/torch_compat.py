@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import sys
 from typing import Any
 
 from nbloader._util.user_warning import warn
 from nbloader.loader.config import ARGUMENTS, LoaderConfig
 from nbloader.sampling.samplers import FullBatches
+from nbloader.transport import forker
 
 _SELECTS_SAMPLES = frozenset({
     "self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last",
@@ -17,21 +19,28 @@ _SELECTS_SAMPLES = frozenset({
 
 
 def start_method(context: Any) -> str:
-    """How workers start: "forkserver" or "spawn". "fork" is replaced by "forkserver", with a warning.
+    """How workers start: "forkserver", "spawn" or "fork".
 
-    A notebook's kernel has several threads, and a forked copy of it can deadlock on a lock that one of them held.
+    "fork" needs to be asked for. Before Python 3.14 it is the default of `multiprocessing` on Linux. There the
+    default cannot be told apart from a call of `multiprocessing.set_start_method("fork")`, since any lock or queue of
+    `multiprocessing` fixes it, tqdm's too.
 
     Args:
         context: A context object, or None.
     """
-    name = context.get_start_method() if context is not None else None
-    if name == "fork":
+    if context is not None:
+        name = context.get_start_method()
+    else:
+        name = multiprocessing.get_start_method(allow_none=True)
+        if name != "fork" or name == multiprocessing.get_all_start_methods()[0]:
+            name = "forkserver"
+    if name == "fork" and not forker.SUPPORTED:
         warn(
-            "multiprocessing_context names fork: a process with threads (a notebook's kernel has about nine) cannot be "
-            'forked safely, so workers are started with "forkserver", which takes about 10 ms each. Pass that, or omit '
-            "the argument."
+            'multiprocessing_context="fork" is supported on Linux only, with Python\'s `os.pidfd_open`: workers are '
+            'started with "forkserver". Pass that, or omit the argument.'
         )
-    return "spawn" if name == "spawn" or sys.platform == "win32" else "forkserver"
+        name = "forkserver"
+    return "spawn" if sys.platform == "win32" else str(name)
 
 
 def arguments_of(loader: Any) -> dict[str, Any]:

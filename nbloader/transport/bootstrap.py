@@ -46,11 +46,9 @@ class Environment(NamedTuple):
             log.warning(text, self.cwd, Path.cwd(), error)
 
 
-class InitMessage(NamedTuple):
-    """The body of the `INIT` frame, pickled."""
+class WorkerStart(NamedTuple):
+    """The options of a worker."""
 
-    environment: Environment
-    inherited: InheritedState
     worker: int
     """Worker id."""
     num_workers: int
@@ -64,9 +62,17 @@ class InitMessage(NamedTuple):
     """Whether batches are delivered in order."""
     fresh: bool
     """Whether each iteration begins on a new copy of the dataset and functions."""
+    streaming: IterableOptions | None
+    """Options of an iterable dataset; None for a map-style dataset."""
+
+
+class InitMessage(NamedTuple):
+    """The body of the `INIT` frame, pickled. A forked worker needs none: it has the objects."""
+
+    start: WorkerStart
+    environment: Environment
+    inherited: InheritedState
     files: Files
     """The files of the dataset's large arrays; the descriptors are sent along."""
     payload: bytes
     """Pickle of (dataset, collate_fn, worker_init_fn, on_error)."""
-    streaming: IterableOptions | None
-    """Options of an iterable dataset; None for a map-style dataset."""

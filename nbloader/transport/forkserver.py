@@ -1,4 +1,4 @@
-"""The fork server: a small process that forks workers, so that the notebook's own process is never forked.
+"""The fork server: a small process that forks workers, so that the notebook's own process need not be forked.
 
 A kernel has many threads, and forking it can deadlock. The fork server is started once for the notebook's process,
 imports what all workers need (numpy; torch in a second server, for datasets that use it), has one thread, and forks a
@@ -236,7 +236,16 @@ def _ensure(torch: bool) -> _Server:
     return _servers[torch]
 
 
-weakref.finalize(_lock, shutdown)  # at exit, after the finalizers of all loaders, which are registered later
+def _after_fork() -> None:
+    """In a forked child: the servers are the parent's, and so is whoever holds the lock."""
+    global _lock  # noqa: PLW0603 - it may be held by a thread that is not here
+    _lock = threading.Lock()
+    while _servers:
+        _servers.popitem()[1].end()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+weakref.finalize(_Server, shutdown)  # at exit, after the finalizers of all loaders, which are registered later
 
 
 # ---- the server -------------------------------------------------------------------------------------------------
@@ -339,21 +348,34 @@ def _refuse(error: OSError, fds: list[int]) -> None:
 
 
 def _become_worker(sock: int, stdout: int, stderr: int, module: str) -> NoReturn:
-    code = 1
-    try:
+    def work() -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         gc.enable()
         die_with_parent()
-        os.dup2(stdout, 1)
-        os.dup2(stderr, 2)
-        os.close(stdout)
-        os.close(stderr)
+        use_outputs(stdout, stderr)
         importlib.import_module(module).main(sock)
+
+    run_and_exit(work)
+
+
+def use_outputs(stdout: int, stderr: int) -> None:
+    """Take these descriptors as the standard output and error of this process."""
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.close(stdout)
+    os.close(stderr)
+
+
+def run_and_exit(run: Callable[[], object]) -> NoReturn:
+    """In a forked process: run this and exit. Nothing of what the parent does when it exits is done."""
+    code = 1
+    try:
+        run()
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:  # noqa: BLE001 - above this frame is only the server's loop, which must not run in a worker
+    except BaseException:  # noqa: BLE001 - above this frame is only the parent's code, which must not run here
         sys.excepthook(*sys.exc_info())
     finally:
         flush(sys.stdout)
@@ -362,7 +384,7 @@ def _become_worker(sock: int, stdout: int, stderr: int, module: str) -> NoReturn
 
 
 def die_with_parent() -> None:
-    """On Linux: have the kernel kill this process when its parent (which must be single-threaded) ends."""
+    """On Linux: have the kernel kill this process when the thread that has forked it ends."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -41,8 +41,9 @@ class ProcessSetup:
             if raised_by_handler(error):
                 raise
             advice = (
-                "Open files, connections to other machines and generators cannot be pickled: open "
-                "them on first use inside __getitem__, or use num_workers=0."
+                "Open files, databases and connections, generators and compiled functions cannot be pickled: open them "
+                'on first use inside __getitem__, or pass multiprocessing_context="fork", with which workers inherit '
+                "them from this process, or use num_workers=0."
             )
             functions = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn, "on_error": on_error}
             raise DatasetTransferError(

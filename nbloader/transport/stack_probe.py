@@ -46,7 +46,11 @@ microseconds of CPU time, however long the process waits for a core."""
 QUIET = 0.2
 """Seconds without another line after which faulthandler's stack with an unusual outermost frame counts as complete."""
 
-_OUTERMOST = ('  File "<string>", line 1 in <module>\n', "  ...\n")  # the latter after a hundred frames
+_OUTERMOST = (
+    '  File "<string>", line 1 in <module>\n',
+    " in serve_forks\n",  # of forker.py
+    "  ...\n",  # after a hundred frames
+)
 _MAX_FRAMES = 100
 _CAPACITY = 1 << 16  # of the pipe
 _BEGIN, _END = "\2", "\3"  # of a response of Python code

@@ -53,7 +53,7 @@ class WorkerOptions:
     seed: int = 0
     """The base seed of the epoch in which the worker starts. Its own seed is this plus its id."""
     start_method: str = "forkserver"
-    """"forkserver" or "spawn": for processes."""
+    """"forkserver", "spawn" or "fork": for processes."""
     transport: str = "shared_memory"
     """"shared_memory" or "pickle": for processes."""
     in_order: bool = True

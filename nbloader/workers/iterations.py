@@ -12,13 +12,15 @@ only if the copy of the last iteration was changed, as far as a bounded look sho
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from nbloader._util import rng
 from nbloader._util.import_hooks import when_imported
-from nbloader.transport.bootstrap import InitMessage
+from nbloader.transport.bootstrap import WorkerStart
 from nbloader.transport.dataset_payload import Files, is_prepared, load_shared
 from nbloader.workers.reachable import Snapshot, holds_generator
 from nbloader.workers.worker_info import (
@@ -45,6 +47,67 @@ class Parts(NamedTuple):
     on_error: Any
 
 
+class PartsSource(Protocol):
+    """Where copies of the dataset and functions come from."""
+
+    small: bool
+    """Whether a copy is expected to be made in a short time, although the first one took longer, with its imports."""
+
+    def load(self) -> Parts:
+        """Make a copy.
+
+        Raises:
+            Exception: Whatever the user's code raises.
+        """
+
+
+class PickledParts:
+    """Copies are rebuilt from a pickle.
+
+    Args:
+        payload: The pickle; see `InitMessage`.
+        files: Those of the dataset's large arrays. This object owns the descriptors.
+    """
+
+    def __init__(self, payload: bytes, files: Files) -> None:
+        self._payload = payload
+        self._files = files
+        self.small = files.pickle is None and len(payload) <= SMALL_BYTES
+
+    def load(self) -> Parts:
+        """See `PartsSource`."""
+        files = self._files._replace(fds=tuple(map(os.dup, self._files.fds)))
+        return Parts(*load_shared(self._payload, files))
+
+
+class InheritedParts:
+    """In a forked worker: the first copy is the objects themselves, which may hold anything, such as an open file.
+
+    Others are made for an iterable dataset, if the worker takes over the shard of another one. The functions are the
+    same for all, and the dataset is copied as deeply as it can be.
+
+    Args:
+        parts: The notebook's.
+    """
+
+    small = True
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._given = False
+
+    def load(self) -> Parts:
+        """See `PartsSource`."""
+        if not self._given:
+            self._given = True
+            return self._parts
+        dataset = self._parts.dataset
+        for duplicate in (copy.deepcopy, copy.copy):
+            with contextlib.suppress(Exception):  # copying runs the user's code, which may raise anything
+                return self._parts._replace(dataset=duplicate(dataset))
+        return self._parts
+
+
 class Iteration:
     """What one iteration uses, after `worker_init_fn`.
 
@@ -69,16 +132,16 @@ class Iterations:
     """The iterations of a worker process.
 
     Args:
-        start: The first message to the worker.
-        files: Those of the dataset's large arrays. This object owns the descriptors.
+        start: The options of the worker.
+        source: Where the dataset and functions come from.
 
     Raises:
         Exception: Whatever rebuilding the dataset or `worker_init_fn` raises.
     """
 
-    def __init__(self, start: InitMessage, files: Files) -> None:
+    def __init__(self, start: WorkerStart, source: PartsSource) -> None:
         self._start = start
-        self._files = files
+        self._source = source
         self._fresh = start.fresh and start.streaming is None  # iterable datasets are copied for each shard
         self._open: dict[int, Iteration] = {}
         self._seeds: dict[int, int] = {}
@@ -159,10 +222,8 @@ class Iterations:
         """
         prepared = is_prepared()
         begin = _clock()
-        files = self._files._replace(fds=tuple(map(os.dup, self._files.fds)))
-        parts = Parts(*load_shared(self._start.payload, files))
-        small = files.pickle is None and len(self._start.payload) <= SMALL_BYTES
-        cheap = not prepared and (_clock() - begin <= CHEAP_NS or (imports and small))
+        parts = self._source.load()
+        cheap = not prepared and (_clock() - begin <= CHEAP_NS or (imports and self._source.small))
         self._pristine = None if cheap or not self._fresh else Snapshot(*parts)
         return parts
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import logging
 import os
 import pickle
@@ -20,6 +21,7 @@ import signal
 import socket
 import subprocess
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,8 +41,9 @@ from nbloader.sampling.shard_plan import Ticket
 from nbloader.shm.arena import ArenaWriter
 from nbloader.shm.segment import SegmentReader, anonymous_file, mapped
 from nbloader.transport import forkserver, preload
-from nbloader.transport.bootstrap import Environment, InitMessage
+from nbloader.transport.bootstrap import Environment, InitMessage, WorkerStart
 from nbloader.transport.channel import IN_TURN, MAX_FDS, Bytes, Channel, Kind
+from nbloader.transport.forker import ForkedProcess, Forker
 from nbloader.transport.messages import (
     BatchDone,
     DescriptorsExhausted,
@@ -57,7 +60,9 @@ from nbloader.transport.mp_objects import InheritedState
 from nbloader.transport.process_setup import ProcessSetup
 from nbloader.transport.stack_probe import StackPipe
 from nbloader.transport.template import Template
-from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers import process_worker
+from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.iterations import Parts
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus
 from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker
 
@@ -89,16 +94,24 @@ class ProcessKind(WorkerKind):
     options: WorkerOptions
 
     def prepare(self, dataset: Any) -> None:
-        """Start the fork server, so that it is ready when the loop begins."""
+        """Start the fork server, so that it is ready when the loop begins.
+
+        Forked workers need none. They seed NumPy's generator, which NumPy imports when it is first used: here once, and
+        not in each of them.
+        """
+        if self.options.start_method == "fork":
+            importlib.import_module("numpy.random")
         if self.options.start_method == "forkserver":
             forkserver.start(preload.expected(dataset, by_torch=self.options.transport == "pickle"))
 
-    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ProcessSetup:
-        """Pickle the dataset and functions.
+    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ProcessSetup | LocalSetup:
+        """Pickle the dataset and functions, unless workers are forked from this process.
 
         Raises:
             DatasetTransferError: They cannot be pickled.
         """
+        if self.options.start_method == "fork":
+            return LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
         return ProcessSetup(dataset, collate_fn, worker_init_fn, on_error, self.options.transport)
 
     def create_pool(self) -> ProcessPool:
@@ -190,7 +203,8 @@ class ProcessHandle(WorkerHandle):
         self.lifeline = -1
         self.template: Template | None = None
         """The process that it was forked from, if not from the fork server; it runs as long as this refers to it."""
-        self.popen: subprocess.Popen[bytes] | None = None
+        self.child: subprocess.Popen[bytes] | ForkedProcess | None = None
+        """The process, if it is a child of this one and not of the fork server."""
         self.outputs = {
             descriptors.stdout: OutputStream("stdout", bytearray()),
             descriptors.stderr: OutputStream("stderr", bytearray()),
@@ -226,6 +240,18 @@ class ProcessHandle(WorkerHandle):
         self.outputs, self.lifeline, self.stack_pipe.fd, self.status_fd = {}, -1, -1, -1
         return fds
 
+    def disown(self, keep: int = -1) -> None:
+        """In a forked process: close this end of the connection, which is the parent's.
+
+        Args:
+            keep: A descriptor to leave open.
+        """
+        self.channel.close()
+        for fd in self.take_descriptors():
+            if fd != keep:
+                with contextlib.suppress(OSError):  # another thread of the parent was just closing it
+                    os.close(fd)
+
     def stack_request(self) -> Callable[[], str]:
         """See `WorkerHandle`."""
         pid = self.status.pid  # set as soon as the worker can respond
@@ -257,7 +283,7 @@ class ProcessPool(WorkerPool):
     """The worker processes of one loader.
 
     Args:
-        start_method: "forkserver" or "spawn".
+        start_method: "forkserver", "spawn" or "fork".
         output: "torch" or "numpy": what the arrays of a batch become.
     """
 
@@ -269,6 +295,8 @@ class ProcessPool(WorkerPool):
         self._arenas = ArenaWriter(lambda: frozenset(self._handles), self._announce_arena, self._retire_arena)
         self._allocator = ArenaAllocator(output, self._arenas)
         self._handles: dict[int, ProcessHandle] = {}
+        self._forker: Forker | None = None
+        _pools.add(self)
 
     @property
     def handles(self) -> dict[int, ProcessHandle]:
@@ -280,25 +308,32 @@ class ProcessPool(WorkerPool):
         handle = None if uid is None else self._handles.get(uid)
         return self._selector.fileno() if handle is None else handle.channel.fileno()
 
-    def start(self, worker: int, options: WorkerOptions, setup: ProcessSetup) -> ProcessHandle:
+    def start(self, worker: int, options: WorkerOptions, setup: ProcessSetup | LocalSetup) -> ProcessHandle:
         """See `WorkerPool`.
 
         Raises:
             OSError: The system provides no process, pipe or memory.
         """
         self._await_dying()
-        pickled = setup.pickled
-        files = pickled.files()
+        start = WorkerStart(
+            worker=worker, num_workers=options.num_workers, seed=options.seed, batched=options.batched,
+            output=options.output, transport=options.transport, in_order=options.in_order,
+            fresh=options.fresh and self._start_method != "fork", streaming=options.iterable,
+        )  # fmt: skip
+        if isinstance(setup, ProcessSetup):
+            setup.pickled.files()  # they may not fit into memory
         with contextlib.ExitStack() as closing_theirs, contextlib.ExitStack() as closing_ours:
             ours, theirs = connect(closing_ours, closing_theirs)
             handle = ProcessHandle(worker, ours)
-            sock = theirs.sock.fileno()
-            if self._start_method == "forkserver":
+            if isinstance(setup, LocalSetup):
+                self._fork(handle, theirs, start, setup)
+            elif self._start_method == "forkserver":
                 handle.lifeline, handle.template = setup.fork(
-                    sock, theirs.stdout, theirs.stderr, by_template=options.num_workers > 1 and options.iterable is None
-                )
+                    theirs.sock.fileno(), theirs.stdout, theirs.stderr,
+                    by_template=options.num_workers > 1 and options.iterable is None,
+                )  # fmt: skip
             else:
-                self._spawn(handle, sock, theirs.stdout, theirs.stderr)
+                self._spawn(handle, theirs)
             closing_ours.pop_all()
             for fd in handle.outputs:
                 self._selector.register(fd, selectors.EVENT_READ, (handle, self._read_output))
@@ -306,18 +341,22 @@ class ProcessPool(WorkerPool):
                 self._selector.register(handle.lifeline, selectors.EVENT_READ, (handle, self._read_lifeline))
             self._selector.register(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
             self._handles[handle.uid] = handle
-            inherited, handed = InheritedState.of_this_process(pickled.spawning)
-            start = InitMessage(
-                environment=Environment.of_this_process(), inherited=inherited, worker=worker,
-                num_workers=options.num_workers, seed=options.seed, batched=options.batched, output=options.output,
-                transport=options.transport, in_order=options.in_order, fresh=options.fresh,
-                files=files._replace(fds=()), payload=pickled.data, streaming=options.iterable,
-            )  # fmt: skip
-            for first in range(0, len(handed), MAX_FDS):  # before INIT, which may be too large to be sent at once
-                self._send(handle, (Kind.HANDED, b""), fds=tuple(handed[first : first + MAX_FDS]))
-            fds = (theirs.status, theirs.stack, *files.fds)
-            self._send(handle, (Kind.INIT, pickle.dumps(start, 5)), fds=fds)
+            if isinstance(setup, ProcessSetup):
+                self._send_setup(handle, theirs, start, setup)
         return handle
+
+    def _send_setup(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: ProcessSetup) -> None:
+        pickled = setup.pickled
+        files = pickled.files()
+        inherited, handed = InheritedState.of_this_process(pickled.spawning)
+        message = InitMessage(
+            start=start, environment=Environment.of_this_process(), inherited=inherited, files=files._replace(fds=()),
+            payload=pickled.data,
+        )  # fmt: skip
+        for first in range(0, len(handed), MAX_FDS):  # before INIT, which may be too large to be sent at once
+            self._send(handle, (Kind.HANDED, b""), fds=tuple(handed[first : first + MAX_FDS]))
+        fds = (theirs.status, theirs.stack, *files.fds)
+        self._send(handle, (Kind.INIT, pickle.dumps(message, 5)), fds=fds)
 
     def _await_dying(self) -> None:
         """Wait until few killed processes have not ended: each of them has open descriptors."""
@@ -327,17 +366,36 @@ class ProcessPool(WorkerPool):
             messages += self.poll(STATUS_TIMEOUT)
         self._unreported = messages + self._unreported
 
-    def _spawn(self, handle: ProcessHandle, sock: int, stdout: int, stderr: int) -> None:
+    def _spawn(self, handle: ProcessHandle, theirs: Descriptors) -> None:
+        sock = theirs.sock.fileno()
         command = forkserver.python_command(
             f"from nbloader.workers.process_worker import main; main({sock}, watched=False)"
         )
-        handle.popen = subprocess.Popen(
-            command, pass_fds=(sock,), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+        process = subprocess.Popen(
+            command, pass_fds=(sock,), stdin=subprocess.DEVNULL, stdout=theirs.stdout, stderr=theirs.stderr,
             env=forkserver.worker_environment(), cwd=None if working_directory() else ROOT,
         )  # fmt: skip
-        handle.mark_launched(handle.popen.pid)
         if hasattr(os, "pidfd_open"):
-            handle.lifeline = os.pidfd_open(handle.pid)
+            handle.lifeline = os.pidfd_open(process.pid)
+        self._launched(handle, process)
+
+    def _fork(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: LocalSetup) -> None:
+        if self._forker is None:
+            self._forker = Forker()
+        sock, stdout, stderr, stack, status = theirs.sock.fileno(), *theirs[1:]
+
+        def work() -> None:
+            handle.disown(keep=status)
+            forkserver.use_outputs(stdout, stderr)
+            process_worker.main_forked(sock, status, stack, start, Parts(*setup))
+
+        child = self._forker.fork(work)
+        handle.lifeline = child.fd
+        self._launched(handle, child)
+
+    def _launched(self, handle: ProcessHandle, child: subprocess.Popen[bytes] | ForkedProcess) -> None:
+        handle.child = child
+        handle.mark_launched(child.pid)
         self._unreported.append(WorkerLaunched(handle.uid))
 
     # ---- sending --------------------------------------------------------------------------------------------------
@@ -528,8 +586,8 @@ class ProcessPool(WorkerPool):
                 yield BatchDone(handle.uid, run, number, EmptyBatch(), handle.take_failed_samples())
 
     def _read_lifeline(self, handle: ProcessHandle, fd: int, messages: list[WorkerMessage]) -> None:
-        if handle.popen is not None:
-            exitcode: int | None = handle.popen.wait()
+        if handle.child is not None:
+            exitcode: int | None = handle.child.wait()
         else:
             data = os.read(fd, forkserver.LIFELINE.size)
             value = forkserver.LIFELINE.unpack(data)[0] if data else None
@@ -556,12 +614,12 @@ class ProcessPool(WorkerPool):
 
     def _wait_status(self, handle: ProcessHandle) -> int | None:
         """Wait for the exit code of a worker whose connection has closed. It is killed if it keeps running."""
-        if handle.popen is not None:
+        if handle.child is not None:
             try:
-                return handle.popen.wait(STATUS_TIMEOUT)
+                return handle.child.wait(STATUS_TIMEOUT)
             except subprocess.TimeoutExpired:
                 handle.kill()
-                return handle.popen.wait()
+                return handle.child.wait()
         poll = select.poll()
         poll.register(handle.lifeline, select.POLLIN)
         while True:
@@ -604,7 +662,7 @@ class ProcessPool(WorkerPool):
             _report_output(handle, fd, len(output.partial), messages)
         self._release(handle)
         self._handles.pop(handle.uid, None)
-        server_ended = exitcode is None and handle.popen is None and handle.ready and not handle.killed
+        server_ended = exitcode is None and handle.child is None and handle.ready and not handle.killed
         messages.append(WorkerGone(handle.uid, exitcode, server_ended))
 
     def _release(self, handle: ProcessHandle) -> None:
@@ -647,9 +705,9 @@ class ProcessPool(WorkerPool):
         """See `WorkerPool`. After an interrupt, the next read may begin in the middle of a frame."""
         for handle in self._handles.values():
             handle.kill()
-            if handle.popen is not None:
-                handle.popen.wait()
-            handle.mark_ended(None if handle.popen is None else handle.popen.returncode)
+            if handle.child is not None:
+                handle.child.wait()
+            handle.mark_ended(None if handle.child is None else handle.child.returncode)
             handle.channel.close()
             for fd in handle.take_descriptors():
                 with contextlib.suppress(OSError):
@@ -660,6 +718,25 @@ class ProcessPool(WorkerPool):
     def dispose(self) -> None:
         """See `WorkerPool`."""
         self._selector.close()
+        if self._forker is not None:
+            self._forker.close()
+
+    def disown(self) -> None:
+        """In a forked process: the workers are the parent's, which is to notice when they close their connections."""
+        while self._handles:
+            self._handles.popitem()[1].disown()
+        self._selector.close()
+
+
+_pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pool in list(_pools):
+        pool.disown()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _report_output(handle: ProcessHandle, fd: int, end: int, messages: list[WorkerMessage]) -> None:

@@ -38,11 +38,11 @@ from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object
 from nbloader.events.remote_errors import describe
 from nbloader.shm.segment import NO_SEGMENT, Block, SegmentWriter
 from nbloader.transport import stack_probe
-from nbloader.transport.bootstrap import InitMessage
+from nbloader.transport.bootstrap import InitMessage, WorkerStart
 from nbloader.transport.channel import IN_TURN, Bytes, Channel, Kind
 from nbloader.transport.mp_objects import run_finalizers
 from nbloader.workers.fetcher import FetchedBatch, OnError, fetch, raise_if_none
-from nbloader.workers.iterations import Iteration, Iterations
+from nbloader.workers.iterations import InheritedParts, Iteration, Iterations, Parts, PartsSource, PickledParts
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus
 from nbloader.workers.task_claims import CLAIMS_SIZE, MAX_BLOCK, TaskClaims
 from nbloader.workers.worker_info import ProcessContext
@@ -86,6 +86,23 @@ def main(fd: int, *, watched: bool = True) -> None:
     if not watched:
         threading.Thread(target=_exit_with_parent, name="nbloader-watch", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _work(fd, _receive_assets)
+
+
+def main_forked(fd: int, status: int, stack: int, start: WorkerStart, parts: Parts) -> None:
+    """Run a worker that was forked from the notebook's process, until its connection closes.
+
+    Args:
+        fd: Descriptor of the connected socket.
+        status: Descriptor of the file for its `SharedStatus`.
+        stack: Descriptor of the pipe for its stack.
+        start: Its options.
+        parts: The dataset and functions themselves.
+    """
+    _work(fd, lambda _channel: Assets(start, status, stack, lambda: InheritedParts(parts), []))
+
+
+def _work(fd: int, get_assets: Callable[[Channel], Assets]) -> None:
     sys.stdout = _line_writer(1)
     sys.stderr = _line_writer(2)
     faulthandler.enable(sys.stderr)
@@ -95,7 +112,7 @@ def main(fd: int, *, watched: bool = True) -> None:
         contextlib.closing(Channel(connection, blocking=True)) as channel,
         contextlib.suppress(EOFError, ConnectionError, HungUpError),
     ):
-        worker_loop = _initialize(channel)
+        worker_loop = _initialize(channel, get_assets(channel))
         if worker_loop is not None:
             worker_loop.run()
     run_finalizers()
@@ -113,29 +130,53 @@ def _line_writer(fd: int) -> TextIO:
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
-def _initialize(channel: Channel) -> WorkerLoop | None:
-    """Take over the environment and rebuild the dataset. None if that failed, which has been reported."""
+class Assets(NamedTuple):
+    """What a worker has when it begins."""
+
+    start: WorkerStart
+    status: int
+    """Descriptor of the file for its `SharedStatus`."""
+    stack: int
+    """Descriptor of the pipe for its stack."""
+    source: Callable[[], PartsSource]
+    """Where the dataset and functions come from. It raises OSError if their files could not be received."""
+    frames: list[tuple[int, Bytes]]
+    """Frames that were received already."""
+
+
+def _receive_assets(channel: Channel) -> Assets:
+    """Receive them from the notebook's process, and take over its environment."""
     frames: list[tuple[int, Bytes]] = []
     while not frames:
         frames = [(kind, body) for kind, body in channel.receive() if kind != Kind.HANDED]
     (_kind, body), *later = frames
-    start: InitMessage = pickle.loads(body)
-    start.inherited.install([channel.take_fd() for _ in range(start.inherited.fds)])
-    status_fd = channel.take_fd()
-    memory = mmap.mmap(status_fd, SHARED_STATUS_SIZE + CLAIMS_SIZE)
+    message: InitMessage = pickle.loads(body)
+    message.inherited.install([channel.take_fd() for _ in range(message.inherited.fds)])
+    status, stack = channel.take_fd(), channel.take_fd()
+    message.environment.install()
+
+    def source() -> PartsSource:
+        files = message.files._replace(fds=tuple(channel.take_fd() for _ in message.files.private))
+        return PickledParts(message.payload, files)
+
+    return Assets(message.start, status, stack, source, later)
+
+
+def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | None:
+    """Set up the process and rebuild the dataset. None if that failed, which has been reported."""
+    start = assets.start
+    memory = mmap.mmap(assets.status, SHARED_STATUS_SIZE + CLAIMS_SIZE)
     status = SharedStatus.at(memory)
-    claims = TaskClaims(memory, SHARED_STATUS_SIZE, status_fd, MAX_BLOCK if start.in_order else 1)
-    stack_probe.answer(channel.take_fd())
+    claims = TaskClaims(memory, SHARED_STATUS_SIZE, assets.status, MAX_BLOCK if start.in_order else 1)
+    stack_probe.answer(assets.stack)
     status.since, status.pid = _clock(), os.getpid()
-    start.environment.install()
     try:
-        files = start.files._replace(fds=tuple(channel.take_fd() for _ in start.files.private))
-        iterations = Iterations(start, files)
+        iterations = Iterations(start, assets.source())
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the notebook
         channel.send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
         return None
     channel.send(Kind.READY, IN_TURN if iterations.in_turn else b"")
-    return WorkerLoop(channel, start, iterations, status, claims, later)
+    return WorkerLoop(channel, start, iterations, status, claims, assets.frames)
 
 
 # ---- the worker loop ----------------------------------------------------------------------------------------------
@@ -169,7 +210,7 @@ class WorkerLoop:
 
     Args:
         channel: The connection to the notebook's process.
-        start: The first message.
+        start: The options of the worker.
         iterations: The copies of the dataset and functions.
         status: Where the worker publishes what it is doing.
         claims: Tells which queued tasks were given to other workers.
@@ -179,7 +220,7 @@ class WorkerLoop:
     def __init__(
         self,
         channel: Channel,
-        start: InitMessage,
+        start: WorkerStart,
         iterations: Iterations,
         status: WorkerStatus,
         claims: TaskClaims,
@@ -406,12 +447,12 @@ class BatchEncoder:
                 -> memory
 
     Args:
-        start: The first message to the worker.
+        start: The options of the worker.
         collate_fn: The user's function, or None for the default.
         send: Sends a frame about a segment or a layout: (kind, *parts, fds=).
     """
 
-    def __init__(self, start: InitMessage, collate_fn: Callable[[Any], Any] | None, send: Callable[..., None]) -> None:
+    def __init__(self, start: WorkerStart, collate_fn: Callable[[Any], Any] | None, send: Callable[..., None]) -> None:
         self._batched = start.batched
         self._output = start.output
         self._as_tensor = ArrayToBeTensor if start.output == "torch" else np.asarray

@@ -14,7 +14,7 @@ from light import RecordsPids
 
 from nbloader import DataLoader, DatasetTransferError
 
-METHODS = ["forkserver", "spawn"]
+METHODS = ["forkserver", "spawn", "fork"]
 
 
 class Shared(Numbers):

@@ -64,16 +64,6 @@ def test_attributes_that_torch_forbids_to_set_cannot_be_set(name):
         setattr(loader, name, {})
 
 
-def test_a_fork_context_is_replaced_by_forkserver_with_one_warning():
-    for context in ("fork", multiprocessing.get_context("fork")):
-        with pytest.warns(UserWarning, match="forkserver") as caught:
-            loader = DataLoader(Numbers(6), 2, num_workers=1, multiprocessing_context=context)
-        assert [w.filename for w in caught] == [__file__]
-        with loader:
-            assert loader.multiprocessing_context.get_start_method() == "fork"
-            assert flat(loader) == list(range(6))
-
-
 def test_classes_of_the_main_program_reach_the_workers_of_a_process_that_multiprocessing_has_spawned(tmp_path):
     """The recipe for distributed training: each rank is spawned, and the main module is then named `__mp_main__`."""
     done = run_script(

@@ -1,0 +1,213 @@
+"""Workers that are forked from the notebook's own process, for loaders that ask for it.
+
+A forked worker has all that the notebook's process has, without pickling: open files and databases, generators,
+changed globals of modules. But it has only one thread, a copy of the one that forked. What the other threads held at
+that moment stays as it was: a lock that one of them held is never released in the worker. So the process is forked on a
+thread of its own:
+
+- It has never used OpenMP. A thread that has (the main thread, after one operation of torch on two cores) has a pool of
+  threads, and its forked copy waits for them forever in its next parallel region: 5 of 5 workers hung. Of 1,500 that
+  were forked from a clean thread, while others computed, logged and allocated memory, none did.
+- It lives as long as its workers, and the kernel kills these when it ends: no worker survives the notebook, even one
+  that hangs in C code.
+- Its stack is short. Nothing on it refers to the user's objects.
+
+The price: what belongs to the main thread alone (values of a `threading.local`, `torch.no_grad()`) is not there in the
+worker. Context variables are.
+
+    pool: Forker.fork(run) -> thread: os.fork() -> worker: become a process of its own, run(), os._exit()
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import contextvars
+import gc
+import multiprocessing
+import multiprocessing.util  # what a forked process would import, while other threads hold import locks
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+from nbloader.transport.forkserver import die_with_parent, run_and_exit
+
+SUPPORTED = hasattr(os, "fork") and hasattr(os, "pidfd_open")
+"""Whether this system (Linux) and this Python can do it."""
+
+_one_at_a_time = threading.Lock()
+_inherited_streams: list[object] = []
+"""In a worker: the notebook's `sys.stdout` and `sys.stderr`. If they were collected, what they hold would be written a
+second time."""
+
+
+class ForkedProcess:
+    """A child process of this one. It has that part of the interface of `subprocess.Popen` which pools use.
+
+    Args:
+        pid: The child, which nobody has waited for.
+
+    Raises:
+        OSError: There are too many open files.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        """As in `subprocess`; None until `wait` has returned, and if other code has waited for all child processes."""
+        self.fd = os.pidfd_open(pid)
+        """Readable when the process has ended. The owner closes it."""
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait until it ends.
+
+        Args:
+            timeout: Seconds; None waits without limit.
+
+        Returns:
+            `returncode`.
+
+        Raises:
+            subprocess.TimeoutExpired: It has not ended.
+        """
+        if timeout is not None:
+            ended = select.poll()
+            ended.register(self.fd, select.POLLIN)
+            if not ended.poll(timeout * 1000):
+                raise subprocess.TimeoutExpired(f"worker process {self.pid}", timeout)
+        if self.returncode is None:
+            with contextlib.suppress(ChildProcessError):
+                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+class _Request:
+    """A process that is to be forked.
+
+    Args:
+        run: What it runs.
+    """
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        # It knows what of `multiprocessing` a forked process must reset, such as the finalizers of its parent.
+        self.process = multiprocessing.Process(target=run_and_exit, args=(run,))
+        self.context = contextvars.copy_context()
+        self.answered = threading.Event()
+        self.forked: ForkedProcess | None = None
+        self.error: OSError | None = None
+
+
+class Forker:
+    """Forks this process, on a thread that does nothing else. The processes are killed when it is closed."""
+
+    def __init__(self) -> None:
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._unclaimed: set[ForkedProcess] = set()
+        """Processes whose `fork()` has not returned: an interrupt may have come in between."""
+        self._ended = _thread.allocate_lock()
+        self._ended.acquire()
+        _thread.start_new_thread(serve_forks, (self._requests, self._unclaimed, self._ended))
+
+    def fork(self, run: Callable[[], object]) -> ForkedProcess:
+        """Fork a process.
+
+        Args:
+            run: What it does. It exits when this returns, without anything that this process does at its exit.
+
+        Raises:
+            OSError: There is no memory for it, or there are too many processes or open files.
+        """
+        request = _Request(run)
+        self._requests.put(request)
+        request.answered.wait()
+        if request.forked is None:
+            raise request.error or ChildProcessError("no process was forked")
+        self._unclaimed.discard(request.forked)
+        return request.forked
+
+    def close(self) -> None:
+        """End the thread, and with it every process that still runs."""
+        self._requests.put(None)
+        self._ended.acquire()
+        while self._unclaimed:
+            process = self._unclaimed.pop()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            os.close(process.fd)
+
+
+def serve_forks(
+    requests: queue.SimpleQueue[_Request | None], unclaimed: set[ForkedProcess], ended: _thread.LockType
+) -> None:
+    """The thread. `stack_probe` recognizes this function as the outermost one of a worker.
+
+    It is not started by `threading`, which would take the forked copy for a thread that is not the main one.
+    """
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a worker starts without handlers
+    while (request := requests.get()) is not None:
+        try:
+            request.forked = request.context.run(_fork, request.process, signals)
+            unclaimed.add(request.forked)
+        except OSError as error:
+            request.error = error
+        request.answered.set()
+        del request
+    ended.release()
+
+
+def _fork(process: multiprocessing.Process, signals: set[int | signal.Signals]) -> ForkedProcess:
+    parent = os.getpid()
+    with _one_at_a_time, _no_collection() as collects:  # garbage is the parent's to finalize: files to flush, say
+        pid = os.fork()
+        if pid == 0:
+            _become_worker(process, parent, signals, collects=collects)
+    try:
+        return ForkedProcess(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[bool]:
+    """Turn the garbage collector off. Gives whether it was on."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield collects
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _become_worker(
+    process: multiprocessing.Process, parent: int, signals: set[int | signal.Signals], *, collects: bool
+) -> NoReturn:
+    """In the forked process: make it a process of its own, run what it is for, and exit."""
+    global _one_at_a_time  # noqa: PLW0603 - it is held, by the parent
+    try:
+        gc.freeze()  # a collection would copy the pages of all objects, and finalize what is the parent's
+        if collects:
+            gc.enable()
+        _one_at_a_time = threading.Lock()
+        die_with_parent()
+        if os.getppid() != parent:
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+        _inherited_streams.extend((sys.stdout, sys.stderr))
+        process._bootstrap(os.pidfd_open(parent))  # type: ignore[attr-defined]
+    finally:
+        os._exit(1)

@@ -1,0 +1,493 @@
+"""Workers that are forked from the notebook's process: `multiprocessing_context="fork"`."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import logging
+import mmap
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+import zipfile
+from types import SimpleNamespace
+
+import light
+import numpy as np
+import psutil
+import pytest
+import torch
+from datasets import Raises, alive, flat, pids, run_script, wait_for
+
+from nbloader import DataLoader, DatasetTransferError, WorkerStartError, get_worker_info
+from nbloader.loader import torch_compat
+from nbloader.transport import forker
+
+pytestmark = [
+    pytest.mark.skipif(not forker.SUPPORTED, reason="needs Linux and os.pidfd_open"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
+]
+FORK = {"num_workers": 1, "multiprocessing_context": "fork"}
+SCRIPT = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+
+
+def script(code, tmp_path):
+    return run_script(SCRIPT + textwrap.dedent(code), tmp_path, warnings="ignore")
+
+
+class Calls:
+    """Calls a function for each sample."""
+
+    def __init__(self, function, n=1, **attributes):
+        self.function = function
+        self.n = n
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        return self.function(i)
+
+
+def results(function, n=1, **arguments):
+    """What a function returns in a forked worker."""
+    with DataLoader(Calls(function, n), collate_fn=lambda samples: samples[0], **{**FORK, **arguments}) as loader:
+        return list(loader)
+
+
+# ---- what is inherited
+
+
+def square(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_cannot_be_pickled_is_inherited(tmp_path):
+    database = sqlite3.connect(tmp_path / "data.db", check_same_thread=False)
+    database.execute("CREATE TABLE squares (i, square)")
+    database.executemany("INSERT INTO squares VALUES (?, ?)", [(i, i * i) for i in range(9)])
+    database.commit()
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        archive.writestr("3.txt", "nine")
+    path = tmp_path / "squares.py"
+    path.write_text("def square(i): return i * i")
+    spec = importlib.util.spec_from_file_location("squares_of_nowhere", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with (
+        zipfile.ZipFile(tmp_path / "data.zip") as archive,
+        open(tmp_path / "data.db", "rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped,
+    ):
+        generator = (i * i for i in range(3, 5))
+        lock = threading.Lock()
+        relu = torch.jit.trace(torch.nn.ReLU(), torch.tensor(1.0))
+        compiled = torch.jit.script(square)
+        samples = [
+            lambda: database.execute("SELECT square FROM squares WHERE i = 3").fetchone()[0],
+            lambda: archive.read("3.txt"),
+            lambda: mapped[:6],
+            lambda: file.read(6),
+            lambda: next(generator),
+            lambda: relu(torch.tensor(9.0)).item(),
+            lambda: compiled(torch.tensor(3.0)).item(),
+            lambda: module.square(3),
+            lambda: lock.acquire(blocking=False),
+        ]
+        expected = [9, b"nine", b"SQLite", b"SQLite", 9, 9.0, 9.0, 9, True]
+        assert results(lambda i: samples[i](), len(samples)) == expected
+        assert next(generator) == 9  # the worker has advanced its own copy
+        assert not lock.locked()
+        for unpicklable in (generator, archive, mapped, file, database, compiled):
+            with (
+                DataLoader(Calls(lambda i: i, held=unpicklable), num_workers=1) as loader,
+                pytest.raises(DatasetTransferError, match='multiprocessing_context="fork"'),
+            ):
+                iter(loader)
+    database.close()
+
+
+def test_an_open_hdf5_file_is_inherited(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["x"] = np.arange(10)
+        file.flush()
+        assert results(lambda i: int(file["x"][i]), 3) == [0, 1, 2]
+
+
+def test_an_open_lmdb_environment_is_inherited(tmp_path):
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(tmp_path / "data.lmdb")) as environment:
+        with environment.begin(write=True) as transaction:
+            transaction.put(b"key", b"value")
+        assert results(lambda _: environment.begin().get(b"key")) == [b"value"]
+
+
+def test_iterable_dataset_that_holds_a_generator():
+    class Stream(torch.utils.data.IterableDataset):
+        numbers = (i for i in range(5))
+
+        def __iter__(self):
+            yield from self.numbers
+
+    with DataLoader(Stream(), 2, **FORK) as loader:
+        assert [b.tolist() for b in loader] == [[0, 1], [2, 3], [4]]
+        assert [b.tolist() for b in loader] == [[0, 1], [2, 3], [4]]  # new workers, as with torch
+
+
+def test_state_of_the_process_is_inherited(monkeypatch):
+    def state(_):
+        return (
+            torch.get_default_dtype(),
+            light.Numbers.added,
+            os.environ["NBLOADER_TEST"],
+            ("error", FutureWarning) in [(action, category) for action, _, category, *_ in warnings.filters],
+            logging.getLogger("nbloader.test").level,
+            np.geterr()["under"],
+            threading.current_thread() is threading.main_thread(),
+            multiprocessing.parent_process().is_alive(),
+            get_worker_info().id,
+        )
+
+    monkeypatch.setattr(light.Numbers, "added", "by a test", raising=False)
+    monkeypatch.setattr(logging.getLogger("nbloader.test"), "level", 17)
+    monkeypatch.setenv("NBLOADER_TEST", "before")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with warnings.catch_warnings(), np.errstate(under="raise"):
+            warnings.simplefilter("error", FutureWarning)
+            [inherited] = results(state)
+    finally:
+        torch.set_default_dtype(before)
+    assert [inherited] == [(torch.float64, "by a test", "before", True, 17, "raise", True, True, 0)]
+
+
+def test_each_epoch_has_new_workers_and_persistent_workers_stay(tmp_path):
+    inits = tmp_path / "inits"
+
+    def init(_):
+        with inits.open("a") as file:
+            file.write("x")
+
+    def epoch(loader):
+        return [
+            (value, pid) for values, pids in loader for value, pid in zip(values.tolist(), pids.tolist(), strict=True)
+        ]
+
+    dataset = Calls(lambda i: (dataset.base + i, os.getpid()), 4, base=0)
+    how = {"worker_init_fn": init, "multiprocessing_context": "fork", "num_workers": 1}
+    with DataLoader(dataset, 2, **how) as loader:
+        first = epoch(loader)
+        half = iter(loader)
+        next(half)
+        dataset.base = 10
+        second = epoch(loader)  # while another iteration is open
+        assert [value for value, _pid in first + second] == [0, 1, 2, 3, 10, 11, 12, 13]
+        assert inits.read_text() == 3 * "x"
+        assert {pid for _value, pid in first}.isdisjoint(pid for _value, pid in second)
+        del half
+        wait_for(lambda: not pids(loader), "the end of the workers with their last iteration")
+    with DataLoader(dataset, 2, **how, persistent_workers=True) as loader:
+        first = epoch(loader)
+        dataset.base = 20
+        assert epoch(loader) == first
+        assert inits.read_text() == 4 * "x"
+
+
+def test_fork_is_used_when_it_is_asked_for(monkeypatch):
+    for context in ("fork", multiprocessing.get_context("fork")):
+        with DataLoader(light.Numbers(2), num_workers=1, multiprocessing_context=context) as loader:
+            assert loader.multiprocessing_context.get_start_method() == "fork"
+            assert torch_compat.start_method(loader.multiprocessing_context) == "fork"
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "fork")
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["forkserver", "fork"])
+    assert torch_compat.start_method(None) == "fork"
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["fork", "forkserver"])
+    assert torch_compat.start_method(None) == "forkserver"  # it may be no more than the default
+    monkeypatch.setattr(forker, "SUPPORTED", False)
+    with pytest.warns(UserWarning, match="forkserver"):
+        assert torch_compat.start_method(multiprocessing.get_context("fork")) == "forkserver"
+
+
+# ---- what must not be inherited
+
+
+def test_a_worker_of_a_process_that_has_used_openmp_may_use_it():
+    """The forked copy of a thread that has used it would wait forever for its threads."""
+    threads = torch.get_num_threads()
+
+    def compute(_):
+        torch.set_num_threads(2)
+        return torch.ones(1_000_000).exp().sum().item() > 0
+
+    try:
+        torch.set_num_threads(2)
+        assert compute(0)
+        assert results(compute) == [True]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_worker_runs_no_signal_handler_of_the_notebook():
+    def handlers(_):
+        wakeup = signal.set_wakeup_fd(-1)
+        now = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+        return now, wakeup, signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    ignored = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write)
+    try:
+        expected = [signal.SIG_IGN, signal.SIG_DFL, signal.SIG_IGN], -1, signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        assert results(handlers) == [expected]
+    finally:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGUSR1, ignored)
+        os.close(read)
+        os.close(write)
+
+
+def test_workers_hold_no_end_of_the_connections_of_others():
+    def sockets(_):
+        return {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if alive_fd(fd)}
+
+    def alive_fd(fd):
+        return os.path.lexists(f"/proc/self/fd/{fd}")
+
+    with DataLoader(light.Numbers(2), num_workers=1) as other, DataLoader(light.Numbers(2), num_workers=1) as spare:
+        assert flat(other) == [0, 1]
+        pools = [loader._engine._group.pool for loader in (other, spare) if loader._engine._group.pool is not None]
+        how = {"collate_fn": list, "dispatch": "round_robin", "multiprocessing_context": "fork"}
+        with DataLoader(Calls(sockets, 2), num_workers=2, **how) as loader:
+            epoch = iter(loader)
+            wait_for(lambda: len(pids(loader)) == 2)
+            pools.append(loader._engine._group.pool)
+            ours = {
+                os.readlink(f"/proc/self/fd/{fd}")
+                for pool in pools
+                for handle in pool.handles.values()
+                for fd in (handle.channel.fileno(), *handle.outputs, handle.stack_pipe.fd)
+            }
+            assert len(ours) == 12
+            for [found] in epoch:
+                assert {name for name in found & ours if name.startswith("socket")} == set()
+
+
+def test_what_a_worker_drops_of_its_parent_leaves_the_parent_alone():
+    """A dataset may refer to a loader: in a worker its finalizers must not end workers of the notebook."""
+
+    def drop(_):
+        held.clear()
+        gc.unfreeze()
+        gc.collect()
+        return len(held)
+
+    other = DataLoader(light.Numbers(100), 2, num_workers=1)
+    held = [other, iter(other)]
+    first = next(held[1])
+    assert results(drop) == [0]
+    assert flat([first, *held[1]]) == list(range(100))
+    assert flat(held[0]) == list(range(100))
+    other.close()
+
+
+def test_an_interpreter_that_exits_leaves_no_worker_and_runs_its_handlers_once(tmp_path):
+    done = script(
+        """
+        import atexit, multiprocessing.util, os, psutil, sys, weakref
+        from datasets import wait_for
+        from nbloader import DataLoader
+        import light
+
+        class Kept:
+            pass
+        kept = Kept()
+        weakref.finalize(kept, print, "finalized")
+        multiprocessing.util.Finalize(None, print, ("ended",), exitpriority=1)
+        atexit.register(print, "exit")
+        unwritten = open("unwritten", "w")
+        unwritten.write("once")
+        print("begin")
+        class Slow(light.Slow):
+            def __getitem__(self, i):
+                print("sample")
+                return super().__getitem__(i)
+        loader = DataLoader(Slow(10, wait=3600), 2, num_workers=2, multiprocessing_context="fork")
+        epoch = iter(loader)
+        wait_for(lambda: sum(w.batch is not None for w in loader.stats().workers) == 2)
+        print(*[p.pid for p in psutil.Process().children()])
+        """,
+        tmp_path,
+    )
+    begin, *lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr, begin) == (0, "", "begin")
+    assert sorted(line for line in lines if line != "sample" and not line[0].isdigit()) == [
+        "ended",
+        "exit",
+        "finalized",
+    ]
+    left = [int(pid) for line in lines if line[0].isdigit() for pid in line.split()]
+    assert len(left) == 2
+    assert not any(map(alive, left))
+    assert (tmp_path / "unwritten").read_text() == "once"
+
+
+# ---- faults
+
+
+def test_a_killed_worker_is_replaced_by_a_copy_of_the_process_as_it_is_then():
+    seen = SimpleNamespace(generation=0)
+    dataset = Calls(lambda i: (i, seen.generation), 40)
+    with DataLoader(dataset, 2, prefetch_factor=1, **FORK) as loader:
+        epoch = iter(loader)
+        got = [next(epoch)]
+        [pid] = pids(loader)
+        seen.generation = 1
+        os.kill(pid, signal.SIGKILL)
+        got += epoch
+        assert flat([b[0] for b in got]) == list(range(40))
+        assert flat([got[0][1]]) == [0, 0]
+        assert flat([got[-1][1]]) == [1, 1]
+        [died] = [e for e in loader.events.recent() if type(e).__name__ == "WorkerDied" and not e.expected]
+        assert (died.pid, died.exitcode) == (pid, -signal.SIGKILL)
+        assert not psutil.pid_exists(pid)
+
+
+def test_a_hanging_worker_is_restarted_after_the_timeout(tmp_path):
+    flag, hung = tmp_path / "flag", tmp_path / "hung"
+    flag.touch()
+    data = light.Hangs(8, bad=1, flag=str(flag), hung=str(hung), how=light.hang_in_c)
+
+    def stop_hanging():
+        wait_for(hung.exists)
+        flag.unlink()
+
+    thread = threading.Thread(target=stop_hanging)
+    thread.start()
+    with DataLoader(data, 2, timeout=1, on_timeout="restart", **FORK) as loader:
+        assert flat(loader) == list(range(8))
+    thread.join()
+
+
+def test_exceptions_and_exit_codes_of_workers():
+    with DataLoader(Raises(8, bad=3, error=KeyError), 2, **FORK) as loader:
+        epoch = iter(loader)
+        assert next(epoch).tolist() == [0, 1]
+        with pytest.raises(KeyError) as raised:
+            next(epoch)
+        assert "__getitem__" in str(raised.value.__cause__)
+        assert flat(epoch) == [4, 5, 6, 7]
+    with (
+        DataLoader(light.Numbers(4), 2, worker_init_fn=lambda _: sys.exit(7), **FORK) as loader,
+        pytest.raises(WorkerStartError, match="exited with code 7"),
+    ):
+        next(iter(loader))
+
+
+def test_resize_reload_and_restart_in_an_epoch():
+    with DataLoader(light.Slow(60, wait=0.002), 2, **FORK) as loader:
+        epoch = iter(loader)
+        got = [next(epoch)]
+        loader.num_workers = 2
+        wait_for(lambda: len(pids(loader)) == 2)
+        before = set(pids(loader))
+        loader.restart_workers()
+        got.append(next(epoch))
+        wait_for(lambda: len(set(pids(loader)) - before) == 2)
+        loader.reload(light.Slow(60, wait=0))
+        loader.num_workers = 1
+        got += epoch
+        assert flat(got) == list(range(60))
+
+
+def test_no_memory_for_another_process_is_an_error(monkeypatch):
+    def fork():
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(os, "fork", fork)
+    with DataLoader(light.Numbers(4), **FORK) as loader, pytest.raises(WorkerStartError, match="Cannot allocate"):
+        iter(loader)
+
+
+def test_a_worker_that_was_forked_during_an_interrupt_is_ended(monkeypatch):
+    class Interrupted(threading.Event):
+        def wait(self, timeout=None):
+            super().wait(timeout)
+            raise KeyboardInterrupt
+
+    forks = forker.Forker()
+    monkeypatch.setattr(forker.threading, "Event", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        forks.fork(signal.pause)
+    [process] = forks._unclaimed
+    assert alive(process.pid)
+    forks.close()
+    assert not psutil.pid_exists(process.pid)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_workers_end_with_the_thread_that_forked_them():
+    """The kernel kills them when the notebook is killed, even those that hang in C code."""
+    read, write = os.pipe()
+
+    def wait():
+        os.close(read)
+        os.write(write, b"x")
+        signal.pause()
+
+    forks = forker.Forker()
+    process = forks.fork(wait)
+    assert os.read(read, 1) == b"x"
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0)
+    forks.close()
+    assert process.wait() == process.wait(0) == -signal.SIGKILL
+    for fd in (process.fd, read, write):
+        os.close(fd)
+
+
+# ---- nested
+
+
+def test_loaders_in_forked_processes_and_in_forked_workers(tmp_path):
+    done = script(
+        """
+        import multiprocessing
+        from datasets import flat
+        from nbloader import DataLoader
+        import light
+
+        class Nested(light.Numbers):
+            def __getitem__(self, i):
+                with DataLoader(light.Numbers(4), 2, num_workers=1, multiprocessing_context="fork") as inner:
+                    return sum(flat(inner)) + sum(flat(shared)) + i
+
+        shared = DataLoader(light.Numbers(3), num_workers=1, multiprocessing_context="fork")
+
+        def rank():
+            print(flat(loader), flush=True)
+            loader.close()
+
+        loader = DataLoader(Nested(2), num_workers=1, multiprocessing_context="fork")
+        epoch = iter(loader)
+        first = next(epoch)
+        process = multiprocessing.get_context("fork").Process(target=rank, daemon=True)
+        process.start()
+        process.join()
+        print(flat([first, *epoch]), process.exitcode)
+        """,
+        tmp_path,
+    )
+    assert (done.stdout.splitlines(), done.stderr) == (["[9, 10]", "[9, 10] 0"], "")
