@@ -37,6 +37,8 @@ from nbloader.batch.payload import BatchOutcome, BatchPayload, JoinedPayload
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine import inspect, timeouts
 from nbloader.engine.config import EngineConfig
+from nbloader.engine.memory import MemoryWatch
+from nbloader.engine.memory import notice as memory_notice
 from nbloader.engine.supervisor import Supervisor
 from nbloader.engine.timeouts import Due, WaitTimer
 from nbloader.engine.wait_hooks import WaitCallbacks
@@ -137,6 +139,8 @@ class Engine:
         self._commands: collections.deque[Callable[[], object]] = collections.deque()
         self._supervisor = None if config.kind.inline else Supervisor(self)
         self._output = WorkerOutput()
+        self._memory = MemoryWatch()
+        self._memory_noticed = False
         self._num_workers = config.num_workers
         self._owner = os.getpid()
         self._holder = 0  # the thread that has the lock, if not the supervisor
@@ -360,9 +364,25 @@ class Engine:
                 chunks = len(task.parent.chunks)
                 self._group.pool.learn_layout(cast("BatchPayload", outcome))
             self._policy.observe(outcome.nbytes, outcome.produce_ns, chunks)
+            if self._memory.due(outcome.nbytes) and not self.inline:
+                self._limit_window()
         self._wake_consumer(message.run)
         if outcome.failed and task.parent is None:
             self._record_failure(task, outcome)
+
+    def _limit_window(self) -> None:
+        """Request only as many batches ahead as there is memory for. The first time, a line in the cell says so."""
+        policy, memory = self._policy, self._memory
+        iterations = self._dispatcher.iterations.values()
+        arrived = sum(state.reorder.reordering + state.reorder.ready for state in iterations)
+        if not policy.afford(memory.affordable(policy.nbytes, arrived)):
+            return
+        for revoke in self._dispatcher.take_back():
+            self._revoke(revoke)
+        if not self._memory_noticed:
+            self._memory_noticed = True
+            window, planned = policy.window, policy.planned_window
+            self._output.add("stderr", memory_notice(policy.nbytes, memory.measured, window, planned))
 
     def _record_failure(self, task: Task, failure: Any) -> None:
         event = failure.to_event(_clock(), task.run, task.number, task.indices)

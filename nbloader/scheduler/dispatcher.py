@@ -262,6 +262,10 @@ class Dispatcher(Generic[R]):
             return []  # taking a batch back and requesting it again later could cost its worker a new iterator
         return self._unbegun_of(run)
 
+    def take_back(self) -> list[Revoke]:
+        """There is less memory than expected: what workers have not begun waits until there is some."""
+        return [revoke for run in self.iterations if self._movable(run) for revoke in self._unbegun_of(run)]
+
     def unpark(self, run: int) -> None:
         """The consumer of an iteration asks again."""
         self.iterations[run].parked = False
@@ -329,6 +333,8 @@ class Dispatcher(Generic[R]):
                 worker = min(load, key=load.__getitem__)
                 if load[worker] >= depth or not (free or self._owed):
                     return [Assign(worker, tasks) for worker, tasks in assigned.items()]
+                if self.policy.affordable is not None and not self._affords(state):
+                    break
                 task = state.waiting.popleft()
                 if task.attempt and state.has(task):  # it arrived, late, from a worker that was considered lost
                     continue
@@ -340,6 +346,13 @@ class Dispatcher(Generic[R]):
                 held[task.run, task.job] = task
                 assigned.setdefault(worker, []).append(task)
         return [Assign(worker, tasks) for worker, tasks in assigned.items()]
+
+    def _affords(self, state: IterationState[R]) -> bool:
+        """Whether there is memory for the next job of an iteration. There always is for the batch to deliver next."""
+        numbers = {task.number for task in state.waiting}
+        next_one = state.waiting[0].number
+        begun = state.outstanding - len(numbers)
+        return begun < (self.policy.affordable or 1) or next_one == state.reorder.missing
 
     def _assign_to_slots(self, state: IterationState[R], assigned: dict[int, list[Task]], *, free: bool) -> None:
         """Assign each waiting job to the worker whose shard or turn it is, if that is ready and has room."""

@@ -57,7 +57,10 @@ class PrefetchPolicy:
         self._deep = False
         self.fast = True
         """Whether batches are small and fast at present."""
-        self._nbytes = 0  # of the last batch
+        self.affordable: int | None = None
+        """Batches for which there is memory, if that is what limits the window; else None."""
+        self.nbytes = 0
+        """Size of the last batch."""
         self._produce_ns = 0  # a running mean
         self._plan()
 
@@ -65,7 +68,9 @@ class PrefetchPolicy:
         base = self._prefetch_factor * self._num_workers if self._prefetch is None else self._prefetch
         self.prefetches = base > 0
         """Whether batches are requested before the consumer asks for them."""
-        self.window = DEEP_QUEUE * self._num_workers if self._deep else base
+        self.planned_window = DEEP_QUEUE * self._num_workers if self._deep else base
+        """What `window` is if there is enough memory."""
+        self.window = self.planned_window if self.affordable is None else min(self.planned_window, self.affordable)
         """Batches of one iteration that may be outstanding (requested and not delivered)."""
         self.queue_depth = max(1, -(-self.window // self._num_workers))
         """Batches that one worker may hold, including the one that it is processing."""
@@ -93,10 +98,24 @@ class PrefetchPolicy:
             produce_ns: Time that it took the worker.
             chunks: Chunks of the batch; 1 if it was not cut.
         """
-        self._nbytes = nbytes * chunks
+        self.nbytes = nbytes * chunks
         mean = self._produce_ns
         self._produce_ns = mean + (produce_ns - mean) // AVERAGED_BATCHES if mean else produce_ns
-        self.fast = self._nbytes <= SMALL_BYTES and self._produce_ns < FAST_NS
+        self.fast = self.nbytes <= SMALL_BYTES and self._produce_ns < FAST_NS
+
+    def afford(self, batches: int | None) -> bool:
+        """Limit the window to the batches for which there is memory.
+
+        Args:
+            batches: Their number; None for no limit.
+
+        Returns:
+            Whether the limit is lower than the one before.
+        """
+        before = self.affordable
+        self.affordable = None if batches is None or batches >= self.planned_window else max(1, batches)
+        self._plan()
+        return self.affordable is not None and (before is None or self.affordable < before)
 
     def adapt(self) -> None:
         """A batch is delivered: request many at a time while they are small and fast.
@@ -127,7 +146,9 @@ class PrefetchPolicy:
     @property
     def extended_window(self) -> int:
         """Batches that may be outstanding while the next one to deliver is delayed."""
-        affordable = EXTENSION_BYTES // max(1, self._nbytes)
+        affordable = EXTENSION_BYTES // max(1, self.nbytes)
+        if self.affordable is not None:
+            return self.window
         return self.window + min(EXTENSION_BATCHES * self._num_workers, affordable)
 
     @property

@@ -1,0 +1,68 @@
+"""How many batches the available memory allows: in a small container, a window of huge batches ends the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nbloader._util.format import megabytes, plural
+from nbloader._util.system import available_memory
+
+FIRST_CHECK = 1 << 20
+"""Batches in bytes, in total, after which the available memory is measured for the first time."""
+CHECK_EVERY = 256 << 20
+"""The least number of bytes between two measurements: one reads a dozen files of the system, up to 2 ms."""
+CHECK_SHARE = 8
+"""The next measurement comes when batches of one part in so many of the available memory have arrived."""
+USABLE = 0.75
+"""Part of the available memory that batches may take. The rest is for the samples of which workers make them, and for
+what the loop does with them."""
+
+
+class MemoryWatch:
+    """Measures the available memory from time to time, by the size of the batches that arrive.
+
+    Args:
+        available: Measures it: bytes, or None if the system does not report it.
+    """
+
+    def __init__(self, available: Callable[[], int | None] = available_memory) -> None:
+        self._available = available
+        self._until_check = FIRST_CHECK
+        self.measured = 0
+        """Result of the last measurement, bytes."""
+
+    def due(self, nbytes: int) -> bool:
+        """Count a batch that has arrived. Returns whether to measure."""
+        self._until_check -= nbytes
+        return self._until_check <= 0
+
+    def affordable(self, nbytes: int, arrived: int) -> int | None:
+        """Measure: how many batches may be outstanding, at least one; None if the system does not tell.
+
+        Args:
+            nbytes: Size of a batch.
+            arrived: Batches that are in memory already, and not delivered.
+        """
+        available = self._available()
+        if available is None:
+            self._until_check = 1 << 62
+            return None
+        self.measured = available
+        self._until_check = max(CHECK_EVERY, available // CHECK_SHARE)
+        return max(1, arrived + int(USABLE * available) // max(1, nbytes))
+
+
+def notice(nbytes: int, available: int, window: int, planned: int) -> str:
+    """The line for a cell whose loader requests fewer batches than it was asked to.
+
+    Args:
+        nbytes: Size of a batch.
+        available: Available memory, bytes.
+        window: Batches that it requests ahead now.
+        planned: Batches that it would request ahead.
+    """
+    return (
+        f"nbloader: a batch has {megabytes(nbytes)}, and {megabytes(available)} of memory are available: "
+        f"{plural(window, 'batch')} may be requested ahead, not {planned}. A smaller batch_size, prefetch_factor or "
+        "num_workers needs less memory; in a container its limit counts.\n"
+    )

@@ -1,0 +1,110 @@
+"""The window of requested batches follows the available memory, so that huge batches do not end a small container."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+from datasets import Images
+
+from nbloader import DataLoader
+from nbloader.engine.memory import CHECK_EVERY, FIRST_CHECK, MemoryWatch
+from nbloader.scheduler.dispatcher import Dispatcher
+from nbloader.scheduler.prefetch import PrefetchPolicy
+
+MB = 1 << 20
+GB = 1 << 30
+
+
+@pytest.mark.unit
+def test_memory_is_measured_by_the_bytes_that_have_arrived_and_not_for_each_batch():
+    watch = MemoryWatch(lambda: 80 * GB)
+    small = FIRST_CHECK // 8
+    assert [watch.due(small) for _ in range(8)] == [False] * 7 + [True]
+    assert watch.affordable(GB, 1) == 1 + 60  # a quarter is left for everything else
+    assert [watch.due(GB) for _ in range(10)] == [False] * 9 + [True]  # an eighth of what was available
+    watch = MemoryWatch(lambda: MB)
+    assert watch.due(GB)
+    assert watch.affordable(GB, 0) == 1  # one batch always
+    assert [watch.due(CHECK_EVERY // 2) for _ in range(2)] == [False, True]
+
+
+@pytest.mark.unit
+def test_where_the_system_does_not_tell_there_is_no_limit():
+    watch = MemoryWatch(lambda: None)
+    assert watch.due(GB)
+    assert watch.affordable(GB, 3) is None
+    assert not any(watch.due(1000 * GB) for _ in range(100))
+
+
+@pytest.mark.unit
+def test_the_window_shrinks_to_what_is_affordable_and_grows_again():
+    policy = PrefetchPolicy(4, prefetch_factor=2)
+    policy.observe(GB, 10**9)
+    assert policy.afford(3)
+    assert (policy.window, policy.queue_depth, policy.extended_window) == (3, 1, 3)
+    assert not policy.afford(3)  # not lower than before
+    assert policy.afford(0)
+    assert policy.window == 1
+    assert not policy.afford(8)
+    assert (policy.window, policy.queue_depth, policy.affordable) == (8, 2, None)
+    assert policy.extended_window == 8
+    assert not policy.afford(None)
+
+
+@pytest.mark.unit
+def test_what_was_requested_and_not_begun_waits_for_memory_except_for_the_next_batch():
+    policy = PrefetchPolicy(3, prefetch_factor=2)
+    dispatcher: Dispatcher[str] = Dispatcher(policy)
+    for worker in range(3):
+        dispatcher.worker_ready(worker, worker)
+    dispatcher.open_iteration(0)
+    tasks = [dispatcher.add(0, [i], 0) for i in range(6)]
+    assert sum(len(assigned.tasks) for assigned in dispatcher.assignments()) == 6
+    dispatcher.result(0, 0, 0, "0", 0)
+    policy.afford(2)
+    for revoke in dispatcher.take_back():
+        dispatcher.revoked(revoke.worker, revoke.tasks)
+    assert [len(dispatcher.held_by(worker)) for worker in range(3)] == [1, 1, 1]  # what they are processing
+    dispatcher.result(0, 0, 3, "3", 0)
+    assert not dispatcher.assignments()  # in memory: 0 and 3, and soon 1 and 2
+    dispatcher.take(0)
+    assert not dispatcher.assignments()
+    for number in (1, 2):
+        dispatcher.result(number, 0, number, str(number), 0)
+    for _ in range(3):
+        dispatcher.take(0)
+    assert [task.number for assigned in dispatcher.assignments() for task in assigned.tasks] == [4, 5]
+    dispatcher.worker_gone(next(w for w in range(3) if tasks[4] in dispatcher.held_by(w)), blame=False)
+    policy.afford(1)
+    assert [task.number for assigned in dispatcher.assignments() for task in assigned.tasks] == [4]
+
+
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_a_loader_with_little_memory_loads_few_batches_ahead_and_says_so_once(chunk_size, capsys):
+    lock, begun, most, delivered = threading.Lock(), set(), [0], [0]
+
+    class Counted(Images):
+        def __getitem__(self, i):
+            with lock:
+                begun.add(i // 8)
+                if delivered[0] > 8:
+                    most[0] = max(most[0], len(begun) - delivered[0])
+            return super().__getitem__(i)
+
+    options = {"num_workers": 2, "workers": "thread", "prefetch_factor": 8, "chunk_size": chunk_size}
+    with DataLoader(Counted(320), 8, **options) as loader:
+        left = itertools.chain([250_000], itertools.repeat(300_000))  # two batches of 131 kB
+        loader._engine._memory = MemoryWatch(lambda: next(left))
+        loader._engine._memory._until_check = 0
+        numbers = []
+        for batch in loader:
+            numbers += batch[1].tolist()
+            delivered[0] += 1
+        assert numbers == list(range(320))
+        assert loader.stats().window <= 5
+    assert most[0] <= 6  # the limit counts what has arrived by then, and two threads have begun one each
+    said = capsys.readouterr().err
+    assert said.count("nbloader: a batch has 131 kB, and 250 kB of memory are available") == 1
+    assert "not 16. A smaller batch_size" in said
