@@ -28,6 +28,7 @@ from nbloader.batch.collate import (
 )
 from nbloader.batch.rebuild import builder
 from nbloader.batch.serialize import ArrayToBeTensor, dump_object, load_object, tensor_of
+from nbloader.batch.stack import collate_to_tensors
 
 try:
     import ml_dtypes  # as Keras and jax do: it adds bfloat16 and others to NumPy, which torch does not take from NumPy
@@ -250,6 +251,15 @@ def test_samples_of_one_structure_are_collated_as_by_torch(template, seeds):
 def test_samples_that_differ_are_collated_or_refused_as_by_torch(one, other, choices):
     samples = [(one if first else other)(seed) for seed, first in choices]
     assert_same(outcome(collate, samples), outcome(carried_default, samples))
+
+
+@settings(max_examples=400)
+@given(TEMPLATES, TEMPLATES, st.lists(st.tuples(SEEDS, st.booleans()), min_size=1, max_size=4))
+def test_batches_that_stay_in_this_process_are_collated_as_by_torch(one, other, choices):
+    samples = [(one if first else other)(seed) for seed, first in choices]
+    ours = outcome(collate_to_tensors, samples)
+    if not isinstance(ours, Exception):  # otherwise the plan decides
+        assert_same(ours[0], default_collate(samples))
 
 
 def carried_default(samples):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 import traceback
@@ -10,11 +11,14 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from datasets import Numbers, flat, wait_for
+from same import assert_same
 
 from nbloader import DataLoader, LoaderClosedError
 from nbloader._util import rng
 from nbloader._util.rng import PreservedRandomState
+from nbloader.scheduler.dispatcher import Dispatcher
 
 
 class Calls(Numbers):
@@ -182,8 +186,120 @@ def test_numpys_generator_keeps_its_state_with_a_normal_number_left_over_or_not(
 
 def test_numpys_generator_keeps_its_state_if_its_memory_is_not_as_expected(monkeypatch):
     monkeypatch.setattr(rng, "_memory_layout_known", lambda _generator: False)
+    monkeypatch.setattr(rng, "_numpy_memory", rng._NumpyMemory())
     np.random.standard_normal()
     before = repr(np.random.get_state())
     with PreservedRandomState():
         rng.seed_everything(3)
     assert repr(np.random.get_state()) == before
+
+
+def states():
+    return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
+
+
+def test_pythons_generator_keeps_its_state_if_its_memory_is_not_as_expected(monkeypatch):
+    monkeypatch.setattr(rng._PythonMemory, "_is_known", staticmethod(lambda: False))
+    monkeypatch.setattr(rng, "_python_memory", rng._PythonMemory())
+    before = states()
+    with PreservedRandomState():
+        assert states() == before
+        rng.seed_everything(3)
+    assert states() == before
+
+
+def test_pythons_generator_is_saved_as_memory_and_with_the_normal_number_that_is_left_over():
+    assert rng._python_memory._memory is not None
+    random.seed(1)
+    random.gauss(0, 1)
+    before = states()
+    with PreservedRandomState():
+        assert states() == before
+        random.seed(5)
+        random.gauss(0, 1)
+        random.gauss(0, 1)
+    assert states() == before
+
+
+class Drawing(Numbers):
+    """Draws from every generator, before and within each sample."""
+
+    def __getitem__(self, i):
+        return draws()
+
+
+def draws():
+    return random.random(), random.gauss(0, 1), np.random.rand(), np.random.standard_normal(), torch.rand(1).item()
+
+
+def drawing_collate(samples):
+    return [*samples, draws()]
+
+
+@pytest.mark.parametrize("dataset", [Numbers(12), list(range(12)), Drawing(12)], ids=["plain", "list", "drawing"])
+@pytest.mark.parametrize("collate", [None, drawing_collate])
+def test_batches_are_seeded_if_code_of_the_user_runs_and_never_change_the_notebooks_generators(dataset, collate):
+    def epoch(**options):
+        torch.manual_seed(1)
+        with DataLoader(dataset, 3, collate_fn=collate, **options) as loader:
+            got = []
+            epoch = iter(loader)
+            before = states()
+            for batch in epoch:
+                got.append(batch)
+                assert states() == before
+        return got
+
+    alone = epoch()
+    assert_same(epoch(num_workers=2, workers="thread"), alone)
+    random.seed(9)
+    np.random.seed(9)
+    assert_same(epoch(), alone)
+
+
+def test_a_batch_of_a_dataset_that_iterates_its_own_loader_keeps_its_seed():
+    def call(i):
+        if i % 2:
+            next(other, None)
+
+    class Both(Calls):
+        def __getitem__(self, i):
+            super().__getitem__(i)
+            return draws()
+
+    def epoch():
+        torch.manual_seed(1)
+        return list(loader)
+
+    with DataLoader(Drawing(12), 3) as other_loader, DataLoader(Both(4, call), 2) as loader:
+        other = iter([])
+        expected = epoch()
+        other = iter(other_loader)
+        before = states()
+        torch.manual_seed(1)
+        assert_same(list(loader), expected)
+        torch.manual_seed(1)
+        assert states()[:2] == before[:2]
+
+
+def test_an_epoch_of_whole_batches_takes_the_short_way_and_can_be_paused_in_it(monkeypatch):
+    delivered = []
+    deliver = Dispatcher.deliver
+
+    def counted(self, *args):
+        delivered.append(deliver(self, *args))
+        return delivered[-1]
+
+    monkeypatch.setattr(Dispatcher, "deliver", counted)
+
+    def call(i):
+        if i == 4:
+            loader.pause()
+            threading.Thread(target=lambda: wait_for(lambda: None in delivered) and loader.resume()).start()
+
+    with DataLoader(Calls(8, call), 2) as loader:
+        assert flat(loader) == list(range(8))
+        records = loader.events.batches()
+    assert [None if d is None else d.task.number for d in delivered] == [1, None, 3]
+    assert [record.index for record in records] == [0, 1, 2, 3]
+    assert all(record.dispatched <= record.fetch_begin <= record.in_order <= record.delivered for record in records)

@@ -27,7 +27,7 @@ import os
 import threading
 import time
 from _thread import get_ident
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from nbloader import events as ev
@@ -47,7 +47,7 @@ from nbloader.engine.worker_output import WorkerOutput
 from nbloader.errors import DatasetTransferError, LoaderClosedError, LoaderTimeoutError, NbloaderError
 from nbloader.events.failures import LoaderFailure, abbreviated, samples_failed
 from nbloader.events.gauges import Gauges, WorkerGauge
-from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan
+from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan, PlannedBatch
 from nbloader.scheduler.dispatcher import Cancel, Dispatcher, Revoke, WaitPlan
 from nbloader.scheduler.prefetch import PrefetchPolicy
 from nbloader.scheduler.run_state import Delivery
@@ -63,7 +63,7 @@ from nbloader.transport.messages import (
     WorkerInitialized,
     WorkerLaunched,
 )
-from nbloader.workers.api import WorkerPool, WorkerSetup
+from nbloader.workers.api import Produced, WorkerPool, WorkerSetup
 from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
@@ -522,6 +522,73 @@ class Engine:
             self._waiting.pop(run, None)
             self._awaited = None
             self._output.show()
+
+    def produce_next(self, run: int, wakeup: Wakeup, take: Callable[[int], Sequence[PlannedBatch]]) -> Delivery | None:
+        """Draw, produce and take the next batch on this thread, if the pool is inline and nothing else is to be done.
+
+        The state changes as by `add` and `next_batch`, which take 20 us more. An exception of the dataset that is not
+        an `Exception` leaves the batch in the queue: `next_batch` produces it again.
+
+        Args:
+            run: The iteration.
+            wakeup: Wakes the consumer.
+            take: Draws batches from the plan, at most as many as given.
+
+        Returns:
+            None where `add` and `next_batch` are needed: the loader is paused, a batch is outstanding, the plan has no
+            batch left, or the worker was replaced.
+        """
+        pool = self._group.pool
+        worker = self._dispatcher.free_worker(run)
+        if pool is None or worker is None or self._commands or self.closed:
+            return None
+        self.callbacks.call()
+        batches = take(1)
+        if not batches:
+            return None
+        (batch,) = batches
+        try:
+            task: Task = self._exclusively(self._submit_next, run, worker, batch, wakeup)
+            produced = pool.produce_first(run)
+            if produced is None or produced.task is not task:
+                return None
+            delivery: Delivery | None = self._exclusively(self._take_produced, produced)
+            produced.release()
+        finally:
+            self._waiting.pop(run, None)
+            self._awaited = None
+        return delivery
+
+    def _submit_next(self, run: int, worker: int, batch: PlannedBatch, wakeup: Wakeup) -> Task | None:
+        """Assign a batch to the inline worker; like any other, if another thread has changed the state just now."""
+        dispatcher, pool = self._dispatcher, self._group.pool
+        if run not in dispatcher.iterations:
+            return None
+        if pool is None or dispatcher.free_worker(run) != worker:
+            dispatcher.add(run, *batch)
+            self._assign()
+            return None
+        task = dispatcher.add_to(worker, run, *batch)
+        task.dispatched = now = _clock()
+        pool.submit(worker, (task,))
+        self._waiting[run] = wakeup
+        self._awaited = Awaited(task.number, now)
+        return task
+
+    def _take_produced(self, produced: Produced) -> Delivery | None:
+        """Take the batch that this thread has just produced. None if it must be received like any other."""
+        message, task = produced.message, produced.task
+        if isinstance(message, BatchDone) and not (message.failed_samples or self._commands):
+            outcome = message.outcome
+            if not (outcome.failed or outcome.empty):
+                delivery = self._dispatcher.deliver(message.uid, task, outcome, _clock())
+                if delivery is not None:
+                    self._group.count_produced(message.uid)
+                    self._last = task
+                    self._last_request = time.monotonic()
+                    return delivery
+        produced.report()
+        return None
 
     def _produce(self, run: int, wakeup: Wakeup) -> None:
         """Produce the next batch of an iteration on this thread, if the pool is inline. Without the lock.

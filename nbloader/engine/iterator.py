@@ -172,7 +172,11 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         requested = _clock()
         self._resources.publish(requested)
         engine, plan = self._engine, self.plan
-        got = self._wait() if self._kept is None else self._kept
+        got = self._kept
+        if got is None and engine.inline:
+            got = engine.produce_next(self._run, self._resources.wakeup, plan.take)
+        if got is None:
+            got = self._wait()
         task, payload = got.task, got.outcome
         if engine.prefetches:  # the first batch of an epoch produced in advance does not wait until a worker is awake
             self._refill(wait=False, soon=task.number == plan.first and got.ready > 0)

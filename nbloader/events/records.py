@@ -79,8 +79,7 @@ class BatchRecord(NamedTuple):
     """When the consumer asked for the next batch, or ended the loop, ns."""
     fetch_cpu: int | None
     """CPU time of fetching, ns. Near `fetched - fetch_begin` for computation; far below it for waiting (disk, network,
-    sleep). None if it was not measured: a worker process measures one of eight batches while they take less than
-    0.5 ms."""
+    sleep). None if it was not measured: one of eight batches is while they take less than 0.5 ms."""
     collate_cpu: int | None
     """CPU time of collating, ns; None if it was not measured."""
     in_flight: int

@@ -35,6 +35,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from nbloader import events as ev
 from nbloader._util.replaceable import ReplaceableProperty
+from nbloader.batch.rows import is_in_memory
 from nbloader.batch.torch_collate import collate_for_workers
 from nbloader.device import placement
 from nbloader.device.transfer import DeviceTransfer
@@ -308,7 +309,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 else ChunkSpec(config.chunk, collate_for_workers(self.collate_fn, batched=True))
             ),
             promised_length=self._IterableDataset_len_called,
+            index_arrays=config.chunk is None and self._gathers(),
         )
+
+    def _gathers(self) -> bool:
+        """Whether batches are gathered by indexing the dataset's arrays."""
+        batched = self.batch_sampler is not None
+        return batched and collate_for_workers(self.collate_fn, batched=True) is None and is_in_memory(self.dataset)
 
     def _epoch_over(self, empty: bool) -> None:
         """An epoch was iterated to its end.

@@ -18,6 +18,7 @@ from nbloader._util import rng
 from nbloader._util.rng import mix
 from nbloader._util.signals import raised_by_handler
 from nbloader.sampling import datapipes, samplers
+from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.resumable_sampler import ResumableSampler, draw_seed, generators
 from nbloader.sampling.shard_plan import IteratorState, ShardPlan, ShardProgress
 from nbloader.sampling.source import SourceReader
@@ -38,7 +39,8 @@ class PlannedBatch(NamedTuple):
     """A batch that the plan yields."""
 
     indices: Any
-    """A list of dataset indices, a single index where automatic batching is off, or a `Ticket` of a shard."""
+    """A list or an `IndexArray` of dataset indices, a single index where automatic batching is off, or a `Ticket` of a
+    shard."""
     seed: int
 
 
@@ -81,6 +83,8 @@ class EpochContext:
     """None where batches are produced whole."""
     promised_length: int | None = None
     """`len(dataset)` of an iterable dataset, if the user has asked for `len(loader)`."""
+    index_arrays: bool = False
+    """Whether workers gather batches by indexing, and so take indices as arrays."""
 
 
 class EpochPlan(ABC):
@@ -140,7 +144,7 @@ class MapEpochPlan(EpochPlan):
         self._skipped = frozenset(self._beyond)
         self._sampler = ResumableSampler(
             context.index_sampler, context.generator, loader_seed=loader_seed, base_seed=base_seed,
-            resume_from=resume_from, position=self._position,
+            resume_from=resume_from, position=self._position, arrays=context.index_arrays,
         )  # fmt: skip
         self.reader = self._sampler.reader
         self.chunk_spec = context.chunk_spec
@@ -173,7 +177,7 @@ class MapEpochPlan(EpochPlan):
                 if number != self._next:
                     self._renumbered[self._next] = number
                 self._next += 1
-                if self._batched and not isinstance(indices, (list, tuple)):
+                if self._batched and not isinstance(indices, (list, tuple, IndexArray)):
                     indices = _as_list(indices)
                 batches.append(PlannedBatch(indices, mix(number, after=self._mixed_seed)))
         except StopIteration:

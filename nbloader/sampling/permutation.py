@@ -65,8 +65,13 @@ class Permutation:
 
     def iterate_from(self, position: int) -> Iterator[int]:
         """The integers after the first `position`, as Python ints."""
+        for block in self.blocks_from(position):
+            yield from block.tolist()
+
+    def blocks_from(self, position: int) -> Iterator[Any]:
+        """The integers after the first `position`, as int64 arrays of at most `BLOCK`."""
         for start in range(position, self._n, BLOCK):
-            yield from self[np.arange(start, min(start + BLOCK, self._n))].tolist()
+            yield self[np.arange(start, min(start + BLOCK, self._n))]
 
     def _encrypt(self, values: Any) -> Any:
         left, right = values >> self._half, values & self._mask

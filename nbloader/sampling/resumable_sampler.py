@@ -24,7 +24,14 @@ from nbloader._util import rng
 from nbloader._util.rng import PreservedRandomState
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.state_dict import as_json, is_stateful
-from nbloader.sampling.samplers import FilterSampler, FullBatches, IntervalSampler, LargeRandomSampler
+from nbloader.sampling.index_arrays import array_batches
+from nbloader.sampling.samplers import (
+    FilterSampler,
+    FullBatches,
+    IntervalSampler,
+    LargeRandomSampler,
+    RemainingPermutation,
+)
 from nbloader.sampling.source import SourceReader
 
 BEFORE_EPOCH = -1
@@ -49,6 +56,7 @@ class ResumableSampler:
         base_seed: The epoch's base seed; None to draw it.
         resume_from: A result of `state()`, to resume from; empty to start the epoch.
         position: Number of batches to skip.
+        arrays: Whether batches may be drawn as arrays of indices.
 
     Raises:
         Exception: Whatever the sampler's `__iter__` raises.
@@ -63,7 +71,9 @@ class ResumableSampler:
         base_seed: int | None,
         resume_from: dict[str, Any],
         position: int,
+        arrays: bool = False,
     ) -> None:
+        self._arrays = arrays
         self._parts = parts(index_sampler)
         self._stateful = next((part for part in self._parts if is_stateful(part)), None)
         self._states: collections.deque[SavedState] = collections.deque()
@@ -123,7 +133,8 @@ class ResumableSampler:
             position = 0
         elif position:
             remaining = _remaining(sampler, position)
-        indices = iter(sampler if remaining is None else remaining)
+        source = sampler if remaining is None else remaining
+        indices = (array_batches(source) if self._arrays else None) or iter(source)
         self.seed = draw_seed(generator) if base_seed is None else base_seed
         if remaining is None:
             collections.deque(itertools.islice(indices, position), maxlen=0)  # in C: 30 ns an index
@@ -238,18 +249,7 @@ def _remaining(sampler: Any, position: int) -> Iterable[Any] | None:
         return None if rest is None else BatchSampler(rest, sampler.batch_size, sampler.drop_last)
     if type(sampler) is SequentialSampler:
         return range(position, len(sampler))
-    return _RemainingPermutation(sampler, position) if type(sampler) is LargeRandomSampler else None
-
-
-class _RemainingPermutation:
-    """The rest of a computed permutation, which is drawn when it is iterated."""
-
-    def __init__(self, sampler: LargeRandomSampler, position: int) -> None:
-        self._sampler = sampler
-        self._position = position
-
-    def __iter__(self) -> Iterator[int]:
-        return self._sampler.iterate_from(self._position)
+    return RemainingPermutation(sampler, position) if type(sampler) is LargeRandomSampler else None
 
 
 def _drawing() -> set[type]:

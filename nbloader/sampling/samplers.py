@@ -11,9 +11,12 @@ that is renamed makes older states unreadable.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader._util.user_warning import warn
+
+if TYPE_CHECKING:
+    from nbloader.sampling.permutation import Permutation
 
 LAST_BATCH = ("keep", "discard", "rollover")
 """Values of the argument `last_batch`."""
@@ -160,12 +163,41 @@ class LargeRandomSampler:
 
     def iterate_from(self, position: int) -> Iterator[int]:
         """The indices of one epoch after the first `position`, which are not computed."""
+        return self._permutation().iterate_from(position)
+
+    def blocks(self, position: int = 0) -> Iterator[Any]:
+        """The indices of one epoch after the first `position`, as arrays. The epoch is drawn with the first of them."""
+        yield from self._permutation().blocks_from(position)
+
+    def _permutation(self) -> Permutation:
+        """Draw the permutation of one epoch."""
         import torch
 
         from nbloader.sampling.permutation import Permutation
 
         seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
-        return Permutation(len(self.data_source), seed).iterate_from(position)
+        return Permutation(len(self.data_source), seed)
+
+
+class RemainingPermutation:
+    """The rest of a computed permutation, which is drawn when it is iterated.
+
+    Args:
+        sampler: The sampler of the whole permutation.
+        position: Number of indices to leave out.
+    """
+
+    def __init__(self, sampler: LargeRandomSampler, position: int) -> None:
+        self._sampler = sampler
+        self._position = position
+
+    def __iter__(self) -> Iterator[int]:
+        """The remaining indices."""
+        return self._sampler.iterate_from(self._position)
+
+    def blocks(self) -> Iterator[Any]:
+        """The remaining indices as arrays."""
+        return self._sampler.blocks(self._position)
 
 
 def make_samplers(

@@ -309,6 +309,43 @@ class Dispatcher(Generic[R]):
         """Add a batch from the sampler."""
         return self.iterations[run].add(indices, seed)
 
+    def free_worker(self, run: int) -> int | None:
+        """The only worker, if it can be given a new batch of an iteration at once by `add_to`; else None.
+
+        That is the case if no batch is outstanding, batches are whole, and the dataset is not an iterable one.
+        """
+        state = self.iterations.get(run)
+        if state is None or state.added != state.taken or state.parked or state.chunk_size or state.shards is not None:
+            return None
+        if self.paused or len(self._held) != 1:
+            return None
+        (worker,) = self._held
+        return worker
+
+    def add_to(self, worker: int, run: int, indices: Any, seed: int) -> Task:
+        """Add a batch from the sampler and assign it to the free worker."""
+        task = self.iterations[run].add_assigned(indices, seed)
+        self._held[worker][run, task.job] = task
+        return task
+
+    def deliver(self, worker: int, task: Task, outcome: R, now: int) -> Delivery | None:
+        """Accept the outcome of a batch that was added by `add_to`, and take it at once.
+
+        Returns:
+            None where `result` and `take` are needed: the loader is paused, or the batch was taken from the worker.
+        """
+        state = self.iterations.get(task.run)
+        held = self._held.get(worker)
+        if state is None or held is None or self.paused or held.get((task.run, task.job)) is not task:
+            return None
+        if not state.reorder.pass_on(task.number):
+            return None
+        del held[task.run, task.job]
+        state.assigned -= 1
+        state.taken += 1
+        task.in_order = now
+        return Delivery(task, outcome)
+
     # ---- assigning ------------------------------------------------------------------------------------------------
 
     def assignments(self) -> list[Assign]:

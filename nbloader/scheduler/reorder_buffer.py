@@ -73,6 +73,13 @@ class ReorderBuffer(Generic[T]):
         self._ready.extend(freed)
         return freed if not self._gaps else freed + self._pass_gaps()
 
+    def pass_on(self, number: int) -> bool:
+        """An item arrives and is taken at once, if it is the next one and no other is there. Whether that is so."""
+        if number != self._next or self._ready or self._early or self._gaps or not self.in_order:
+            return False
+        self._next += 1
+        return True
+
     def skip(self, number: int) -> list[T]:
         """There is no item of this number; the later ones need not wait for it.
 

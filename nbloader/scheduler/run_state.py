@@ -82,6 +82,13 @@ class IterationState(Generic[R]):
         self.jobs += len(batch.chunks)
         return task
 
+    def add_assigned(self, indices: Any, seed: int) -> Task:
+        """Add a whole batch that a worker is given at once."""
+        number = self.added
+        self.added += 1
+        self.assigned += 1
+        return Task(self.run, number, indices, seed, attempt=1, job=number)
+
     def enqueue(self, task: Task) -> None:
         """A batch or chunk waits for a worker, maybe again."""
         waiting = self.waiting

@@ -26,6 +26,7 @@ from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
 from nbloader.errors import NbloaderError
 from nbloader.events.gauges import WorkerGauge
+from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.transport.messages import WorkerMessage
 from nbloader.workers.status import WorkerState, WorkerStatus
@@ -181,9 +182,27 @@ def _sample(indices: Any, position: int) -> Any:
     """The index of the sample at a position. Both are read while the worker continues, so they may not match."""
     if position < 0:
         return None
-    if not isinstance(indices, (list, tuple)):
+    if not isinstance(indices, (list, tuple, IndexArray)):
         return indices
     return indices[position] if position < len(indices) else None
+
+
+class Produced(Protocol):
+    """A batch that the consumer's thread has produced and not reported yet."""
+
+    @property
+    def task(self) -> Task:
+        """The batch."""
+
+    @property
+    def message(self) -> WorkerMessage | None:
+        """The report; None if there is none, since the worker was killed meanwhile."""
+
+    def report(self) -> None:
+        """Have `WorkerPool.poll` report it."""
+
+    def release(self) -> None:
+        """It was reported or taken: forget the task."""
 
 
 class WorkerSetup(Protocol):
@@ -322,6 +341,14 @@ class WorkerPool(ABC):
             Whether `poll` has something to report. Otherwise the consumer blocks.
         """
         return False
+
+    def produce_first(self, run: int) -> Produced | None:  # noqa: ARG002 - for inline pools
+        """Produce the first task of an iteration as `run_next`, and leave it to the caller to report it.
+
+        Returns:
+            None if there is no task.
+        """
+        return None
 
     def learn_layout(self, payload: BatchPayload) -> None:  # noqa: B027 - optional
         """A chunk of a batch has arrived: the next batches may have the same layout."""

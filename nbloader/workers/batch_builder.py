@@ -5,30 +5,41 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.chunk_arena import MemoryArena, ThreadChunkWriter, WrittenChunk
-from nbloader.batch.collate import collate_object, convert, plan_batch
-from nbloader.batch.header import BatchHeader
+from nbloader.batch.collate import NotPlannedError, collate_object, convert, plan_batch
+from nbloader.batch.header import CPU_MEASURED, MEASURE_NS, NOT_MEASURED, BatchHeader
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.payload import LocalPayload
 from nbloader.batch.rebuild import builder
+from nbloader.batch.rows import Selection
 from nbloader.batch.serialize import tensor_of
+from nbloader.batch.stack import collate_to_tensors
 from nbloader.batch.task import Task
 from nbloader.events.failures import EmptyBatch, WorkerFailure
 from nbloader.events.remote_errors import SampleFailure, describe, user_traceback
 from nbloader.shm.segment import NO_SEGMENT
-from nbloader.workers.fetcher import FetchedBatch, OnError, fetch, raise_if_none
+from nbloader.workers.fetcher import FetchedBatch, MapFetcher, OnError, raise_if_none
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.status import WorkerState, WorkerStatus, is_abandoned
 from nbloader.workers.thread_rng import without_mode
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
+_cpu_clock = time.thread_time_ns
 _COLLATING = WorkerState.COLLATING  # before Python 3.12 each access to a member takes 0.1 us
+
+Seed: TypeAlias = "Callable[[int], object]"
+"""Seeds the random generators."""
+
+
+def keep_state(_seed: int) -> None:
+    """In the place of a function that seeds the generators: they are seeded already, or not at all."""
 
 
 class BatchBuilder:
@@ -57,21 +68,28 @@ class BatchBuilder:
         worker: int = -1,
         iterable_fetcher: IterableFetcher | None = None,
     ) -> None:
-        self._dataset = dataset
+        self._fetcher = MapFetcher(
+            dataset, batched=batched, collates=collate_fn is None, output=output, status=status, on_error=on_error
+        )
         self._collate_fn = collate_fn
         self._status = status
         self._batched = batched
         self._output = output
-        self._on_error = on_error
         self._worker = worker
+        self._slow = True  # whether the last batch took so long that the CPU time of the next one is measured
         self._known = LayoutCache()
         self._writer = ThreadChunkWriter()
         self.iterable_fetcher = iterable_fetcher
         self.failed_samples: Sequence[SampleFailure] = ()
         """Samples of the last batch that were skipped or replaced; also if its collation raised."""
 
-    def build(self, task: Task) -> LocalPayload | EmptyBatch | None:
+    def build(self, task: Task, seed: Seed = keep_state) -> LocalPayload | EmptyBatch | None:
         """Build a batch, or a chunk of one.
+
+        Args:
+            task: The batch or chunk.
+            seed: Called with its seed before any code of the user; not at all if the batch runs none. Not needed where
+                the generators were seeded before.
 
         Returns:
             The batch; `EmptyBatch` if all its samples were skipped; None if the shard of an iterable dataset has no
@@ -82,45 +100,57 @@ class BatchBuilder:
         """
         status = self._status
         self.failed_samples = ()
-        cpu_begin = time.thread_time_ns()
-        fetched: FetchedBatch | None
-        if self.iterable_fetcher is not None:
-            fetched = self.iterable_fetcher.fetch(task.run, task.indices)
-        else:
-            fetched = fetch(self._dataset, task.indices, batched=self._batched, status=status, on_error=self._on_error)
+        measured = self._slow or not task.number % CPU_MEASURED
+        cpu_begin = _cpu_clock() if measured else 0
+        fetched: FetchedBatch | None = None
+        from_memory = False
+        if self.iterable_fetcher is None and task.parent is None:
+            fetched = self._fetcher.from_memory(task.run, task.indices)
+            from_memory = fetched is not None
+        if fetched is None:
+            seed(task.seed)
+            cpu_begin = _cpu_clock() if measured else 0
+            if self.iterable_fetcher is not None:
+                fetched = self.iterable_fetcher.fetch(task.run, task.indices)
+            else:
+                fetched = self._fetcher.fetch(task.indices)
         if fetched is None:
             return None
         self.failed_samples = fetched.failed
         if fetched.nothing_left:
             return EmptyBatch()
-        cpu_fetched = time.thread_time_ns()
+        cpu_fetched = _cpu_clock() if measured else 0
         status.state, status.since = _COLLATING, fetched.end
         batch, nbytes, extras = None, 0, None
         try:
-            written = self._write_chunk(fetched.samples, task)
+            written = None if task.parent is None else self._write_chunk(fetched.samples, task)
             if written is None:
-                batch, nbytes = self._collate(fetched.samples)
+                batch, nbytes = self._collate(fetched.samples, partial(seed, task.seed) if from_memory else None)
             else:
                 extras, nbytes = written
         except Exception:  # the samples make no batch: the type of the error depends on what they are
             if self._batched and self._collate_fn is None:
                 raise_if_none(fetched, task.indices)
             raise
-        cpu_end, end = time.thread_time_ns(), _clock()
-        header = BatchHeader(
+        fetch_cpu = collate_cpu = NOT_MEASURED
+        if measured:
+            fetch_cpu, collate_cpu = cpu_fetched - cpu_begin, _cpu_clock() - cpu_fetched
+        end = _clock()
+        self._slow = end - fetched.begin >= MEASURE_NS
+        header = tuple.__new__(BatchHeader, (  # half the time of a call of the class
             task.run, task.number, 0, NO_SEGMENT, nbytes, 0, fetched.size, fetched.begin, fetched.end, end,
-            cpu_fetched - cpu_begin, cpu_end - cpu_fetched, fetched.slowest, fetched.slowest_ns,
-        )  # fmt: skip
+            fetch_cpu, collate_cpu, fetched.slowest, fetched.slowest_ns,
+        ))  # fmt: skip
         return LocalPayload(batch, header, self._worker, in_arena=written is not None, extras=extras)
 
-    def build_outcome(self, task: Task) -> LocalPayload | EmptyBatch | WorkerFailure | None:
-        """Build a batch. An exception that it raises becomes a `WorkerFailure`. None as in `build`.
+    def build_outcome(self, task: Task, seed: Seed = keep_state) -> LocalPayload | EmptyBatch | WorkerFailure | None:
+        """Build a batch as `build`. An exception that it raises becomes a `WorkerFailure`.
 
         Raises:
             WorkerAbandonedError: The worker must end.
         """
         try:
-            return self.build(task)
+            return self.build(task, seed)
         except Exception as error:  # whatever the user's dataset or collate_fn raises
             if is_abandoned(error, self._status) or raised_by_handler(error):
                 raise
@@ -139,8 +169,20 @@ class BatchBuilder:
         with without_mode():
             return self._writer.write(samples if isinstance(samples, list) else list(samples), task, arena)
 
-    def _collate(self, samples: Any) -> tuple[Any, int]:
-        """Return the batch and its size in bytes, 0 if that is not known."""
+    def _collate(self, samples: Any, seed: Callable[[], object] | None) -> tuple[Any, int]:
+        """Collate a batch.
+
+        Args:
+            samples: Its samples.
+            seed: Seeds the random generators; None if they are seeded.
+
+        Returns:
+            The batch and its size in bytes, 0 if that is not known.
+        """
+        if self._collate_fn is None and self._batched and (stacked := self._collate_quickly(samples)) is not None:
+            return stacked
+        if seed is not None:
+            seed()
         if self._collate_fn is not None:
             return self._collate_fn(samples), 0
         if not self._batched:
@@ -150,12 +192,28 @@ class BatchBuilder:
             stacked = self._stack(samples)
         return (collate_object(samples, self._output), 0) if stacked is None else stacked
 
+    def _collate_quickly(self, samples: Any) -> tuple[Any, int] | None:
+        """Collate a batch without any code of the user; None where that cannot be done."""
+        selected = type(samples) is Selection
+        if not selected and (self._output != "torch" or type(samples) is not list):
+            return None
+        try:
+            with without_mode():
+                return samples.to_batch(self._output) if selected else collate_to_tensors(samples)
+        except NotPlannedError:
+            return None
+        except Exception as error:  # samples may differ in any way; the plan raises the right error
+            if selected or raised_by_handler(error):
+                raise
+            log.debug("%d samples could not be stacked", len(samples), exc_info=True)
+            return None
+
     def _stack(self, samples: list[Any]) -> tuple[Any, int] | None:
         """Return the batch and its size in bytes; None if it must be collated to an object."""
         known = self._known.get(len(samples))
         if known is not None:
             fill, nbytes, build = known
-            memory = bytearray(nbytes)
+            memory = np.empty(nbytes, np.uint8)
             extras: list[Any] = []
             try:
                 fill(samples, memory, extras)
@@ -167,7 +225,7 @@ class BatchBuilder:
         plan = plan_batch(samples)
         if plan is None:
             return None
-        memory = bytearray(plan.nbytes)
+        memory = np.empty(plan.nbytes, np.uint8)
         plan.fill(memory)
         build = builder(plan.tree, self._output)
         self._known.learn(plan, samples, build)

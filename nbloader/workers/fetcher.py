@@ -8,8 +8,10 @@ from itertools import count
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from nbloader._util.signals import raised_by_handler
+from nbloader.batch.rows import RowSelector, Selection, may_be_in_memory
 from nbloader.events.remote_errors import SampleFailure, describe
-from nbloader.workers.status import WorkerState, WorkerStatus
+from nbloader.sampling.index_arrays import IndexArray
+from nbloader.workers.status import WorkerAbandonedError, WorkerState, WorkerStatus
 
 _clock = time.perf_counter_ns
 _FETCHING = WorkerState.FETCHING
@@ -43,7 +45,8 @@ class FetchedBatch(NamedTuple):
     """The samples of a batch, and how long they took."""
 
     samples: Any
-    """A list of samples; or what `__getitems__` returned; or a single sample if batching is off."""
+    """A list of samples; or what `__getitems__` returned; or a `Selection` of rows; or a single sample if batching is
+    off."""
     size: int
     """Number of samples."""
     begin: int
@@ -64,29 +67,83 @@ class FetchedBatch(NamedTuple):
         return not self.size and bool(self.failed)
 
 
-def fetch(dataset: Any, indices: Any, *, batched: bool, status: WorkerStatus, on_error: OnError) -> FetchedBatch:
-    """Fetch the samples of one batch of a map-style dataset.
+class MapFetcher:
+    """Fetches the samples of batches of a map-style dataset.
+
+        from_memory(): a selection of rows, or the items of a list; runs no code of the user
+        fetch():       `__getitems__`, or `__getitem__` for each sample
 
     Args:
         dataset: Anything with `__getitem__`. `__getitems__` is called instead if it exists, as in torch.
-        indices: A list of indices; one index if `batched` is False.
         batched: Whether the samples make a batch.
+        collates: Whether nbloader collates them: otherwise they are fetched as a list.
+        output: "torch" or "numpy": what the arrays of a batch become.
         status: Where the worker publishes what it is doing.
         on_error: What to do with a sample that raises.
-
-    Raises:
-        Exception: Whatever the dataset raises, if `on_error` is "raise"; whatever `on_error` raises.
-        WorkerAbandonedError: The worker must end.
     """
-    if not batched:
-        indices = [indices]
-    handle_error: Replace | Literal["raise", "skip"] = on_error if not callable(on_error) else _by_index(
-        on_error, indices
-    )  # fmt: skip
-    getitems = getattr(dataset, "__getitems__", None) if batched else None
-    if getitems is None:
-        return fetch_each(dataset, indices, batched=batched, status=status, on_error=handle_error)
-    return _fetch_at_once(getitems, indices, status, handle_error)
+
+    def __init__(
+        self, dataset: Any, *, batched: bool, collates: bool, output: str, status: WorkerStatus, on_error: OnError
+    ) -> None:
+        self._dataset = dataset
+        self._batched = batched
+        self._output = output
+        self._status = status
+        self._on_error = on_error
+        self._is_list = batched and type(dataset) in (list, tuple, range)
+        self._selector = RowSelector() if batched and collates and may_be_in_memory(dataset) else None
+
+    def from_memory(self, run: int, indices: Any) -> FetchedBatch | None:
+        """Fetch the samples of one batch if they are in memory.
+
+        Args:
+            run: The iteration.
+            indices: A list of indices.
+
+        Returns:
+            None if the dataset must be asked for them; also if one of them would raise.
+        """
+        samples: Any = None
+        begin = _clock()
+        if self._is_list:
+            try:
+                samples = list(map(self._dataset.__getitem__, indices))
+            except Exception as error:  # whatever it raises, `fetch` raises it again, and `on_error` applies
+                if raised_by_handler(error):
+                    raise
+                return None
+        elif self._selector is not None:
+            samples = self._selector.select(self._dataset, indices, run, self._output)
+        if samples is None:
+            return None
+        status = self._status
+        status.state, status.since, status.position = _FETCHING, begin, -1
+        return FetchedBatch(samples, len(indices), begin, _clock(), -1, 0)
+
+    def fetch(self, indices: Any) -> FetchedBatch:
+        """Fetch the samples of one batch.
+
+        Args:
+            indices: A list of indices; one index if the samples make no batch.
+
+        Raises:
+            Exception: Whatever the dataset raises, if `on_error` is "raise"; whatever `on_error` raises.
+            WorkerAbandonedError: The worker must end.
+        """
+        if not self._batched:
+            indices = [indices]
+        elif type(indices) is IndexArray:
+            indices = indices.array.tolist()
+        on_error: Any = self._on_error
+        handle_error: Replace | Literal["raise", "skip"] = (
+            _by_index(on_error, indices) if callable(on_error) else on_error
+        )
+        getitems = getattr(self._dataset, "__getitems__", None) if self._batched else None
+        if getitems is None:
+            return fetch_each(
+                self._dataset, indices, batched=self._batched, status=self._status, on_error=handle_error
+            )  # fmt: skip
+        return _fetch_at_once(getitems, indices, self._status, handle_error)
 
 
 def _by_index(on_error: Callable[[Any, Exception], Any], indices: Any) -> Replace:
@@ -126,6 +183,8 @@ def raise_if_none(batch: FetchedBatch, indices: Any) -> None:
     Raises:
         TypeError: A sample is None. The message names its index.
     """
+    if type(batch.samples) is Selection:
+        return
     skipped = {failure.position for failure in batch.failed if failure.done == "skipped"}
     positions = (position for position in count() if position not in skipped)
     for position, sample in zip(positions, batch.samples, strict=False):
@@ -164,12 +223,15 @@ def fetch_each(
     status.state, status.since = _FETCHING, begin
     samples: list[Any] = []
     failed: list[SampleFailure] = []
+    append, clock = samples.append, _clock
     exhausted = False
     slowest = slowest_ns = -1
     for position, key in enumerate(keys):
+        if status.abandoned:
+            raise WorkerAbandonedError(status)
         status.position = position
         try:
-            samples.append(source[key])
+            append(source[key])
         except stop:
             exhausted = True
             break
@@ -177,12 +239,11 @@ def fetch_each(
             if on_error == "raise" or raised_by_handler(error):
                 raise
             if callable(on_error):
-                samples.append(on_error(position, error))
+                append(on_error(position, error))
             failed.append(_failed_sample(position, error, "replaced" if callable(on_error) else "skipped"))
-        now = _clock()
-        took = now - before
-        if took > slowest_ns:
-            slowest, slowest_ns = position, took
+        now = clock()
+        if now - before > slowest_ns:
+            slowest, slowest_ns = position, now - before
         before = now
     size = len(samples)
     slowest_ns = max(slowest_ns, 0)

@@ -139,12 +139,13 @@ class InlineHandle(WorkerHandle):
         """
         status = self.status
         status.run, status.number = task.run, task.job
+        generators = rng.LazyRandomState()
         try:
-            rng.seed_everything(task.seed)
-            outcome = self._builder.build_outcome(task)
+            outcome = self._builder.build_outcome(task, generators.seed)
         except WorkerAbandonedError:
             return None
         finally:
+            generators.restore()
             status.state, status.number = WorkerState.IDLE, -1
             self._context.restore()
         if outcome is None:
@@ -157,6 +158,45 @@ class Job(NamedTuple):
 
     worker: InlineHandle
     task: Task
+
+
+class ProducedJob:
+    """What became of a job. It stays in its queue until it is released.
+
+    Args:
+        job: The job.
+        message: The report, if there is one.
+        queue: The queue that it is in.
+        messages: Takes the report.
+    """
+
+    __slots__ = ("_job", "_messages", "_queue", "message")
+
+    def __init__(
+        self,
+        job: Job,
+        message: WorkerMessage | None,
+        queue: collections.deque[Job],
+        messages: collections.deque[WorkerMessage],
+    ) -> None:
+        self.message = message
+        self._job = job
+        self._queue = queue
+        self._messages = messages
+
+    @property
+    def task(self) -> Task:
+        """See `Produced`."""
+        return self._job.task
+
+    def report(self) -> None:
+        """See `Produced`."""
+        if self.message is not None:
+            self._messages.append(self.message)
+
+    def release(self) -> None:
+        """See `Produced`."""
+        _remove(self._queue, self._job)
 
 
 class InlinePool(WorkerPool):
@@ -224,19 +264,20 @@ class InlinePool(WorkerPool):
         Returns:
             Whether there is something to `poll`.
         """
-        queue = self._queues.get(run)
-        if queue:
-            with rng.PreservedRandomState():
-                while queue:
-                    self._produce(queue)
+        while (produced := self.produce_first(run)) is not None:
+            produced.report()
+            produced.release()
         return bool(self._messages)
 
-    def _produce(self, queue: collections.deque[Job]) -> None:
-        """Produce the first job of a queue."""
+    def produce_first(self, run: int) -> ProducedJob | None:
+        """See `WorkerPool`."""
+        queue = self._queues.get(run)
         try:
-            job = queue[0]
+            job = queue[0] if queue else None
         except IndexError:  # cancelled just now
-            return
+            job = None
+        if queue is None or job is None:
+            return None
         worker, task = job
         try:
             message = worker.produce(task)
@@ -244,9 +285,7 @@ class InlinePool(WorkerPool):
             if worker.iterable_fetcher is not None:  # it may have advanced: the next batch consists of what follows
                 self._messages.append(BatchDone(worker.uid, task.run, task.job, EmptyBatch()))
             raise
-        if message is not None:
-            self._messages.append(message)
-        _remove(queue, job)
+        return ProducedJob(job, message, queue, self._messages)
 
     def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
         """Forget queued batches of an iteration; None: all of them, and its iterators over shards."""

@@ -37,6 +37,7 @@ from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.errors import NbloaderError
 from nbloader.events.failures import EmptyBatch, WorkerFailure
 from nbloader.events.remote_errors import SampleFailure
+from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.shard_plan import Ticket
 from nbloader.shm.arena import ArenaWriter
 from nbloader.shm.segment import SegmentReader, anonymous_file, mapped
@@ -83,7 +84,7 @@ TAIL_LINE_SIZE = 300
 """Characters of a line of it: after a crash faulthandler lists all native modules in one line of kilobytes, which would
 leave no room for what the worker wrote."""
 
-_PLAIN_TYPES = {int, str, bool, float, bytes, Ticket}
+_PLAIN_TYPES = {int, str, bool, float, bytes, Ticket, IndexArray}
 """Types of indices that need no cloudpickle."""
 
 

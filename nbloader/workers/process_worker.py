@@ -22,7 +22,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
 import cloudpickle
@@ -31,9 +30,10 @@ import numpy as np
 from nbloader._util import rng
 from nbloader._util.output import flush
 from nbloader.batch.chunk_arena import ChunkSlot, ChunkWriter
-from nbloader.batch.collate import collate_object, convert, plan_batch
-from nbloader.batch.header import IN_ARENA, NOT_MEASURED, PICKLED, pack_header
+from nbloader.batch.collate import Plan, collate_object, convert, plan_batch
+from nbloader.batch.header import CPU_MEASURED, IN_ARENA, MEASURE_NS, NOT_MEASURED, PICKLED, pack_header
 from nbloader.batch.layout_cache import LayoutCache
+from nbloader.batch.rows import MemoryPlan, Selection
 from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object
 from nbloader.events.remote_errors import describe
 from nbloader.shm.segment import NO_SEGMENT, Block, SegmentWriter
@@ -41,7 +41,7 @@ from nbloader.transport import stack_probe
 from nbloader.transport.bootstrap import InitMessage, WorkerStart
 from nbloader.transport.channel import IN_TURN, Bytes, Channel, Kind
 from nbloader.transport.mp_objects import run_finalizers
-from nbloader.workers.fetcher import FetchedBatch, OnError, fetch, raise_if_none
+from nbloader.workers.fetcher import FetchedBatch, MapFetcher, raise_if_none
 from nbloader.workers.iterations import InheritedParts, Iteration, Iterations, Parts, PartsSource, PickledParts
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus
 from nbloader.workers.task_claims import CLAIMS_SIZE, MAX_BLOCK, TaskClaims
@@ -58,21 +58,12 @@ LISTEN_NS = 1_000_000
 """How long a CANCEL may stay unread while tasks that came before it are waiting, ns. To read the connection before each
 of some tiny batches took 5 % of their time. Only batches of an iteration that has ended are cancelled: what is produced
 all the same is discarded."""
-CPU_MEASURED = 8
-"""The CPU time of one batch in so many is measured while batches take less than `MEASURE_NS`. Reading it three times,
-with a system call each, took 3 % of the time of tiny batches."""
-MEASURE_NS = 500_000
-"""Production time from which on each batch is measured, ns."""
 MAX_LAYOUTS = 256
 """Layouts of batches that a worker remembers."""
 
 # Members of an enumeration that are needed for each batch: before Python 3.12 each access takes 0.1 us.
 _IDLE, _COLLATING, _SENDING = WorkerState.IDLE, WorkerState.COLLATING, WorkerState.SENDING
 _TASK, _CANCEL, _BATCH = Kind.TASK, Kind.CANCEL, Kind.BATCH
-
-FetchBatch: TypeAlias = "Callable[[int, Any], FetchedBatch | None]"
-"""Fetches the samples of one batch. Called with the run and what was drawn for the batch. None if there is no such
-batch in its shard."""
 
 
 def main(fd: int, *, watched: bool = True) -> None:
@@ -235,7 +226,9 @@ class WorkerLoop:
         dataset, collate_fn, _worker_init_fn, on_error = iterations.current.parts
         self._iterable_fetcher: IterableFetcher | None = None
         self._encoder = BatchEncoder(start, collate_fn, self._send)
-        self._fetch: FetchBatch
+        self._output = start.output
+        self._shares = start.transport == "shared_memory"
+        self._map_fetcher: MapFetcher
         self._seeded = False
         self._use(iterations.current)
         if start.streaming is not None:
@@ -245,7 +238,6 @@ class WorkerLoop:
                 iterations.copy_dataset, dataset, (start.worker, start.num_workers), start.streaming, status, on_error,
                 context=ProcessContext(), report_state=self._report_state, seeded=self._seeded,
             )  # fmt: skip
-            self._fetch = self._iterable_fetcher.fetch
         self._chunk_writer = ChunkWriter()
         self._pending = deque(frames)
         """Frames that were received and not processed."""
@@ -293,8 +285,12 @@ class WorkerLoop:
         return True
 
     def _use(self, iteration: Iteration) -> None:
-        dataset, self._encoder.collate_fn, _worker_init_fn, on_error = iteration.parts
-        self._fetch = partial(_fetch_from_map, dataset, on_error, self._batched, self._status)
+        dataset, collate_fn, _worker_init_fn, on_error = iteration.parts
+        self._encoder.collate_fn = collate_fn
+        self._map_fetcher = MapFetcher(
+            dataset, batched=self._batched, collates=collate_fn is None and self._shares, output=self._output,
+            status=self._status, on_error=on_error,
+        )  # fmt: skip
         self._seeded = iteration.seeded
 
     def _next_task(self) -> TaskMessage:
@@ -368,7 +364,7 @@ class WorkerLoop:
             slot, indices = indices, indices.indices
         measured = self._slow or not task.sequence % CPU_MEASURED
         cpu_begin = _cpu_clock() if measured else 0
-        fetched = self._fetch(task.run, indices)
+        fetched = self._fetch(task.run, indices, whole=slot is None)
         if fetched is None:
             self._send(Kind.END, pickle.dumps((task.run, task.number)))
             return
@@ -401,6 +397,13 @@ class WorkerLoop:
         else:
             self._send(_BATCH, header, extras)
 
+    def _fetch(self, run: int, indices: Any, *, whole: bool) -> FetchedBatch | None:
+        """Fetch the samples of a batch or chunk. None if there is no such batch in the shard of this worker."""
+        if self._iterable_fetcher is not None:
+            return self._iterable_fetcher.fetch(run, indices)
+        fetcher = self._map_fetcher
+        return (fetcher.from_memory(run, indices) if whole else None) or fetcher.fetch(indices)
+
     def _write_chunk(self, samples: Any, slot: ChunkSlot) -> EncodedBatch | None:
         """Write a chunk into the arena of its batch. None if it does not fit there."""
         written = self._chunk_writer.write(samples if isinstance(samples, list) else list(samples), slot)
@@ -424,12 +427,6 @@ class WorkerLoop:
         flush(sys.stdout)
         stage = "fetch" if fetching else "collate"
         self._send(Kind.ERROR, pickle.dumps((task.run, task.number, stage, position, describe(error))))
-
-
-def _fetch_from_map(
-    dataset: Any, on_error: OnError, batched: bool, status: WorkerStatus, _run: int, indices: Any
-) -> FetchedBatch:
-    return fetch(dataset, indices, batched=batched, status=status, on_error=on_error)
 
 
 # ---- encoding -----------------------------------------------------------------------------------------------------
@@ -476,6 +473,8 @@ class BatchEncoder:
             return self._encode_object(convert(samples, self._as_tensor))
         if not self._shared_memory:
             return self._encode_object(collate_object(samples, self._output))
+        if type(samples) is Selection:
+            return self._encode_plan(samples.plan())
         if not isinstance(samples, list):
             samples = list(samples)
         return self._encode_like_last(samples) or self._encode_planned(samples)
@@ -509,9 +508,13 @@ class BatchEncoder:
         plan = plan_batch(samples)
         if plan is None:
             return self._encode_object(collate_object(samples, self._output))
+        encoded = self._encode_plan(plan)
+        self._known.learn(plan, samples, encoded[0])
+        return encoded
+
+    def _encode_plan(self, plan: Plan | MemoryPlan) -> EncodedBatch:
         layout = self._layout_id(plan.tree)
         block = self._write(plan.nbytes, plan.fill)
-        self._known.learn(plan, samples, layout)
         return layout, dump_extras(plan.extras), plan.nbytes, block.memory, block.number
 
     def _encode_object(self, batch: Any) -> EncodedBatch:

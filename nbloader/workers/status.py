@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 
 class WorkerState(IntEnum):
@@ -43,17 +43,12 @@ class WorkerStatus(Protocol):
     pid: int
     """Process id; 0 until the process has started."""
 
+    position: int
+    """Position in the batch of the sample that is being fetched; -1 if the whole batch is fetched at once."""
+
     @property
-    def position(self) -> int:
-        """Position in the batch of the sample that is being fetched; -1 if the whole batch is fetched at once."""
-
-    @position.setter
-    def position(self, position: int) -> None:
-        """Begin with a sample.
-
-        Raises:
-            WorkerAbandonedError: The worker must end.
-        """
+    def abandoned(self) -> bool:
+        """Whether the worker must stop before its next sample. This field is written by others."""
 
 
 class SharedStatus(ctypes.Structure):
@@ -74,6 +69,7 @@ class SharedStatus(ctypes.Structure):
     since: int
     position: int
     pid: int
+    abandoned: ClassVar[bool] = False  # a process is killed instead
 
     @classmethod
     def at(cls, memory: Any) -> SharedStatus:
@@ -91,7 +87,7 @@ class LocalStatus:
     A thread cannot be killed. `abandon()` makes it stop before its next sample instead.
     """
 
-    __slots__ = ("_position", "abandoned", "number", "pid", "run", "since", "state")
+    __slots__ = ("abandoned", "number", "pid", "position", "run", "since", "state")
 
     def __init__(self, pid: int, state: int = WorkerState.STARTING) -> None:
         self.state = state
@@ -99,19 +95,8 @@ class LocalStatus:
         self.number = -1
         self.since = 0
         self.pid = pid
+        self.position = -1
         self.abandoned = False
-        self._position = -1
-
-    @property
-    def position(self) -> int:
-        """See `WorkerStatus`."""
-        return self._position
-
-    @position.setter
-    def position(self, position: int) -> None:
-        if self.abandoned:
-            raise WorkerAbandonedError(self)
-        self._position = position
 
     def abandon(self) -> None:
         """Have the worker stop before its next sample. May be called from any thread."""

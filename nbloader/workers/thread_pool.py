@@ -42,7 +42,7 @@ from nbloader.transport.messages import (
     WorkerMessage,
 )
 from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
-from nbloader.workers.batch_builder import BatchBuilder
+from nbloader.workers.batch_builder import BatchBuilder, keep_state
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.message_queue import MessageQueue
 from nbloader.workers.reachable import holds_generator
@@ -339,7 +339,7 @@ class ThreadWorker:
         context.set_worker_info(self._info(base_seed))
         return self._initialize(context, base_seed)
 
-    def _create_builder(self, context: ThreadContext) -> BatchBuilder:
+    def _create_builder(self, context: ThreadContext, *, seeded: bool) -> BatchBuilder:
         """Iterable datasets are read from shallow copies, whose iterators share nothing else."""
         options, setup, uid = self._options, self._setup, self._handle.uid
         iterable_fetcher = None
@@ -349,7 +349,7 @@ class ThreadWorker:
                 lambda: (copy.copy(self._shared.dataset), setup.worker_init_fn), setup.dataset, shard, options.iterable,
                 self._status, setup.on_error, context=context,
                 report_state=lambda *state: self._messages.put(ShardAdvanced(uid, *state)),
-                seeded=context.was_seeded(),
+                seeded=seeded,
             )  # fmt: skip
         return BatchBuilder(
             setup.dataset, setup.collate_fn, self._status, batched=options.batched, output=options.output,
@@ -359,8 +359,9 @@ class ThreadWorker:
     def _produce_batches(self, context: ThreadContext) -> None:
         """Produce batches until the worker is stopped."""
         status, uid = self._status, self._handle.uid
-        builder = self._create_builder(context)
         seeded = context.was_seeded()  # then `worker_init_fn` is responsible for the seeds
+        seed = keep_state if seeded else context.seed
+        builder = self._create_builder(context, seeded=seeded)
         fresh = self._options.fresh and builder.iterable_fetcher is None
         run: int | None = None
         while True:
@@ -372,10 +373,8 @@ class ThreadWorker:
                     return
                 run = task.run
             status.run, status.number = task.run, task.job
-            if not seeded:
-                context.seed(task.seed)
             try:
-                outcome = builder.build_outcome(task)
+                outcome = builder.build_outcome(task, seed)
             except WorkerAbandonedError:
                 return
             if outcome is None:

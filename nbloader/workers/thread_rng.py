@@ -104,9 +104,12 @@ def _torch_info(info: WorkerInfo) -> Any:
     return torch_class(**vars(info), **kind)
 
 
+_NO_CONTEXT = nullcontext()
+
+
 def without_mode() -> AbstractContextManager[Any]:
     """Context manager in which torch ignores the mode, for code that draws no random numbers."""
-    return nullcontext() if rng.thread_local.generators is None else sys.modules["torch"]._C.DisableTorchFunction()
+    return _NO_CONTEXT if rng.thread_local.generators is None else sys.modules["torch"]._C.DisableTorchFunction()
 
 
 # ---- patches ------------------------------------------------------------------------------------------------------

@@ -12,6 +12,9 @@ import work
 
 OURS, TORCH = "nbloader", "torch"
 BARE, ALONE = "no loader", "no transfer"
+DIRECT = "direct indexing"
+QUICK_US = 100
+"""Time of a batch below which a fixed overhead is judged, in microseconds."""
 CONFIDENCE = 0.93
 """Level of the confidence interval of each median; five turns give 0.9375."""
 
@@ -236,6 +239,50 @@ def _keep(turns):
     return [at_most("memory relative to the data", each(turns, OURS), 110, "{:.0f} %")]
 
 
+def _begun(turns):
+    """The time from `iter()` to the first batch, and the CPU time of a batch: reported, not judged."""
+    measured = [name for name in (TORCH, OURS, DIRECT) if name in turns]
+    first = ", ".join(f"{name} {median(turns, name, 'first_us'):,.0f} us" for name in measured)
+    cpu = ", ".join(f"{name} {median(turns, name, 'cpu_us'):,.0f} us" for name in measured)
+    return f"first batch after iter(): {first}; CPU time of this process per batch: {cpu}"
+
+
+def _longer(turns, other):
+    """Microseconds per batch by which ours takes longer than the other system, for each pair of turns."""
+    return [1e6 / a["value"] - 1e6 / b["value"] for a, b in zip(turns[OURS], turns[other], strict=True)]
+
+
+def _in_process(turns):
+    """Judge the ratio where a batch of torch takes 100 us or more, and the difference of quicker ones."""
+    if 1e6 / median(turns, TORCH) >= QUICK_US:
+        judged = at_least("torch", ratios(turns, OURS, TORCH), 1.0, "{:.2f} x")
+    else:
+        judged = at_most("more than torch", _longer(turns, TORCH), 25, "{:.1f} us")
+    return [replace(judged, found=f"{judged.found}; {_begun(turns)}")]
+
+
+def _gathered(turns):
+    """Judge against direct indexing without a loader."""
+    judged = at_most("more than direct indexing", _longer(turns, DIRECT), 25, "{:.1f} us")
+    return [replace(judged, found=f"{judged.found}; {_begun(turns)}")]
+
+
+def _gathered_by_processes(turns):
+    (judged,) = times(20)(turns)
+    return [replace(judged, found=f"{judged.found}; {_begun(turns)}")]
+
+
+def _in_process_row(name, title):
+    """A row with `num_workers=0`."""
+    return Row(f"inproc_{name}", f"{title}, num_workers=0", "batch/s", "rate", _in_process, turns=11, seconds=0.25)
+
+
+def _memory_row(name, title, judge, extra=(), turns=11):
+    """A row of a shuffled `TensorDataset`."""
+    rows = "shuffled TensorDataset of 200,000 x 32 floats, batch 1,024"
+    return Row(f"memory_{name}", f"{rows}, {title}", "batch/s", "rate", judge, extra, turns=turns, seconds=0.25)
+
+
 ROWS = (
     Row(
         "large",
@@ -309,5 +356,16 @@ ROWS = (
     Row(
         "shuffled", "first batch of 100 million samples, shuffled", "ms", "shuffled", _shuffled, fresh=True, torch=False
     ),
+    _in_process_row("ints", "list of integers, batch 32"),
+    _in_process_row("own", "integers from a class of one's own, batch 32"),
+    _in_process_row("strings", "list of strings, batch 32"),
+    _in_process_row("tensors", "tensors of 8 floats, batch 32"),
+    _in_process_row("arrays", "arrays of 8 floats, batch 32"),
+    _in_process_row("dict40", "dicts of 40 tensors, batch 32"),
+    _in_process_row("image", "image and dict, batch 32"),
+    _in_process_row("large", "64 x 3x224x224 tensors"),
+    _memory_row("inproc", "num_workers=0", _gathered, (DIRECT,)),
+    _memory_row("thread", "one thread", _gathered, (DIRECT,)),
+    _memory_row("process", "2 workers", _gathered_by_processes, turns=5),
     Row("keep", "list(loader): memory relative to the data, 2 workers", "%", "keep", _keep, fresh=True),
 )

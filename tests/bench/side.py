@@ -109,9 +109,14 @@ class Side:
         slept = overshoot(self.dataset)
         watching = getattr(loader, "cpu", 0.0)
         everyone = cpu_seconds()
-        batches, begin, cpu = 0, _clock(), time.process_time()
+        batches, begin, cpu, firsts = 0, _clock(), time.process_time(), []
         while True:
-            for last_batch in loader:  # noqa: B007 - digested below, after the clock has stopped
+            began = _clock()
+            iterator = iter(loader)
+            last_batch = next(iterator)
+            firsts.append(_clock() - began)
+            batches += 1
+            for last_batch in iterator:  # noqa: B007 - digested below, after the clock has stopped
                 batches += 1
             seconds = _clock() - begin
             if seconds >= self.seconds:
@@ -121,7 +126,7 @@ class Side:
         last.add(last_batch)
         return {
             "value": batches / seconds, "cpu_us": 1e6 * cpu / batches, "slept": slept,
-            "all_us": 1e6 * everyone / batches,
+            "all_us": 1e6 * everyone / batches, "first_us": 1e6 * statistics.median(firsts),
             "watching": 100 * (getattr(loader, "cpu", 0.0) - watching) / seconds,
             "last_strict": last.strict, "last_loose": last.loose,
         }  # fmt: skip

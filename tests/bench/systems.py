@@ -29,8 +29,44 @@ def _torch(work, dataset, workers=None, **options):
     from torch.utils.data import DataLoader
 
     workers = work.workers if workers is None else workers
-    options = options or {"batch_size": work.batch_size}
-    return DataLoader(dataset, num_workers=workers, collate_fn=work.collate, persistent_workers=workers > 0, **options)
+    options = options or {"batch_size": work.batch_size, "shuffle": work.shuffle}
+    return _in_order(work, DataLoader(
+        dataset, num_workers=workers, collate_fn=work.collate, persistent_workers=workers > 0, **options
+    ))  # fmt: skip
+
+
+class OneOrder:
+    """A loader whose shuffled order is the same in each epoch."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        import torch
+
+        torch.manual_seed(0)
+        return iter(self.loader)
+
+
+def _in_order(work, loader):
+    return OneOrder(loader) if work.shuffle else loader
+
+
+class DirectIndexing:
+    """No loader: a shuffled order, and one indexing per batch."""
+
+    def __init__(self, work, dataset):
+        self.size = work.batch_size
+        (self.rows,) = dataset.tensors
+
+    def __iter__(self):
+        import torch
+
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        order = torch.randperm(len(self.rows), generator=generator)
+        for start in range(0, len(order), self.size):
+            yield [self.rows[order[start : start + self.size]]]
 
 
 def _in_process(work, dataset):
@@ -40,10 +76,12 @@ def _in_process(work, dataset):
 def _ours(work, dataset, **options):
     from nbloader import DataLoader
 
-    options = options or {"batch_size": work.batch_size}
+    options = options or {"batch_size": work.batch_size, "shuffle": work.shuffle}
     if work.threads:
         options["workers"] = "thread"
-    return DataLoader(dataset, num_workers=work.workers, collate_fn=work.collate, persistent_workers=True, **options)
+    if work.workers:
+        options["persistent_workers"] = True
+    return _in_order(work, DataLoader(dataset, num_workers=work.workers, collate_fn=work.collate, **options))
 
 
 class Watched:
@@ -201,6 +239,7 @@ MAKERS = {
     "watched": Watched,
     "memcpy": Memcpy,
     "two memcpy": copying,
+    "direct indexing": DirectIndexing,
     "no loader": Bare,
     "no transfer": producing,
     "paddle": _paddle,

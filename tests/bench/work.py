@@ -161,6 +161,58 @@ class WithTorch(Tiny):
         self.x = torch.arange(8 * length, dtype=torch.float32).reshape(length, 8)
 
 
+class Values:
+    """Integers, from a class of one's own."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        return i
+
+
+class Pairs:
+    """An image of 3x32x32 floats, and a dict of a label, a name and four floats."""
+
+    def __init__(self, length):
+        import torch
+
+        self.x = torch.arange(length + 3 * 32 * 32, dtype=torch.float32)
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        image = self.x[i : i + 3 * 32 * 32].view(3, 32, 32)
+        return image, {"label": i, "name": f"image {i}", "box": self.x[i : i + 4]}
+
+
+def tensors(length, *shape):
+    """A list of tensors."""
+    import torch
+
+    size = int(np.prod(shape))
+    x = torch.arange(length + size, dtype=torch.float32)
+    return [x[i : i + size].view(shape) for i in range(length)]
+
+
+def tensor_dicts(length):
+    """A list of dicts of 40 tensors of 16 floats."""
+    fields = tensors(length + 40, 16)
+    return [{f"field_{k:02d}": fields[i + k] for k in range(40)} for i in range(length)]
+
+
+def table(length):
+    """A `TensorDataset` of rows of 32 floats."""
+    import torch
+
+    return torch.utils.data.TensorDataset(torch.arange(32 * length, dtype=torch.float32).view(length, 32))
+
+
 def photographs(length):
     """The photographs of the notebooks, read once, ordered by name."""
     from nbloader import demo
@@ -179,6 +231,8 @@ class Work:
     collate: Callable[[Any], Any] | None = None
     threads: bool = False
     """Whether our workers are threads; torch has processes only."""
+    shuffle: bool = False
+    """Whether the order is random: the same one in each epoch and for all systems."""
 
 
 BATCHES = {
@@ -191,6 +245,14 @@ BATCHES = {
     "jpeg": 20,
     "stragglers": 160,
     "keep": 12,
+    "inproc_ints": 2000,
+    "inproc_own": 2000,
+    "inproc_strings": 2000,
+    "inproc_tensors": 1000,
+    "inproc_arrays": 500,
+    "inproc_dict40": 40,
+    "inproc_image": 300,
+    "inproc_large": 8,
 }
 """Batches per epoch, for workloads that depend on it."""
 
@@ -210,6 +272,17 @@ WORK = {
     "events": Work(lambda: Tiny(32 * BATCHES["tiny"]), 32, 2),
     "watched": Work(lambda: Tiny(32 * BATCHES["tiny"]), 32, 2),
     "shuffled": Work(lambda: range(100_000_000), 32, 2),
+    "inproc_ints": Work(lambda: list(range(32 * BATCHES["inproc_ints"])), 32, 0),
+    "inproc_own": Work(lambda: Values(32 * BATCHES["inproc_own"]), 32, 0),
+    "inproc_strings": Work(lambda: [f"text {i}" for i in range(32 * BATCHES["inproc_strings"])], 32, 0),
+    "inproc_tensors": Work(lambda: tensors(32 * BATCHES["inproc_tensors"], 8), 32, 0),
+    "inproc_arrays": Work(lambda: [t.numpy() for t in tensors(32 * BATCHES["inproc_arrays"], 8)], 32, 0),
+    "inproc_dict40": Work(lambda: tensor_dicts(32 * BATCHES["inproc_dict40"]), 32, 0),
+    "inproc_image": Work(lambda: Pairs(32 * BATCHES["inproc_image"]), 32, 0),
+    "inproc_large": Work(lambda: tensors(64 * BATCHES["inproc_large"], 3, 224, 224), 64, 0),
+    "memory_inproc": Work(lambda: table(200_000), 1024, 0, shuffle=True),
+    "memory_thread": Work(lambda: table(200_000), 1024, 1, threads=True, shuffle=True),
+    "memory_process": Work(lambda: table(200_000), 1024, 2, shuffle=True),
     "keep": Work(lambda: Growing(64 * BATCHES["keep"]), 64, 2),
 }
 

@@ -1,0 +1,371 @@
+"""Batches of datasets that are arrays in memory: gathered by one indexing per array instead of sample by sample.
+
+    select(dataset, indices) -> Selection: which rows of which arrays -> to_batch() in this process
+                                                                      -> layout, fill(memory) in a worker process
+
+A shuffled batch of 1,024 rows of 32 floats takes 20 us this way, and 2,300 us by `dataset[i]` and stacking.
+
+Recognized are arrays, tensors, and torch's `TensorDataset`, `StackDataset` and `Subset` (so also `random_split`) of
+them, nested in any way, and a `datasets.Dataset` of Hugging Face in NumPy or torch format. Only these very classes: a
+subclass may do anything in its `__getitem__`. The batch is the one that its samples would make. Whatever could differ,
+such as a tensor that requires a gradient or an index out of range, is left to the samples.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from nbloader._util.signals import raised_by_handler
+from nbloader.batch.collate import NUMPYS_OWN
+from nbloader.batch.pytree import ArrayNode, DictNode, ExtraNode, LayoutNode, ListNode
+from nbloader.batch.rebuild import Memory
+from nbloader.sampling.index_arrays import IndexArray
+from nbloader.shm.segment import aligned
+
+
+class Column(NamedTuple):
+    """Rows of an array, which become one array or tensor of the batch."""
+
+    array: Any
+    """A NumPy array; of unsigned integers where NumPy lacks the dtype of a tensor."""
+    rows: Any
+    """Which rows, as an int64 array of valid positions from 0; None for the whole array."""
+    torch_dtype: str | None
+    """Name of the torch dtype where the samples are tensors; else None."""
+
+
+_Structure: TypeAlias = "Column | list[Any] | dict[Any, Any] | Texts"
+
+
+class Texts(NamedTuple):
+    """A list of strings, which becomes a part of the batch as it is."""
+
+    values: list[Any]
+
+
+class NotInMemoryError(Exception):
+    """The batch must be made of samples. Never leaves this module."""
+
+
+class Selection:
+    """The rows of arrays that make a batch.
+
+    Args:
+        structure: Columns, in the lists and dicts of the batch.
+        size: Number of samples.
+    """
+
+    __slots__ = ("_structure", "size")
+
+    def __init__(self, structure: _Structure, size: int) -> None:
+        self._structure = structure
+        self.size = size
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return self.size
+
+    def to_batch(self, output: str) -> tuple[Any, int]:
+        """Gather the batch.
+
+        Args:
+            output: "torch" or "numpy": what the arrays of the batch become.
+
+        Returns:
+            The batch, and the size of its arrays in bytes.
+        """
+        sizes: list[int] = []
+        return _gather(self._structure, output, sizes), sum(sizes)
+
+    def plan(self) -> MemoryPlan:
+        """How to write the batch into memory."""
+        return MemoryPlan(self._structure)
+
+
+class MemoryPlan:
+    """Where each array of a selection goes: the interface of `collate.Plan`.
+
+    Args:
+        structure: The selection.
+
+    Attributes:
+        tree: The layout of the batch.
+        extras: Its parts that are not arrays.
+        nbytes: Size of the memory that it needs.
+    """
+
+    __slots__ = ("_columns", "extras", "nbytes", "tree")
+
+    def __init__(self, structure: _Structure) -> None:
+        self._columns: list[tuple[Column, ArrayNode]] = []
+        self.extras: list[Any] = []
+        self.nbytes = 0
+        self.tree: LayoutNode = self._layout(structure)
+
+    def _layout(self, structure: _Structure) -> LayoutNode:
+        if isinstance(structure, Column):
+            array, rows, torch_dtype = structure
+            shape = array.shape if rows is None else (len(rows), *array.shape[1:])
+            node = ArrayNode(self.nbytes, shape, array.dtype.str, torch_dtype)
+            self.nbytes += aligned(node.nbytes)
+            self._columns.append((structure, node))
+            return node
+        if isinstance(structure, Texts):
+            self.extras.append(structure.values)
+            return ExtraNode(len(self.extras) - 1)
+        if isinstance(structure, dict):
+            return DictNode(tuple(structure), tuple([self._layout(part) for part in structure.values()]))
+        return ListNode(tuple([self._layout(part) for part in structure]))
+
+    def fill(self, memory: Memory) -> None:
+        """Gather the rows into `memory`, which has room for `nbytes`."""
+        for (array, rows, _torch_dtype), node in self._columns:
+            out: Any = np.ndarray(node.shape, array.dtype, memory, node.offset)
+            if rows is None:
+                out[...] = array
+            else:
+                array.take(rows, 0, out, "clip")  # with "raise", NumPy gathers into a buffer first
+
+
+def _gather(structure: _Structure, output: str, sizes: list[int]) -> Any:
+    if isinstance(structure, Column):
+        array, rows, torch_dtype = structure
+        out = array.copy() if rows is None else array.take(rows, 0, None, "clip")
+        sizes.append(out.nbytes)
+        return out if output == "numpy" else _tensor(out, torch_dtype)
+    if isinstance(structure, Texts):
+        return structure.values
+    if isinstance(structure, dict):
+        return {key: _gather(part, output, sizes) for key, part in structure.items()}
+    return [_gather(part, output, sizes) for part in structure]
+
+
+def _tensor(array: Any, torch_dtype: str | None) -> Any:
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor if torch_dtype is None or torch_dtype in NUMPYS_OWN else tensor.view(getattr(torch, torch_dtype))
+
+
+# ---- recognizing datasets -------------------------------------------------------------------------------------------
+
+
+class RowSelector:
+    """Selects the batches of one dataset.
+
+    The dataset is looked at for each batch, as `dataset[i]` would: its tensors may be replaced at any time. Only the
+    list of indices of a `Subset`, which takes as long to convert as some batches to gather, is converted once for each
+    epoch (or whenever its length differs).
+    """
+
+    def __init__(self) -> None:
+        self._run = -1
+        self._converted: dict[int, tuple[Any, Any]] = {}  # id of a list of indices -> (the list, an array)
+
+    def select(self, dataset: Any, indices: Any, run: int, output: str) -> Selection | list[Any] | None:
+        """Select the samples of a batch.
+
+        Args:
+            dataset: Any map-style dataset.
+            indices: The indices of the batch: a list, or an `IndexArray`.
+            run: The iteration.
+            output: "torch" or "numpy": what the arrays of the batch become.
+
+        Returns:
+            The selection; the samples themselves, if they were fetched all the same; None if they are to be fetched.
+        """
+        if run != self._run:
+            self._run = run
+            self._converted.clear()
+        try:
+            rows = _rows_of(indices)
+            if _is_hugging_face(dataset):
+                if not is_in_memory(dataset):
+                    return None
+                return _hugging_face(dataset, rows.tolist(), output)
+            return Selection(self._describe(dataset, rows, output), len(rows))
+        except NotInMemoryError:
+            return None
+
+    def _describe(self, dataset: Any, rows: Any, output: str) -> _Structure:
+        kind = type(dataset)
+        if kind in _ARRAYS:
+            return _column(dataset, rows)
+        torch = sys.modules.get("torch")
+        if torch is None:
+            raise NotInMemoryError
+        if kind is torch.Tensor:
+            return _tensor_column(torch, dataset, rows, output)
+        data = torch.utils.data
+        if kind not in (data.TensorDataset, data.StackDataset, data.Subset) or "__getitems__" in vars(dataset):
+            raise NotInMemoryError
+        if kind is data.TensorDataset:
+            return [self._describe(tensor, rows, output) for tensor in dataset.tensors]
+        if kind is data.StackDataset:
+            parts = dataset.datasets
+            if type(parts) is dict:
+                return {key: self._describe(part, rows, output) for key, part in parts.items()}
+            if type(parts) is tuple:
+                return [self._describe(part, rows, output) for part in parts]
+        if kind is data.Subset:
+            chosen = self._indices_of(dataset.indices)
+            return self._describe(dataset.dataset, chosen.take(_within(rows, len(chosen)), 0, None, "clip"), output)
+        raise NotInMemoryError
+
+    def _indices_of(self, indices: Any) -> Any:
+        """The indices of a subset as an array."""
+        kind = type(indices)
+        if kind is list or kind is tuple:
+            known = self._converted.get(id(indices))
+            if known is not None and known[0] is indices and len(known[1]) == len(indices):
+                return known[1]
+            array = _rows_of(indices)
+            self._converted[id(indices)] = indices, array
+            return array
+        if kind is range:
+            return np.arange(indices.start, indices.stop, indices.step)
+        if kind is np.ndarray:
+            array = indices
+        elif (torch := sys.modules.get("torch")) is not None and kind is torch.Tensor and indices.is_cpu:
+            array = indices.detach().numpy()
+        else:
+            raise NotInMemoryError
+        if array.ndim != 1 or array.dtype != np.int64:
+            raise NotInMemoryError
+        return array
+
+
+_ARRAYS = (np.ndarray, np.memmap)
+_HUGGING_FACE = ("datasets.arrow_dataset", "Dataset")
+
+
+def may_be_in_memory(dataset: Any) -> bool:
+    """Whether a dataset is of a type that `RowSelector` knows."""
+    kind = type(dataset)
+    if kind in _ARRAYS or _is_hugging_face(dataset):
+        return True
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    data = torch.utils.data
+    return kind in (torch.Tensor, data.TensorDataset, data.Subset, data.StackDataset)
+
+
+def is_in_memory(dataset: Any) -> bool:
+    """Whether batches of a dataset are gathered, unless their indices prevent it. Reads no sample."""
+    kind = type(dataset)
+    if kind in _ARRAYS:
+        return dataset.ndim > 0 and _has_plain_dtype(dataset.dtype)
+    if _is_hugging_face(dataset):
+        return dataset.format["type"] in ("numpy", "torch")
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    if kind is torch.Tensor:
+        return bool(_is_plain(torch, dataset))
+    data = torch.utils.data
+    parts: Any = ()
+    if kind is data.TensorDataset:
+        parts = dataset.tensors
+    elif kind is data.Subset:
+        parts = (dataset.dataset,)
+    elif kind is data.StackDataset:
+        parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
+    return bool(parts) and all(map(is_in_memory, parts))
+
+
+def _is_hugging_face(dataset: Any) -> bool:
+    kind = type(dataset)
+    return (kind.__module__, kind.__qualname__) == _HUGGING_FACE
+
+
+def _rows_of(indices: Any) -> Any:
+    """The indices of a batch as an int64 array.
+
+    Raises:
+        NotInMemoryError: They are not plain integers: their meaning is up to the dataset.
+    """
+    if type(indices) is IndexArray:
+        return indices.array
+    if not indices or not set(map(type, indices)) <= {int, np.int64}:
+        raise NotInMemoryError
+    try:
+        return np.array(indices, np.int64)
+    except OverflowError:
+        raise NotInMemoryError from None
+
+
+def _within(rows: Any, length: int) -> Any:
+    """The rows with those that count from the end counted from 0.
+
+    Raises:
+        NotInMemoryError: One is out of range: the sample raises the right error.
+    """
+    if not len(rows):
+        raise NotInMemoryError
+    low = rows.min()
+    if low < -length or rows.max() >= length:
+        raise NotInMemoryError
+    return rows if low >= 0 else np.where(rows < 0, rows + length, rows)
+
+
+def _has_plain_dtype(dtype: Any) -> bool:
+    return dtype.isnative and dtype.name in NUMPYS_OWN
+
+
+def _column(array: Any, rows: Any) -> Column:
+    if not array.ndim or not _has_plain_dtype(array.dtype):
+        raise NotInMemoryError
+    return Column(np.asarray(array), _within(rows, len(array)), None)
+
+
+def _is_plain(torch: Any, tensor: Any) -> bool:
+    """Whether the memory of a tensor is its values, and NumPy can read it."""
+    if tensor.requires_grad or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.ndim:
+        return False
+    return not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+
+
+def _tensor_column(torch: Any, tensor: Any, rows: Any, output: str) -> Column:
+    if not _is_plain(torch, tensor):
+        raise NotInMemoryError
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name in NUMPYS_OWN:
+        array = tensor.numpy()
+    elif output == "torch" and tensor.itemsize in (1, 2, 4) and not tensor.is_complex():
+        array = tensor.view(getattr(torch, f"uint{8 * tensor.itemsize}")).numpy()
+    else:
+        raise NotInMemoryError
+    return Column(array, _within(rows, len(array)), name)
+
+
+def _hugging_face(dataset: Any, indices: list[int], output: str) -> Selection | list[Any]:
+    """The rows of a dataset of Hugging Face: its columns, read at once. The samples, if a column is no array."""
+    size = len(indices)
+    try:
+        columns = dataset[indices]
+    except Exception as error:  # whatever it raises, the samples raise it again, and `on_error` applies to them
+        if raised_by_handler(error):
+            raise
+        raise NotInMemoryError from None
+    try:
+        return Selection({name: _read_column(values, size, output) for name, values in columns.items()}, size)
+    except NotInMemoryError:
+        return [{name: values[i] for name, values in columns.items()} for i in range(size)]
+
+
+def _read_column(values: Any, size: int, output: str) -> Column | Texts:
+    kind = type(values)
+    if kind is list and all(type(value) is str for value in values):
+        return Texts(values)
+    if kind is np.ndarray and values.dtype.kind == "U" and values.ndim == 1:
+        return Texts(list(values))
+    if kind is np.ndarray and values.ndim and len(values) == size and _has_plain_dtype(values.dtype):
+        return Column(values, None, None)
+    torch = sys.modules.get("torch")
+    if torch is not None and kind is torch.Tensor and _is_plain(torch, values) and len(values) == size:
+        return _tensor_column(torch, values, np.arange(size), output)._replace(rows=None)
+    raise NotInMemoryError

@@ -1,0 +1,90 @@
+"""Collates samples to tensors that stay in this process: worker threads and `num_workers=0`.
+
+The rules are those of torch's `default_collate`, whose functions are called on the same values, but without its search
+for the right one in each field of each batch. Only the common types are handled; the rest is left to `collate.Plan`
+and `collate_object`, and so are errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from nbloader.batch.collate import NUMPYS_OWN, SCALARS, NotPlannedError
+
+HUGE = 4 << 20
+"""Size from which NumPy asks for huge pages, bytes: page faults take most of the time of a large batch otherwise."""
+
+_stack: Callable[..., Any] = torch.stack
+_from_numpy = torch.from_numpy
+_concatenate = getattr(np.concatenate, "_implementation", np.concatenate)  # the public one copies the list first
+
+
+def collate_to_tensors(samples: Sequence[Any]) -> tuple[Any, int]:
+    """Collate a batch.
+
+    Returns:
+        The batch, and the size of its tensors in bytes.
+
+    Raises:
+        NotPlannedError: A sample holds a type that is not supported here.
+        Exception: The samples differ, or make no batch.
+    """
+    sizes: list[int] = []
+    return _collate(samples, sizes), sum(sizes)
+
+
+def _collate(values: Sequence[Any], sizes: list[int]) -> Any:
+    first = values[0]
+    kind = type(first)
+    if kind is torch.Tensor:
+        nbytes = first.nbytes * len(values)
+        sizes.append(nbytes)
+        return _tensors(values, first, nbytes)
+    if kind is np.ndarray:
+        array = _arrays(values, first)
+    elif kind is dict:
+        return {key: _collate(column, sizes) for key, column in _columns(values, first)}
+    elif kind is tuple or kind is list:
+        return [_collate(column, sizes) for column in zip(*values, strict=True)]
+    elif kind is str or kind is bytes:
+        return values
+    elif (dtype := SCALARS.get(kind)) is not None and list(map(type, values)).count(kind) == len(values):
+        array = np.array(values, dtype)
+    else:
+        raise NotPlannedError
+    sizes.append(array.nbytes)
+    return _from_numpy(array)
+
+
+def _columns(values: Sequence[Any], first: dict[Any, Any]) -> Iterable[tuple[Any, Sequence[Any]]]:
+    """The values of each key of the first dict."""
+    keys = list(first)
+    if list(map(type, values)).count(dict) == len(values) and list(map(list, values)).count(keys) == len(values):
+        return zip(keys, map(list, zip(*[value.values() for value in values], strict=True)), strict=True)
+    return [(key, [value[key] for value in values]) for key in keys]
+
+
+def _tensors(values: Sequence[Any], first: Any, nbytes: int) -> Any:
+    if nbytes < HUGE:
+        if first.layout is not torch.strided or first.is_nested:
+            raise NotPlannedError
+        return _stack(values)
+    name = str(first.dtype).removeprefix("torch.")
+    plain = name in NUMPYS_OWN and first.layout is torch.strided and first.is_cpu
+    if not plain or any(value.requires_grad or value.dtype is not first.dtype for value in values):
+        raise NotPlannedError
+    return _stack(values, out=_from_numpy(np.empty((len(values), *first.shape), name)))
+
+
+def _arrays(values: Sequence[Any], first: Any) -> Any:
+    shape, dtype, count = first.shape, first.dtype, len(values)
+    if dtype.name not in NUMPYS_OWN or not dtype.isnative or not shape or not shape[0]:
+        raise NotPlannedError
+    if list(map(type, values)).count(np.ndarray) != count or list(map(len, values)).count(shape[0]) != count:
+        raise NotPlannedError
+    joined: Any = _concatenate(values, 0, None, dtype=dtype, casting="no")
+    return joined.reshape(count, *shape)

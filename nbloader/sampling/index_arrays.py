@@ -1,0 +1,125 @@
+"""Batches of indices as arrays, for datasets whose batches are gathered by indexing (`batch/rows.py`).
+
+For 1,024 indices a list takes 60 us longer to draw and to convert than the batch takes to gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+BLOCK = 1 << 16
+"""Consecutive indices that are created at a time."""
+
+
+class IndexArray(Sequence[int]):
+    """The indices of a batch as an array. It behaves as a list of Python integers.
+
+    Args:
+        array: One-dimensional, int64.
+    """
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __len__(self) -> int:
+        """Number of indices."""
+        return len(self.array)
+
+    def __getitem__(self, key: Any) -> Any:
+        """An index, or a list of them."""
+        return self.array[key].tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        """The indices as Python integers."""
+        return iter(self.array.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it has the same indices, in a list or in another such array."""
+        return list(self) == list(other) if isinstance(other, (list, IndexArray)) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # as a list
+
+    def __repr__(self) -> str:
+        """As that of a list."""
+        return repr(self.array.tolist())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the memory."""
+        return _unpickled, (self.array.tobytes(),)
+
+
+def _unpickled(memory: bytes) -> IndexArray:
+    return IndexArray(np.frombuffer(memory, np.int64))
+
+
+def array_batches(batch_sampler: Any) -> Iterator[IndexArray] | None:
+    """The batches of torch's `BatchSampler` over a sampler whose order is known.
+
+    They are drawn when they are asked for, and from the same generators in the same order as by the samplers
+    themselves.
+
+    Returns:
+        None for other samplers: they may do anything.
+    """
+    from torch.utils.data import BatchSampler
+
+    if type(batch_sampler) is not BatchSampler:
+        return None
+    blocks = _blocks(batch_sampler.sampler)
+    return None if blocks is None else _cut(blocks, batch_sampler.batch_size, drop_last=batch_sampler.drop_last)
+
+
+def _blocks(sampler: Any) -> Iterator[Any] | None:
+    """The indices of a sampler as arrays of any length."""
+    from torch.utils.data import RandomSampler, SequentialSampler
+
+    from nbloader.sampling.samplers import LargeRandomSampler, RemainingPermutation  # which workers need not import
+
+    kind = type(sampler)
+    if kind is range:
+        return _consecutive(sampler)
+    if kind is SequentialSampler:
+        return _consecutive(range(len(sampler)))
+    if kind is RandomSampler and not sampler.replacement:
+        return _permutations(sampler)
+    return sampler.blocks() if kind in (LargeRandomSampler, RemainingPermutation) else None
+
+
+def _consecutive(positions: range) -> Iterator[Any]:
+    for start in range(0, len(positions), BLOCK):
+        part = positions[start : start + BLOCK]
+        yield np.arange(part.start, part.stop, part.step)
+
+
+def _permutations(sampler: Any) -> Iterator[Any]:
+    """The indices of torch's `RandomSampler` without replacement."""
+    import torch
+
+    n, generator = len(sampler.data_source), sampler.generator
+    if generator is None:
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        generator = torch.Generator()
+        generator.manual_seed(seed)
+    passes, rest = divmod(sampler.num_samples, n)
+    for _ in range(passes):
+        yield torch.randperm(n, generator=generator).numpy()
+    if rest or sampler.generator is not None:  # torch draws one permutation more in any case
+        yield torch.randperm(n, generator=generator).numpy()[:rest]
+
+
+def _cut(blocks: Iterator[Any], size: int, *, drop_last: bool) -> Iterator[IndexArray]:
+    """Cut blocks of indices into batches."""
+    rest = np.empty(0, np.int64)
+    for block in blocks:
+        joined = np.concatenate((rest, block)) if len(rest) else block
+        whole = len(joined) - len(joined) % size
+        for start in range(0, whole, size):
+            yield IndexArray(joined[start : start + size])
+        rest = joined[whole:]
+    if len(rest) and not drop_last:
+        yield IndexArray(rest)
