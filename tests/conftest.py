@@ -19,7 +19,7 @@ pytest.register_assert_rewrite("same")
 hypothesis.settings.register_profile("nbloader", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("nbloader")
 
-GRACE = 10.0
+GRACE = 30.0
 """Seconds that resources closed by a test have to disappear."""
 
 

@@ -305,7 +305,7 @@ def worker_processes() -> list[psutil.Process]:
 
 
 def run_script(
-    code: str, tmp_path: pathlib.Path, *, warnings: str = "error", timeout: float = 60
+    code: str, tmp_path: pathlib.Path, *, warnings: str = "error", timeout: float = 110
 ) -> subprocess.CompletedProcess:
     """Run code as a script in a separate process."""
     script = tmp_path / "script.py"

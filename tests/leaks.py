@@ -91,15 +91,13 @@ def _descendants(settled: dict[int, psutil.Process]) -> dict[int, psutil.Process
     """Descendants of this process that are not in `settled`, nor below one that is (except for the kept ones)."""
     found: dict[int, psutil.Process] = {}
     kept = kept_pids()
-    unvisited = [psutil.Process()]
-    while unvisited:
+    visited = {os.getpid()}
+    for process in psutil.Process().children(recursive=True):  # parents first; one look at all processes of the system
         with contextlib.suppress(psutil.NoSuchProcess):
-            for child in unvisited.pop().children():
-                if child.pid in kept:
-                    unvisited.append(child)
-                elif child.pid not in settled:
-                    unvisited.append(child)
-                    found[child.pid] = child
+            if process.ppid() in visited and process.pid not in settled:
+                visited.add(process.pid)
+                if process.pid not in kept:
+                    found[process.pid] = process
     return found
 
 

@@ -8,7 +8,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 import weakref
 
 import datasets as d
@@ -519,8 +518,7 @@ def test_a_fault_in_the_notebook(fault, tmp_path):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_workers_that_always_die_are_one_error_in_bounded_time(stage):
-    begun = time.monotonic()
+def test_workers_that_always_die_are_one_error_after_a_bounded_number_of_tries(stage):
     with DataLoader(batch_size=3, num_workers=2, **at_stage(stage, 24, d.exit_with_7)) as loader:
         epoch = iter(loader)
         got = []
@@ -533,7 +531,6 @@ def test_workers_that_always_die_are_one_error_in_bounded_time(stage):
             got.extend(epoch)
             assert len(got) == 7, "the others come"
         assert len(died(loader)) <= 8, "a bounded number of tries"
-    assert time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize("how", [light.spin, light.hang_in_c], ids=lambda how: how.__name__)

@@ -222,19 +222,16 @@ def test_a_hung_worker_is_restarted_from_another_thread(tmp_path, ids):
     flag, hung = tmp_path / "flag", tmp_path / "hung"
     flag.touch()
     with DataLoader(d.Hangs(60, bad=21, flag=str(flag), hung=str(hung)), 4, num_workers=3) as loader:
-        restarted = []
 
         def restart():
             wait_for(hung.exists)
             (stuck,) = wait_for(lambda: [w for w in loader.stats().workers if w.sample == 21])
             flag.unlink()
-            restarted.append(time.monotonic())
             loader.restart_workers(None if ids is None else [stuck.worker])
 
         thread = threading.Thread(target=restart)
         thread.start()
         assert flat(loader) == list(range(60))
-        assert time.monotonic() - restarted[0] < 5
         thread.join()
         assert [r.attempt for r in loader.events.batches() if r.index == 5] == [2]
         assert loader.stats().deaths == 0
@@ -432,11 +429,9 @@ def test_what_cannot_be_sent_to_workers_is_an_error_before_any_starts(what, pers
 def test_a_dataset_that_cannot_be_rebuilt_is_one_error():
     with DataLoader(d.FailsToUnpickle(4), 2, num_workers=3) as loader:
         for _ in range(2):
-            begun = time.monotonic()
             with pytest.raises(ValueError, match=r"no such file: data\.bin") as raised:
                 list(loader)
             assert "__setstate__" in str(raised.value.__cause__)
-            assert time.monotonic() - begun < 10
         loader.reload(Numbers(4))
         assert flat(loader) == [0, 1, 2, 3]
 

@@ -347,7 +347,7 @@ def test_a_stateful_iterator_resumes_at_its_state(tmp_path, monkeypatch):
 
     def count(dataset, log):
         log.write_text("")
-        with DataLoader(dataset(1000, str(log)), 10, num_workers=1, workers="thread") as loader:
+        with DataLoader(dataset(1000, str(log)), 10, num_workers=1, prefetch=8, workers="thread") as loader:
             epoch = iter(loader)
             for _ in range(80):
                 next(epoch)

@@ -6,7 +6,6 @@ import os
 import signal
 import sysconfig
 import threading
-import time
 
 import datasets as d
 import light
@@ -127,7 +126,8 @@ def test_a_worker_that_cannot_respond_raises_within_bounded_time(monkeypatch):
             loader.stack("0")
 
 
-def test_a_worker_that_dies_during_a_request_raises():
+def test_a_worker_that_dies_during_a_request_raises(monkeypatch):
+    monkeypatch.setattr(stack_probe, "WAIT", FOREVER)
     with DataLoader(Slow(10, wait=3600), 2, num_workers=1) as loader:
         epoch = iter(loader)
         wait_for(lambda: any(w.batch is not None for w in loader.stats().workers))
@@ -136,10 +136,8 @@ def test_a_worker_that_dies_during_a_request_raises():
         with loader._engine.lock:
             request = loader._engine._group.stack_request(0)
             threading.Thread(target=lambda: os.kill(pid, signal.SIGKILL)).start()
-            started = time.monotonic()
             with pytest.raises(NbloaderError, match="it has ended"):
                 request()
-            assert time.monotonic() - started < stack_probe.WAIT
         assert epoch is not None
 
 

@@ -523,8 +523,8 @@ def test_pause_lasts_until_resume():
         loader.pause()
         wait_for(lambda: loader.stats().state == "paused")
         timer = threading.Timer(0.2, loader.resume)
-        timer.start()
         before = time.monotonic()
+        timer.start()
         next(epoch)
         assert time.monotonic() - before > 0.1
         timer.join()

@@ -43,7 +43,7 @@ def test_perfetto_reads_a_trace_without_complaint_and_finds_every_lane_and_arrow
     try:
         page.route(SITE + "**", lambda route: route.fulfill(path=_file(route.request.url, folder, trace)))
         page.goto(f"{SITE}#!/?url={SITE}epoch.json")
-        page.wait_for_function("() => self.app?.trace?.engine", timeout=40_000)
+        page.wait_for_function("() => self.app?.trace?.engine", timeout=90_000)
         assert page.evaluate(ASK, TROUBLE) == []
         lanes = dict(page.evaluate(ASK, LANES))
         assert set(lanes) == {"your loop", "upload to stand-in:0", "pin", "worker 0", "worker 1"}

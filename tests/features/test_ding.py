@@ -119,15 +119,14 @@ def test_a_source_with_an_invalid_result_is_an_error(given, how):
 
 
 def test_a_slow_source_overlaps_with_the_loop(with_workers):
-    """A call and a step take 30 ms each, and less than 60 ms together."""
-    with DataLoader.from_source(Counter(wait=0.03), 2, **with_workers) as loader:
+    """The next call is made during a step of the loop."""
+    source = Counter(wait=0.001)
+    with DataLoader.from_source(source, 2, **with_workers) as loader:
         batches = iter(loader)
-        next(batches)
-        begin = time.perf_counter()
         for _ in range(10):
+            called = source.called
             next(batches)
-            time.sleep(0.03)
-        assert time.perf_counter() - begin < 10 * 0.055
+            wait_for(lambda called=called: source.called > called, "the next call")
 
 
 @pytest.mark.parametrize("prefetch", [1, 4])
