@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import logging
 import mmap
@@ -235,6 +236,88 @@ def test_a_worker_of_a_process_that_has_used_openmp_may_use_it():
         assert results(compute) == [True]
     finally:
         torch.set_num_threads(threads)
+
+
+def test_locks_that_other_threads_of_the_notebook_hold_now_and_then(tmp_path):
+    """Each thread is nearly always inside of what it does: without care, a worker would hang nearly always."""
+    handler = logging.FileHandler(tmp_path / "log")
+    stop = threading.Event()
+    log = logging.getLogger("nbloader.test")
+    log.addHandler(handler)
+    log.propagate = False
+
+    def repeat(function):
+        while not stop.is_set():
+            function()
+
+    def sample(i):
+        log.warning("from a worker")
+        np.random.rand(3)
+        return i
+
+    busy = (lambda: log.warning("from a thread"), lambda: np.random.rand(1_000_000))
+    threads = [threading.Thread(target=repeat, args=(function,)) for function in busy]
+    for thread in threads:
+        thread.start()
+    try:
+        for _epoch in range(5):
+            assert results(sample, 2) == [0, 1]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        log.removeHandler(handler)
+        log.propagate = True
+        handler.close()
+    assert (tmp_path / "log").read_text().count("from a worker") == 10
+
+
+def test_a_module_that_another_thread_is_importing_does_not_block_a_worker(tmp_path, monkeypatch):
+    (tmp_path / "half_imported.py").write_text(
+        "import sys\nfirst = 1\nsys.nbloader_reached.set()\nsys.nbloader_go.wait()\nsecond = 2\n"
+    )
+    reached, go = threading.Event(), threading.Event()
+    monkeypatch.setattr(sys, "nbloader_reached", reached, raising=False)
+    monkeypatch.setattr(sys, "nbloader_go", go, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    thread = threading.Thread(target=importlib.import_module, args=("half_imported",))
+    thread.start()
+    try:
+        reached.wait()
+        assert results(lambda _: importlib.import_module("half_imported").first) == [1]
+    finally:
+        go.set()
+        thread.join()
+
+
+def test_what_a_worker_logs_to_the_standard_error_of_the_notebook_appears_as_its_own(capfd):
+    log = logging.getLogger("nbloader.test")
+    handler = logging.StreamHandler(sys.stderr)
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        assert results(lambda i: log.warning("from worker %s", get_worker_info().id) or i) == [0]
+    finally:
+        log.removeHandler(handler)
+        log.propagate = True
+    assert capfd.readouterr().err == "from worker 0\n"
+
+
+def test_a_notebook_without_standard_streams(tmp_path):
+    done = script(
+        """
+        import os, pathlib
+        for fd in (0, 1, 2):
+            os.close(fd)
+        from datasets import flat
+        from nbloader import DataLoader
+        import light
+        with DataLoader(light.Numbers(4), 2, num_workers=2, multiprocessing_context="fork") as loader:
+            pathlib.Path("result").write_text(repr(flat(loader)))
+        """,
+        tmp_path,
+    )
+    assert (done.returncode, (tmp_path / "result").read_text()) == (0, "[0, 1, 2, 3]")
 
 
 def test_a_worker_runs_no_signal_handler_of_the_notebook():

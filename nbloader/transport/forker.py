@@ -24,6 +24,8 @@ import _thread
 import contextlib
 import contextvars
 import gc
+import importlib
+import logging
 import multiprocessing
 import multiprocessing.util  # what a forked process would import, while other threads hold import locks
 import os
@@ -34,17 +36,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 from nbloader.transport.forkserver import die_with_parent, run_and_exit
 
 SUPPORTED = hasattr(os, "fork") and hasattr(os, "pidfd_open")
 """Whether this system (Linux) and this Python can do it."""
 
+LOCK_TIMEOUT = 0.2
+"""Seconds to wait for a lock that another thread holds, before a fork."""
+
 _one_at_a_time = threading.Lock()
+_held: list[Any] = []
+"""Locks that are held during a fork."""
 _inherited_streams: list[object] = []
-"""In a worker: the notebook's `sys.stdout` and `sys.stderr`. If they were collected, what they hold would be written a
-second time."""
+"""In a worker: the notebook's standard streams. If they were collected, what they hold would be written again."""
 
 
 class ForkedProcess:
@@ -164,7 +170,8 @@ def serve_forks(
 
 def _fork(process: multiprocessing.Process, signals: set[int | signal.Signals]) -> ForkedProcess:
     parent = os.getpid()
-    with _one_at_a_time, _no_collection() as collects:  # garbage is the parent's to finalize: files to flush, say
+    # No collection: garbage is the parent's to finalize, with the files that it would flush.
+    with _one_at_a_time, _locks_of_others(), _no_collection() as collects:
         pid = os.fork()
         if pid == 0:
             _become_worker(process, parent, signals, collects=collects)
@@ -174,6 +181,38 @@ def _fork(process: multiprocessing.Process, signals: set[int | signal.Signals]) 
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
+
+
+@contextlib.contextmanager
+def _locks_of_others() -> Iterator[None]:
+    """Hold the locks that a worker will probably need, so that no other thread holds one of them at the fork.
+
+    They are those of logging, in the order in which logging itself takes them, and that of NumPy's global generator. A
+    lock that is not free in time is skipped, rather than wait for a thread that may wait for this one.
+    """
+    held = []
+    try:
+        for lock in _locks():
+            if lock.acquire(timeout=LOCK_TIMEOUT):
+                held.append(lock)  # noqa: PERF401 - an interrupt must find those that are held
+        _held[:] = held
+        yield
+    finally:
+        _held.clear()
+        for lock in reversed(held):
+            lock.release()
+
+
+def _locks() -> Iterator[Any]:
+    yield logging._lock  # type: ignore[attr-defined]
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = {id(handler): handler for logger in loggers for handler in getattr(logger, "handlers", ())}
+    for handler in handlers.values():
+        if handler.lock is not None:
+            yield handler.lock
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        yield numpy_random.get_bit_generator().lock
 
 
 @contextlib.contextmanager
@@ -198,6 +237,11 @@ def _become_worker(
         if collects:
             gc.enable()
         _one_at_a_time = threading.Lock()
+        for lock in reversed(_held):
+            with contextlib.suppress(RuntimeError):  # logging has replaced its locks
+                lock.release()
+        # Those that other threads hold: a module that one of them was importing can be imported as far as it was.
+        getattr(importlib._bootstrap, "_module_locks", {}).clear()
         die_with_parent()
         if os.getppid() != parent:
             os._exit(1)
@@ -207,7 +251,18 @@ def _become_worker(
                 signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-        _inherited_streams.extend((sys.stdout, sys.stderr))
         process._bootstrap(os.pidfd_open(parent))  # type: ignore[attr-defined]
     finally:
         os._exit(1)
+
+
+def redirect_streams(stdout: TextIO, stderr: TextIO) -> None:
+    """In a forked process: use these as standard output and error, also where logging writes to the parent's."""
+    for name, stream in (("stdout", stdout), ("stderr", stderr)):
+        inherited = {id(old): old for old in (getattr(sys, name), getattr(sys, f"__{name}__"))}
+        _inherited_streams.extend(inherited.values())
+        setattr(sys, name, stream)
+        for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
+            for handler in getattr(logger, "handlers", ()):
+                if isinstance(handler, logging.StreamHandler) and id(handler.stream) in inherited:
+                    handler.stream = stream  # `setStream` would flush the old one, whose lock may be held

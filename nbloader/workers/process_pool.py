@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import importlib
 import logging
 import os
@@ -44,7 +45,7 @@ from nbloader.shm.segment import SegmentReader, anonymous_file, mapped
 from nbloader.transport import forkserver, preload
 from nbloader.transport.bootstrap import Environment, InitMessage, WorkerStart
 from nbloader.transport.channel import IN_TURN, MAX_FDS, Bytes, Channel, Kind
-from nbloader.transport.forker import ForkedProcess, Forker
+from nbloader.transport.forker import ForkedProcess, Forker, redirect_streams
 from nbloader.transport.messages import (
     BatchDone,
     DescriptorsExhausted,
@@ -241,17 +242,12 @@ class ProcessHandle(WorkerHandle):
         self.outputs, self.lifeline, self.stack_pipe.fd, self.status_fd = {}, -1, -1, -1
         return fds
 
-    def disown(self, keep: int = -1) -> None:
-        """In a forked process: close this end of the connection, which is the parent's.
-
-        Args:
-            keep: A descriptor to leave open.
-        """
+    def disown(self) -> None:
+        """In a forked process: close this end of the connection, which is the parent's."""
         self.channel.close()
         for fd in self.take_descriptors():
-            if fd != keep:
-                with contextlib.suppress(OSError):  # another thread of the parent was just closing it
-                    os.close(fd)
+            with contextlib.suppress(OSError):  # another thread of the parent was just closing it
+                os.close(fd)
 
     def stack_request(self) -> Callable[[], str]:
         """See `WorkerHandle`."""
@@ -383,11 +379,17 @@ class ProcessPool(WorkerPool):
     def _fork(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: LocalSetup) -> None:
         if self._forker is None:
             self._forker = Forker()
-        sock, stdout, stderr, stack, status = theirs.sock.fileno(), *theirs[1:]
 
         def work() -> None:
-            handle.disown(keep=status)
+            # Above 2: if the notebook has no standard streams, these numbers may be theirs.
+            fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (theirs.sock.fileno(), *theirs[1:])]
+            handle.disown()
+            for fd in (theirs.sock.detach(), *theirs[1:]):
+                with contextlib.suppress(OSError):  # that of the status was closed just now
+                    os.close(fd)
+            sock, stdout, stderr, stack, status = fds
             forkserver.use_outputs(stdout, stderr)
+            redirect_streams(process_worker.line_writer(1), process_worker.line_writer(2))
             process_worker.main_forked(sock, status, stack, start, Parts(*setup))
 
         child = self._forker.fork(work)

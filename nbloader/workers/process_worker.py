@@ -77,11 +77,13 @@ def main(fd: int, *, watched: bool = True) -> None:
     if not watched:
         threading.Thread(target=_exit_with_parent, name="nbloader-watch", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stdout = line_writer(1)
+    sys.stderr = line_writer(2)
     _work(fd, _receive_assets)
 
 
 def main_forked(fd: int, status: int, stack: int, start: WorkerStart, parts: Parts) -> None:
-    """Run a worker that was forked from the notebook's process, until its connection closes.
+    """Run a worker that was forked from the notebook's process, with its streams set up, until its connection closes.
 
     Args:
         fd: Descriptor of the connected socket.
@@ -94,8 +96,6 @@ def main_forked(fd: int, status: int, stack: int, start: WorkerStart, parts: Par
 
 
 def _work(fd: int, get_assets: Callable[[Channel], Assets]) -> None:
-    sys.stdout = _line_writer(1)
-    sys.stderr = _line_writer(2)
     faulthandler.enable(sys.stderr)
     connection = socket.socket(fileno=fd)
     stack_probe.let_signals_interrupt(connection)
@@ -117,7 +117,8 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _line_writer(fd: int) -> TextIO:
+def line_writer(fd: int) -> TextIO:
+    """A worker's standard output or error: each line is written when it is complete."""
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
