@@ -82,12 +82,12 @@ def test_fast_batches_are_stolen_and_queued_in_larger_numbers(produce_ns, steal,
     assert (policy.min_steal, policy.sufficient_queue) == (steal, queue)
 
 
-def test_half_of_a_deep_queue_suffices_for_the_fastest_batches():
+def test_half_of_a_deep_window_is_requested_at_once():
     policy = PrefetchPolicy(2, adaptive=True)
     policy.observe(1000, MS // 20)
-    assert policy.sufficient_queue == 42
     policy.adapt()
-    assert (policy.queue_depth, policy.sufficient_queue) == (DEEP_QUEUE, DEEP_QUEUE // 2)
+    assert policy.window == 2 * DEEP_QUEUE
+    assert [policy.refill_size(room, 0) for room in (DEEP_QUEUE - 1, DEEP_QUEUE)] == [0, DEEP_QUEUE]
 
 
 def test_before_the_first_batch_any_number_is_worth_stealing():

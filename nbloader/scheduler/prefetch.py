@@ -137,10 +137,11 @@ class PrefetchPolicy:
             extension: The part of them that is extension.
 
         Returns:
-            0 while few fit: they are requested together, so that one message carries several.
+            0 while few fit: they are requested together, so that one message carries several. Half of a deep window
+            at once: a quarter took 0.29 messages per tiny batch instead of 0.17, and 4 % more of the loop's CPU time.
         """
         inside = room - extension
-        group = self.window // (4 if self._deep else 8)
+        group = self.window // (2 if self._deep else 8)
         return max(0, room) if inside <= 0 or inside >= group else 0
 
     @property
@@ -155,12 +156,9 @@ class PrefetchPolicy:
     def sufficient_queue(self) -> int:
         """Batches in a worker's queue that keep it busy for a while.
 
-        Two more than `QUEUED_WORK_NS` takes: the worker may be done with one, and another may be on its way. Half of a
-        deep queue always suffices: for the fastest batches the rule would ask for more than the queue holds, and each
-        batch would be requested with a message of its own.
+        Two more than `QUEUED_WORK_NS` takes: the worker may be done with one, and another may be on its way.
         """
-        sufficient = 2 + QUEUED_WORK_NS // max(1, self._produce_ns)
-        return min(sufficient, self.queue_depth // 2) if self._deep else sufficient
+        return 2 + QUEUED_WORK_NS // max(1, self._produce_ns)
 
     @property
     def min_steal(self) -> int:
