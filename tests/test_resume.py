@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,15 +19,16 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from datasets import Augmented, Numbers, Raises, Slow, flat, pids
+from datasets import Augmented, Numbers, Raises, Slow, flat, pids, wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterables import Plain, Range, Unsavable
+from iterables import Plain, Range, StatefulDataset, Unsavable
 from resumption import SAMPLERS, STREAMS, N, Remembering, Shuffling, Tuples, epochs, generator, make, plain
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, get_worker_info
 
 from nbloader import DataLoader
 from nbloader.sampling import samplers
+from nbloader.workers.iterable_fetcher import _resume
 
 
 def interrupted(name, leave_at, workers=0, **changes):
@@ -409,6 +411,50 @@ def test_a_state_that_does_not_fit_is_refused_and_the_loader_is_unchanged(path, 
         assert epochs(loader, 1) == want
 
 
+def plain_batches(batches):
+    return [[part.tolist() for part in batch] for batch in batches]
+
+
+class Fussy(StatefulDataset):
+    """Accepts only states that it has saved in this shard."""
+
+    def load_state_dict(self, state):
+        if state.get("forged"):
+            raise LookupError("forged")
+        worker = get_worker_info()
+        assert worker is None or worker.num_workers == 2
+        super().load_state_dict(state)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_that_the_dataset_refuses_is_named_and_changes_nothing(workers):
+    with DataLoader(Fussy(24), 4, num_workers=workers) as loader:
+        it = iter(loader)
+        next(it)
+        wait_for(lambda: any(shard["state"] for shard in loader.state_dict()["epoch"]["shards"]))
+        state = loader.state_dict()
+        shard = next(i for i, shard in enumerate(state["epoch"]["shards"]) if shard["state"])
+        rest = plain_batches(it)
+    wrong = modified(state, ["epoch", "shards", shard, "state", 1, "dataset"], {"forged": True})
+    wrong["own_seed"] = 1
+    with DataLoader(Fussy(24), 4, num_workers=workers) as other:
+        other.load_state_dict(state)
+        before = random.getstate()
+        with pytest.raises(
+            ValueError, match=re.escape(f"['shards'][{shard}]['state'][1]['dataset'] was refused by Fussy")
+        ):
+            other.load_state_dict(wrong)
+        assert random.getstate() == before
+        assert get_worker_info() is None
+        assert other.state_dict() == state
+        assert plain_batches(other) == rest
+
+
+def test_a_state_that_an_iterator_refuses_names_its_shard():
+    with pytest.raises(ValueError, match=re.escape("shard 0 (state_dict['epoch']['shards'][0]['state']) was refused")):
+        _resume([], {}, 0)
+
+
 def test_malformed_states_are_refused():
     state, _want = interrupted("skipping", 2, workers=2)
     with make("skipping") as loader:
@@ -424,6 +470,11 @@ def test_malformed_states_are_refused():
             (["epoch", "shards", 0, "state"], [1], r"\['shards'\]\[0\]\['state'\] must be a position and a state"),
             (["epoch", "shards", 0, "state"], [9, {}], r"\['state'\]\[0\] must be up to the shard's position 1, not 9"),
             (["epoch", "shards", 0, "state"], [0, []], r"\['shards'\]\[0\]\['state'\]\[1\] must be a dict, not list"),
+            (
+                ["epoch", "shards", 0, "state"],
+                [0, {}],
+                r"\['state'\]\[1\] must have one entry, 'dataset' or 'iterator'",
+            ),
             (["epoch", "generators"], ["AAAA"], "with 1 generators, here there are 0"),
         ):
             with pytest.raises(ValueError, match=message):

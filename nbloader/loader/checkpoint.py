@@ -10,9 +10,10 @@ from typing import Any
 
 from nbloader._util import rng
 from nbloader._util.rng import mix
+from nbloader._util.signals import raised_by_handler
 from nbloader._util.state_dict import is_stateful
 from nbloader.loader.config import LoaderConfig
-from nbloader.loader.saved_state import checked_state
+from nbloader.loader.saved_state import checked_state, refusal
 from nbloader.sampling import samplers
 from nbloader.sampling.epoch_plan import EpochContext, EpochPlan, plan_epoch
 from nbloader.sampling.resumable_sampler import draw_seed, generators, parts
@@ -89,7 +90,15 @@ class Checkpoint:
         if state["epoch"] is None:
             stateful = _stateful_part(context)
             if stateful is not None and state["sampler_state"] is not None:
-                stateful.load_state_dict(copy.deepcopy(state["sampler_state"]))
+                saved = copy.deepcopy(state["sampler_state"])
+                try:
+                    stateful.load_state_dict(saved)
+                except ValueError:
+                    raise
+                except Exception as error:  # its copy has taken the state
+                    if raised_by_handler(error):
+                        raise
+                    raise ValueError(refusal("state_dict['sampler_state']", stateful, error)) from error
             sources = generators(context.index_sampler, context.generator)
             for source, saved in zip(sources, state["generators"], strict=True):
                 rng.load_generator(source, saved)

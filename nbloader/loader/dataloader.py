@@ -638,7 +638,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         the number of workers here.
 
         All of the state is checked before anything is changed. The state of a custom sampler is first loaded into a
-        copy of the sampler, which is asked for one index.
+        copy of the sampler, which is asked for one index; those of an iterable dataset into
+        pickled copies of it.
 
         Args:
             state_dict: What `state_dict()` returned, possibly via JSON.

@@ -7,9 +7,12 @@ fits this loader. What is a matter of the user's code (the state of a custom sam
 from __future__ import annotations
 
 import copy
+import logging
+import pickle
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import cloudpickle
 import torch
 
 from nbloader._util import rng
@@ -21,7 +24,10 @@ from nbloader.sampling.epoch_plan import EpochContext
 from nbloader.sampling.resumable_sampler import generators, parts
 from nbloader.sampling.samplers import FullBatches
 from nbloader.sampling.source import SourceSampler
+from nbloader.workers.inline_pool import InlineContext
+from nbloader.workers.worker_info import WorkerInfo
 
+log = logging.getLogger(__name__)
 State = dict[str, Any]
 _Check: TypeAlias = "Callable[[Any, str], Any]"
 """Takes a value and where it stands ("state_dict['epoch']['seed']"). Returns a copy of it, or raises ValueError."""
@@ -123,7 +129,37 @@ def _iterable_epoch(epoch: State, where: str, context: EpochContext, sources: li
             f"{where}['shards'] must have one entry per shard: it has {len(shards)} shards instead of {result['count']}"
         )
     result["shards"] = [_shard(shard, f"{where}['shards'][{number}]") for number, shard in enumerate(shards)]
+    _try_dataset(result, where, context.dataset)
     return result
+
+
+def _try_dataset(epoch: State, where: str, dataset: Any) -> None:
+    """Load the states of a dataset into copies of it, made as for its shards. States of iterators wait for theirs."""
+    states = [(shard, of_shard["state"]) for shard, of_shard in enumerate(epoch["shards"])]
+    states = [(shard, saved[1]["dataset"]) for shard, saved in states if saved is not None and "dataset" in saved[1]]
+    if not states:
+        return
+    try:
+        pickled = cloudpickle.dumps(dataset)
+    except Exception as error:  # the user's code; then the shard raises the error
+        if raised_by_handler(error):
+            raise
+        log.debug("the state of %s is not checked: no copy can be made", type(dataset).__name__, exc_info=True)
+        return
+    shards, at, worker = epoch["count"], f"{where}['shards']", InlineContext()
+    with PreservedRandomState():
+        for shard, state in states:
+            trial = pickle.loads(pickled)
+            if shards:
+                worker.set_worker_info(WorkerInfo(shard, shards, epoch["seed"] + shard, trial))
+            try:
+                trial.load_state_dict(copy.deepcopy(state))
+            except Exception as error:
+                if raised_by_handler(error):
+                    raise
+                raise ValueError(refusal(f"{at}[{shard}]['state'][1]['dataset']", trial, error)) from error
+            finally:
+                worker.restore()
 
 
 def _shard(shard: Any, where: str) -> State:
@@ -141,8 +177,10 @@ def _shard(shard: Any, where: str) -> State:
         if text is None:
             raise ValueError(problem)
         saved = [saved[0], copy.deepcopy(saved[1])]
-        if not isinstance(saved[1], dict):  # of the dataset or its iterator, by name
+        if not isinstance(saved[1], dict):
             raise ValueError(f"{where}[1] must be a dict, not {_short(saved[1])}")
+        if set(saved[1]) not in ({"dataset"}, {"iterator"}):
+            raise ValueError(f"{where}[1] must have one entry, 'dataset' or 'iterator', not {sorted(saved[1])[:3]}")
     result["state"] = saved
     return result
 
@@ -208,10 +246,13 @@ def _try_to_load(value: Any, where: str, stateful: Any, context: EpochContext) -
         except Exception as error:
             if raised_by_handler(error):
                 raise
-            raise ValueError(
-                f"{where} was refused by {type(stateful).__name__}.load_state_dict(): "
-                f"{type(error).__name__}: {str(error)[:80]}"
-            ) from error
+            raise ValueError(refusal(where, stateful, error)) from error
+
+
+def refusal(where: str, stateful: Any, error: Exception) -> str:
+    """The message when an object of the user's has refused its state."""
+    text = f"{type(error).__name__}: {str(error)[:80]}"
+    return f"{where} was refused by {type(stateful).__name__}.load_state_dict(): {text}"
 
 
 def _generators_of(sources: list[Any]) -> _Check:

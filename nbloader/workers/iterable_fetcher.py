@@ -201,11 +201,11 @@ class IterableFetcher:
         state = json.loads(text) if text else None
         dataset_is_stateful = is_stateful(dataset)
         if state is not None and "dataset" in state:
-            dataset.load_state_dict(state["dataset"])
+            _resume(dataset, state["dataset"], ticket.shard)
         iterator = iter(dataset)
         iterator_is_stateful = is_stateful(iterator)
         if state is not None and "iterator" in state:
-            iterator.load_state_dict(state["iterator"])
+            _resume(iterator, state["iterator"], ticket.shard)
         source = iterator if iterator_is_stateful else dataset if dataset_is_stateful else None
         return ShardIterator(iterator, position, source, info, seeded=seeded)
 
@@ -236,3 +236,18 @@ class IterableFetcher:
         took = iterator.reported - begin
         # a single slow report, such as one that was interrupted, counts for little
         iterator.reporting_ns = min(took, 2 * iterator.reporting_ns) if iterator.reporting_ns else took
+
+
+def _resume(stateful: Any, state: Any, shard: int) -> None:
+    """Load the state of the dataset, or of its iterator, in a shard that is resumed.
+
+    Raises:
+        ValueError: It is refused, or there is nothing that takes it; the message names the shard.
+    """
+    try:
+        stateful.load_state_dict(state)
+    except Exception as error:
+        raise ValueError(
+            f"the state of shard {shard} (state_dict['epoch']['shards'][{shard}]['state']) was refused by "
+            f"{type(stateful).__name__}.load_state_dict(): {type(error).__name__}: {str(error)[:80]}"
+        ) from error
