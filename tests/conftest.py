@@ -42,7 +42,10 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def fork_server_preloads_test_dependencies() -> Iterator[None]:
-    """Preload pytest and hypothesis: otherwise each worker imports them with the test module of its dataset."""
+    """Preload pytest and hypothesis: otherwise each worker imports them with the test module of its dataset.
+
+    No server is cloned for other packages that the test module imports: they are small, or workers do not use them.
+    """
     needed = preload.needed
 
     def needed_here(payload: bytes, *parts: Any, **how: Any) -> list[str]:
@@ -51,6 +54,7 @@ def fork_server_preloads_test_dependencies() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(preload, "needed", needed_here)
+        patched.setattr(preload, "packages", lambda _modules: frozenset())
         yield
 
 

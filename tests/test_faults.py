@@ -35,7 +35,7 @@ from nbloader import (
 from nbloader import events as ev
 from nbloader.batch.header import PICKLED, BatchHeader, pack_header
 from nbloader.shm.segment import NO_SEGMENT
-from nbloader.transport import bootstrap, forkserver
+from nbloader.transport import environment, forkserver
 from nbloader.transport.channel import Channel, Kind
 from nbloader.workers import process_pool
 from nbloader.workers.process_pool import ProcessHandle, ProcessPool, connect
@@ -510,7 +510,7 @@ def test_a_working_directory_that_cannot_be_entered_is_named(caplog, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", list(sys.argv))
-    bootstrap.Environment.of_this_process()._replace(cwd="/no/such/place").install()
+    environment.Environment.of_this_process()._replace(cwd="/no/such/place").install()
     assert f"/no/such/place of the notebook, and finds relative paths in {tmp_path}" in caplog.text
 
 

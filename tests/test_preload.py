@@ -28,6 +28,14 @@ def fork_server_preloads_test_dependencies():
     """Not here: these tests depend on what is imported."""
 
 
+@pytest.fixture
+def no_server():
+    """Servers that a test starts end with it."""
+    forkserver.shutdown()
+    yield
+    forkserver.shutdown()
+
+
 class Plain:
     def __len__(self):
         return 4
@@ -105,6 +113,7 @@ def test_modules_named_in_a_pickle_are_needed_if_this_process_has_imported_them(
     assert preload.needed(b"... torch ... tensorflow", in_a_cell()) == ["torch"]
 
 
+@pytest.mark.usefixtures("no_server")
 def test_the_fork_server_starts_with_the_loader_which_does_not_wait_for_it(monkeypatch):
     told = []
     send = forkserver.Channel.send
@@ -115,21 +124,12 @@ def test_the_fork_server_starts_with_the_loader_which_does_not_wait_for_it(monke
         return send(channel, kind, *parts, **fds)
 
     monkeypatch.setattr(forkserver.Channel, "send", spy)
-    forkserver.shutdown()
     with DataLoader(Plain(), num_workers=1) as loader:
         assert forkserver.pids()
         assert told == [preload.expected(Plain())]
         assert [float(batch) for batch in loader] == [0, 1, 2, 3]
     DataLoader(Plain(), num_workers=0)
     assert len(told) == 1
-
-
-@pytest.fixture
-def no_server():
-    """Servers that a test starts end with it."""
-    forkserver.shutdown()
-    yield
-    forkserver.shutdown()
 
 
 @pytest.mark.usefixtures("no_server")
@@ -214,6 +214,7 @@ class TestTheServerThatWarmUpStarts:
     def test_is_gone_with_the_process(self, tmp_path):
         assert not psutil.pid_exists(said_by("print(json.dumps(early))", tmp_path))
 
+    @pytest.mark.usefixtures("no_server")
     def test_is_not_started_by_workers(self, tmp_path, monkeypatch):
         (tmp_path / "has_loader.py").write_text(
             "import nbloader\n"

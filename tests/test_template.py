@@ -137,7 +137,7 @@ def test_a_template_ends_with_its_loader_even_while_it_loads(tmp_path):
     log = tmp_path / "log"
     pickled = SharedPickle(Stuck(str(log)))
     with pathlib.Path(os.devnull).open("w") as null:
-        one = template.Template(pickled, null.fileno(), null.fileno(), ["torch", "pytest"])
+        one = template.Template(pickled, null.fileno(), null.fileno(), ["torch", "pytest"], frozenset())
         wait_for(lambda: log.exists() and log.read_text().endswith("\n"))
     process = psutil.Process(rebuilt(log)[0])
     assert process.parents()[1].pid in forkserver.pids()

@@ -182,13 +182,14 @@ class Engine:
         """Whether batches are requested before the consumer asks for them."""
         return self._policy.prefetches
 
-    def prepare(self, dataset: Any) -> None:
+    def prepare(self, dataset: Any, *functions: Any) -> None:
         """Start what workers will need, before the first epoch.
 
         Args:
             dataset: The loader's dataset.
+            functions: Its functions, or None.
         """
-        self._config.kind.prepare(dataset)
+        self._config.kind.prepare(dataset, *functions)
 
     # ---- the lock -----------------------------------------------------------------------------------------------
 

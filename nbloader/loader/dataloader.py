@@ -123,7 +123,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """`len()` of an iterable dataset, if `len(loader)` was ever called. The name is torch's: litdata reads it."""
         self._check_number_of_processes()
         engine = self._parts.engine
-        engine.prepare(self.dataset)
+        engine.prepare(self.dataset, config.collate_fn, config.worker_init_fn)
         reruns.supersede_older(engine)
         self.__initialized = True  # torch's name: a program that clears it may assign the samplers
 

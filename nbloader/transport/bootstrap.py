@@ -2,48 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from nbloader._util.system import ROOT, working_directory
 from nbloader.transport.dataset_payload import Files
+from nbloader.transport.environment import Environment
 from nbloader.transport.mp_objects import InheritedState
 
 if TYPE_CHECKING:  # workers of a map-style dataset do without
     from nbloader.sampling.shard_plan import IterableOptions
-
-log = logging.getLogger(__name__)
-
-
-class Environment(NamedTuple):
-    """The environment of the notebook's process that a worker takes over."""
-
-    sys_path: list[str]
-    cwd: str
-    environ: dict[str, str]
-    argv: list[str]
-
-    @classmethod
-    def of_this_process(cls) -> Environment:
-        """That of this process, now."""
-        return cls(list(sys.path), working_directory() or ROOT, dict(os.environ), list(sys.argv))
-
-    def install(self) -> None:
-        """In a worker: install it in this process. The worker's own thread limits stay."""
-        sys.path[:] = self.sys_path
-        sys.argv[:] = self.argv
-        for name in set(os.environ) - set(self.environ):
-            if not name.endswith("_NUM_THREADS"):
-                del os.environ[name]
-        os.environ.update(self.environ)
-        try:
-            os.chdir(self.cwd)
-        except OSError as error:
-            text = "a worker cannot enter the working directory %s of the notebook, and finds relative paths in %s: %s"
-            log.warning(text, self.cwd, Path.cwd(), error)
 
 
 class WorkerStart(NamedTuple):

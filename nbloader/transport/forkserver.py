@@ -2,7 +2,11 @@
 
 A kernel has many threads, and forking it can deadlock. The fork server is started once for the notebook's process,
 imports what all workers need (numpy; torch in a second server, for datasets that use it), has one thread, and forks a
-worker in 8 ms.
+worker in 8 ms. For a dataset that needs other large packages, it forks a clone of itself, which imports them once and
+forks the workers: a loader that does not need them never waits for their import.
+
+    notebook --CLONE(packages)--> server --fork--> clone: import packages
+             --FORK-------------------------------> clone --fork--> worker
 
 `multiprocessing`'s own fork server is not used because it imports `__main__` again in each worker, cannot import
 more modules once it runs (torch, when the second dataset needs it), and leaves its children running when the parent is
@@ -21,7 +25,9 @@ import importlib
 import json
 import multiprocessing
 import os
+import pickle
 import resource
+import select
 import selectors
 import signal
 import socket
@@ -31,11 +37,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NoReturn
 
 from nbloader._util.output import flush
 from nbloader._util.system import ROOT, cores, working_directory
+from nbloader.transport import preload
 from nbloader.transport.channel import Channel, Kind
+from nbloader.transport.environment import Environment
 
 LIFELINE = struct.Struct("<q")
 """Content of a lifeline: the pid, then `~status` (negative), with the wait status as `os.waitpid` returns it."""
@@ -44,6 +53,8 @@ WORKER_MODULE = "nbloader.workers.process_worker"
 """Its `main(fd)` runs a worker. The server process imports it by name: this package does not import workers."""
 TEMPLATE_MODULE = "nbloader.transport.template"
 """Its `main(fd)` runs a template."""
+MANY = 1000
+"""More threads than any process of ours has."""
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -53,17 +64,86 @@ UNUSED_S = 60.0
 """Seconds after which a server that was started early ends if no loader uses it."""
 
 
+END_TIMEOUT = 5.0
+"""Seconds to wait for the end of a server whose connection was closed."""
+MAX_CLONES = 8
+"""Servers with further packages, for different loaders."""
+
+
 class _Server:
-    """A server's process and the connection to it.
+    """A server's process and the connection to it."""
+
+    owner: int
+    """The process that may end it: a forked child of that one may not."""
+    packages: frozenset[str] = frozenset()
+    """Packages that it has imported, or is importing."""
+    used = False
+    """Whether a loader has asked it for something."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.owner = os.getpid()
+        self._forked = False
+        self._channel = Channel(sock, blocking=True)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        raise NotImplementedError
+
+    def alive(self) -> bool:
+        """Whether it can be sent requests."""
+        raise NotImplementedError
+
+    def send(self, kind: Kind, preload: list[str], fds: tuple[int, ...] = ()) -> None:
+        """Send a request."""
+        self.used = True
+        self._forked |= kind != Kind.PRELOAD
+        self._raise_limit()
+        self._channel.send(kind, json.dumps(preload).encode(), fds=fds)
+
+    def clone(self, packages: frozenset[str], *, early: bool = False) -> _Clone:
+        """Have it start another server that has all its modules, and imports packages.
+
+        Args:
+            packages: What to import.
+            early: Whether it ends if no loader uses it.
+
+        Raises:
+            OSError: It has ended.
+        """
+        self.used |= not early
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                body = pickle.dumps((sorted(packages), Environment.of_this_process(), early))
+                self._channel.send(Kind.CLONE, body, fds=(theirs.fileno(),))
+            except BaseException:
+                ours.close()
+                raise
+        return _Clone(ours, self.packages | packages, packages)
+
+    def end(self) -> None:
+        """End it and every worker that it started."""
+        raise NotImplementedError
+
+    def _raise_limit(self) -> None:
+        """This process's limit of open files may have been raised since the server was started."""
+        if hasattr(resource, "prlimit") and self.pid:
+            with contextlib.suppress(OSError, ValueError):
+                ours, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+                soft, hard = resource.prlimit(self.pid, resource.RLIMIT_NOFILE)
+                if soft < min(ours, hard):
+                    resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (min(ours, hard), hard))
+
+
+class _Base(_Server):
+    """A server in a new interpreter.
 
     Args:
         early: Modules it imports before it listens, where it is started early; it ends if no loader uses it.
     """
 
     def __init__(self, early: tuple[str, ...] = ()) -> None:
-        self.owner = os.getpid()
-        self.used = False  # by a loader
-        self._forked = False
         ours, theirs = socket.socketpair()
         entry = f"from nbloader.transport.forkserver import main; main({theirs.fileno()}, {early!r})"
         try:
@@ -78,28 +158,19 @@ class _Server:
             raise
         finally:
             theirs.close()
-        self._channel = Channel(ours, blocking=True)
+        super().__init__(ours)
+
+    @property
+    def pid(self) -> int:
+        """See `_Server`."""
+        return self.process.pid
 
     def alive(self) -> bool:
+        """See `_Server`."""
         return self.owner == os.getpid() and self.process.poll() is None
 
-    def send(self, kind: Kind, preload: list[str], fds: tuple[int, ...] = ()) -> None:
-        self.used = True
-        self._forked |= kind != Kind.PRELOAD
-        self._raise_limit()
-        self._channel.send(kind, json.dumps(preload).encode(), fds=fds)
-
-    def _raise_limit(self) -> None:
-        """This process's limit of open files may have been raised since the server was started."""
-        if hasattr(resource, "prlimit"):
-            with contextlib.suppress(OSError, ValueError):
-                ours, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-                soft, hard = resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE)
-                if soft < min(ours, hard):
-                    resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (min(ours, hard), hard))
-
     def end(self) -> None:
-        """End it and every worker that it started."""
+        """See `_Server`."""
         self._channel.close()
         if self.owner == os.getpid():
             if not self._forked:
@@ -109,9 +180,79 @@ class _Server:
             self.process.returncode = 0  # another process's child: not to be waited for here
 
 
+class _Clone(_Server):
+    """A server that another one has forked, to import packages without delaying those who do not need them.
+
+    Args:
+        sock: The connection to it.
+        packages: See `_Server`.
+        importing: Those of them that it is to import.
+    """
+
+    def __init__(self, sock: socket.socket, packages: frozenset[str], importing: frozenset[str]) -> None:
+        super().__init__(sock)
+        self.packages = packages
+        self.importing = importing
+        """What it is importing now."""
+        self.threads = 0
+        """How many threads it had after that. More than one: it does not fork, but starts new interpreters."""
+        self._pid = 0
+        self._pidfd = -1
+        self._ended = False
+
+    @property
+    def pid(self) -> int:
+        """See `_Server`. 0 until it has told."""
+        self._receive(wait=False)
+        return self._pid
+
+    def await_pid(self) -> int:
+        """Wait until it exists. 0 if it has ended before."""
+        while not (self._pid or self._ended):
+            self._receive(wait=True)
+        return self._pid
+
+    def alive(self) -> bool:
+        """See `_Server`."""
+        self._receive(wait=False)
+        return self.owner == os.getpid() and not self._ended
+
+    def _receive(self, *, wait: bool) -> None:
+        try:
+            for _kind, body in [] if self._ended else self._channel.receive(wait=wait):
+                if not self._pid:
+                    self._pid = int(bytes(body))
+                    with contextlib.suppress(OSError, AttributeError):  # only Linux has them
+                        self._pidfd = os.pidfd_open(self._pid)
+                else:
+                    self.threads = int(bytes(body))
+                    self.importing = frozenset()
+        except (EOFError, OSError):
+            self._ended = True
+
+    def end(self) -> None:
+        """See `_Server`."""
+        ours = self.owner == os.getpid()
+        if ours:
+            self._receive(wait=False)
+        self._channel.close()
+        if self._pidfd >= 0:
+            if ours:
+                if not self._forked:
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                select.select([self._pidfd], [], [], END_TIMEOUT)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
 _lock = threading.Lock()
-_servers: dict[bool, _Server] = {}
+_servers: dict[bool, _Base] = {}
 """By whether workers need torch. A server without torch is ready in 0.2 s; torch takes another second."""
+_clones: list[_Clone] = []
+"""Servers that have imported further packages."""
+_not_preloaded: set[str] = set()
+"""Packages whose import ended a server or left threads in it: each worker imports them itself."""
 
 
 def python_command(entry: str) -> list[str]:
@@ -136,31 +277,45 @@ def worker_environment() -> dict[str, str]:
 def start_early() -> None:
     """Start the server with torch while this process itself imports torch, in case a loader will need it.
 
-    Then workers with torch are ready when the first loader is iterated; else they come a second later. The server ends
-    if the first loader does not need torch, or if there is no loader for a minute.
+    Then workers with torch are ready when the first loader is iterated; else they come a second later. A clone of the
+    server imports the large packages that need torch and that this process has imported. The servers end if the first
+    loader does not need torch, or if there is no loader for a minute.
     """
     a_worker = WORKER_MODULE in sys.modules or multiprocessing.parent_process() is not None
     if a_worker or cores() == 1:  # alone on its core it would only delay this process's import
         return
     with _lock, contextlib.suppress(OSError):
         if not _servers:
-            _servers[True] = _Server(early=("torch",))
+            _servers[True] = _Base(early=("torch",))
+            _servers[True].packages = _first_packages(torch=True)
+            packages = preload.imported_with_torch()
+            if packages:
+                _clones.append(_servers[True].clone(packages, early=True))
 
 
-def start(preload: list[str]) -> None:
+def start(preload: list[str], packages: frozenset[str] = frozenset()) -> None:
     """Start the server now, without waiting for it, so that the first worker need not.
 
     Args:
         preload: Modules for it to import.
+        packages: Further modules of installed packages that workers will need.
     """
     with _lock, contextlib.suppress(OSError):  # `fork` will raise the same error, where it can be handled
         torch = _with_torch(preload)
-        if not torch and True in _servers and not _servers[True].used:
-            _servers.pop(True).end()
-        _ensure(torch).send(Kind.PRELOAD, preload)
+        if not torch:
+            _end_unused()
+        _server_for(torch, packages).send(Kind.PRELOAD, preload)
 
 
-def fork(sock: int, stdout: int, stderr: int, preload: list[str], kind: Kind = Kind.FORK) -> int:
+def fork(
+    sock: int,
+    stdout: int,
+    stderr: int,
+    preload: list[str],
+    kind: Kind = Kind.FORK,
+    *,
+    packages: frozenset[str] = frozenset(),
+) -> int:
     """Start a worker.
 
     Args:
@@ -169,6 +324,8 @@ def fork(sock: int, stdout: int, stderr: int, preload: list[str], kind: Kind = K
         stderr: Descriptor that becomes its standard error.
         preload: Modules for the server to import first (never the user's own: those may be edited).
         kind: `FORK_TEMPLATE` for a template of workers instead.
+        packages: Further modules of installed packages that the worker needs. A server that has them is used, or one is
+            cloned to import them.
 
     Returns:
         The lifeline's descriptor; the caller owns it.
@@ -177,12 +334,13 @@ def fork(sock: int, stdout: int, stderr: int, preload: list[str], kind: Kind = K
     def send(fds: tuple[int, ...]) -> None:
         torch = _with_torch(preload)
         with _lock:
+            server = None
             try:
-                _ensure(torch).send(kind, preload, fds)
+                server = _server_for(torch, packages)
+                server.send(kind, preload, fds)
             except OSError:  # the server was killed just now: start another
-                if torch in _servers:
-                    _servers.pop(torch).end()
-                _ensure(torch).send(kind, preload, fds)
+                _forget(server, torch)
+                _server_for(torch, packages).send(kind, preload, fds)
 
     return request_fork(send, sock, stdout, stderr)
 
@@ -211,13 +369,17 @@ def request_fork(send: Callable[[tuple[int, ...]], None], sock: int, stdout: int
 
 
 def pids() -> set[int]:
-    """The pids of this process's servers."""
-    return {server.process.pid for server in list(_servers.values()) if server.alive()}
+    """The pids of this process's servers. Waits for those that are being started."""
+    with _lock:
+        clones = [clone.await_pid() for clone in _clones if clone.alive()]
+        return {server.pid for server in list(_servers.values()) if server.alive()} | set(clones) - {0}
 
 
 def shutdown() -> None:
     """End the servers and every worker that they started. The next `fork` starts another."""
     with _lock:
+        while _clones:
+            _clones.pop().end()
         while _servers:
             _servers.popitem()[1].end()
 
@@ -226,20 +388,76 @@ def _with_torch(preload: list[str]) -> bool:
     return any(name.startswith("torch") for name in preload)
 
 
-def _ensure(torch: bool) -> _Server:
+def _first_packages(torch: bool) -> frozenset[str]:
+    return frozenset({"torch"} if torch else ())
+
+
+def _forget(server: _Server | None, torch: bool) -> None:
+    """A server could not be sent a request."""
+    if isinstance(server, _Clone):
+        _forget_clone(server)
+    elif torch in _servers:
+        _servers.pop(torch).end()
+
+
+def _forget_clone(clone: _Clone) -> None:
+    """It has ended: if it was importing packages, because of them."""
+    _not_preloaded.update(clone.importing)
+    _clones.remove(clone)
+    clone.end()
+
+
+def _end_unused() -> None:
+    """The first loader does not need what was started early."""
+    for clone in [clone for clone in _clones if not clone.used]:
+        _clones.remove(clone)
+        clone.end()
+    if True in _servers and not _servers[True].used:
+        _servers.pop(True).end()
+
+
+def _ensure(torch: bool) -> _Base:
     for key, server in list(_servers.items()):
         if not server.alive():  # killed, or it was started early and has ended unused
             del _servers[key]
             server.end()
     if torch not in _servers:
-        _servers[torch] = _Server()
+        _servers[torch] = _Base()
+        _servers[torch].packages = _first_packages(torch)
     return _servers[torch]
+
+
+def _server_for(torch: bool, packages: frozenset[str]) -> _Server:
+    """A server that has imported these packages, or does so now. One that imports others is not waited for."""
+    for clone in _clones[:]:
+        if not clone.alive():
+            _forget_clone(clone)
+        elif clone.threads > 1:
+            _not_preloaded.update(clone.packages)
+    packages -= _not_preloaded
+    if not packages:
+        return _ensure(torch)
+    needed = packages | _first_packages(torch)
+    usable = [clone for clone in _clones if clone.threads <= 1]
+    having = [clone for clone in usable if clone.packages >= needed]
+    if having:
+        return min(having, key=lambda clone: (bool(clone.importing), len(clone.packages)))
+    base = _ensure(torch)
+    if len(_clones) >= MAX_CLONES:
+        return base
+    ready = [clone for clone in usable if clone.packages >= base.packages and not clone.importing]
+    parent = max([base, *ready], key=lambda server: (len(server.packages & packages), -len(server.packages)))
+    clone = parent.clone(packages - parent.packages)
+    _clones.append(clone)
+    return clone
 
 
 def _after_fork() -> None:
     """In a forked child: the servers are the parent's, and so is whoever holds the lock."""
     global _lock  # noqa: PLW0603 - it may be held by a thread that is not here
     _lock = threading.Lock()
+    while _clones:
+        _clones.pop().end()
     while _servers:
         _servers.popitem()[1].end()
 
@@ -263,18 +481,17 @@ def main(fd: int, early: tuple[str, ...] = ()) -> None:
     import numpy.random  # noqa: F401 - lazily imported by NumPy
 
     importlib.import_module(WORKER_MODULE)  # what every worker needs, imported once
-
-    channel = Channel(socket.socket(fileno=fd), blocking=True)
     _import_all(early)
-    serve(channel, UNUSED_S if early else None)
+    serve(Channel(socket.socket(fileno=fd), blocking=True), UNUSED_S if early else None)
 
 
-def serve(channel: Channel, timeout: float | None = None) -> NoReturn:
+def serve(channel: Channel, timeout: float | None = None, *, threads: int = 1) -> NoReturn:
     """Fork workers on request until the connection closes, and then kill those that run.
 
     Args:
         channel: The connection to the notebook's process.
         timeout: Seconds within which the first request must come; None for no limit.
+        threads: Threads of this process. Only a process with one is forked: another thread might hold a lock.
     """
     wakeup, wakeup_write = os.pipe()
     os.set_blocking(wakeup, False)
@@ -289,7 +506,6 @@ def serve(channel: Channel, timeout: float | None = None) -> NoReturn:
             ready = selector.select(timeout)
             if not ready and timeout is not None:
                 os._exit(0)
-            timeout = None
             for key, _events in ready:
                 if key.fileobj is channel:
                     try:
@@ -298,16 +514,74 @@ def serve(channel: Channel, timeout: float | None = None) -> NoReturn:
                         _kill_all(lifelines)
                         os._exit(0)  # with torch imported, a normal exit takes a second
                     for kind, body in frames:
+                        inherited = [selector.fileno(), wakeup, wakeup_write, *lifelines.values()]
+                        if kind == Kind.CLONE:
+                            _clone_server(channel, bytes(body), inherited)
+                            continue
+                        timeout = None
                         _import_all(json.loads(bytes(body)))
                         if kind != Kind.PRELOAD:
                             module = WORKER_MODULE if kind == Kind.FORK else TEMPLATE_MODULE
-                            _fork_worker(channel, lifelines, [selector.fileno(), wakeup, wakeup_write], module)
+                            _fork_worker(channel, lifelines, inherited, module, threads)
                 else:
                     os.read(wakeup, 4096)
                     _reap(lifelines)
 
 
-def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[int], module: str) -> None:
+def _clone_server(channel: Channel, request: bytes, inherited: list[int]) -> None:
+    """Fork another server, which imports packages and then serves."""
+    try:
+        sock = channel.take_fd()
+    except OSError:  # the notebook's process sees the connection close
+        return
+    try:
+        gc.freeze()
+        pid = os.fork()
+    except OSError:
+        pid = -1
+    if pid:
+        os.close(sock)
+        return
+    try:
+        signal.set_wakeup_fd(-1)
+        for fd in (channel.fileno(), *inherited):
+            os.close(fd)
+        ours = Channel(socket.socket(fileno=sock), blocking=True)
+        ours.send(Kind.CLONE, str(os.getpid()).encode())
+        packages, environment, early = pickle.loads(request)
+        environment.install()
+        _import_packages(packages)
+        threads = _count_threads()
+        ours.send(Kind.CLONE, str(threads).encode())
+        serve(ours, UNUSED_S if early else None, threads=threads)
+    except (OSError, EOFError):  # the notebook's process has ended, or needs this server no more
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _import_packages(names: Iterable[str]) -> None:
+    """Import modules of installed packages. What they import of the user's own is left to workers, as it may change."""
+    before = set(sys.modules)
+    _import_all(names)
+    for name in set(sys.modules) - before:
+        module = sys.modules[name]
+        if "__file__" in vars(module) and not preload.is_installed(module):
+            del sys.modules[name]
+
+
+def _count_threads() -> int:
+    """Threads of this process, including those of native code; many if it uses an accelerator, which a child cannot."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return MANY
+    try:
+        return sum(1 for _ in Path("/proc/self/task").iterdir())
+    except OSError:  # only Linux has it
+        return threading.active_count()
+
+
+def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[int], module: str, threads: int) -> None:
     fds: list[int] = []
     try:
         for _ in range(4):
@@ -318,12 +592,12 @@ def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[in
     lifeline, stderr, sock, stdout = fds
     gc.freeze()  # a collection in a worker would copy the pages of all objects that exist now
     try:
-        pid = os.fork()
+        pid = os.fork() if threads == 1 else _spawn_worker(sock, stdout, stderr, module)
     except OSError as error:
         _refuse(error, fds)
         return
     if pid == 0:
-        for fd in (channel.fileno(), lifeline, *lifelines.values(), *inherited):
+        for fd in (channel.fileno(), lifeline, *inherited):
             os.close(fd)
         _become_worker(sock, stdout, stderr, module)
     lifelines[pid] = lifeline
@@ -331,6 +605,17 @@ def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[in
         os.write(lifeline, LIFELINE.pack(pid))
     for fd in (sock, stdout, stderr):
         os.close(fd)
+
+
+def _spawn_worker(sock: int, stdout: int, stderr: int, module: str) -> int:
+    """Start a worker in a new interpreter, since this process has other threads. Returns its pid."""
+    entry = f"from nbloader.transport.forkserver import die_with_parent; die_with_parent(); import {module} as w"
+    process = subprocess.Popen(
+        python_command(f"{entry}; w.main({sock})"), pass_fds=(sock,), stdin=subprocess.DEVNULL, stdout=stdout,
+        stderr=stderr,
+    )  # fmt: skip
+    process.returncode = 0  # it is waited for by `_reap`
+    return process.pid
 
 
 def _refuse(error: OSError, fds: list[int]) -> None:
@@ -398,8 +683,11 @@ def _import_all(names: Iterable[str]) -> None:
 
 
 def _reap(lifelines: dict[int, int]) -> None:
-    while lifelines:
-        pid, status = os.waitpid(-1, os.WNOHANG)
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
         if pid == 0:
             return
         lifeline = lifelines.pop(pid, None)

@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from multiprocessing import context, reduction
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from nbloader.batch.serialize import Pickler, is_plain
@@ -73,6 +74,8 @@ class Spawning:
     def __init__(self) -> None:
         self.fds: list[int] = []
         """Duplicates of the descriptors that the worker needs, in order; closed when this object is collected."""
+        self.modules: set[str] = set()
+        """Modules of the classes and functions in the pickle."""
         weakref.finalize(self, _close, self.fds).atexit = False
         self._before: Any = None
 
@@ -110,6 +113,11 @@ class SharingPickler(Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """See `Pickler`."""
+        if isinstance(obj, _NAMED):
+            name = getattr(obj, "__name__" if isinstance(obj, ModuleType) else "__module__", None)
+            spawning: Any = context.get_spawning_popen()
+            if isinstance(name, str):
+                spawning.modules.add(name)
         if _is_unnamed_lock(obj):
             raise TypeError(FORK_CONTEXT)
         reduce_lock = _THREAD_OBJECTS.get(type(obj))
@@ -139,6 +147,8 @@ def _is_unnamed_lock(obj: Any) -> bool:
     return synchronize is not None and issubclass(type(obj), synchronize.SemLock) and obj._semlock.name is None
 
 
+_NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
+"""Types of what a pickle refers to by its module."""
 _GENERATORS = frozenset({"Random", "RandomState", "Generator"})
 """Names of the types of random generators."""
 

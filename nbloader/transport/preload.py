@@ -1,15 +1,26 @@
-"""Modules that a dataset needs and that are slow to import: the fork server imports them once for all workers."""
+"""Modules that a dataset needs and that are slow to import: the fork server imports them once for all workers.
+
+Only installed packages are imported there. The user's own modules are imported by each worker, so that a new worker has
+them as they are now in their files.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
-from collections.abc import Iterator
+import sysconfig
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 LOADER = "nbloader.loader"
 PRELOADABLE = ("torch", "torchvision", "PIL.Image", "pandas", "scipy", "cv2", LOADER)
 """Slow to import, and never edited by the user."""
+LARGE = 20
+"""Modules from which on a package is expected to be slow to import. Smaller ones are imported by each worker."""
+_PRELOADED_ALREADY = {"numpy", "nbloader", *(name.partition(".")[0] for name in PRELOADABLE)}
 
 
 def needed(payload: bytes, *parts: Any, by_torch: bool = False) -> list[str]:
@@ -29,6 +40,90 @@ def expected(dataset: Any, *, by_torch: bool = False) -> list[str]:
     """An estimate of `needed` for a dataset that has not been pickled yet: cheap, and it may miss some."""
     used = set(_used_by(dataset))
     return _loaded(used | {"torch"} if by_torch else used)
+
+
+def packages(modules: Iterable[str]) -> frozenset[str]:
+    """Of the modules that a pickle names, and those that the user's modules among them use: those of large packages.
+
+    They are the modules that workers import first, and with them all that these need.
+    """
+    found: set[str] = set()
+    seen: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        module = sys.modules.get(name)
+        if name in seen or name == "__main__" or module is None:
+            continue
+        seen.add(name)
+        if not is_installed(module):
+            waiting += (other for other in _modules_in(module) if isinstance(other, str))
+        elif _is_large(_root(name), len(sys.modules)):
+            found.add(name)
+    return frozenset(found)
+
+
+def packages_of(*parts: Any) -> frozenset[str]:
+    """An estimate of `packages` for objects that have not been pickled yet: cheap, and it may miss some."""
+    names = [getattr(part, "__module__", None) for part in parts]
+    for part in parts:
+        names += [cls.__module__ for cls in type(part).__mro__]
+        names += [type(value).__module__ for value in attributes_of(part).values()]
+    return packages(name for name in names if isinstance(name, str))
+
+
+def need_torch(names: Iterable[str]) -> bool:
+    """Whether one of these packages imports torch."""
+    return "torch" in sys.modules and any(_imports_torch(_root(name), len(sys.modules)) for name in names)
+
+
+def imported_with_torch() -> frozenset[str]:
+    """The modules of all large packages that this process has imported and that import torch."""
+    sizes = Counter(map(_root, list(sys.modules)))
+    roots = {root for root, size in sizes.items() if size > LARGE and root not in _PRELOADED_ALREADY}
+    roots = {root for root in roots if root in sys.modules and is_installed(sys.modules[root]) and need_torch([root])}
+    return frozenset(name for name in list(sys.modules) if _root(name) in roots)
+
+
+@functools.lru_cache(maxsize=256)
+def _imports_torch(package: str, _modules: int) -> bool:
+    prefix = f"{package}."
+    return any(
+        "torch" in _imported_by(name) for name in list(sys.modules) if name == package or name.startswith(prefix)
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _is_large(package: str, _modules: int) -> bool:
+    """Whether this process has imported many modules of a package."""
+    prefix = f"{package}."
+    return package not in _PRELOADED_ALREADY and sum(name.startswith(prefix) for name in list(sys.modules)) >= LARGE
+
+
+def _modules_in(module: ModuleType) -> Iterator[Any]:
+    """The modules to which the globals of a module refer."""
+    for value in list(vars(module).values()):
+        if isinstance(value, ModuleType):
+            yield value.__name__
+        elif isinstance(value, (type, FunctionType)):
+            yield value.__module__
+
+
+def is_installed(module: ModuleType) -> bool:
+    """Whether a module belongs to Python or an installed package, and not to the user's own files."""
+    file = vars(module).get("__file__")
+    if not isinstance(file, str):
+        spec = vars(module).get("__spec__")
+        return getattr(spec, "origin", None) in ("built-in", "frozen")
+    entries: list[object] = list(sys.path)
+    return file.startswith(_installed_paths(tuple(entry for entry in entries if isinstance(entry, str))))
+
+
+@functools.lru_cache(maxsize=1)
+def _installed_paths(sys_path: tuple[str, ...]) -> tuple[str, ...]:
+    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths |= {entry for entry in sys_path if entry.endswith(("site-packages", "dist-packages"))}
+    return tuple(f"{path}{os.sep}" for path in paths)
 
 
 def _loaded(used: set[str]) -> list[str]:

@@ -54,9 +54,11 @@ class ProcessSetup:
         """Whether `identity` covers all of it: there are no large arrays, which are compared by their place only."""
         worthwhile = self.self_contained and fingerprint.worthwhile(self.pickled.data)
         self._fingerprint = _fingerprint_of(parts) if worthwhile else None
+        self.packages = preload.packages(self.pickled.spawning.modules)
+        """Modules of large packages that workers need."""
         self.preload = preload.needed(
             self.pickled.code, dataset, collate_fn, worker_init_fn, on_error,
-            by_torch=transport == "pickle" and collate_fn is None,
+            by_torch=(transport == "pickle" and collate_fn is None) or preload.need_torch(self.packages),
         )  # fmt: skip
         self.identity = self.pickled.identity
         """Equal where workers that have the one need not be sent the other."""
@@ -78,11 +80,11 @@ class ProcessSetup:
             OSError: The system provides no process, pipe or memory.
         """
         if self._template is None and not (by_template and template.worthwhile(self.pickled)):
-            return forkserver.fork(sock, stdout, stderr, self.preload), None
+            return forkserver.fork(sock, stdout, stderr, self.preload, packages=self.packages), None
         if self._template is not None and self._template.usable():
             with contextlib.suppress(OSError):  # it has ended just now
                 return self._template.fork(sock, stdout, stderr), self._template
-        self._template = Template(self.pickled, stdout, stderr, self.preload)
+        self._template = Template(self.pickled, stdout, stderr, self.preload, self.packages)
         return self._template.fork(sock, stdout, stderr), self._template
 
     def holds(self, *parts: Any) -> bool:

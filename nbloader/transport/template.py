@@ -30,9 +30,9 @@ from typing import NamedTuple, NoReturn
 from nbloader._util.output import flush
 from nbloader.shm.segment import filled_file
 from nbloader.transport import forkserver
-from nbloader.transport.bootstrap import Environment
 from nbloader.transport.channel import Channel, Kind
 from nbloader.transport.dataset_payload import Files, SharedPickle, load_shared, prepare
+from nbloader.transport.environment import Environment
 
 TEMPLATE_FROM = 4 << 20
 """Size of a pickle, without its large arrays, from which on workers are forked from a template, bytes."""
@@ -80,17 +80,20 @@ class Template:
         stdout: Descriptor for what is printed meanwhile.
         stderr: Descriptor for errors.
         preload: Modules for the fork server to import first.
+        packages: Further modules of installed packages that it needs.
 
     Raises:
         OSError: The system provides no process, pipe or memory.
     """
 
-    def __init__(self, pickled: SharedPickle, stdout: int, stderr: int, preload: list[str]) -> None:
+    def __init__(
+        self, pickled: SharedPickle, stdout: int, stderr: int, preload: list[str], packages: frozenset[str]
+    ) -> None:
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours, blocking=True)
         weakref.finalize(self, self._channel.close)
         with contextlib.closing(theirs):
-            lifeline = forkserver.fork(theirs.fileno(), stdout, stderr, preload, Kind.FORK_TEMPLATE)
+            lifeline = forkserver.fork(theirs.fileno(), stdout, stderr, preload, Kind.FORK_TEMPLATE, packages=packages)
         os.close(lifeline)  # its end closes the connection
         files = pickled.files()
         message = pickle.dumps(TemplateMessage(Environment.of_this_process(), files._replace(fds=())), 5)

@@ -377,8 +377,13 @@ class WorkerKind(ABC):
     inline: ClassVar[bool] = False
     """Whether the consumer's own thread produces the batches, in `WorkerPool.run_next`."""
 
-    def prepare(self, dataset: Any) -> None:  # noqa: B027 - optional
-        """Start what the workers will need. Called when the loader is constructed, before the first epoch."""
+    def prepare(self, dataset: Any, *functions: Any) -> None:  # noqa: B027 - optional
+        """Start what the workers will need. Called when the loader is constructed, before the first epoch.
+
+        Args:
+            dataset: The dataset.
+            functions: The functions that workers will be given, or None.
+        """
 
     def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> WorkerSetup:
         """Convert the dataset and functions to what workers of this kind are given.

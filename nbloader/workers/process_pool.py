@@ -43,8 +43,9 @@ from nbloader.sampling.shard_plan import Ticket
 from nbloader.shm.arena import ArenaWriter
 from nbloader.shm.segment import SegmentReader, anonymous_file, mapped
 from nbloader.transport import forkserver, preload
-from nbloader.transport.bootstrap import Environment, InitMessage, WorkerStart
+from nbloader.transport.bootstrap import InitMessage, WorkerStart
 from nbloader.transport.channel import IN_TURN, MAX_FDS, Bytes, Channel, Kind
+from nbloader.transport.environment import Environment
 from nbloader.transport.forker import ForkedProcess, Forker, redirect_streams
 from nbloader.transport.messages import (
     BatchDone,
@@ -95,7 +96,7 @@ class ProcessKind(WorkerKind):
 
     options: WorkerOptions
 
-    def prepare(self, dataset: Any) -> None:
+    def prepare(self, dataset: Any, *functions: Any) -> None:
         """Start the fork server, so that it is ready when the loop begins.
 
         Forked workers need none. They seed NumPy's generator, which NumPy imports when it is first used: here once, and
@@ -104,7 +105,9 @@ class ProcessKind(WorkerKind):
         if self.options.start_method == "fork":
             importlib.import_module("numpy.random")
         if self.options.start_method == "forkserver":
-            forkserver.start(preload.expected(dataset, by_torch=self.options.transport == "pickle"))
+            packages = preload.packages_of(dataset, *functions)
+            by_torch = self.options.transport == "pickle" or preload.need_torch(packages)
+            forkserver.start(preload.expected(dataset, by_torch=by_torch), packages)
 
     def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ProcessSetup | LocalSetup:
         """Pickle the dataset and functions, unless workers are forked from this process.
