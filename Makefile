@@ -2,7 +2,8 @@
 # make check           lint, type check, import contracts and the unit tests: under a minute on two cores
 # make test            everything: lint, all tests, the notebooks, the browser tests
 # make lint            ruff, mypy and the import contracts
-# make bench           benchmark against torch, in under ten minutes (ROWS=tiny,large selects rows; PEERS="paddle spdl
+# make bench           benchmark against torch, in under ten minutes (ROWS=tiny,large selects rows; ROWS=startup
+#                      those of large packages, where they are installed; PEERS="paddle spdl
 #                      grain mxnet" adds other loaders); writes table.md and results.json to build/bench
 # make bench-gpu       benchmark of uploads against torch, needs a GPU; writes to build/bench-gpu
 # make soak            stress test: kill, restart, resize and compare every batch (SECONDS=300)

@@ -80,7 +80,7 @@ class Kind(IntEnum):
     """To the worker: an arena is not used any more. From the worker: these segments are not used any more."""
     REST = 17
     """To the worker: the segments that were returned; there is nothing to do for now, so free memory."""
-    CLONE = 19
+    CLONE = 21
     """To the fork server, with a descriptor: start another one on it, which imports these packages. From that one: its
     pid; then, when it has imported them, what it found."""
     ITERATION = 18

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import startup
 import systems
 import work
 
@@ -53,6 +54,10 @@ class Row:
     """Minimum duration of a turn that measures a rate; it consists of whole epochs."""
     torch: bool = True
     """Whether torch runs it, too. Then the values are compared."""
+    group: str = ""
+    """Another name that `--rows` accepts, for several rows."""
+    package: str = ""
+    """The package without which the row is left out."""
     beside: bool = True
     """Whether torch takes all turns; otherwise one, to compare the values with."""
 
@@ -235,6 +240,14 @@ def _shuffled(turns):
     ]
 
 
+def _startup(turns):
+    """The first loader needs one import of the package: that of this process, in the same turns, is reported, too."""
+    judged = at_most("of torch's", [100 * r for r in ratios(turns, OURS, TORCH)], 150, "{:.0f} %")
+    first, imported = median(turns, OURS, "first"), median(turns, OURS, "imported")
+    found = f"{judged.found}; first loader {first:,.0f} ms, torch's {median(turns, TORCH, 'first'):,.0f} ms"
+    return [replace(judged, found=f"{found}; import of the package {imported:,.0f} ms")]
+
+
 def _keep(turns):
     return [at_most("memory relative to the data", each(turns, OURS), 110, "{:.0f} %")]
 
@@ -367,5 +380,17 @@ ROWS = (
     _memory_row("inproc", "num_workers=0", _gathered, (DIRECT,)),
     _memory_row("thread", "one thread", _gathered, (DIRECT,)),
     _memory_row("process", "2 workers", _gathered_by_processes, turns=5),
+    *(
+        Row(
+            f"startup_{name}",
+            f"first batch of another loader, {name} in the workers, 2 workers",
+            "ms",
+            "startup",
+            _startup,
+            group="startup",
+            package=name,
+        )
+        for name in startup.WORKLOADS
+    ),
     Row("keep", "list(loader): memory relative to the data, 2 workers", "%", "keep", _keep, fresh=True),
 )

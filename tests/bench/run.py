@@ -13,6 +13,7 @@ import argparse
 import datetime as dt
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -214,10 +215,12 @@ def main():
     )
     options = parser.parse_args()
     wanted = [name for name in options.rows.split(",") if name]
-    unknown = set(wanted) - {row.name for row in ROWS}
+    unknown = set(wanted) - {row.name for row in ROWS} - {row.group for row in ROWS}
     if unknown:
         parser.error(f"unknown rows {sorted(unknown)}: choose from {', '.join(row.name for row in ROWS)}")
-    rows = [row for row in ROWS if not wanted or row.name in wanted]
+    rows = [row for row in ROWS if not wanted or row.name in wanted or row.group in wanted]
+    missing = [row for row in rows if row.package and importlib.util.find_spec(row.package) is None]
+    rows = [row for row in rows if row not in missing]
 
     pythons = dict.fromkeys(systems.MAKERS, sys.executable)
     for peer in systems.PEERS:
@@ -237,6 +240,8 @@ def main():
         "|---|---|---|---|---|---|",
     ]
     say("\n".join(head))
+    for row in missing:
+        say(f"left out: {row.name}, since {row.package} is not installed")
     table, results, failed = head, [], False
     for row in rows:
         turns, errors = Comparison(row, pythons).run()

@@ -22,6 +22,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import startup
 import systems
 import work
 
@@ -90,7 +91,14 @@ class Side:
             import torch  # noqa: F401 - a notebook has imported it before its first loop
 
             import nbloader.loader.dataloader  # noqa: F401
-        self.dataset = self.work.dataset()
+        self.imported = self.first_loader = 0.0
+        self.functions = {}
+        if self.work.package:
+            begin = _clock()
+            self.dataset, self.functions = startup.WORKLOADS[self.work.package]()
+            self.imported = _clock() - begin
+        else:
+            self.dataset = self.work.dataset()
         self.loader = None
 
     def open(self):
@@ -101,7 +109,7 @@ class Side:
     # ---- commands ---------------------------------------------------------------------------------------------
 
     def check(self):
-        return self._digest(self.open())
+        return self._digest(self.startup_loader() if self.work.package else self.open())
 
     def rate(self):
         """Batches per second over whole epochs. The last batch is digested after the clock has stopped."""
@@ -170,6 +178,29 @@ class Side:
             "value": 1e3 * (now - begin), "with_init": 1e3 * (now - made), "once": once,
             "strict": digest.strict, "loose": digest.loose,
         }  # fmt: skip
+
+    def startup_loader(self):
+        """A new loader; the first one is timed."""
+        from torch.utils.data import DataLoader
+
+        if self.system == "nbloader":
+            from nbloader import DataLoader
+        begin = _clock()
+        loader = DataLoader(self.dataset, self.work.batch_size, num_workers=self.work.workers, **self.functions)
+        if not self.first_loader:
+            next(iter(loader))
+            self.first_loader = _clock() - begin
+        return loader
+
+    def startup(self):
+        """Milliseconds until a new loader has given its first batch; and the first loader of the process."""
+        begin = _clock()
+        iterator = iter(self.startup_loader())
+        next(iterator)
+        took = _clock() - begin
+        for _batch in iterator:
+            pass
+        return {"value": 1e3 * took, "first": 1e3 * self.first_loader, "imported": 1e3 * self.imported}
 
     def shuffled(self):
         """Milliseconds to the first of 100 million shuffled samples, and the MB that this process needed for it."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import startup
 
 PIXELS = 3 * 224 * 224
 
@@ -233,6 +234,8 @@ class Work:
     """Whether our workers are threads; torch has processes only."""
     shuffle: bool = False
     """Whether the order is random: the same one in each epoch and for all systems."""
+    package: str = ""
+    """The package that the workload of a `startup` row is about."""
 
 
 BATCHES = {
@@ -284,6 +287,7 @@ WORK = {
     "memory_thread": Work(lambda: table(200_000), 1024, 1, threads=True, shuffle=True),
     "memory_process": Work(lambda: table(200_000), 1024, 2, shuffle=True),
     "keep": Work(lambda: Growing(64 * BATCHES["keep"]), 64, 2),
+    **{f"startup_{name}": Work(list, 8, 2, package=name) for name in startup.WORKLOADS},
 }
 
 
