@@ -11,6 +11,7 @@ import light
 import pytest
 
 from nbloader import DataLoader
+from nbloader._util import system
 from nbloader.transport import forkserver, preload
 
 SIZE = preload.LARGE
@@ -153,6 +154,17 @@ def test_a_package_is_imported_with_the_environment_of_this_process(install, mon
     monkeypatch.setenv("ASKED", "here")
     with DataLoader(package.Data(), None, num_workers=1) as loader:
         assert set(loader) == {"here"}
+
+
+@pytest.mark.skipif(system.cores() == 1, reason="on one core nothing starts early")
+def test_packages_that_need_torch_are_imported_when_the_server_is_started_early(install):
+    package, importers = install("early", "import torch")
+    forkserver.start_early()
+    workers = workers_of(package.Data())
+    [server] = importers()
+    assert server in forkserver.pids()
+    assert server not in workers
+    assert len(forkserver.pids()) == 2, "the server with torch, and its clone"
 
 
 @pytest.mark.unit
