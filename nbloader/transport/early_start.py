@@ -15,9 +15,9 @@ def warm_up() -> None:
     """Start the process that workers are forked from, so that the first loader gets its workers sooner.
 
     The process imports torch while this one continues, and another one the large packages that need torch and that were
-    imported here before. They end if the first loader does not need torch, or if no loader is created within a minute. Without this call, it starts when a loader with worker processes is
-    created; in a notebook's kernel, when `nbloader.DataLoader` is first looked up, unless the environment variable
-    `NBLOADER_EARLY_START` is 0.
+    imported here before. They end if the first loader does not need torch, or if no loader is created within a minute.
+    Without this call, the process starts when a loader with worker processes is created; in a notebook's kernel, when
+    `nbloader.DataLoader` is first looked up, unless the environment variable `NBLOADER_EARLY_START` is 0.
 
     In a worker process, and on a machine with one core, nothing happens.
     """

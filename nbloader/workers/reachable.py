@@ -7,7 +7,6 @@ large container its first items: a generator is an attribute of the dataset or o
 from __future__ import annotations
 
 import collections
-import dis
 import functools
 import gc
 import itertools
@@ -151,4 +150,6 @@ def _function_draws(function: FunctionType) -> bool:
             return True
     if _CONSTRUCTORS.isdisjoint(code.co_names):
         return False
+    import dis  # rarely needed, and a worker starts sooner without it
+
     return any(instruction.opname in ("STORE_ATTR", "STORE_GLOBAL") for instruction in dis.get_instructions(code))
