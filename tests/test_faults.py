@@ -466,11 +466,11 @@ def test_an_error_in_worker_init_fn_keeps_its_type():
 def test_a_failure_to_start_processes_is_an_error_and_the_next_epoch_works(monkeypatch):
     fork, calls = forkserver.fork, []
 
-    def failing(*args):
+    def failing(*args, **how):
         calls.append(args)
         if len(calls) in (2, 3):
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        return fork(*args)
+        return fork(*args, **how)
 
     monkeypatch.setattr(forkserver, "fork", failing)
     with DataLoader(Numbers(12), 2, num_workers=2) as loader:
