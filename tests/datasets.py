@@ -21,7 +21,7 @@ import torch
 from nbloader import get_worker_info
 from nbloader.transport import forkserver
 
-PATIENCE = 30.0
+PATIENCE = 90.0
 """Seconds that a test waits for a condition before it fails."""
 
 

@@ -715,6 +715,7 @@ SCRIPT = """
 import os, signal, sys, threading, time
 sys.path.insert(0, {tests!r})
 from datasets import *
+from light import Numbers, Slow  # workers without torch start in a tenth of the time
 from nbloader import DataLoader
 import psutil
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background may have it ignored
