@@ -11,7 +11,7 @@ from nbloader._util.signals import raised_by_handler
 from nbloader.batch.rows import RowSelector, Selection, may_be_in_memory
 from nbloader.events.remote_errors import SampleFailure, describe
 from nbloader.sampling.index_arrays import IndexArray
-from nbloader.workers.status import WorkerAbandonedError, WorkerState, WorkerStatus
+from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState, WorkerStatus
 
 _clock = time.perf_counter_ns
 _FETCHING = WorkerState.FETCHING
@@ -92,6 +92,8 @@ class MapFetcher:
         self._on_error = on_error
         self._is_list = batched and type(dataset) in (list, tuple, range)
         self._selector = RowSelector() if batched and collates and may_be_in_memory(dataset) else None
+        self.in_memory = self._is_list or self._selector is not None
+        """Whether `from_memory` may find samples; otherwise it need not be called."""
 
     def from_memory(self, run: int, indices: Any) -> FetchedBatch | None:
         """Fetch the samples of one batch if they are in memory.
@@ -224,10 +226,11 @@ def fetch_each(
     samples: list[Any] = []
     failed: list[SampleFailure] = []
     append, clock = samples.append, _clock
+    thread = status if isinstance(status, LocalStatus) else None  # a process is killed instead of abandoned
     exhausted = False
     slowest = slowest_ns = -1
     for position, key in enumerate(keys):
-        if status.abandoned:
+        if thread is not None and thread.abandoned:
             raise WorkerAbandonedError(status)
         status.position = position
         try:

@@ -403,7 +403,7 @@ class WorkerLoop:
         if self._iterable_fetcher is not None:
             return self._iterable_fetcher.fetch(run, indices)
         fetcher = self._map_fetcher
-        return (fetcher.from_memory(run, indices) if whole else None) or fetcher.fetch(indices)
+        return (fetcher.from_memory(run, indices) if whole and fetcher.in_memory else None) or fetcher.fetch(indices)
 
     def _write_chunk(self, samples: Any, slot: ChunkSlot) -> EncodedBatch | None:
         """Write a chunk into the arena of its batch. None if it does not fit there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from enum import IntEnum
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 
 class WorkerState(IntEnum):
@@ -46,10 +46,6 @@ class WorkerStatus(Protocol):
     position: int
     """Position in the batch of the sample that is being fetched; -1 if the whole batch is fetched at once."""
 
-    @property
-    def abandoned(self) -> bool:
-        """Whether the worker must stop before its next sample. This field is written by others."""
-
 
 class SharedStatus(ctypes.Structure):
     """The status of a worker process, in memory that it shares with the notebook's process."""
@@ -69,7 +65,6 @@ class SharedStatus(ctypes.Structure):
     since: int
     position: int
     pid: int
-    abandoned: ClassVar[bool] = False  # a process is killed instead
 
     @classmethod
     def at(cls, memory: Any) -> SharedStatus:
