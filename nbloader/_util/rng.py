@@ -157,6 +157,9 @@ _MT19937_KEYS = 4 * 624
 """Bytes of the words of a Mersenne twister; in NumPy the position in them follows, in CPython it precedes them."""
 _MT19937_SIZE = _MT19937_KEYS + 4
 
+_START = bytes(4)
+"""The position of the first word."""
+
 _python: Any = getattr(random, "_inst")  # noqa: B009 - private
 """The generator behind the functions of `random`."""
 
@@ -224,10 +227,13 @@ class _NumpyMemory:
         if memory is None:
             return generator, None, numpy_random.get_state(legacy=False)
         saved = bytes(memory)
-        # A normal number that is left over from the last pair is not in that memory. If there is one, it comes next.
+        # A normal number that is left over from the last pair is not in that memory. If there is one, it comes next and
+        # the position stays. That is set to 0, because at the end of the words NumPy would make new ones, in 2 us.
+        memory[_MT19937_KEYS:] = _START
         normal = numpy_random.standard_normal()
-        if memory[_MT19937_KEYS:] != saved[_MT19937_KEYS:]:  # the position
-            memory[:] = saved
+        left_over = memory[_MT19937_KEYS:] == _START
+        memory[:] = saved
+        if not left_over:
             numpy_random.set_bit_generator(generator)  # drops the second one of the pair
             return generator, saved, None
         position = int.from_bytes(saved[_MT19937_KEYS:], sys.byteorder)

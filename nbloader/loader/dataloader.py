@@ -315,7 +315,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _gathers(self) -> bool:
         """Whether batches are gathered by indexing the dataset's arrays."""
         batched = self.batch_sampler is not None
-        return batched and collate_for_workers(self.collate_fn, batched=True) is None and is_in_memory(self.dataset)
+        return batched and is_in_memory(self.dataset) and collate_for_workers(self.collate_fn, batched=True) is None
 
     def _epoch_over(self, empty: bool) -> None:
         """An epoch was iterated to its end.

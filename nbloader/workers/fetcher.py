@@ -105,6 +105,8 @@ class MapFetcher:
         Returns:
             None if the dataset must be asked for them; also if one of them would raise.
         """
+        if not self._is_list and self._selector is None:
+            return None
         samples: Any = None
         begin = _clock()
         if self._is_list:
