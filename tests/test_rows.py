@@ -12,7 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from same import assert_same
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, StackDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 from torch.utils.data import DataLoader as TorchLoader
 
 from nbloader import DataLoader
@@ -325,3 +333,28 @@ def test_large_batches_are_stacked_in_huge_pages_and_mixed_ones_as_torch_does():
         with pytest.raises(NotPlannedError):
             collate_to_tensors(mixed)
         assert_same(next(iter(DataLoader(mixed, len(mixed)))), next(iter(TorchLoader(mixed, len(mixed)))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dtypes=st.lists(
+        st.sampled_from((*[torch.float32] * 6, torch.float64, torch.int64, torch.bfloat16)), min_size=15, max_size=15
+    ),
+    shapes=st.lists(st.sampled_from(((2, 1),) * 12 + ((), (3,))), min_size=5, max_size=5),
+    gradient=st.booleans(),
+)  # fmt: skip
+def test_dicts_of_many_tensors_are_stacked_as_by_torch(dtypes, shapes, gradient):
+    samples = [
+        {f"k{k}": torch.full(shapes[k], 5 * i + k).to(dtypes[5 * i + k]) for k in range(5)} for i in range(3)
+    ]  # fmt: skip
+    if gradient and dtypes[7].is_floating_point:
+        samples[1]["k2"].requires_grad_()
+    theirs = default_collate(samples)
+    ours, _nbytes = collate_to_tensors(samples)
+    assert [part.requires_grad for part in ours.values()] == [part.requires_grad for part in theirs.values()]
+    assert_same({k: v.detach() for k, v in ours.items()}, {k: v.detach() for k, v in theirs.items()})
+    versions = {key: part._version for key, part in ours.items()}
+    ours["k0"].detach().zero_()
+    assert {key: part._version for key, part in ours.items() if key != "k0"} == {
+        key: version for key, version in versions.items() if key != "k0"
+    }

@@ -7,7 +7,8 @@ and `collate_object`, and so are errors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import torch
 
 from nbloader.batch.collate import NUMPYS_OWN, SCALARS, NotPlannedError
 
+MANY = 4
+"""Fields of a dict from which on it is tried to stack all of them by one call."""
 HUGE = 4 << 20
 """Size from which NumPy asks for huge pages, bytes: page faults take most of the time of a large batch otherwise."""
 
@@ -47,7 +50,12 @@ def _collate(values: Sequence[Any], sizes: list[int]) -> Any:
     if kind is np.ndarray:
         array = _arrays(values, first)
     elif kind is dict:
-        return {key: _collate(column, sizes) for key, column in _columns(values, first)}
+        columns = _columns(values, first)
+        stacked = _stack_alike(columns, list(first.values())) if len(first) >= MANY else None
+        if stacked is not None:
+            sizes.extend([tensor.nbytes for tensor in stacked])
+            return dict(zip(first, stacked, strict=True))
+        return {key: _collate(column, sizes) for key, column in zip(first, columns, strict=True)}
     elif kind is tuple or kind is list:
         return [_collate(column, sizes) for column in zip(*values, strict=True)]
     elif kind is str or kind is bytes:
@@ -60,12 +68,32 @@ def _collate(values: Sequence[Any], sizes: list[int]) -> Any:
     return _from_numpy(array)
 
 
-def _columns(values: Sequence[Any], first: dict[Any, Any]) -> Iterable[tuple[Any, Sequence[Any]]]:
+def _columns(values: Sequence[Any], first: dict[Any, Any]) -> list[Sequence[Any]]:
     """The values of each key of the first dict."""
     keys = list(first)
     if list(map(type, values)).count(dict) == len(values) and list(map(list, values)).count(keys) == len(values):
-        return zip(keys, map(list, zip(*[value.values() for value in values], strict=True)), strict=True)
-    return [(key, [value[key] for value in values]) for key in keys]
+        return list(map(list, zip(*[value.values() for value in values], strict=True)))
+    return [[value[key] for value in values] for key in keys]
+
+
+def _stack_alike(columns: list[Sequence[Any]], firsts: list[Any]) -> list[Any] | None:
+    """Stack tensors that have one shape and dtype in all columns by one call; None if they differ.
+
+    40 columns of 32 tensors of 16 floats take 160 us, column by column 190 us. Each batch tensor has a storage and a
+    version counter of its own, as others have.
+    """
+    first, count = firsts[0], len(columns[0])
+    if type(first) is not torch.Tensor or not first.is_cpu or first.layout is not torch.strided:
+        return None
+    shape, dtype = first.shape, first.dtype
+    if str(dtype).removeprefix("torch.") not in NUMPYS_OWN or first.nbytes * count * len(columns) >= HUGE:
+        return None
+    if any(type(other) is not torch.Tensor or other.dtype is not dtype or other.shape != shape for other in firsts):
+        return None
+    stacked = _stack(list(itertools.chain.from_iterable(columns)))
+    if stacked.dtype is not dtype or stacked.requires_grad or type(stacked) is not torch.Tensor:
+        return None  # a later sample differs, and its column alone is to be promoted
+    return list(map(_from_numpy, stacked.numpy().reshape(len(columns), count, *shape)))
 
 
 def _tensors(values: Sequence[Any], first: Any, nbytes: int) -> Any:
