@@ -13,6 +13,7 @@ import work
 
 OURS, TORCH = "nbloader", "torch"
 BARE, ALONE = "no loader", "no transfer"
+UNSHARED = "without share"
 DIRECT = "direct indexing"
 QUICK_US = 100
 """Time of a batch below which a fixed overhead is judged, in microseconds."""
@@ -217,6 +218,29 @@ def _memory(turns):
     ]
 
 
+def _objects(turns):
+    """Memory relative to one copy of the dataset, first batch relative to pickling and unpickling it once.
+
+    Judged with `nbloader.share`, which the first batch includes; without it both are reported, too.
+    """
+
+    def shares(system):
+        return [100 * turn["value"] / turn["copy_mb"] for turn in turns[system]]
+
+    def parts(system):
+        return [turn["first"] / turn["twice"] for turn in turns[system]]
+
+    def found(judged, measure, form):
+        others = ", ".join(
+            f"{name} {form.format(statistics.median(measure(name)))}" for name in (TORCH, UNSHARED) if name in turns
+        )
+        return replace(judged, found=f"{judged.found}; {others}")
+
+    memory = at_most("of one copy beyond the notebook's own", shares(OURS), 125, "{:.0f} %")
+    first = at_most("first batch, of one pickle and unpickle", parts(OURS), 1.5, "{:.2f} x")
+    return [found(memory, shares, "{:.0f} %"), found(first, parts, "{:.2f} x")]
+
+
 def _events(turns):
     """Wall time is judged; the parent's CPU time per batch, less sensitive to other load, is reported, too."""
     slower = [100 * (r - 1) for r in ratios(turns, "without events", OURS)]
@@ -344,6 +368,26 @@ ROWS = (
     ),
     Row("stragglers", "1 ms per sample, every 50th 100 ms, batch 16, 4 workers", "batch/s", "rate", _stragglers),
     Row("memory", "1 GB array in the dataset, 4 workers, all processes", "MB PSS", "memory", _memory, fresh=True),
+    Row(
+        "objects",
+        "list of 400,000 dicts, ten epochs, 4 workers",
+        "MB PSS more",
+        "objects",
+        _objects,
+        (UNSHARED,),
+        fresh=True,
+        turns=1,
+    ),
+    Row(
+        "objects32",
+        "the same, 32 workers",
+        "MB PSS more",
+        "objects",
+        _objects,
+        (UNSHARED,),
+        fresh=True,
+        turns=1,
+    ),
     Row(
         "events",
         "tiny, with events and history or without",

@@ -234,6 +234,7 @@ def stack(samples):
 MAKERS = {
     "torch": _torch,
     "nbloader": _ours,
+    "without share": _ours,
     "in process": _in_process,
     "without events": _ours_silent,
     "watched": Watched,

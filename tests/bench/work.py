@@ -146,6 +146,30 @@ class Table:
         return self.x[i]
 
 
+class Annotations:
+    """A list of dicts, as the boxes of a detection dataset are. A sample reads its item and is its number."""
+
+    def __init__(self, length):
+        random_ = random.Random(0)
+        self.items = [
+            {
+                "id": i,
+                "image_id": random_.randrange(10**6),
+                "category_id": random_.randrange(90),
+                "bbox": [600 * random_.random() for _ in range(4)],
+                "file_name": f"images/{i:012d}.jpg",
+            }
+            for i in range(length)
+        ]
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, i):
+        item = self.items[i]
+        return item["id"] + int(sum(item["bbox"]) < 0) + item["file_name"].count("*")
+
+
 class Growing(Large):
     """`Large`, but index -1 is one float: to start the workers without producing a large batch."""
 
@@ -272,6 +296,8 @@ WORK = {
     "first": Work(lambda: Tiny(32 * 16), 32, 4),
     "first_torch": Work(lambda: WithTorch(32 * 16), 32, 4),
     "memory": Work(lambda: Table(2000, 500_000), 16, 4),
+    "objects": Work(lambda: Annotations(400_000), 2000, 4),
+    "objects32": Work(lambda: Annotations(400_000), 2000, 32),
     "events": Work(lambda: Tiny(32 * BATCHES["tiny"]), 32, 2),
     "watched": Work(lambda: Tiny(32 * BATCHES["tiny"]), 32, 2),
     "shuffled": Work(lambda: range(100_000_000), 32, 2),
