@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 import types
 
 import light
@@ -130,6 +131,28 @@ def test_the_fork_server_starts_with_the_loader_which_does_not_wait_for_it(monke
         assert [float(batch) for batch in loader] == [0, 1, 2, 3]
     DataLoader(Plain(), num_workers=0)
     assert len(told) == 1
+
+
+@pytest.mark.usefixtures("no_server")
+def test_the_fork_server_does_not_trace_allocations_and_its_workers_do(monkeypatch):
+    """Under tracemalloc with 25 frames, which processes inherit, importing torch takes a minute."""
+
+    class Traced:
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, i):
+            imported_by_server = np.linalg.norm
+            mine = object()
+            return [
+                tracemalloc.get_traceback_limit() if tracemalloc.is_tracing() else 0,
+                tracemalloc.get_object_traceback(mine) is not None,
+                tracemalloc.get_object_traceback(imported_by_server) is not None,
+            ]
+
+    monkeypatch.setenv("PYTHONTRACEMALLOC", "3")
+    with DataLoader(Traced(), num_workers=1, collate_fn=list) as loader:
+        assert list(loader) == [[[3, True, False]]]
 
 
 @pytest.mark.usefixtures("no_server")
