@@ -333,6 +333,19 @@ class ArenaAllocator:
 # ---- worker threads, and the inline pool ----------------------------------------------------------------------------
 
 
+def provide_arena(task: Task, output: str) -> None:
+    """Give the batch of a chunk an arena when its first chunk is dispatched.
+
+    Args:
+        task: A chunk, or a whole batch, which needs none.
+        output: "torch" or "numpy".
+    """
+    batch = task.parent
+    if batch is not None and not batch.started:
+        batch.started = True
+        batch.arena = MemoryArena(len(batch.task.indices), batch.size, batch.chunks[0].job, output)
+
+
 class MemoryArena:
     """The memory of one batch that threads of this process write.
 

@@ -810,8 +810,9 @@ class Engine:
         self._group.seeds.pop(run, None)
         for outcome in closed.unclaimed:
             outcome.discard()
-        for key in [key for key in self._failures if key[0] == run]:
-            del self._failures[key]
+        for failed_run, number in list(self._failures):
+            if failed_run == run:
+                del self._failures[failed_run, number]
         self._cancel(closed.cancels)
         if self._retired and not self._dispatcher.iterations:
             self._close()

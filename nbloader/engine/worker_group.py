@@ -16,6 +16,7 @@ from nbloader.events.failures import LoaderFailure, descriptors_message, died_me
 from nbloader.events.gauges import WorkerGauge
 from nbloader.events.remote_errors import rebuild
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
+from nbloader.transport import stack_probe
 from nbloader.transport.messages import (
     DescriptorsExhausted,
     WorkerGone,
@@ -25,7 +26,6 @@ from nbloader.transport.messages import (
     WorkerMessage,
 )
 from nbloader.workers.api import WorkerHandle, WorkerPool, WorkerSetup
-from nbloader.workers.inline_pool import main_thread_stack
 from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
@@ -385,7 +385,7 @@ class WorkerGroup:
             NbloaderError: It is not running.
         """
         if self._config.kind.inline:
-            return main_thread_stack
+            return stack_probe.of_main_thread
         slot = self._slots[worker] if worker < len(self._slots) else WorkerSlot()
         if slot.handle is None:
             raise NbloaderError(f"worker {worker} is not running now")

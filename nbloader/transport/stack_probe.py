@@ -197,6 +197,11 @@ def _read(fd: int) -> str:
     return b"".join(parts).decode("utf-8", "replace")
 
 
+def of_main_thread() -> str:
+    """The stack of the main thread: that of the cell."""
+    return of_thread(threading.main_thread().ident)
+
+
 def of_thread(ident: int | None) -> str:
     """The stack of a thread of this process, as faulthandler writes it.
 

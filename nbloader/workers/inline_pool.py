@@ -15,7 +15,6 @@ from __future__ import annotations
 import collections
 import os
 import pickle
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -23,7 +22,7 @@ from typing import ClassVar, NamedTuple
 import cloudpickle
 
 from nbloader._util import rng
-from nbloader.batch.chunk_arena import MemoryArena
+from nbloader.batch.chunk_arena import provide_arena
 from nbloader.batch.task import Task
 from nbloader.events.failures import EmptyBatch
 from nbloader.transport import stack_probe
@@ -45,11 +44,6 @@ INLINE = "inline"
 """Name of this kind."""
 NO_WORKER = -1
 """Worker id in payloads and failures: the batch was produced in the notebook's process."""
-
-
-def main_thread_stack() -> str:
-    """The Python stack of the main thread: that of the cell."""
-    return stack_probe.of_thread(threading.main_thread().ident)
 
 
 @dataclass(frozen=True)
@@ -123,7 +117,7 @@ class InlineHandle(WorkerHandle):
 
     def stack_request(self) -> Callable[[], str]:
         """See `WorkerHandle`: the main thread is the worker."""
-        return main_thread_stack
+        return stack_probe.of_main_thread
 
     def kill(self) -> None:
         """Stop before the next sample, also if another thread is processing a batch."""
@@ -232,10 +226,7 @@ class InlinePool(WorkerPool):
         """Queue batches for `run_next`. None is refused."""
         handle = self._handles[uid]
         for task in tasks:
-            batch = task.parent
-            if batch is not None and not batch.started:
-                batch.started = True
-                batch.arena = MemoryArena(len(batch.task.indices), batch.size, batch.chunks[0].job, self._output)
+            provide_arena(task, self._output)
             queue = self._queues.get(task.run)
             if queue is None:
                 for run in [run for run, old in self._queues.items() if not old]:

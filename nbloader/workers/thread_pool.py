@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nbloader._util.signals import raised_by_handler
-from nbloader.batch.chunk_arena import MemoryArena
+from nbloader.batch.chunk_arena import provide_arena
 from nbloader.batch.payload import LocalPayload
 from nbloader.batch.task import Task
 from nbloader.errors import DatasetTransferError
@@ -186,10 +186,7 @@ class ThreadPool(WorkerPool):
         """See `WorkerPool`. Nothing is pickled, so no task is refused."""
         handle = self._handles[uid]
         for task in tasks:
-            batch = task.parent
-            if batch is not None and not batch.started:
-                batch.started = True
-                batch.arena = MemoryArena(len(batch.task.indices), batch.size, batch.chunks[0].job, self._output)
+            provide_arena(task, self._output)
             handle.pending.add((task.run, task.job))
             handle.tasks.put(task)
         return []
