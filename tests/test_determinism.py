@@ -153,6 +153,26 @@ def test_seeded_runs_are_equal_whatever_the_timing_where_workers_have_generators
     assert run(dataset(40), worker_init_fn=init) == first
 
 
+LIBRARIES = {
+    "lightning.fabric.utilities.seed": "pl_worker_init_function",
+    "transformers.trainer_utils": "seed_worker",
+    "timm.data.loader": "_worker_init",
+    "monai.data.utils": "worker_init_fn",
+}
+"""Modules, and their functions that seed a worker."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", LIBRARIES)
+def test_seeded_runs_with_the_functions_of_libraries_are_equal_whatever_the_timing(module):
+    function = getattr(pytest.importorskip(module), LIBRARIES[module])
+    init = functools.partial(function, num_workers=2, rank=0) if module.startswith("transformers") else function
+    first = run(Uneven(40), worker_init_fn=init, workers="thread")
+    for _ in range(2):
+        assert run(Uneven(40), worker_init_fn=init, workers="thread") == first
+    assert run(Uneven(40), seed=2, worker_init_fn=init, workers="thread") != first
+
+
 @pytest.mark.parametrize("recipe", ["numpy", "dataset's", "created in the worker", "given by worker_init_fn"])
 def test_workers_with_generators_of_their_own_draw_what_torchs_workers_draw(recipe):
     dataset, init = RECIPES[recipe]
