@@ -142,9 +142,9 @@ class Plan:
         if isinstance(first, (str, bytes)):
             self.extras.append(values)  # a tuple below tuples and lists, as torch gives it
             return ExtraNode(len(self.extras) - 1)
-        return self._rarer(values, first, kind)
+        return self._walk_rare_type(values, first, kind)
 
-    def _rarer(self, values: Sequence[Any], first: Any, kind: type) -> LayoutNode:
+    def _walk_rare_type(self, values: Sequence[Any], first: Any, kind: type) -> LayoutNode:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(first, torch.Tensor):
             return self._tensors(torch, values, first)

@@ -155,8 +155,10 @@ def _slow_worker(s: Snapshot, e: Evidence) -> Verdict | None:
     reorder = next((stage.mean for stage in s.stages if stage.name == "reorder"), 0.0)
     if not e.make_ms_by_worker:
         return None
-    worker, (count, slow) = max(e.make_ms_by_worker.items(), key=lambda item: item[1][1])
-    others = sorted(ms for other, (_, ms) in e.make_ms_by_worker.items() if other != worker)
+    times = e.make_ms_by_worker
+    worker = max(times, key=lambda worker: times[worker].median_ms)
+    count, slow = times[worker]
+    others = sorted(time.median_ms for other, time in times.items() if other != worker)
     usual = others[len(others) // 2] if others else slow
     if count == 1 or slow < STRAGGLER_TIMES * usual or reorder < usual / 2:
         return None

@@ -10,12 +10,12 @@ from nbloader._util.system import available_memory
 FIRST_CHECK = 1 << 20
 """Batches in bytes, in total, after which the available memory is measured for the first time."""
 CHECK_EVERY = 256 << 20
-"""The least number of bytes between two measurements: one reads a dozen files of the system, up to 2 ms."""
+"""The least number of bytes between two measurements. One reads a dozen system files, which takes up to 2 ms."""
 CHECK_SHARE = 8
 """The next measurement comes when batches of one part in so many of the available memory have arrived."""
 USABLE = 0.75
-"""Part of the available memory that batches may take. The rest is for the samples of which workers make them, and for
-what the loop does with them."""
+"""Part of the available memory that batches may take. The rest is for the samples that workers collate, and for what
+the loop does with the batches."""
 
 
 class MemoryWatch:
@@ -37,7 +37,7 @@ class MemoryWatch:
         return self._until_check <= 0
 
     def affordable(self, nbytes: int, arrived: int) -> int | None:
-        """Measure: how many batches may be outstanding, at least one; None if the system does not tell.
+        """Measure: how many batches may be outstanding, at least one; None if the system does not report it.
 
         Args:
             nbytes: Size of a batch.
@@ -62,7 +62,7 @@ def notice(nbytes: int, available: int, window: int, planned: int) -> str:
         planned: Batches that it would request ahead.
     """
     return (
-        f"nbloader: a batch has {megabytes(nbytes)}, and {megabytes(available)} of memory are available: "
+        f"nbloader: a batch takes {megabytes(nbytes)}, and {megabytes(available)} of memory are available: "
         f"{plural(window, 'batch')} may be requested ahead, not {planned}. A smaller batch_size, prefetch_factor or "
-        "num_workers needs less memory; in a container its limit counts.\n"
+        "num_workers needs less memory. In a container its memory limit applies.\n"
     )
