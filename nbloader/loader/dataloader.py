@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch.utils.data
 from torch.utils.data._utils import collate as torch_collate
-from torch.utils.data.dataloader import _DatasetKind
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from nbloader import events as ev
 from nbloader._util.replaceable import ReplaceableProperty
@@ -95,8 +95,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         RuntimeError: `device` does not exist on this machine.
     """
 
-    _iterator = None
-    """Where torch's loader keeps the iterator whose workers persist. Programs look for it before they shut it down."""
+    _iterator: Any = None
+    """Where torch's loader keeps the iterator whose workers persist. Programs look for it before they shut it down.
+
+    Ours does not own its workers, and is not kept. An iterator of torch's, which `_get_iterator` of a subclass may
+    return (litdata's does), is kept and reset for each epoch, as by torch.
+    """
 
     dataset: Any
     batch_size: int | None
@@ -217,7 +221,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             DatasetTransferError: The dataset cannot be sent to workers.
             TypeError: The dataset gives no samples, or has no length where one is needed.
         """
-        return self._get_iterator()
+        if self._iterator is not None:  # torch's own, as below
+            self._iterator._reset(self)
+            return self._iterator  # type: ignore[no-any-return]
+        iterator: Any = self._get_iterator()
+        of_torch = isinstance(iterator, _BaseDataLoaderIter) and not isinstance(iterator, EpochIterator)
+        if of_torch and self.persistent_workers:
+            self._iterator = iterator
+        return iterator  # type: ignore[no-any-return]
 
     def _get_iterator(self) -> Iterator[Any]:  # type: ignore[override]
         """Start an epoch: `__iter__` without the wrappers of subclasses, which override either, as with torch's."""
@@ -674,7 +685,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         itself restores them: `__setstate__` would be found by shells such as Accelerate's, which delegate what they
         lack to the loader inside.
         """
-        return blank, (type(self),), {name: value for name, value in vars(self).items() if name != "_parts"}
+        return (
+            blank,
+            (type(self),),
+            {name: value for name, value in vars(self).items() if name not in {"_parts", "_iterator"}},
+        )
 
     def __repr__(self) -> str:
         """One line."""

@@ -227,3 +227,19 @@ def test_worker_functions_are_assigned_between_epochs():
         return first, list(loader)
 
     same_as_torch(idiom, {}, THREAD)
+
+
+class Blocks(Squares):
+    def __getitem__(self, i):
+        return torch.full((5000,), float(i))
+
+
+def test_a_delivered_batch_is_moved_to_torchs_shared_memory():
+    """Programs ask `is_shared()`, and call `share_memory_()` where it is False."""
+    with DataLoader(Blocks(4), 4, num_workers=1) as loader:
+        (batch,) = loader
+        expected = batch.clone()
+        if not batch.is_shared():
+            batch.share_memory_()
+        assert batch.is_shared()
+        assert torch.equal(batch, expected)

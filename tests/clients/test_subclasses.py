@@ -169,6 +169,26 @@ def test_programs_find_the_private_names_of_torch():
     same_as_torch(idiom)
 
 
+def test_an_iterator_of_torchs_own_is_kept_while_its_workers_persist():
+    """litdata and Lightning's tests return torch's iterator from `_get_iterator`. Here one without processes."""
+
+    def idiom(loader_class):
+        class OfTorch(loader_class):
+            made = 0
+
+            def _get_iterator(self):
+                self.made += 1
+                return _BaseDataLoaderIter(self)
+
+        loader = OfTorch(Squares(), 4, num_workers=1, persistent_workers=True)
+        kept = iter(loader)
+        results = [iter(loader) is kept, loader._iterator is kept, loader.made]
+        loader._iterator = None
+        return results, iter(loader) is kept, loader.made, len(kept)
+
+    same_as_torch(idiom)
+
+
 def test_workers_are_shut_down_through_the_iterator_and_start_again():
     with DataLoader(Squares(), 4, num_workers=1) as loader:
         iterator = iter(loader)
