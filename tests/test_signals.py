@@ -10,7 +10,8 @@ import threading
 import pytest
 from datasets import Numbers, flat
 
-from nbloader import DataLoader
+from nbloader import DataLoader, LoaderClosedError
+from nbloader._util import rng
 from nbloader._util.signals import raised_by_handler
 from nbloader.events import SampleFailed
 
@@ -88,6 +89,36 @@ def test_without_workers_it_is_no_error_of_a_sample_and_no_batch_is_lost():
         got.extend(it)
         assert flat(got) == list(range(6))
         assert not [event for event in loader.events.recent() if isinstance(event, SampleFailed)]
+
+
+def test_an_epoch_whose_sampler_was_interrupted_does_not_seem_to_be_over():
+    """A sampler that is a generator has ended then."""
+
+    class Sampler(list):
+        def __iter__(self):
+            yield 0
+            raise KeyboardInterrupt
+
+    with DataLoader(Numbers(4), sampler=Sampler(range(4))) as loader:
+        it = iter(loader)
+        assert next(it).item() == 0
+        with pytest.raises(KeyboardInterrupt):
+            next(it)
+        with pytest.raises(LoaderClosedError, match="sampler was interrupted: iterate the loader again"):
+            next(it)
+
+
+@pytest.mark.unit
+def test_an_interrupt_while_the_random_state_is_saved_leaves_nothing_to_restore(monkeypatch):
+    def interrupted(_self):
+        raise KeyboardInterrupt
+
+    state = rng.LazyRandomState()
+    with monkeypatch.context() as patched:
+        patched.setattr(rng.PreservedRandomState, "save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            state.seed(1)
+    state.restore()
 
 
 @pytest.mark.parametrize("register", ["subscribe", "on_wait"])

@@ -312,8 +312,9 @@ class LazyRandomState:
     def seed(self, seed: int) -> None:
         """Seed all generators; before the first time, save their state."""
         if self._before is None:
-            self._before = PreservedRandomState()
-            self._before.save()
+            before = PreservedRandomState()
+            before.save()
+            self._before = before  # complete: an interrupt may come at any moment
         seed_everything(seed)
 
     def restore(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from nbloader._util import rng
 from nbloader._util.rng import mix
 from nbloader._util.signals import raised_by_handler
+from nbloader.errors import LoaderClosedError
 from nbloader.sampling import datapipes, samplers
 from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.resumable_sampler import ResumableSampler, draw_seed, generators
@@ -168,18 +169,7 @@ class MapEpochPlan(EpochPlan):
         if self._exhausted:
             return batches
         try:
-            while len(batches) < room:
-                indices = next(self._sampler)
-                number = self._drawn
-                self._drawn += 1
-                if number in self._skipped:
-                    continue
-                if number != self._next:
-                    self._renumbered[self._next] = number
-                self._next += 1
-                if self._batched and not isinstance(indices, (list, tuple, IndexArray)):
-                    indices = _as_list(indices)
-                batches.append(PlannedBatch(indices, mix(number, after=self._mixed_seed)))
+            self._draw(batches, room)
         except StopIteration:
             self._exhausted = True
         except Exception as error:  # code of the user's sampler; raised after the batches before it
@@ -187,7 +177,27 @@ class MapEpochPlan(EpochPlan):
             self.error = error
             if raised_by_handler(error):  # at once; and again, since a sampler that is a generator has ended
                 raise
+        except BaseException:
+            if self.reader is None:  # generators have ended: the epoch must not seem to be over if the loop goes on
+                self._exhausted = True
+                self.error = LoaderClosedError("the sampler was interrupted: iterate the loader again")
+            raise
         return batches
+
+    def _draw(self, batches: list[PlannedBatch], room: int) -> None:
+        """Draw batches from the sampler until there are `room`; an exception leaves those before it in the list."""
+        while len(batches) < room:
+            indices = next(self._sampler)
+            number = self._drawn
+            self._drawn += 1
+            if number in self._skipped:
+                continue
+            if number != self._next:
+                self._renumbered[self._next] = number
+            self._next += 1
+            if self._batched and not isinstance(indices, (list, tuple, IndexArray)):
+                indices = _as_list(indices)
+            batches.append(PlannedBatch(indices, mix(number, after=self._mixed_seed)))
 
     def delivered(self, batch: NumberedBatch, samples: int) -> None:  # noqa: ARG002
         """See `EpochPlan`."""
