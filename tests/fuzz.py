@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -264,6 +265,7 @@ def main() -> int:
     parser.add_argument("--case", type=int, help="run this case alone")
     arguments = parser.parse_args()
     print(f"fuzz: seed {arguments.seed}", flush=True)
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores: on purpose
     torch.multiprocessing.set_sharing_strategy("file_descriptor")
     total: collections.Counter[str] = collections.Counter()
     end = time.monotonic() + arguments.seconds

@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,8 @@ class Server:
         for kernel in kernels():
             self._write_kernelspec(kernel)
         self._write_setting("notification", {"fetchNews": "false", "checkForUpdates": False})
+        self._executor = ThreadPoolExecutor(4, "delete-kernel")
+        self._deletions: dict[str, Future[None]] = {}
         self._log = (root / "server.log").open("w")
         self._process = subprocess.Popen(
             [
@@ -142,21 +145,29 @@ class Server:
         with urllib.request.urlopen(self.url + path, timeout=10) as answer:
             return json.load(answer)
 
+    def delete_kernels(self) -> None:
+        """Have all kernels shut down, while the next test opens its page: it takes some of them seconds."""
+        for kernel in self.get("/api/kernels"):
+            if kernel["id"] not in self._deletions:
+                self._deletions[kernel["id"]] = self._executor.submit(self._delete_kernel, kernel["id"])
+
     def close(self) -> None:
         """Stop the kernels, then the server."""
         try:
-            for kernel in self.get("/api/kernels"):
-                self.delete_kernel(kernel["id"])
+            self.delete_kernels()
+            for deletion in self._deletions.values():
+                deletion.result()
         finally:
+            self._executor.shutdown()
             self._process.terminate()
             self._process.wait(20)
             self._log.close()
 
-    def delete_kernel(self, kernel_id: str) -> None:
+    def _delete_kernel(self, kernel_id: str) -> None:
         """Shut a kernel down."""
         request = urllib.request.Request(f"{self.url}/api/kernels/{kernel_id}", method="DELETE")
         try:
-            urllib.request.urlopen(request, timeout=20).close()
+            urllib.request.urlopen(request, timeout=60).close()
         except urllib.error.HTTPError as error:
             if error.code != 404:
                 raise
@@ -307,5 +318,4 @@ def open_notebook(server: Server, window: Any) -> Iterator[Callable[..., Noteboo
     yield open_one
     for page in window.pages:
         page.close()
-    for kernel in server.get("/api/kernels"):
-        server.delete_kernel(kernel["id"])
+    server.delete_kernels()
