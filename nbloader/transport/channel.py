@@ -249,7 +249,7 @@ class Channel:
 
     def shut_down(self) -> None:
         """Close the sending side; what the other end sends can still be read."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the other end has closed it
             self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:

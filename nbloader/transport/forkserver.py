@@ -284,7 +284,7 @@ def start_early() -> None:
     a_worker = WORKER_MODULE in sys.modules or multiprocessing.parent_process() is not None
     if a_worker or cores() == 1:  # alone on its core it would only delay this process's import
         return
-    with _lock, contextlib.suppress(OSError):
+    with _lock, contextlib.suppress(OSError):  # the first loader will raise the same error
         if not _servers:
             _servers[True] = _Base(early=("torch",))
             _servers[True].packages = _first_packages(torch=True)

@@ -528,7 +528,7 @@ class ProcessPool(WorkerPool):
         return messages
 
     def _flush(self, handle: ProcessHandle) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the worker has died: its end is reported by a read
             handle.channel.flush()
             if not handle.channel.backlogged:
                 self._selector.modify(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
@@ -716,7 +716,7 @@ class ProcessPool(WorkerPool):
             handle.mark_ended(None if handle.child is None else handle.child.returncode)
             handle.channel.close()
             for fd in handle.take_descriptors():
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # the interrupt came while it was closed
                     os.close(fd)
         self._handles.clear()
         self.dispose()
