@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import os
 import random
 import resource
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import light
 import numpy as np
@@ -359,6 +361,62 @@ def test_worker_info_is_available_from_nbloader_and_from_torch():
     assert all(s["info"][3] == 4 for s in seen)
     assert len({s["info"][2] - s["info"][0] for s in seen}) == 1, "the seed is the base seed plus the id"
     assert {s["threads"] for s in seen} == {1}
+
+
+class Settings(Numbers):
+    """What a worker sees of settings in libraries."""
+
+    def __getitem__(self, i):
+        from PIL import Image, ImageFile  # imported late, as by many datasets
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.warn("one", FutureWarning, stacklevel=1)
+            warnings.warn("two", UserWarning, stacklevel=1)
+        return {
+            "pid": os.getpid(),
+            "dtype": str(torch.tensor(0.5).dtype),
+            "pillow": (ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS),
+            "warned": [str(w.message) for w in caught],
+            "levels": [logging.getLogger(name).getEffectiveLevel() for name in ("", "nbloader.test.child")],
+            "float errors": np.geterr()["under"],
+            "printed": repr(np.array([1 / 3])),
+            "variable": os.environ.get("NBLOADER_TEST"),
+        }
+
+
+def test_workers_take_over_settings_of_libraries_at_the_beginning_of_each_epoch(monkeypatch):
+    image = pytest.importorskip("PIL.Image")
+    file = pytest.importorskip("PIL.ImageFile")
+    dtype = torch.get_default_dtype()
+    log = logging.getLogger("nbloader.test")
+    plain = {"dtype": "torch.float32", "pillow": (False, image.MAX_IMAGE_PIXELS), "warned": ["one", "two"]}
+    with (
+        DataLoader(Settings(1), None, num_workers=1, collate_fn=lambda sample: sample) as loader,
+        warnings.catch_warnings(),
+        np.printoptions(precision=2),
+        np.errstate(under="raise"),
+    ):
+        [before] = loader
+        assert before.items() >= {**plain, "printed": "array([0.33])", "float errors": "raise"}.items()
+        try:
+            warnings.simplefilter("ignore", FutureWarning)
+            torch.set_default_dtype(torch.float64)
+            log.setLevel(logging.CRITICAL)
+            monkeypatch.setattr(file, "LOAD_TRUNCATED_IMAGES", True)
+            monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", None)
+            monkeypatch.setenv("NBLOADER_TEST", "between epochs")
+            [after] = loader
+        finally:
+            torch.set_default_dtype(dtype)
+            log.setLevel(logging.NOTSET)
+        assert after == {
+            **before,
+            "dtype": "torch.float64",
+            "pillow": (True, None),
+            "warned": ["two"],
+            "levels": [before["levels"][0], logging.CRITICAL],
+            "variable": "between epochs",
+        }
 
 
 def test_worker_init_fn_is_called_once_per_worker_with_its_id(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nbloader._util.system import ROOT, working_directory
+from nbloader.transport.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -20,11 +21,14 @@ class Environment(NamedTuple):
     cwd: str
     environ: dict[str, str]
     argv: list[str]
+    settings: Settings | None
+    """Settings of libraries; None for a fork server, which imports packages for workers with other settings."""
 
     @classmethod
     def of_this_process(cls) -> Environment:
         """That of this process, now."""
-        return cls(list(sys.path), working_directory() or ROOT, dict(os.environ), list(sys.argv))
+        settings = Settings.of_this_process()
+        return cls(list(sys.path), working_directory() or ROOT, dict(os.environ), list(sys.argv), settings)
 
     def install(self) -> None:
         """In another process: install it there. That process's own thread limits stay."""
@@ -34,6 +38,8 @@ class Environment(NamedTuple):
             if not name.endswith("_NUM_THREADS"):
                 del os.environ[name]
         os.environ.update(self.environ)
+        if self.settings is not None:
+            self.settings.install()
         try:
             os.chdir(self.cwd)
         except OSError as error:

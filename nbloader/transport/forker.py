@@ -43,8 +43,12 @@ from nbloader.transport.forkserver import die_with_parent, run_and_exit
 SUPPORTED = hasattr(os, "fork") and hasattr(os, "pidfd_open")
 """Whether this system (Linux) and this Python can do it."""
 
-LOCK_TIMEOUT = 0.2
+LOCK_TIMEOUT = 1.0
 """Seconds to wait for a lock that another thread holds, before a fork."""
+
+SETUP_LIMIT = 20
+"""Seconds after which a worker that does not get through its set-up is killed, by SIGALRM, and replaced: another thread
+held a lock that cannot be taken before the fork, such as that of torch's generator while it drew numbers."""
 
 _one_at_a_time = threading.Lock()
 _held: list[Any] = []
@@ -171,7 +175,7 @@ def serve_forks(
 def _fork(process: multiprocessing.Process, signals: set[int | signal.Signals]) -> ForkedProcess:
     parent = os.getpid()
     # No collection: garbage is the parent's to finalize, with the files that it would flush.
-    with _one_at_a_time, _locks_of_others(), _no_collection() as collects:
+    with _one_at_a_time, _locks_of_logging(), _no_collection() as collects:
         pid = os.fork()
         if pid == 0:
             _become_worker(process, parent, signals, collects=collects)
@@ -184,11 +188,11 @@ def _fork(process: multiprocessing.Process, signals: set[int | signal.Signals]) 
 
 
 @contextlib.contextmanager
-def _locks_of_others() -> Iterator[None]:
-    """Hold the locks that a worker will probably need, so that no other thread holds one of them at the fork.
+def _locks_of_logging() -> Iterator[None]:
+    """Hold the locks of logging, so that no other thread is writing to a file for which a worker would wait.
 
-    They are those of logging, in the order in which logging itself takes them, and that of NumPy's global generator. A
-    lock that is not free in time is skipped, rather than wait for a thread that may wait for this one.
+    They are taken in the order in which logging itself takes them. One that is not free in time is skipped, rather than
+    wait for a thread that may wait for this one.
     """
     held = []
     try:
@@ -210,9 +214,6 @@ def _locks() -> Iterator[Any]:
     for handler in handlers.values():
         if handler.lock is not None:
             yield handler.lock
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        yield numpy_random.get_bit_generator().lock
 
 
 @contextlib.contextmanager
@@ -240,6 +241,9 @@ def _become_worker(
         for lock in reversed(_held):
             with contextlib.suppress(RuntimeError):  # logging has replaced its locks
                 lock.release()
+        numpy_random = sys.modules.get("numpy.random")
+        if numpy_random is not None:  # another one, since a thread may have held the lock of the old one
+            numpy_random.set_bit_generator(type(numpy_random.get_bit_generator())())
         # Those that other threads hold: a module that one of them was importing can be imported as far as it was.
         getattr(importlib._bootstrap, "_module_locks", {}).clear()
         die_with_parent()
@@ -250,6 +254,7 @@ def _become_worker(
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.alarm(SETUP_LIMIT)
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         process._bootstrap(os.pidfd_open(parent))  # type: ignore[attr-defined]
     finally:
@@ -266,3 +271,8 @@ def redirect_streams(stdout: TextIO, stderr: TextIO) -> None:
             for handler in getattr(logger, "handlers", ()):
                 if isinstance(handler, logging.StreamHandler) and id(handler.stream) in inherited:
                     handler.stream = stream  # `setStream` would flush the old one, whose lock may be held
+
+
+def setup_complete() -> None:
+    """In a forked process: the locks that were not taken before the fork are free. The user's code has no limit."""
+    signal.alarm(0)

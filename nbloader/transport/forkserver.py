@@ -115,7 +115,7 @@ class _Server:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                body = pickle.dumps((sorted(packages), Environment.of_this_process(), early))
+                body = pickle.dumps((sorted(packages), Environment.of_this_process()._replace(settings=None), early))
                 self._channel.send(Kind.CLONE, body, fds=(theirs.fileno(),))
             except BaseException:
                 ours.close()

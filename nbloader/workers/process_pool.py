@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from nbloader._util import rng
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.system import ROOT, working_directory
 from nbloader.batch.chunk_arena import ArenaAllocator, ChunkSlot
@@ -46,7 +47,7 @@ from nbloader.transport import forkserver, preload
 from nbloader.transport.bootstrap import InitMessage, WorkerStart
 from nbloader.transport.channel import IN_TURN, MAX_FDS, Bytes, Channel, Kind
 from nbloader.transport.environment import Environment
-from nbloader.transport.forker import ForkedProcess, Forker, redirect_streams
+from nbloader.transport.forker import ForkedProcess, Forker, redirect_streams, setup_complete
 from nbloader.transport.messages import (
     BatchDone,
     DescriptorsExhausted,
@@ -221,6 +222,8 @@ class ProcessHandle(WorkerHandle):
         """Samples that were skipped or replaced in the batch that it sends next."""
         self.run = -1
         """The iteration of the last task that it was sent."""
+        self.environment: Environment | None = None
+        """What it has taken over from the notebook, if it follows changes at the beginning of an iteration."""
 
     @property
     def stderr_tail(self) -> str:
@@ -296,6 +299,9 @@ class ProcessPool(WorkerPool):
         self._allocator = ArenaAllocator(output, self._arenas)
         self._handles: dict[int, ProcessHandle] = {}
         self._forker: Forker | None = None
+        self._environment: Environment | None = None
+        self._environment_of = -1
+        """The iteration at whose beginning that was the notebook's."""
         _pools.add(self)
 
     @property
@@ -349,8 +355,10 @@ class ProcessPool(WorkerPool):
         pickled = setup.pickled
         files = pickled.files()
         inherited, handed = InheritedState.of_this_process(pickled.spawning)
+        environment = Environment.of_this_process()
+        handle.environment = environment if start.fresh else None
         message = InitMessage(
-            start=start, environment=Environment.of_this_process(), inherited=inherited, files=files._replace(fds=()),
+            start=start, environment=environment, inherited=inherited, files=files._replace(fds=()),
             payload=pickled.data,
         )  # fmt: skip
         for first in range(0, len(handed), MAX_FDS):  # before INIT, which may be too large to be sent at once
@@ -393,6 +401,8 @@ class ProcessPool(WorkerPool):
             sock, stdout, stderr, stack, status = fds
             forkserver.use_outputs(stdout, stderr)
             redirect_streams(process_worker.line_writer(1), process_worker.line_writer(2))
+            rng.seed_everything(start.seed)  # waits for the locks of the generators
+            setup_complete()
             process_worker.main_forked(sock, status, stack, start, Parts(*setup))
 
         child = self._forker.fork(work)
@@ -425,13 +435,22 @@ class ProcessPool(WorkerPool):
                 handle.revoker.next_number += 1
                 if task.run != handle.run:
                     handle.run = task.run
-                    seed = self.seeds.get(task.run, 0)
-                    frames.append((Kind.ITERATION, pickle.dumps((task.run, seed, tuple(self.seeds)))))
+                    frames.append((Kind.ITERATION, self._announcement(handle, task.run)))
                 frames.append((_TASK, message))
         handle.segments.returned.extend(returned)  # no task went
         if frames:
             self._send(handle, *frames)
         return refused
+
+    def _announcement(self, handle: ProcessHandle, run: int) -> bytes:
+        """What a worker is told before the first task of an iteration: its seed, and what has changed since."""
+        changed = None
+        if handle.environment is not None:
+            if self._environment_of != run:  # found once for all workers
+                self._environment_of, self._environment = run, Environment.of_this_process()
+            if handle.environment != self._environment:
+                handle.environment = changed = self._environment
+        return pickle.dumps((run, self.seeds.get(run, 0), tuple(self.seeds), changed), 5)
 
     def learn_layout(self, payload: BatchPayload) -> None:
         """See `WorkerPool`."""

@@ -344,7 +344,10 @@ class WorkerLoop:
     def _process_note(self, kind: int, body: Bytes) -> None:
         """Process a frame about segments, about the arenas of chunks, or about an iteration."""
         if kind == Kind.ITERATION:
-            self._iterations.announce(*pickle.loads(body))
+            run, seed, open_runs, environment = pickle.loads(body)
+            self._iterations.announce(run, seed, open_runs)
+            if environment is not None:
+                environment.install()
             return
         number = int.from_bytes(body[:8], "little")
         if kind == Kind.SEGMENT:

@@ -193,6 +193,12 @@ def _later(turns):
     return [at_most("more than producing the batch", beyond, 10, "{:.1f} ms")]
 
 
+def _forked(turns):
+    first = [100 * (ratio - 1) for ratio in ratios(turns, OURS, TORCH, "first_us")]
+    judged = at_most("more than torch until the first batch", first, 50, "{:.0f} %")
+    return [*times(1)(turns), replace(judged, found=f"{judged.found}; {_begun(turns)}")]
+
+
 def _first(turns):
     """A worker needs at least an interpreter that imports NumPy: the time of one, in the same turns, is reported."""
     judged = at_most("from iter()", each(turns, OURS), 250, "{:.0f} ms")
@@ -332,6 +338,7 @@ ROWS = (
         turns=11,
     ),
     Row("tiny", "tiny: 32 x (8 floats, int), 2 workers", "batch/s", "rate", times(8, 3), peers=True),
+    Row("forked", "tiny, 200 batches, 2 workers forked for each epoch", "batch/s", "rate", _forked, turns=11),
     Row(
         "dict40",
         "dict of 40 arrays of 64 floats, batch 32, 2 workers",

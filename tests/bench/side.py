@@ -10,6 +10,7 @@ Each system runs in its own process, so that none affects another.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -343,7 +344,10 @@ def cpu_seconds():
     import psutil
 
     me = psutil.Process(os.getpid())
-    times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
+    times = []
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a worker that was forked for the last epoch
+            times.append(process.cpu_times())
     return sum(taken.user + taken.system for taken in times)
 
 

@@ -31,7 +31,8 @@ def _torch(work, dataset, workers=None, **options):
     workers = work.workers if workers is None else workers
     options = options or {"batch_size": work.batch_size, "shuffle": work.shuffle}
     return _in_order(work, DataLoader(
-        dataset, num_workers=workers, collate_fn=work.collate, persistent_workers=workers > 0, **options
+        dataset, num_workers=workers, collate_fn=work.collate, persistent_workers=workers > 0 and not work.forked,
+        **options
     ))  # fmt: skip
 
 
@@ -79,7 +80,9 @@ def _ours(work, dataset, **options):
     options = options or {"batch_size": work.batch_size, "shuffle": work.shuffle}
     if work.threads:
         options["workers"] = "thread"
-    if work.workers:
+    if work.forked:
+        options["multiprocessing_context"] = "fork"
+    elif work.workers:
         options["persistent_workers"] = True
     return _in_order(work, DataLoader(dataset, num_workers=work.workers, collate_fn=work.collate, **options))
 

@@ -260,11 +260,14 @@ class Work:
     """Whether the order is random: the same one in each epoch and for all systems."""
     package: str = ""
     """The package that the workload of a `startup` row is about."""
+    forked: bool = False
+    """Whether our workers are forked from the process, too, and new workers begin each epoch."""
 
 
 BATCHES = {
     "large": 40,
     "tiny": 1000,
+    "forked": 200,
     "dict40": 160,
     "custom": 200,
     "wait": 160,
@@ -286,6 +289,7 @@ BATCHES = {
 WORK = {
     "large": Work(lambda: Large(64 * BATCHES["large"]), 64, 2),
     "tiny": Work(lambda: Tiny(32 * BATCHES["tiny"]), 32, 2),
+    "forked": Work(lambda: Tiny(32 * BATCHES["forked"]), 32, 2, forked=True),
     "dict40": Work(lambda: Fields(32 * BATCHES["dict40"]), 32, 2),
     "custom": Work(lambda: Captions(32 * BATCHES["custom"]), 32, 2, columns),
     "wait": Work(lambda: Waiting([0.005] * (16 * BATCHES["wait"])), 16, 8),

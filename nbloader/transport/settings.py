@@ -1,0 +1,125 @@
+"""Settings of the notebook's process that workers take over, although they live in libraries and not in the dataset.
+
+A worker of torch's loader, forked from the notebook's process, inherits everything. Workers of the fork server are sent
+what is cheap to find and often set. What is not in this list, such as changed globals of other modules, does not reach
+them; `multiprocessing_context="fork"` inherits it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nbloader._util.import_hooks import when_imported
+
+_FLAGS = (("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"), ("PIL.Image", "MAX_IMAGE_PIXELS"))
+"""Switches that are globals of a module."""
+_PRINT_OPTIONS = ("precision", "threshold", "edgeitems", "linewidth", "suppress", "sign", "floatmode")
+
+
+class Filter(NamedTuple):
+    """A filter of warnings."""
+
+    action: str
+    message: str
+    """Regular expression, or ""."""
+    category: tuple[str, str]
+    """Module and name of the class. Sending the class would make workers import its module."""
+    module: str
+    """Regular expression, or ""."""
+    line: int
+
+
+class Settings(NamedTuple):
+    """The settings of a process."""
+
+    default_dtype: str | None
+    """Torch's, such as "float64"; None where torch is not imported."""
+    flags: dict[tuple[str, str], Any]
+    """Values of `_FLAGS`, for modules that are imported."""
+    filters: tuple[Filter, ...]
+    """Filters of warnings, but for those that raise: imports that the notebook has behind it would fail."""
+    levels: dict[str, int]
+    """Levels of loggers, of those that have one; "" is the root logger."""
+    float_errors: dict[str, Any]
+    """As `numpy.geterr` returns it."""
+    print_options: dict[str, Any]
+    """Of NumPy."""
+
+    @classmethod
+    def of_this_process(cls) -> Settings:
+        """Those of this process, now."""
+        torch = sys.modules.get("torch")
+        dtype = None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
+        loaded = [(name, flag) for name, flag in _FLAGS if name in sys.modules]
+        levels = {name: logger.level for name, logger in _loggers() if logger.level}
+        options = np.get_printoptions()
+        return cls(
+            dtype,
+            {(name, flag): getattr(sys.modules[name], flag) for name, flag in loaded},
+            tuple(_filters()),
+            {"": logging.root.level, **levels},
+            dict(np.geterr()),
+            {name: options[name] for name in _PRINT_OPTIONS if name in options},  # type: ignore[literal-required]
+        )
+
+    def install(self) -> None:
+        """In a worker: install them in this process; in modules that are not imported yet, when they are."""
+        if self.default_dtype is not None:
+            when_imported("torch", partial(_set_default_dtype, self.default_dtype))
+        for (module, flag), value in self.flags.items():
+            when_imported(module, partial(_set_flag, module, flag, value))
+        _install_filters(self.filters)
+        for name, level in self.levels.items():
+            logging.getLogger(name or None).setLevel(level)
+        np.seterr(**self.float_errors)
+        np.set_printoptions(**self.print_options)
+
+
+def _loggers() -> list[tuple[str, logging.Logger]]:
+    found = list(logging.root.manager.loggerDict.items())
+    return [(name, logger) for name, logger in found if isinstance(logger, logging.Logger)]
+
+
+def _set_default_dtype(name: str) -> None:
+    torch = sys.modules["torch"]
+    torch.set_default_dtype(getattr(torch, name))
+
+
+def _set_flag(module: str, flag: str, value: Any) -> None:
+    setattr(sys.modules[module], flag, value)
+
+
+def _filters() -> list[Filter]:
+    found = []
+    for action, message, category, module, line in list(warnings.filters):
+        if action != "error":
+            names = category.__module__, getattr(category, "__qualname__", "")
+            found.append(Filter(action, _pattern(message), names, _pattern(module), line))
+        elif category is Warning and message is None and module is None:
+            break  # no warning gets to those behind it
+    return found
+
+
+def _pattern(expression: Any) -> str:
+    return expression if isinstance(expression, str) else getattr(expression, "pattern", "")
+
+
+_own_filters: list[Any] = []
+"""In a worker: the filters that its interpreter has begun with."""
+
+
+def _install_filters(filters: tuple[Filter, ...]) -> None:
+    if not _own_filters:
+        _own_filters.extend(warnings.filters)
+    warnings.resetwarnings()
+    warnings.filters.extend(_own_filters)  # type: ignore[attr-defined]
+    for action, message, (home, name), module, line in reversed(filters):
+        category = getattr(sys.modules.get(home), name, None)
+        if category is not None:
+            warnings.filterwarnings(action, message, category, module, line)  # type: ignore[arg-type]
