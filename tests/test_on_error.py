@@ -6,7 +6,6 @@ import importlib
 import os
 import pkgutil
 import random
-import threading
 import traceback
 
 import numpy as np
@@ -236,8 +235,8 @@ def test_an_unknown_value_of_on_error_is_rejected(wrong):
 
 def test_a_function_that_cannot_be_sent_to_workers_is_named():
 
-    lock = threading.Lock()
-    with DataLoader(Numbers(4), num_workers=1, on_error=lambda i, e: lock) as loader:
+    generator = (i for i in range(4))
+    with DataLoader(Numbers(4), num_workers=1, on_error=lambda i, e: generator) as loader:
         with pytest.raises(DatasetTransferError, match=r"^on_error cannot be sent"):
             iter(loader)
         wait_for(lambda: loader.stats().state in ("new", "idle"))

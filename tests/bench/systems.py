@@ -64,7 +64,8 @@ class DirectIndexing:
         import torch
 
         torch.manual_seed(0)
-        generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        _base_seed, seed = (int(torch.empty((), dtype=torch.int64).random_().item()) for _ in range(2))
+        generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self.rows), generator=generator)
         for start in range(0, len(order), self.size):
             yield [self.rows[order[start : start + self.size]]]
