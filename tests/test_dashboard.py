@@ -26,7 +26,7 @@ from nbloader.dashboard.panels.workers import Workers
 from nbloader.events import BatchRecord, WorkerRestarted
 from nbloader.metrics.snapshot import STAGES, Point, Snapshot
 
-TIMEOUT = 10
+TIMEOUT = 90
 
 
 class Screen:

@@ -13,6 +13,7 @@ import weakref
 import datasets as d
 import fault_table
 import light
+import psutil
 import pytest
 from datasets import at_stage, flat, pids, wait_for
 from fault_table import (
@@ -36,7 +37,6 @@ from stand_in import DeviceFull, StandIn
 
 from nbloader import DataLoader, LoaderClosedError, WorkerDiedError, WorkerStartError
 from nbloader import events as ev
-from nbloader.transport import forkserver
 
 STAGES = ("arrival", "init", "fetch", "collate", "encode")
 
@@ -60,9 +60,9 @@ def kill_workers(loader):
             os.kill(pid, signal.SIGKILL)
 
 
-def kill_fork_servers():
-    for pid in forkserver.pids():
-        os.kill(pid, signal.SIGKILL)
+def kill_fork_server_of(worker):
+    """Kill the parent of this worker process; the fork server of workers with torch is left alone."""
+    os.kill(psutil.Process(worker).ppid(), signal.SIGKILL)
 
 
 # ---- the table
@@ -235,7 +235,7 @@ def _(tmp_path):
         def strike():
             wait_for(lambda: len(working(loader)) == 2)
             before = set(pids(loader))
-            kill_fork_servers()
+            kill_fork_server_of(min(before))
             wait_for(lambda: before.isdisjoint(pids(loader)))
             flag.unlink()
 
@@ -255,7 +255,7 @@ def _(_tmp_path):
 
 @provokes("the fork server is killed", "receiving", REDONE)
 def _(_tmp_path):
-    provoke_while_sending(lambda _pid: kill_fork_servers())
+    provoke_while_sending(kill_fork_server_of)
 
 
 def provoke_while_sending(strike, *, restart=False):
@@ -388,7 +388,7 @@ def _(_tmp_path):
 
 @provokes("the fork server is killed", "loop", REDONE)
 def _(_tmp_path):
-    provoke_in_the_loop(lambda _loader: kill_fork_servers())
+    provoke_in_the_loop(lambda loader: kill_fork_server_of(wait_for(lambda: pids(loader))[0]))
 
 
 @provokes("a subscriber of events raises", "loop", "logged; it is removed")
@@ -425,9 +425,9 @@ def _(_tmp_path):
 
 @provokes("the fork server is killed", "between two epochs", NOTHING)
 def _(_tmp_path):
-    with DataLoader(Numbers(24), 2, num_workers=2) as loader:
+    with DataLoader(Numbers(24), 2, num_workers=2, persistent_workers=True) as loader:
         assert flat(loader) == list(range(24))
-        kill_fork_servers()
+        kill_fork_server_of(wait_for(lambda: pids(loader))[0])
         assert flat(loader) == list(range(24))
 
 
@@ -480,7 +480,7 @@ def _(tmp_path):
 
 @provokes("the fork server is killed", "closing", NOTHING)
 def _(tmp_path):
-    provoke_closing(tmp_path, lambda _pid: kill_fork_servers())
+    provoke_closing(tmp_path, kill_fork_server_of)
 
 
 def provoke_closing(tmp_path, strike):
