@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +37,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from nbloader import events as ev
 from nbloader._util.replaceable import ReplaceableProperty
+from nbloader._util.user_warning import warn
 from nbloader.batch.rows import is_in_memory
 from nbloader.batch.torch_collate import collate_for_workers
 from nbloader.device import placement
@@ -370,8 +373,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _check_number_of_processes(self) -> None:
         """Give torch's warning where torch gives it: for more worker processes than cores."""
-        if self._config.workers == "process":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if self._config.workers != "process" or self.num_workers <= cores:
+            return
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             self.check_worker_number_rationality()
+        for warning in caught:  # torch's points to the line that calls it
+            warn(str(warning.message))
 
     def _update_engine(self) -> None:
         """Replace the engine if attributes that it was created from have been assigned since.

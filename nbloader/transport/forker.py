@@ -6,8 +6,8 @@ that moment stays as it was: a lock that one of them held is never released in t
 thread of its own:
 
 - It has never used OpenMP. A thread that has (the main thread, after one operation of torch on two cores) has a pool of
-  threads, and its forked copy waits for them forever in its next parallel region: 5 of 5 workers hung. Of 1,500 that
-  were forked from a clean thread, while others computed, logged and allocated memory, none did.
+  threads, and its forked copy waits for them forever in its next parallel region: 5 of 5 workers hung. Of 562 that
+  were forked from a clean thread, while another thread computed, logged or was idle, none did.
 - It lives as long as its workers, and the kernel kills these when it ends: no worker survives the notebook, even one
   that hangs in C code.
 - Its stack is short. Nothing on it refers to the user's objects.
