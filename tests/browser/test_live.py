@@ -143,7 +143,8 @@ def test_the_static_form_remains_when_the_kernel_is_gone(open_notebook: Any) -> 
     assert len(static) < 100_000
     rest = notebook.path.stat().st_size - len(json.dumps(static))
     assert rest < 5_000
-    assert {o.data["text/plain"] for o in outputs} == {"nbloader dashboard"}
+    shown = [o for o in outputs if o.output_type != "stream"]  # torch's warning of more workers than cores
+    assert {o.data["text/plain"] for o in shown} == {"nbloader dashboard"}
 
     notebook.shut_down_kernel()
     # If the kernel has the time, its static form replaces the live view on exit. Otherwise the live view stays.

@@ -233,16 +233,18 @@ def test_a_timeout_names_the_worker_the_sample_and_the_line_of_code(with_workers
     flag = tmp_path / "flag"
     flag.touch()
     with DataLoader(Held(4, flag=str(flag)), 2, timeout=0.5, **with_workers) as loader:
-        batches = iter(loader)
-        message = "has been starting"
-        while "has been starting" in message:  # on a busy machine the start alone may take longer
-            with pytest.raises(LoaderTimeoutError) as raised:
-                next(batches)
-            message = str(raised.value)
-        assert re.search(r"worker \d \(pid \d+\) has been fetching batch 0 for \d+\.\d s, at sample 0\b", message)
-        assert re.search(r'datasets\.py", line \d+ in __getitem__', message)
-        assert "slow sample" in message
-        flag.unlink()  # a thread ends when its sample does
+        try:
+            batches = iter(loader)
+            message = "has been starting"
+            while "has been starting" in message:  # on a busy machine the start alone may take longer
+                with pytest.raises(LoaderTimeoutError) as raised:
+                    next(batches)
+                message = str(raised.value)
+        finally:
+            flag.unlink()  # a thread ends when its sample does
+    assert re.search(r"worker \d \(pid \d+\) has been fetching batch 0 for \d+\.\d s, at sample 0\b", message)
+    assert re.search(r'light\.py", line \d+ in __getitem__', message)
+    assert "slow sample" in message
 
 
 # ---- the next epoch
