@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import psutil
 import pytest
-from datasets import Images, Numbers, Sums, run_script, wait_for, worker_processes
+from datasets import Images, Numbers, Sums, pids, run_script, wait_for
 
 from nbloader import DataLoader
 from nbloader.transport import forkserver
@@ -44,8 +44,8 @@ def test_shared_memory_does_not_come_from_dev_shm():
         epoch = iter(loader)
         next(epoch)
         assert used(psutil.Process()) <= before
-        wait_for(lambda: len(worker_processes()) == 2)  # one of them may have been quick enough for the first batch
-        assert [used(process) for process in worker_processes()] == [set(), set()]
+        wait_for(lambda: len(pids(loader)) == 2)  # one of them may have been quick enough for the first batch
+        assert [used(psutil.Process(pid)) for pid in pids(loader)] == [set(), set()]
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
@@ -262,9 +262,9 @@ def test_nothing_is_exposed_to_other_users():
         epoch = iter(loader)
         next(epoch)
         loader.stats()
-        wait_for(lambda: len(worker_processes()) == 2)
+        wait_for(lambda: len(pids(loader)) == 2)
         assert open_to_others(psutil.Process()) == before
-        for process in [*map(psutil.Process, forkserver.pids()), *worker_processes()]:
-            assert open_to_others(process) == []
+        for pid in [*forkserver.pids(), *pids(loader)]:
+            assert open_to_others(psutil.Process(pid)) == []
         for segment in os.listdir("/dev/shm"):
             assert "nbloader" not in segment
