@@ -9,7 +9,7 @@ import sys
 
 import psutil
 import pytest
-from datasets import flat, pids, wait_for
+from datasets import alive, flat, pids, wait_for
 
 from nbloader import DataLoader
 from nbloader.transport import forkserver, template
@@ -73,7 +73,9 @@ def test_a_template_rebuilds_the_dataset_once_and_forks_all_workers(tmp_path):
         assert flat(loader) == list(range(40))
         wait_for(lambda: len(set(pids(loader)) - {0}) == 2)
         assert parents(loader) == set(rebuilt(log))
-        os.kill(pids(loader)[0], signal.SIGKILL)
+        victim = pids(loader)[0]
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: not alive(victim))
         loader.num_workers = 3
         assert len(flat(loader)) == 40
         wait_for(lambda: len(set(pids(loader)) - {0}) == 3)
@@ -91,7 +93,10 @@ def test_a_template_that_is_killed_is_replaced(tmp_path):
         for number, batch in enumerate(loader):
             got += batch.tolist()
             if number == 3:
+                wait_for(lambda: len(set(pids(loader))) == 2)
+                old = pids(loader)
                 os.kill(rebuilt(log)[0], signal.SIGKILL)
+                wait_for(lambda: not any(map(alive, old)))  # else they may produce both epochs before they end
         assert got == list(range(40))
         assert flat(loader) == list(range(40)), "by new workers"
         wait_for(lambda: len(set(pids(loader)) - {0}) == 2)
