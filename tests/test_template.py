@@ -96,7 +96,7 @@ def test_a_template_that_is_killed_is_replaced(tmp_path):
                 wait_for(lambda: len(set(pids(loader))) == 2)
                 old = pids(loader)
                 os.kill(rebuilt(log)[0], signal.SIGKILL)
-                wait_for(lambda: not any(map(alive, old)))  # else they may produce both epochs before they end
+                wait_for(lambda old=old: not any(map(alive, old)))  # else they may produce both epochs before they end
         assert got == list(range(40))
         assert flat(loader) == list(range(40)), "by new workers"
         wait_for(lambda: len(set(pids(loader)) - {0}) == 2)

@@ -145,7 +145,8 @@ class _Base(_Server):
 
     def __init__(self, early: tuple[str, ...] = ()) -> None:
         ours, theirs = socket.socketpair()
-        entry = f"from nbloader.transport.forkserver import main; main({theirs.fileno()}, {early!r})"
+        # Collections would take a sixth of the time of the imports, for nothing; workers enable them again.
+        entry = f"import gc; gc.disable(); from {__name__} import main; main({theirs.fileno()}, {early!r})"
         try:
             # A kernel that shuts down kills all children in its process group and waits until they are reaped, which
             # nobody does by then. In a session of its own the server survives that, and ends when the kernel does.
@@ -478,7 +479,6 @@ def main(fd: int, early: tuple[str, ...] = ()) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _suspend_tracing()
-    gc.disable()  # a sixth of the time of importing torch, for nothing
     import numpy.random  # noqa: F401 - lazily imported by NumPy
 
     importlib.import_module(WORKER_MODULE)  # what every worker needs, imported once
