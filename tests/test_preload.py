@@ -3,6 +3,7 @@
 import importlib
 import json
 import pathlib
+import pickle
 import socket
 import subprocess
 import sys
@@ -116,21 +117,21 @@ def test_modules_named_in_a_pickle_are_needed_if_this_process_has_imported_them(
 
 @pytest.mark.usefixtures("no_server")
 def test_the_fork_server_starts_with_the_loader_which_does_not_wait_for_it(monkeypatch):
-    told = []
+    sent = []
     send = forkserver.Channel.send
 
     def spy(channel, kind, *parts, **fds):
         if kind == forkserver.Kind.PRELOAD:
-            told.append(json.loads(parts[0]))
+            sent.append(pickle.loads(parts[0]))
         return send(channel, kind, *parts, **fds)
 
     monkeypatch.setattr(forkserver.Channel, "send", spy)
     with DataLoader(Plain(), num_workers=1) as loader:
         assert forkserver.pids()
-        assert told == [preload.expected(Plain())]
+        assert sent == [preload.expected(Plain())]
         assert [float(batch) for batch in loader] == [0, 1, 2, 3]
     DataLoader(Plain(), num_workers=0)
-    assert len(told) == 1
+    assert len(sent) == 1
 
 
 @pytest.mark.usefixtures("no_server")

@@ -22,7 +22,6 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import json
 import multiprocessing
 import os
 import pickle
@@ -99,7 +98,7 @@ class _Server:
         self.used = True
         self._forked |= kind != Kind.PRELOAD
         self._raise_limit()
-        self._channel.send(kind, json.dumps(preload).encode(), fds=fds)
+        self._channel.send(kind, pickle.dumps(preload), fds=fds)
 
     def clone(self, packages: frozenset[str], *, early: bool = False) -> _Clone:
         """Have it start another server that has all its modules, and imports packages.
@@ -544,7 +543,7 @@ def serve(channel: Channel, timeout: float | None = None, *, threads: int = 1) -
                             _clone_server(channel, bytes(body), inherited)
                             continue
                         timeout = None
-                        _import_all(json.loads(bytes(body)))
+                        _import_all(pickle.loads(body))
                         if kind != Kind.PRELOAD:
                             module = WORKER_MODULE if kind == Kind.FORK else TEMPLATE_MODULE
                             _fork_worker(channel, lifelines, inherited, module, threads)

@@ -120,7 +120,9 @@ class Template:
         Raises:
             OSError: It has ended.
         """
-        return forkserver.request_fork(lambda fds: self._channel.send(Kind.FORK, b"[]", fds=fds), sock, stdout, stderr)
+        return forkserver.request_fork(
+            lambda fds: self._channel.send(Kind.FORK, pickle.dumps([]), fds=fds), sock, stdout, stderr
+        )
 
 
 # ---- the processes ----------------------------------------------------------------------------------------------
