@@ -34,10 +34,11 @@ class Environment(NamedTuple):
         """In another process: install it there. That process's own thread limits stay."""
         sys.path[:] = self.sys_path
         sys.argv[:] = self.argv
-        for name in set(os.environ) - set(self.environ):
+        present = dict(os.environ)
+        for name in present.keys() - self.environ.keys():
             if not name.endswith("_NUM_THREADS"):
                 del os.environ[name]
-        os.environ.update(self.environ)
+        os.environ.update(self.environ.items() - present.items())
         if self.settings is not None:
             self.settings.install()
         try:

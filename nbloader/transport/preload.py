@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
@@ -58,7 +57,7 @@ def packages(modules: Iterable[str]) -> frozenset[str]:
         seen.add(name)
         if not is_installed(module):
             waiting += (other for other in _modules_in(module) if isinstance(other, str))
-        elif _is_large(_root(name), len(sys.modules)):
+        elif _is_large(_root(name)):
             found.add(name)
     return frozenset(found)
 
@@ -74,30 +73,38 @@ def packages_of(*parts: Any) -> frozenset[str]:
 
 def need_torch(names: Iterable[str]) -> bool:
     """Whether one of these packages imports torch."""
-    return "torch" in sys.modules and any(_imports_torch(_root(name), len(sys.modules)) for name in names)
+    return "torch" in sys.modules and any(_imports_torch(_root(name), *_imports()) for name in names)
 
 
 def imported_with_torch() -> frozenset[str]:
     """The modules of all large packages that this process has imported and that import torch."""
-    sizes = Counter(map(_root, list(sys.modules)))
-    roots = {root for root, size in sizes.items() if size > LARGE and root not in _PRELOADED_ALREADY}
+    roots = {root for root in _sizes(*_imports()) if _is_large(root)}
     roots = {root for root in roots if root in sys.modules and is_installed(sys.modules[root]) and need_torch([root])}
     return frozenset(name for name in list(sys.modules) if _root(name) in roots)
 
 
 @functools.lru_cache(maxsize=256)
-def _imports_torch(package: str, _modules: int) -> bool:
+def _imports_torch(package: str, _modules: int, _newest: str) -> bool:
     prefix = f"{package}."
     return any(
         "torch" in _imported_by(name) for name in list(sys.modules) if name == package or name.startswith(prefix)
     )
 
 
-@functools.lru_cache(maxsize=256)
-def _is_large(package: str, _modules: int) -> bool:
+def _imports() -> tuple[int, str]:
+    """Changes with each import: how many modules there are, and the newest."""
+    return len(sys.modules), next(reversed(sys.modules))
+
+
+@functools.lru_cache(maxsize=1)
+def _sizes(_modules: int, _newest: str) -> Counter[str]:
+    """How many modules of each package this process has imported."""
+    return Counter(map(_root, list(sys.modules)))
+
+
+def _is_large(package: str) -> bool:
     """Whether this process has imported many modules of a package."""
-    prefix = f"{package}."
-    return package not in _PRELOADED_ALREADY and sum(name.startswith(prefix) for name in list(sys.modules)) >= LARGE
+    return package not in _PRELOADED_ALREADY and _sizes(*_imports())[package] > LARGE
 
 
 def _modules_in(module: ModuleType) -> Iterator[Any]:
@@ -121,9 +128,8 @@ def is_installed(module: ModuleType) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _installed_paths(sys_path: tuple[str, ...]) -> tuple[str, ...]:
-    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    paths |= {entry for entry in sys_path if entry.endswith(("site-packages", "dist-packages"))}
-    return tuple(f"{path}{os.sep}" for path in paths)
+    installed = [entry for entry in sys_path if entry.endswith(("site-packages", "dist-packages"))]
+    return tuple(f"{path}{os.sep}" for path in {*installed, os.path.dirname(os.__file__)})  # noqa: PTH120 - quicker
 
 
 def _loaded(used: set[str]) -> list[str]:
