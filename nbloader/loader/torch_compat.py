@@ -22,7 +22,7 @@ def start_method(context: Any) -> str:
     """How workers start: "forkserver", "spawn" or "fork".
 
     "fork" needs to be asked for. Before Python 3.14 it is the default of `multiprocessing` on Linux. There the
-    default cannot be told apart from a call of `multiprocessing.set_start_method("fork")`, since any lock or queue of
+    default cannot be distinguished from `multiprocessing.set_start_method("fork")`, since any lock or queue of
     `multiprocessing` fixes it, tqdm's too.
 
     Args:

@@ -202,7 +202,7 @@ class _Clone(_Server):
 
     @property
     def pid(self) -> int:
-        """See `_Server`. 0 until it has told."""
+        """See `_Server`. 0 until it has reported it."""
         self._receive(wait=False)
         return self._pid
 

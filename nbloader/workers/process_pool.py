@@ -443,7 +443,7 @@ class ProcessPool(WorkerPool):
         return refused
 
     def _announcement(self, handle: ProcessHandle, run: int) -> bytes:
-        """What a worker is told before the first task of an iteration: its seed, and what has changed since."""
+        """The message before the first task of an iteration: its seed, and what has changed since the last one."""
         changed = None
         if handle.environment is not None:
             if self._environment_of != run:  # found once for all workers

@@ -16,7 +16,7 @@ Then everything is restored. Threads that are no workers keep using the global g
 | `manual_seed`, `seed`, `initial_seed`, `get_rng_state` and  | seed and read their own generator                     |
 | `set_rng_state` in `torch` and `torch.random`               |                                                       |
 | code of `torch.utils.data.get_worker_info`                  | find their own worker info. Its code is replaced,     |
-|                                                             | since datasets import it by name: if they were told   |
+|                                                             | since datasets import it by name: if they received    |
 |                                                             | None, each worker would yield all samples             |
 | entry for tensors in torch's `default_collate_fn_map`       | do not stack tensors in torch's shared memory         |
 
