@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pathlib
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +13,21 @@ import hypothesis
 import leaks
 import pytest
 
+from nbloader._util import torch_api
+from nbloader.loader.config import LoaderConfig
 from nbloader.transport import preload
+
+if not torch_api.INSTALLED:  # as where there is no wheel of torch: NumPy output, and only tests that need no torch
+    LoaderConfig.__init__.__kwdefaults__["output"] = "numpy"  # type: ignore[index]
+NEEDS_TORCH = re.compile(r"^(import|from) (torch|datasets|iterables|resumption|same|stand_in)\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path) -> bool | None:
+    """Without torch, ignore the test modules that import it, themselves or by a helper module."""
+    if torch_api.INSTALLED or collection_path.suffix != ".py":
+        return None
+    return True if NEEDS_TORCH.search(collection_path.read_text(encoding="utf-8")) else None
+
 
 pytest.register_assert_rewrite("same")
 

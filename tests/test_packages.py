@@ -113,7 +113,7 @@ def test_a_loader_that_does_not_need_a_package_does_not_wait_for_its_import(inst
     """)  # fmt: skip
     blocked.touch()
     with DataLoader(package.Data(), None, num_workers=1) as waits, DataLoader(light.Numbers(3), num_workers=1) as quick:
-        assert [int(batch) for batch in quick] == [0, 1, 2]
+        assert [batch.item() for batch in quick] == [0, 1, 2]
         blocked.unlink()
         assert len(set(map(int, waits))) == 1
     assert len(importers()) == 1
@@ -158,6 +158,7 @@ def test_a_package_is_imported_with_the_environment_of_this_process(install, mon
 
 @pytest.mark.skipif(system.cores() == 1, reason="on one core nothing starts early")
 def test_packages_that_need_torch_are_imported_when_the_server_is_started_early(install):
+    pytest.importorskip("torch")
     package, importers = install("early", "import torch")
     forkserver.start_early()
     workers = workers_of(package.Data())
@@ -169,6 +170,7 @@ def test_packages_that_need_torch_are_imported_when_the_server_is_started_early(
 
 @pytest.mark.unit
 def test_only_large_installed_packages_are_imported_ahead(install, tmp_path):
+    pytest.importorskip("torch")
     install("large")
     install("own", "import large, json, torch", folder=tmp_path / "project")
     assert preload.packages(["own", "json", "torch", "__main__", "missing"]) == {"large"}

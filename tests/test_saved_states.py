@@ -45,3 +45,11 @@ def test_a_state_of_an_earlier_release_resumes_with_the_same_batches(name, momen
         assert [batch.tolist() for batch in loader] == saved["rest"]
         if saved["next"] is not None:
             assert [batch.tolist() for batch in loader] == saved["next"]
+
+
+def test_a_state_that_was_saved_without_torch_is_refused():
+    """There, orders are drawn from NumPy's generator."""
+    with DataLoader(Numbers(24), 4) as loader:
+        state = {**loader.state_dict(), "torch": False}
+        with pytest.raises(ValueError, match="torch was not installed where it was saved, and is installed here"):
+            loader.load_state_dict(state)

@@ -41,11 +41,11 @@ class ThreadGenerators:
     __slots__ = ("numpy", "random", "seed", "torch")
 
     def __init__(self) -> None:
-        import torch
-
+        torch = sys.modules.get("torch")
         self.random = random.Random()  # noqa: S311 - augmentation, not cryptography
         self.numpy = np.random.RandomState(0)
-        self.torch = torch.Generator()
+        self.torch: Any = None if torch is None else torch.Generator()
+        """None where torch is not imported."""
         self.seed = 0
         """What `seed_everything` was called with last."""
 
@@ -54,7 +54,8 @@ class ThreadGenerators:
         self.seed = seed
         self.random.seed(seed)
         self.numpy.seed(seed & 0xFFFFFFFF)
-        self.torch.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+        if self.torch is not None:
+            self.torch.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
 
     def torch_manual_seed(self, seed: Any) -> Any:
         """As `torch.manual_seed`."""
@@ -91,6 +92,23 @@ def seed_everything(seed: int) -> None:
     if torch is not None:
         # torch.manual_seed would also queue a call for CUDA each time, with a formatted stack
         torch.random.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+
+
+def draw_seed(generator: Any = None) -> int:
+    """Draw the base seed of an epoch as torch does, so that `torch.manual_seed` makes epochs reproducible.
+
+    Where torch is not installed it comes from NumPy's global generator, which `numpy.random.seed` seeds.
+
+    Args:
+        generator: The `torch.Generator` to draw from; None for the global one.
+    """
+    from nbloader._util import torch_api  # imports torch, unlike this module: workers use it too
+
+    if not torch_api.INSTALLED:
+        return int(np.random.randint(1 << 63, dtype=np.int64))  # noqa: NPY002 - the one that users seed
+    import torch
+
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def seed_torch() -> None:
@@ -343,12 +361,15 @@ def load_generator(generator: Any, state: str) -> None:
         raise ValueError(f"the state of a generator cannot be read: {error}") from error
 
 
-def dump_globals(*, torch_only: bool) -> State:
-    """Return the state of torch's default generator and, unless `torch_only`, of `random` and NumPy."""
-    import torch
+def dump_globals(*, orders_only: bool) -> State:
+    """Return the state of the global generators: torch's, and those of `random` and NumPy.
 
-    state: State = {"torch": dump_generator(torch.default_generator)}
-    if not torch_only:
+    Args:
+        orders_only: Whether the generator that orders are drawn from suffices, which is torch's where it is installed.
+    """
+    torch = sys.modules.get("torch")
+    state: State = {} if torch is None else {"torch": dump_generator(torch.default_generator)}
+    if torch is None or not orders_only:
         version, words, gauss = random.getstate()
         state["random"] = [version, _pack(words), gauss]
         _name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
@@ -362,14 +383,14 @@ def load_globals(state: State | int) -> None:
     Raises:
         ValueError: `state` was not made by `dump_globals`.
     """
-    import torch
-
     if isinstance(state, int):
         seed_everything(state)
         return
+    torch = sys.modules.get("torch")
     try:
-        load_generator(torch.default_generator, state["torch"])
-        if "random" in state:
+        if torch is not None:
+            load_generator(torch.default_generator, state["torch"])
+        if torch is None or "random" in state:
             version, words, gauss = state["random"]
             random.setstate((version, tuple(_unpack(words).tolist()), gauss))
             keys, position, has_gauss, cached = state["numpy"]

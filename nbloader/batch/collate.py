@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from nbloader._util.torch_stand_ins import missing_torch
 from nbloader.batch.pytree import (
     ArrayNode,
     DataclassNode,
@@ -33,7 +34,7 @@ from nbloader.batch.pytree import (
     container_of,
     map_tree,
 )
-from nbloader.batch.rebuild import Memory
+from nbloader.batch.rebuild import Memory, builder
 from nbloader.shm.segment import aligned
 
 NOT_COLLATED = "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found {}"
@@ -255,14 +256,42 @@ def collate_object(samples: list[Any], output: str) -> Any:
     Args:
         samples: Those of a batch.
         output: "torch" or "numpy".
-    """
-    from torch import Tensor
-    from torch.utils.data import default_collate
 
+    Raises:
+        ModuleNotFoundError: torch is not installed, and only torch's function collates these samples.
+        Exception: Whatever that function raises.
+    """
     if not samples:
         raise IndexError(EMPTY_BATCH)
+    try:
+        from torch import Tensor
+        from torch.utils.data import default_collate
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return collate_to_arrays(samples)
     batch = default_collate(samples)
     return batch if output == "torch" else map_tree(batch, lambda part: type(part) is Tensor, _as_array)
+
+
+def collate_to_arrays(samples: list[Any]) -> Any:
+    """Collate by the rules of torch's `default_collate`, to arrays and without torch.
+
+    Args:
+        samples: Those of a batch.
+
+    Raises:
+        ModuleNotFoundError: Only torch's function collates these samples.
+        Exception: The samples do not make a batch.
+    """
+    try:
+        plan = Plan(samples)
+    except NotPlannedError:
+        kind = type(samples[0]).__name__
+        raise missing_torch(f"collating samples such as this {kind}", "pass a collate_fn") from None
+    memory = np.empty(plan.nbytes, np.uint8)
+    plan.fill(memory)
+    return builder(plan.tree, "numpy")(memory, plan.extras)
 
 
 def _as_array(tensor: Any) -> Any:

@@ -1,9 +1,33 @@
-"""The collate function that workers get when the loader's is torch's `default_collate` or `default_convert`."""
+"""The default collate functions, those of torch or without torch, and what workers get in their place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+
+from nbloader.batch.collate import collate_to_arrays, convert
+
+
+def default_function(*, batched: bool) -> Callable[[Any], Any]:
+    """The `collate_fn` of a loader that is given none: torch's, or one that makes arrays if torch is not installed.
+
+    Args:
+        batched: Whether samples are batched.
+    """
+    from nbloader._util import torch_api
+
+    if not torch_api.INSTALLED:
+        return collate_to_arrays if batched else convert_to_arrays
+    from torch.utils.data._utils import collate as torch_collate
+
+    return torch_collate.default_collate if batched else torch_collate.default_convert
+
+
+def convert_to_arrays(sample: Any) -> Any:
+    """As torch's `default_convert`, to arrays."""
+    return convert(sample, np.asarray)
 
 
 class RegisteredCollate:
@@ -34,12 +58,14 @@ def collate_for_workers(collate_fn: Callable[[Any], Any], *, batched: bool) -> C
         collate_fn: The loader's.
         batched: Whether samples are batched: then `default_collate` is the default, otherwise `default_convert`.
     """
+    from nbloader._util import torch_api
+
+    if collate_fn is not default_function(batched=batched):
+        return collate_fn
+    if not batched or not torch_api.INSTALLED:
+        return None
     from torch.utils.data._utils import collate as torch_collate
 
-    if collate_fn is not (torch_collate.default_collate if batched else torch_collate.default_convert):
-        return collate_fn
-    if not batched:
-        return None
     own = torch_collate.__name__
     added = {
         kind: function

@@ -31,9 +31,14 @@ def check_device(device: Any, output: str = "torch") -> Any:
     Raises:
         ValueError: It names no device, or `output` is "numpy".
         RuntimeError: This machine has no such device.
+        ModuleNotFoundError: torch is not installed.
     """
     if device is None or isinstance(device, Accelerator):
         return device
+    from nbloader._util import torch_api
+
+    if not torch_api.INSTALLED:
+        raise torch_api.missing_torch(f"device={device!r}", "omit it")
     import torch
 
     try:
@@ -78,10 +83,13 @@ def check_pin(pin_memory: bool) -> bool:
     """Whether to pin batches. Without an accelerator it warns, as torch does, and returns False."""
     if not pin_memory:
         return False
-    import torch
+    from nbloader._util import torch_api
 
-    if torch.accelerator.is_available():
-        return True
+    if torch_api.INSTALLED:
+        import torch
+
+        if torch.accelerator.is_available():
+            return True
     warn("pin_memory=True has no effect: no accelerator was found, so batches stay in pageable memory.")
     return False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from nbloader._util import rng
+from nbloader._util import rng, torch_api
 from nbloader._util.rng import mix
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.state_dict import is_stateful
@@ -16,7 +16,7 @@ from nbloader.loader.config import LoaderConfig
 from nbloader.loader.saved_state import checked_state, refusal
 from nbloader.sampling import samplers
 from nbloader.sampling.epoch_plan import EpochContext, EpochPlan, plan_epoch
-from nbloader.sampling.resumable_sampler import draw_seed, generators, parts
+from nbloader.sampling.resumable_sampler import generators, parts
 from nbloader.sampling.source import SourceSampler
 
 VERSION = 1
@@ -59,7 +59,7 @@ class Checkpoint:
         if (plan is None or plan.over) and prefetched is not None:
             plan = prefetched
         if self._own_seed is None:
-            self._own_seed = draw_seed(None) if plan is None else mix(plan.seed, VERSION)
+            self._own_seed = rng.draw_seed() if plan is None else mix(plan.seed, VERSION)
         epoch = None if plan is None or plan.over else {"number": plan.number, **plan.state()}
         between_epochs = epoch is None
         stateful = _stateful_part(context)
@@ -136,6 +136,7 @@ class Checkpoint:
         """What must be equal in the loader that resumes."""
         return {
             "nbloader": VERSION,
+            **({} if torch_api.INSTALLED else {"torch": False}),  # states of earlier versions have no such field
             "kind": "iterable" if context.iterable else "map",
             "length": None if context.iterable else samplers.length(context.dataset),
             "batch_size": context.batch_size,

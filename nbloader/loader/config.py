@@ -21,9 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args
 
-import torch
-from torch.utils.data import Dataset, IterableDataset
-
+from nbloader._util import torch_api
+from nbloader._util.torch_api import Dataset, IterableDataset, missing_torch
 from nbloader._util.validate import natural, one_of
 from nbloader.batch.chunking import check_chunk
 from nbloader.device.placement import check_devices
@@ -45,7 +44,7 @@ Transport: TypeAlias = Literal["shared_memory", "pickle"]
 Dispatch: TypeAlias = Literal["least_loaded", "round_robin"]
 LastBatch: TypeAlias = Literal["keep", "discard", "rollover"]
 OnTimeout: TypeAlias = Literal["raise", "restart"]
-Device: TypeAlias = str | int | torch.device | Accelerator
+Device: TypeAlias = str | int | torch_api.device | Accelerator
 
 MAX_TIMEOUT = 2_147_483
 """Seconds. The system's limit for a wait: it counts milliseconds in a C int."""
@@ -70,6 +69,13 @@ DatasetLike: TypeAlias = Dataset[T_co] | MapDataset[T_co] | Iterable[T_co]
 
 def _choice(name: str, value: Any, *, among: Any) -> Any:
     one_of(name, value, get_args(among))
+    return value
+
+
+def _output(name: str, value: Any) -> Any:
+    one_of(name, value, get_args(Output))
+    if value == "torch" and not torch_api.INSTALLED:
+        raise missing_torch("output='torch', the default,", "pass output='numpy'")
     return value
 
 
@@ -123,8 +129,9 @@ def _timeout(name: str, value: Any) -> float:
 
 
 def _generator(name: str, value: Any) -> Any:
-    if value is not None and not isinstance(value, torch.Generator):
-        raise TypeError(f"{name} must be a torch.Generator or None, not {type(value).__name__}: {value!r}")
+    if value is not None and not isinstance(value, torch_api.Generator):
+        hint = "" if torch_api.INSTALLED else ". torch is not installed: seed the order with numpy.random.seed(...)"
+        raise TypeError(f"{name} must be a torch.Generator or None, not {type(value).__name__}: {value!r}{hint}")
     return value
 
 
@@ -207,6 +214,7 @@ class LoaderConfig(Generic[T_co]):
             same check, it begins as torch's.
         TypeError: A wrong type.
         RuntimeError: `device` does not exist on this machine.
+        ModuleNotFoundError: An argument needs torch, which is not installed.
     """
 
     dataset: DatasetLike[T_co] = field(
@@ -262,7 +270,7 @@ class LoaderConfig(Generic[T_co]):
         "`multiprocessing` with that start method. Forked workers are copies of this process: nothing is pickled, and "
         "each epoch has new ones, unless `persistent_workers`.",
     )  # fmt: skip
-    generator: torch.Generator | None = _argument(
+    generator: torch_api.Generator | None = _argument(
         None, _generator, doc="The `torch.Generator` that the order and the seeds are drawn from, as in torch."
     )
     _: KW_ONLY
@@ -287,15 +295,18 @@ class LoaderConfig(Generic[T_co]):
     )  # fmt: skip
     workers: Workers = _argument(
         "process", _workers, fixed=True,
-        doc='"process", or "thread" for threads of this process. With threads nothing is pickled or copied, and only '
-        "one of them runs Python code at a time: use them for samples that are waited for or loaded by native code. "
-        "Batches are the same as with processes, except for a few random functions. To that end functions of `random` "
-        "and `numpy.random` are replaced while worker threads exist; `nbloader.workers.thread_rng` lists both, and "
-        "NBLOADER_THREAD_PATCHES=0 in the environment turns the replacement off.",
+        doc='"process", or "thread" for threads of this process. With threads nothing is pickled or copied. '
+        "Unless Python is free-threaded, only one of them runs Python code at a time: use them for samples that are "
+        "waited for or loaded by native code. Batches are the same as with processes, except for a few random "
+        "functions. To that end functions of `random` and `numpy.random` are replaced while worker threads exist; "
+        "`nbloader.workers.thread_rng` lists both, and NBLOADER_THREAD_PATCHES=0 in the environment turns the "
+        "replacement off.",
     )  # fmt: skip
     output: Output = _argument(
-        "torch", functools.partial(_choice, among=Output), fixed=True, doc='"torch" for tensors or "numpy" for arrays.'
-    )
+        "torch", _output, fixed=True,
+        doc='"torch" for tensors or "numpy" for arrays. Arrays need no torch: a loader with them works where torch is '
+        "not installed, and draws its order and seeds from NumPy's global generator there.",
+    )  # fmt: skip
     transport: Transport = _argument(
         "shared_memory", functools.partial(_choice, among=Transport), fixed=True,
         doc='"shared_memory", or "pickle" to pickle batches through the connection, for comparison.',

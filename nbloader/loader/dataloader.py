@@ -31,15 +31,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import torch.utils.data
-from torch.utils.data._utils import collate as torch_collate
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
-
 from nbloader import events as ev
+from nbloader._util import torch_api
 from nbloader._util.replaceable import ReplaceableProperty
+from nbloader._util.torch_api import _BaseDataLoaderIter, _DatasetKind
 from nbloader._util.user_warning import warn
 from nbloader.batch.rows import is_in_memory
-from nbloader.batch.torch_collate import collate_for_workers
+from nbloader.batch.torch_collate import collate_for_workers, default_function
 from nbloader.device import placement
 from nbloader.device.transfer import DeviceTransfer
 from nbloader.engine.config import EngineConfig
@@ -83,10 +81,12 @@ def _close_all() -> None:
         engine.close()
 
 
-class DataLoader(torch.utils.data.DataLoader[T_co]):
+class DataLoader(torch_api.DataLoader[T_co]):
     """Loads batches of samples; a drop-in for `torch.utils.data.DataLoader` that can be watched and controlled.
 
     It is a subclass of torch's loader, because programs check for that with `isinstance`, but shares no code with it.
+    Where torch is not installed, it is a class of its own and needs `output="numpy"`.
+
     The type parameter is the type of the dataset's samples, as in torch.
 
     Args:
@@ -96,6 +96,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ValueError: A wrong value; the message names the argument, the value and what is allowed.
         TypeError: A wrong type, or an argument that does not exist.
         RuntimeError: `device` does not exist on this machine.
+        ModuleNotFoundError: An argument needs torch, which is not installed.
     """
 
     _iterator: Any = None
@@ -108,7 +109,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     dataset: Any
     batch_size: int | None
     drop_last: bool
-    generator: torch.Generator | None
+    generator: torch_api.Generator | None
     in_order: bool
     last_batch: str | None
     persistent_workers: bool
@@ -121,9 +122,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._dataset_kind = _DatasetKind.Iterable if config.iterable else _DatasetKind.Map
         sampler, batch_sampler = config.make_samplers()
         vars(self).update(sampler=sampler, batch_sampler=batch_sampler)
-        self.collate_fn = config.collate_fn or (
-            torch_collate.default_convert if batch_sampler is None else torch_collate.default_collate
-        )
+        self.collate_fn = config.collate_fn or default_function(batched=batch_sampler is not None)
         self.multiprocessing_context = config.multiprocessing_context  # a property of torch's loader
         self._names = check_names(config.names)
         self._IterableDataset_len_called: int | None = None  # type: ignore[assignment]
@@ -192,7 +191,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return cls(functions, batch_sampler=SourceSampler(source, batch_size), **arguments)
 
     @classmethod
-    def from_torch(cls, loader: torch.utils.data.DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:
+    def from_torch(cls, loader: torch_api.DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:
         """Create a loader that yields what an existing loader of torch yields.
 
         A loader that Accelerate prepared is a shell around torch's loader, for placement, gradient accumulation and
@@ -210,7 +209,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if inside is not None:
             loader.base_dataloader = cls.from_torch(inside, **changes)
             return loader  # type: ignore[return-value]
-        if not isinstance(loader, torch.utils.data.DataLoader):
+        if not isinstance(loader, torch_api.DataLoader):
             raise TypeError(f"from_torch takes a torch.utils.data.DataLoader, not {type(loader).__name__}: {loader!r}")
         return cls(**{**torch_compat.arguments_of(loader), **changes})
 

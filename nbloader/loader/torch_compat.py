@@ -7,6 +7,7 @@ import multiprocessing
 import sys
 from typing import Any
 
+from nbloader._util import torch_api
 from nbloader._util.user_warning import warn
 from nbloader.loader.config import ARGUMENTS, LoaderConfig
 from nbloader.sampling.samplers import FullBatches
@@ -48,13 +49,14 @@ def arguments_of(loader: Any) -> dict[str, Any]:
 
     Samplers are reused, not copied: their owner may call `set_epoch` on them.
     """
-    from torch.utils.data import BatchSampler, IterableDataset
-    from torch.utils.data import DataLoader as TorchLoader
-
     config = getattr(loader, "_config", None)
     ours = isinstance(config, LoaderConfig)
-    iterable = config.iterable if isinstance(config, LoaderConfig) else isinstance(loader.dataset, IterableDataset)
-    names = (ARGUMENTS if ours else frozenset(inspect.signature(TorchLoader.__init__).parameters)) - _SELECTS_SAMPLES
+    iterable = (
+        config.iterable if isinstance(config, LoaderConfig) else isinstance(loader.dataset, torch_api.IterableDataset)
+    )
+    names = (
+        ARGUMENTS if ours else frozenset(inspect.signature(torch_api.DataLoader.__init__).parameters)
+    ) - _SELECTS_SAMPLES
     given = vars(loader)  # what the user gave, where a property shows what is in effect
     arguments = {name: given.get(name, getattr(loader, name)) for name in names if hasattr(loader, name)}
     arguments["dataset"] = loader.dataset
@@ -63,7 +65,7 @@ def arguments_of(loader: Any) -> dict[str, Any]:
         arguments.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
     elif batch_sampler is None:
         arguments.update(batch_size=None, sampler=loader.sampler)
-    elif type(batch_sampler) in {BatchSampler, FullBatches} and loader.batch_size is not None:
+    elif type(batch_sampler) in {torch_api.BatchSampler, FullBatches} and loader.batch_size is not None:
         arguments.update(batch_size=loader.batch_size, sampler=loader.sampler, drop_last=loader.drop_last)
     else:
         arguments["batch_sampler"] = batch_sampler

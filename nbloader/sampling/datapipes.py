@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-import torch.distributed
-from torch.utils.data import IterDataPipe, MapDataPipe
+from nbloader._util.torch_api import INSTALLED, IterDataPipe, MapDataPipe
+
+if TYPE_CHECKING or INSTALLED:
+    import torch
+    import torch.distributed
 
 
 class ShuffledDataset(NamedTuple):

@@ -20,7 +20,7 @@ from nbloader._util.signals import raised_by_handler
 from nbloader.errors import LoaderClosedError
 from nbloader.sampling import datapipes, samplers
 from nbloader.sampling.index_arrays import IndexArray
-from nbloader.sampling.resumable_sampler import ResumableSampler, draw_seed, generators
+from nbloader.sampling.resumable_sampler import ResumableSampler, generators
 from nbloader.sampling.shard_plan import IteratorState, ShardPlan, ShardProgress
 from nbloader.sampling.source import SourceReader
 
@@ -248,12 +248,12 @@ class IterableEpochPlan(EpochPlan):
         drawn = base_seed
         datapipe = datapipes.preparation(context.dataset) is not None
         if drawn is None or datapipe:
-            drawn = draw_seed(generator) if loader_seed is None or generator is not None else loader_seed
+            drawn = rng.draw_seed(generator) if loader_seed is None or generator is not None else loader_seed
         if datapipe and not resume_from:
             drawn = datapipes.common_seed(drawn)
             if base_seed is None:
                 for _ in range(2 if context.num_shards else 1):  # torch draws as often: what comes after is the same
-                    draw_seed(generator)
+                    rng.draw_seed(generator)
         self.seed = int(resume_from.get("seed", drawn))
         samples = samplers.length(context.dataset)
         if samples is not None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from nbloader._util import rng
+
 BLOCK = 1 << 16
 """Consecutive indices that are created at a time."""
 
@@ -66,7 +68,7 @@ def array_batches(batch_sampler: Any) -> Iterator[IndexArray] | None:
     Returns:
         None for other samplers: they may do anything.
     """
-    from torch.utils.data import BatchSampler
+    from nbloader._util.torch_api import BatchSampler
 
     if type(batch_sampler) is not BatchSampler:
         return None
@@ -76,8 +78,7 @@ def array_batches(batch_sampler: Any) -> Iterator[IndexArray] | None:
 
 def _blocks(sampler: Any) -> Iterator[Any] | None:
     """The indices of a sampler as arrays of any length."""
-    from torch.utils.data import RandomSampler, SequentialSampler
-
+    from nbloader._util.torch_api import RandomSampler, SequentialSampler
     from nbloader.sampling.samplers import LargeRandomSampler, RemainingPermutation  # which workers need not import
 
     kind = type(sampler)
@@ -102,7 +103,7 @@ def _permutations(sampler: Any) -> Iterator[Any]:
 
     n, generator = len(sampler.data_source), sampler.generator
     if generator is None:
-        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        seed = rng.draw_seed()
         generator = torch.Generator()
         generator.manual_seed(seed)
     passes, rest = divmod(sampler.num_samples, n)

@@ -20,7 +20,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from nbloader._util import rng
+from nbloader._util import rng, torch_api
 from nbloader._util.rng import PreservedRandomState
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.state_dict import as_json, is_stateful
@@ -113,7 +113,7 @@ class ResumableSampler:
         if self.keeps_states:
             return None
         draws = any(type(part) in _drawing() and part.generator is None for part in self._parts)
-        return rng.dump_globals(torch_only=not strange) if strange or draws else None
+        return rng.dump_globals(orders_only=not strange) if strange or draws else None
 
     def _begin(self, sampler: Any, generator: Any, position: int, base_seed: int | None, *, at_once: bool) -> None:
         """Start to iterate over the sampler, then draw the base seed: in this order, as torch's loader does.
@@ -135,7 +135,7 @@ class ResumableSampler:
             remaining = _remaining(sampler, position)
         source = sampler if remaining is None else remaining
         indices = (array_batches(source) if self._arrays else None) or iter(source)
-        self.seed = draw_seed(generator) if base_seed is None else base_seed
+        self.seed = rng.draw_seed(generator) if base_seed is None else base_seed
         if remaining is None:
             collections.deque(itertools.islice(indices, position), maxlen=0)  # in C: 30 ns an index
         self.reader = indices if isinstance(indices, SourceReader) else None
@@ -210,17 +210,8 @@ def parts(index_sampler: Any) -> list[Any]:
 
 def generators(index_sampler: Any, generator: Any) -> list[Any]:
     """The generators that an epoch draws from, except the global ones."""
-    import torch
-
     found = [generator, *(getattr(part, "generator", None) for part in parts(index_sampler))]
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
-
-
-def draw_seed(generator: Any) -> int:
-    """Draw a base seed as torch does, so that `torch.manual_seed` makes epochs reproducible."""
-    import torch
-
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    return list({id(g): g for g in found if isinstance(g, torch_api.Generator)}.values())
 
 
 def _first(indices: Iterator[Any]) -> Iterator[Any]:
@@ -242,7 +233,7 @@ def _raise(error: Exception) -> Any:
 
 def _remaining(sampler: Any, position: int) -> Iterable[Any] | None:
     """The order after `position` where it can be computed without what comes before; None for other samplers."""
-    from torch.utils.data import BatchSampler, SequentialSampler
+    from nbloader._util.torch_api import BatchSampler, SequentialSampler
 
     if type(sampler) is BatchSampler:
         rest = _remaining(sampler.sampler, position * sampler.batch_size)
@@ -254,14 +245,14 @@ def _remaining(sampler: Any, position: int) -> Iterable[Any] | None:
 
 def _drawing() -> set[type]:
     """Samplers that draw from `generator`, or from the global generator where that is None."""
-    from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+    from nbloader._util.torch_api import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
     return {RandomSampler, SubsetRandomSampler, WeightedRandomSampler, LargeRandomSampler}
 
 
 def _known() -> set[type]:
     """Samplers of which it is known whether they draw from global generators."""
-    from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
+    from nbloader._util.torch_api import BatchSampler, DistributedSampler, SequentialSampler
 
     plain = {BatchSampler, SequentialSampler, DistributedSampler, FullBatches, IntervalSampler, FilterSampler}
     return {*plain, *_drawing(), list, tuple, range}

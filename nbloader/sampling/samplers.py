@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nbloader._util import rng
 from nbloader._util.user_warning import warn
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class FullBatches:
 
 
 class LargeRandomSampler:
-    """A random permutation that is computed while it is iterated: for `shuffle=True` on a large dataset.
+    """A random permutation, computed while it is iterated: for `shuffle=True` on a large dataset, or without torch.
 
     Args:
         data_source: The dataset.
@@ -171,12 +172,9 @@ class LargeRandomSampler:
 
     def _permutation(self) -> Permutation:
         """Draw the permutation of one epoch."""
-        import torch
-
         from nbloader.sampling.permutation import Permutation
 
-        seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
-        return Permutation(len(self.data_source), seed)
+        return Permutation(len(self.data_source), rng.draw_seed(self.generator))
 
 
 class RemainingPermutation:
@@ -223,13 +221,13 @@ def make_samplers(
         group: Batches that are delivered together.
         generator: The `torch.Generator` of random orders; None for torch's default one.
     """
-    from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+    from nbloader._util.torch_api import INSTALLED, BatchSampler, RandomSampler, SequentialSampler
 
     chosen: Any = sampler
     if sampler is None:
         if not shuffle:
             chosen = SequentialSampler(dataset)
-        elif len(dataset) >= LARGE:
+        elif len(dataset) >= LARGE or not INSTALLED:
             chosen = LargeRandomSampler(dataset, generator)
         else:
             chosen = RandomSampler(dataset, generator=generator)
@@ -243,8 +241,7 @@ def make_samplers(
 
 def make_endless(*, batch_size: int | None, drop_last: bool) -> Samplers:
     """The samplers of a loader over an iterable dataset, as torch's DataLoader has them."""
-    from torch.utils.data import BatchSampler
-    from torch.utils.data.dataloader import _InfiniteConstantSampler
+    from nbloader._util.torch_api import BatchSampler, _InfiniteConstantSampler
 
     endless: Any = _InfiniteConstantSampler()
     return Samplers(endless, BatchSampler(endless, batch_size, drop_last) if batch_size is not None else None)
@@ -273,7 +270,7 @@ def warn_if_no_samples(**sources: Any) -> None:
 
 def by_position() -> set[type]:
     """Samplers that yield only positions in the dataset, from 0."""
-    from torch.utils.data import RandomSampler, SequentialSampler
+    from nbloader._util.torch_api import RandomSampler, SequentialSampler
 
     return {SequentialSampler, RandomSampler, LargeRandomSampler, IntervalSampler, FilterSampler}
 

@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import importlib.util
 import multiprocessing
 import os
 import pickle
@@ -275,7 +276,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def start_early() -> None:
-    """Start the server with torch while this process itself imports torch, in case a loader will need it.
+    """Start the server with torch, where it is installed, while this process itself imports it.
 
     Then workers with torch are ready when the first loader is iterated; else they come a second later. A clone of the
     server imports the large packages that need torch and that this process has imported. The servers end if the first
@@ -286,6 +287,9 @@ def start_early() -> None:
         return
     with _lock, contextlib.suppress(OSError):  # the first loader will raise the same error
         if not _servers:
+            if importlib.util.find_spec("torch") is None:
+                _servers[False] = _Base(early=("numpy",))
+                return
             _servers[True] = _Base(early=("torch",))
             _servers[True].packages = _first_packages(torch=True)
             packages = preload.imported_with_torch()

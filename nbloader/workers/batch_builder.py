@@ -19,7 +19,6 @@ from nbloader.batch.payload import LocalPayload
 from nbloader.batch.rebuild import builder
 from nbloader.batch.rows import Selection
 from nbloader.batch.serialize import tensor_of
-from nbloader.batch.stack import collate_to_tensors
 from nbloader.batch.task import Task
 from nbloader.events.failures import EmptyBatch, WorkerFailure
 from nbloader.events.remote_errors import SampleFailure, describe, user_traceback
@@ -75,6 +74,11 @@ class BatchBuilder:
         self._status = status
         self._batched = batched
         self._output = output
+        self._stack_tensors: Callable[[Sequence[Any]], tuple[Any, int]] | None = None
+        if output == "torch":
+            from nbloader.batch.stack import collate_to_tensors  # imports torch
+
+            self._stack_tensors = collate_to_tensors
         self._worker = worker
         self._slow = True  # whether the last batch took so long that the CPU time of the next one is measured
         self._known = LayoutCache()
@@ -195,11 +199,12 @@ class BatchBuilder:
     def _collate_quickly(self, samples: Any) -> tuple[Any, int] | None:
         """Collate a batch without any code of the user; None where that cannot be done."""
         selected = type(samples) is Selection
-        if not selected and (self._output != "torch" or type(samples) is not list):
+        stack = self._stack_tensors
+        if not selected and (stack is None or type(samples) is not list):
             return None
         try:
             with without_mode():
-                return samples.to_batch(self._output) if selected else collate_to_tensors(samples)
+                return samples.to_batch(self._output) if selected or stack is None else stack(samples)
         except NotPlannedError:
             return None
         except Exception as error:  # samples may differ in any way; the plan raises the right error

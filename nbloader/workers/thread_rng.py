@@ -63,7 +63,7 @@ class ThreadContext:
     def __init__(self, info: WorkerInfo) -> None:
         self._info = info
         self._generators = rng.ThreadGenerators()
-        self._mode = _torch_mode()
+        self._mode = _torch_mode() if "torch" in sys.modules else _NO_CONTEXT
 
     def __enter__(self) -> ThreadContext:
         """Begin to use the generators."""
@@ -96,7 +96,9 @@ class ThreadContext:
 
 
 def _torch_info(info: WorkerInfo) -> Any:
-    """The same as an instance of torch's class; newer versions of torch add the kind of worker."""
+    """The same as an instance of torch's class; newer versions of torch add the kind of worker. None without torch."""
+    if "torch" not in sys.modules:
+        return None
     from torch.utils.data._utils import worker as torch_worker
 
     torch_class: Any = torch_worker.WorkerInfo
@@ -109,7 +111,8 @@ _NO_CONTEXT = nullcontext()
 
 def without_mode() -> AbstractContextManager[Any]:
     """Context manager in which torch ignores the mode, for code that draws no random numbers."""
-    return _NO_CONTEXT if rng.thread_local.generators is None else sys.modules["torch"]._C.DisableTorchFunction()
+    own = rng.thread_local.generators
+    return _NO_CONTEXT if own is None or own.torch is None else sys.modules["torch"]._C.DisableTorchFunction()
 
 
 # ---- patches ------------------------------------------------------------------------------------------------------
@@ -220,7 +223,8 @@ class _Patches:
             if self._users == 1 and os.environ.get(SWITCH) != "0":
                 self._patch_random()
                 self._patch_numpy()
-                self._patch_torch()
+                if "torch" in sys.modules:
+                    self._patch_torch()
 
     def release(self) -> None:
         """A worker thread ends; the last one undoes the patches."""
