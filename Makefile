@@ -10,6 +10,8 @@
 # make fuzz            random loaders under random faults, controls and resumptions; prints its seed (SECONDS=300 SEED=7)
 # make soak-dashboard  run the dashboard in a browser and check that nothing grows (SECONDS=600)
 # make faults          measure how long recovery from each fault takes: the table in the README
+# make planted         how often the verdict is right: loaders with planted causes (ONLY=collate,lock SEEDS=3); writes
+#                      build/planted/table.md
 # make clean           remove .venv, caches and build outputs
 #
 # All targets use .venv, which is created with PYTHON (3.10 or newer) when it does not exist.
@@ -22,6 +24,8 @@ SEED    ?=
 ROWS    ?=
 PEERS   ?=
 SECONDS ?= 300
+ONLY    ?=
+SEEDS   ?=
 
 VENV := .venv
 PY   := $(VENV)/bin/python
@@ -32,7 +36,7 @@ MADE := $(VENV)/.made
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo check test lint bench bench-gpu soak fuzz soak-dashboard faults clean
+.PHONY: demo check test lint bench bench-gpu soak fuzz soak-dashboard faults planted clean
 
 demo: $(MADE)-demo
 	@if [ "$(BROWSER)" = none ]; then \
@@ -71,6 +75,9 @@ soak-dashboard: $(MADE)-test
 
 faults: $(MADE)-test
 	$(PY) tests/bench/faults.py
+
+planted: $(MADE)-test
+	$(PY) tests/planted.py $(if $(ONLY),--only '$(ONLY)') $(if $(SEEDS),--seeds $(SEEDS))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -39,6 +39,7 @@ from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.metrics.aggregator import Aggregator
 from nbloader.metrics.snapshot import STAGES, Snapshot
 from nbloader.metrics.stage_times import upload_stats
+from nbloader.metrics.usage import Usage
 
 pytestmark = pytest.mark.unit
 
@@ -312,7 +313,9 @@ def test_an_abandoned_epoch_does_not_advance():
     assert first == dataclasses.replace(later, now=first.now)
     assert (first.batches_done, first.eta) == (21, None)
     assert first.elapsed == pytest.approx(0.2)
-    assert first.verdict.startswith("Epoch 0 was abandoned after 21 of 100 batches in 200 ms; the loop waited 0 %")
+    assert first.verdict.startswith(
+        "Epoch 0 was abandoned after 21 of 100 batches in 200 ms. Your loop is the bottleneck: it waited 0 %"
+    )
 
 
 def test_faults_are_counted_by_worker():
@@ -477,42 +480,53 @@ def test_verdict_when_the_consumer_is_the_limit():
     assert verdict(stats, gauges(now, *pair())) == (
         "consumer",
         (
-            "Your loop is the bottleneck: it waits 2 % of the time; the loader keeps 4 batches ready, "
+            "Your loop is the bottleneck: it waits 2 % of the last 1.0 s; the loader keeps 4 batches ready, "
             "and the loop spends 20.0 ms per batch."
         ),
     )
 
 
+def used(**changes: Any) -> Usage:
+    fields: dict[str, Any] = dict.fromkeys((f.name for f in dataclasses.fields(Usage)), 0)
+    return Usage(**(fields | {"seconds": 5.0} | changes))
+
+
 @pytest.mark.parametrize(
-    ("cpu", "cores", "use", "cause", "advice"),
+    ("cpu", "cores", "usage", "cause", "advice"),
     [
-        (0.97, 8, 97.0, "workers_compute", "97 % CPU time, so more workers help up to the 8 cores; cheaper"),
-        (0.97, 2, 60.0, "workers_compute", "there are 2 cores, so cheaper transforms help, more workers hardly do."),
-        (0.30, 2, 98.0, "workers_compute", "They use 1.96 of 2 cores, so cheaper transforms help, more workers do not"),
-        (0.08, 2, 8.0, "workers_wait", "92 % waiting (disk, network, sleep), so more workers help, even beyond"),
-        (0.55, 2, 50.0, "workers", "55 % CPU time and otherwise waiting, so more workers help."),
+        (0.97, 8, None, "workers_compute", "97 % CPU time, so more workers help up to the 8 cores; cheaper"),
+        (
+            0.97,
+            2,
+            None,
+            "workers_compute_full",
+            "use 1.80 of 2 cores, so cheaper transforms help, more workers do not.",
+        ),
+        (0.45, 2, used(worker_cores=0.98, core_wait=0.45), "workers_compute_full", "use 1.96 of 2 cores, so cheaper"),
+        (0.08, 2, None, "workers_wait", "92 % waiting (disk, network, sleep), so more workers help, even beyond"),
+        (0.55, 8, None, "workers_compute", "Also, 40 % of the wait: fetching waits (disk, network, sleep) for 45 %"),
     ],
 )
-def test_verdict_when_the_workers_are_the_limit(cpu: float, cores: int, use: float, cause: str, advice: str):
+def test_verdict_when_the_workers_are_the_limit(cpu: float, cores: int, usage: Usage | None, cause: str, advice: str):
     stats = new_stats(cores=cores)
-    now = loop(stats, 50, wait=34 * MS, step=20 * MS, fetch_cpu=int(cpu * 18 * MS))
-    found, text = verdict(stats, gauges(now, *pair(cpu_percent=use)))
-    assert found == cause
+    now = loop(stats, 50, wait=34 * MS, step=20 * MS, make=100 * MS, fetch_cpu=int(cpu * 90 * MS))
+    s = stats.snapshot(gauges(now, *pair()), usage)
+    assert s.cause == cause
     head = (
-        "Workers are the bottleneck: the loop waits 63 % of the time; 2 workers produce 18.5 batches/s, "
+        "Workers are the bottleneck: the loop waits 63 % of the last 2.6 s; 2 workers produce 18.5 batches/s, "
         "the loop could consume 50.0."
     )
-    assert text.startswith(head)
-    assert advice in text
+    assert s.verdict.startswith(head)
+    assert advice in s.verdict
 
 
 def test_verdict_when_other_code_uses_the_cores():
     stats = new_stats(cores=2)
-    now = loop(stats, 50, wait=34 * MS, step=20 * MS, fetch_cpu=3 * MS)
-    found, text = verdict(stats, gauges(now, *pair(cpu_percent=8.0, core_wait=0.75)))
-    assert found == "workers"
-    assert "Fetching is 17 % CPU time and 50 % waiting for a core: something else, possibly your loop" in text
-    assert verdict(stats, gauges(now, *pair(cpu_percent=8.0, core_wait=0.4)))[0] == "workers_wait"
+    now = loop(stats, 50, wait=34 * MS, step=20 * MS, make=100 * MS, fetch_cpu=18 * MS)
+    s = stats.snapshot(gauges(now, *pair()), used(core_wait=0.5, worker_cores=0.2, loop_cores=0.1))
+    assert s.cause == "cores_taken"
+    assert "wait for a core during 54 % of their work, yet workers and loop use only 0.50 of 2 cores" in s.verdict
+    assert stats.snapshot(gauges(now, *pair()), used(core_wait=0.02, worker_cores=0.2)).cause == "workers_wait"
 
 
 def test_verdict_for_a_single_worker():
@@ -583,7 +597,7 @@ def test_verdict_for_a_slow_worker():
 def test_verdict_when_transport_is_the_limit():
     stats = new_stats()
     now = loop(stats, 50, wait=60 * MS, make=10 * MS, nbytes=38_000_000)
-    assert stats.snapshot(gauges(now, *pair())).cause != "transport"
+    assert stats.snapshot(gauges(now, *pair())).cause not in ("transport", "pickle")
     stats = new_stats()
     now = START
     stats.update(EpochStarted(START, 0, 0, 100, 2))
@@ -596,9 +610,8 @@ def test_verdict_when_transport_is_the_limit():
         stats.update(batch)
         now = batch.returned
     cause, text = verdict(stats, gauges(now, *pair()))
-    assert cause == "transport"
-    assert "a batch of 38.0 MB takes 40.5 ms from worker to loop and 10.0 ms to produce" in text
-    assert "pickle" in text
+    assert cause == "pickle"
+    assert "38.0 MB of each batch are pickled by a worker (1.00 ms to collate and pickle, 40.5 ms to transport)" in text
 
 
 def test_verdict_without_workers():
@@ -610,32 +623,56 @@ def test_verdict_without_workers():
     stats = new_stats()
     now = loop(stats, 50, workers=0, wait=MS // 10)
     assert stats.snapshot(gauges(now)).verdict == (
-        "Your loop is the bottleneck: it waits 1 % of the time, and spends 10.0 ms per batch."
+        "Your loop is the bottleneck: it waits 1 % of the last 495 ms, and the loop spends 10.0 ms per batch."
     )
 
 
 def test_verdict_after_the_epoch_and_after_close():
     stats = new_stats(cores=8)
-    now = loop(stats, 100, wait=30 * MS)
+    now = loop(stats, 100, wait=30 * MS, make=70 * MS)
     stats.update(EpochEnded(now, 0, 0, 100, "exhausted"))
-    cause, text = verdict(stats, gauges(now + S, *pair(), state="idle"))
-    assert cause == "workers_compute"
-    assert text.startswith("Epoch 0 ended after 100 batches in 4.0 s; the loop waited 75 % of the time. Workers are")
-    stats.update(LoaderClosed(now + S))
-    assert verdict(stats, gauges(now + S, state="closed")) == (
-        "closed",
-        "The loader is closed; its last epoch, 0, delivered 100 of 100 batches.",
+    ended = stats.snapshot(gauges(now + S, *pair(), state="idle"))
+    assert ended.cause == "workers_compute"
+    assert ended.verdict.startswith(
+        "Epoch 0 ended after 100 batches in 4.0 s. Workers are the bottleneck: the loop waited 75 % of the epoch's"
     )
-    assert verdict(new_stats(), gauges(now, state="closed"))[1] == "The loader is closed."
+    stats.update(LoaderClosed(now + S))
+    closed = stats.snapshot(gauges(now + 60 * S, state="closed"))
+    assert closed.cause == "workers_compute", "closing loses nothing"
+    assert closed.verdict == ended.verdict.replace("4.0 s. W", "4.0 s, and the loader is closed. W")
+    assert (closed.now_verdict, closed.epoch_verdict) == (ended.now_verdict, ended.epoch_verdict)
+    assert verdict(new_stats(), gauges(now, state="closed")) == ("closed", "The loader is closed.")
+
+
+def test_now_and_the_epoch_are_judged_apart():
+    stats = new_stats(cores=8)
+    now = loop(stats, 400, wait=30 * MS, make=70 * MS)  # 16 s in which the loop waits
+    for index in range(400, 1000):  # 6 s in which it does not
+        batch = record(now, index=index, worker=index % 2)
+        stats.update(batch)
+        now = batch.returned
+    for s in (
+        stats.snapshot(gauges(now, *pair())),
+        (stats.update(EpochEnded(now, 0, 0, 1000, "exhausted")), stats.snapshot(gauges(now, state="idle")))[1],
+    ):
+        assert s.now_verdict.cause == "consumer"
+        assert s.now_verdict.sentence.startswith("Your loop is the bottleneck: it waits 0 % of the last 5.0 s")
+        assert s.epoch_verdict.cause == "workers_compute"
+        assert "the loop waited 55 % of the epoch's 22.0 s" in s.epoch_verdict.sentence
+    assert s.cause == s.epoch_verdict.cause
 
 
 def test_verdict_after_a_tiny_epoch_names_no_cause():
     stats = new_stats()
     now = loop(stats, 2)
+    stats.update(BatchFailed(now, 0, 2, 1, 7, "ValueError: bad sample"))
     stats.update(EpochEnded(now, 0, 0, 2, "error"))
     assert verdict(stats, gauges(now, state="idle")) == (
         "idle",
-        "Epoch 0 ended with an error after 2 of 100 batches in 20.0 ms; the loop waited 0 % of the time.",
+        (
+            "Epoch 0 ended with an error after 2 of 100 batches in 20.0 ms (ValueError: bad sample); the loop waited "
+            "0 % of the time. These are too few batches to tell why."
+        ),
     )
 
 
@@ -645,7 +682,7 @@ def test_verdict_after_a_tiny_epoch_names_no_cause():
 def full_snapshot(nasty: Any = 3, text: str = "") -> Snapshot:
     stats = new_stats(cores=2)
     stats.update(WorkerRestarted(START, 1, "request"))
-    now = loop(stats, 50, wait=34 * MS, step=20 * MS, slowest_index=nasty)
+    now = loop(stats, 50, wait=34 * MS, step=20 * MS, make=100 * MS, slowest_index=nasty)
     busy = gauge(
         1, state=text or "fetching", batch=50, sample=nasty, exit_reason=text, stderr_tail=text, rss=212_000_000
     )
@@ -662,7 +699,10 @@ def test_repr_is_one_line():
 def test_text_is_complete_aligned_and_fits_a_terminal():
     text = str(full_snapshot(text="killed by SIGKILL"))
     lines = text.splitlines()
-    assert lines[0].startswith("Workers are the bottleneck: the loop waits ")
+    assert lines[0].startswith(
+        "One batch stalled the loop: the loop waits 85 % of the last 5.0 s, 73 % of that in this"
+    )
+    assert "The longest, 3.0 s so far, is for batch 50; a batch usually takes 100 ms." in " ".join(lines)
     assert max(map(len, lines)) <= 90
     assert "Epoch   0, running  [############............]  50 of 100 batches (50 %)" in lines
     assert "Queues  in flight 2 of 4   reorder 0   ready 0" in lines

@@ -291,6 +291,7 @@ def test_the_progress_bar_counts_batches_and_shows_how_much_the_loop_waited():
     assert "epoch 0: 100%" in last
     assert "10/10" in last
     assert "loop waited" in last
+    assert "Epoch 0 ended after 10 batches" in last, "what limited the loop"
 
 
 def test_without_tqdm_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch):

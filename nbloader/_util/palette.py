@@ -28,10 +28,19 @@ STATES = {
     "dead": "#c93c3c",
 }
 """By the state of a worker."""
-CAUSES = {"consumer": "#1a9e77", "worker": "#c93c3c"}
-CAUSES |= dict.fromkeys(
-    ("workers", "workers_compute", "workers_wait", "transport", "upload", "in_process"), STAGES["reorder"]
-)
-"""By `Snapshot.cause`."""
+GOOD = "#1a9e77"
+"""The loader keeps up."""
+BAD = "#c93c3c"
+"""A fault."""
 OTHER = "#8d99a8"
 """Any other state or cause."""
+_NO_CAUSES = ("", "new", "closed", "paused", "starting", "idle", "unknown")
+
+
+def cause_color(cause: str) -> str:
+    """The color of a verdict, by `Snapshot.cause`."""
+    if cause in ("consumer", "consumer_python"):
+        return GOOD
+    if cause == "worker":
+        return BAD
+    return OTHER if cause in _NO_CAUSES else STAGES["reorder"]

@@ -47,6 +47,7 @@ from nbloader.engine.worker_output import WorkerOutput
 from nbloader.errors import DatasetTransferError, LoaderClosedError, LoaderTimeoutError, NbloaderError
 from nbloader.events.failures import LoaderFailure, abbreviated, samples_failed
 from nbloader.events.gauges import Gauges, WorkerGauge
+from nbloader.metrics.probe import WorkerThread
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan, PlannedBatch
 from nbloader.scheduler.dispatcher import Cancel, Dispatcher, Revoke, WaitPlan
 from nbloader.scheduler.prefetch import PrefetchPolicy
@@ -902,6 +903,10 @@ class Engine:
         """The workers, as torch's iterator shows its own."""
         views: list[WorkerView] = self._exclusively(self._group.views)
         return views
+
+    def worker_threads(self) -> tuple[WorkerThread, ...]:
+        """The threads that load, by worker id; none of an inline worker, which is the consumer's thread."""
+        return () if self.inline else cast("tuple[WorkerThread, ...]", self._exclusively(self._group.threads))
 
     def stack(self, worker: int) -> str:
         """The Python stack of a worker now.

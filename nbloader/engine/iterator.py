@@ -19,7 +19,7 @@ from nbloader.batch.payload import BatchPayload
 from nbloader.device.transfer import BatchKey, DeviceTransfer, PendingPlacement, RecordQueue
 from nbloader.engine.engine import Engine
 from nbloader.errors import LoaderClosedError
-from nbloader.sampling.epoch_plan import EpochPlan
+from nbloader.sampling.epoch_plan import EpochPlan, PlannedBatch
 from nbloader.sampling.source import SourceReader, item_numbers
 from nbloader.scheduler.run_state import Delivery
 from nbloader.workers.worker_view import WorkerView
@@ -79,6 +79,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._batched = context.batched
         self._names = context.names
         self._run = run
+        self._sampling = 0
+        """Time in the sampler since the last batch was delivered, ns."""
         self._kept: Delivery | None = None  # taken, but not delivered for lack of memory on the device
         engine.open_iteration(run, plan)
         self._resources = _Resources(run, context.events, context.transfer)
@@ -171,7 +173,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         engine, plan = self._engine, self.plan
         got = self._kept
         if got is None and engine.inline:
-            got = engine.produce_next(self._run, self._resources.wakeup, plan.take)
+            got = engine.produce_next(self._run, self._resources.wakeup, self._take)
         if got is None:
             got = self._wait()
         task, payload = got.task, got.outcome
@@ -212,10 +214,17 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         room = self._engine.refill_size(self._run)
         if self.plan.reader is not None:
             room = self._readable(self.plan.reader, room, wait=wait)
-        batches = self.plan.take(room) if room else []
+        batches = self._take(room) if room else []
         if batches:
             self._engine.add(self._run, batches, soon=soon)
         return bool(batches)
+
+    def _take(self, count: int) -> Sequence[PlannedBatch]:
+        """Draw batches from the plan, and measure how long that takes."""
+        begin = _clock()
+        batches = self.plan.take(count)
+        self._sampling += _clock() - begin
+        return batches
 
     def _readable(self, reader: SourceReader, room: int, *, wait: bool) -> int:
         """How many batches a source can be asked for now."""
@@ -239,7 +248,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _remember(self, got: Delivery, payload: BatchPayload, requested: int) -> None:
         task = got.task
         (
-            _run, _number, _layout, _segment, nbytes, _extras_nbytes, samples, fetch_begin, fetch_end, collate_end,
+            _run, _number, _layout, _segment, nbytes, extras_nbytes, samples, fetch_begin, fetch_end, collate_end,
             fetch_cpu, collate_cpu, slowest, slowest_ns,
         ) = payload.header  # at once: attributes of a named tuple take 35 ns each  # fmt: skip
         measured = fetch_cpu != NOT_MEASURED
@@ -255,7 +264,9 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             fetch_cpu if measured else None, collate_cpu if measured else None, got.in_flight, got.reordering,
             got.ready, index, slowest_ns,
             task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,),
+            None, self._sampling, extras_nbytes,
         )  # fmt: skip
+        self._sampling = 0
 
     def _finish(self) -> NoReturn:
         error, self.plan.error = self.plan.error, None
@@ -292,7 +303,7 @@ class _Resources:
         self.before: tuple[Any, ...] | None = None
         """The fields of the `BatchRecord` of the batch that the consumer has: those before `returned`."""
         self.after: tuple[Any, ...] = ()
-        """The fields after it, except for the last one."""
+        """The fields after it."""
         self.shipment: PendingPlacement | None = None
         """How that batch is moved to its device."""
         self._bus = bus
@@ -304,7 +315,7 @@ class _Resources:
         before = self.before
         if before is not None:
             self.before = None
-            complete = _new(ev.BatchRecord, (*before, returned, *self.after, None))
+            complete = _new(ev.BatchRecord, (*before, returned, *self.after))
             if self._records is None:
                 self._bus.publish(complete)
             else:

@@ -15,6 +15,7 @@ from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
 from nbloader.events.failures import LoaderFailure, descriptors_message, died_message, start_message
 from nbloader.events.gauges import WorkerGauge
 from nbloader.events.remote_errors import rebuild
+from nbloader.metrics.probe import WorkerThread
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
 from nbloader.transport import stack_probe
 from nbloader.transport.messages import (
@@ -26,6 +27,7 @@ from nbloader.transport.messages import (
     WorkerMessage,
 )
 from nbloader.workers.api import WorkerHandle, WorkerPool, WorkerSetup
+from nbloader.workers.status import WorkerState
 from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
@@ -35,6 +37,7 @@ GRACE = 0.5
 MAX_FAILED_STARTS = 3
 """Workers in a row that may die before they are ready."""
 BY_REQUEST = "restarted by request"
+PRODUCING = (WorkerState.FETCHING, WorkerState.COLLATING)
 
 
 class WorkerSlot:
@@ -411,6 +414,11 @@ class WorkerGroup:
         """When each worker began with the batch that it is processing, perf_counter ns; infinity for an idle one."""
         handles = [slot.handle for slot in self._slots if slot.handle is not None]
         return {handle.uid: handle.busy_since() for handle in handles}
+
+    def threads(self) -> tuple[WorkerThread, ...]:
+        """The threads that load, by worker id."""
+        handles = [slot.handle for slot in self._slots if slot.handle is not None]
+        return tuple([WorkerThread(h.pid, h.native_id, h.status.state in PRODUCING) for h in handles if h.native_id])
 
     def gauges(self) -> Iterator[WorkerGauge]:
         """What is known of each worker now; nothing of an inline one."""

@@ -96,6 +96,10 @@ class BatchRecord(NamedTuple):
     """The first eight of its dataset indices."""
     placed: Placed | None = None
     """How it was pinned and uploaded; None if neither was requested."""
+    sampling: int = 0
+    """Time in the sampler while the consumer waited for this batch, ns."""
+    pickled: int = 0
+    """Size of the pickled part of the batch (everything but arrays), bytes."""
 
     @property
     def waited(self) -> int:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from typing import TYPE_CHECKING
 
 from nbloader.device.transfer import DeviceTransfer
 from nbloader.diagnose.bottleneck import judge
 from nbloader.engine.engine import Engine
-from nbloader.events import EventBus
+from nbloader.events import BatchRecord, EpochEnded, EpochStarted, Event, EventBus
 from nbloader.metrics.aggregator import Aggregator
-from nbloader.metrics.probe import ProcessProbe
+from nbloader.metrics.probe import ProcessProbe, UsageProbe
+from nbloader.metrics.rates import RATE_NS
 from nbloader.metrics.snapshot import Point, Snapshot
 from nbloader.report.trace import Trace
 
@@ -35,7 +37,29 @@ class Monitor:
         self._transfer = transfer
         self._aggregator = Aggregator(judge)
         self._probe = ProcessProbe()
-        events.subscribe(self._aggregator.update)
+        self._usage = UsageProbe()
+        events.subscribe(self._on_event)
+        monitor_ref = weakref.ref(self)
+
+        def read() -> None:  # the engine does not keep its monitor alive
+            monitor = monitor_ref()
+            if monitor is not None:
+                monitor._read_counters(consumer=True)
+
+        engine.callbacks.add(read)
+
+    def _read_counters(self, *, consumer: bool = False) -> None:
+        """Read the counters of workers and loop, unless they were just read."""
+        if self._usage.due():
+            self._usage.read(self._engine.worker_threads(), consumer=consumer)
+
+    def _on_event(self, event: Event) -> None:
+        if type(event) is not BatchRecord:
+            if isinstance(event, EpochStarted):
+                self._usage.begin_epoch()
+            elif isinstance(event, EpochEnded):
+                self._usage.end_epoch()
+        self._aggregator.update(event)
 
     def follow(self, engine: Engine, transfer: DeviceTransfer | None) -> None:
         """Observe another engine, which has taken the place of the present one.
@@ -57,7 +81,9 @@ class Monitor:
         if self._transfer is not None:
             begun = self._transfer.started(gauges.run)
             gauges = dataclasses.replace(gauges, pinned=self._transfer.pins, device=self._transfer.name, begun=begun)
-        return self._aggregator.snapshot(self._probe.fill(gauges))
+        self._read_counters()
+        usage = self._usage.since(gauges.now - RATE_NS)
+        return self._aggregator.snapshot(self._probe.fill(gauges), usage, self._usage.epoch())
 
     def points(self) -> list[Point]:
         """See `DataLoader.points`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
 from nbloader._util import system
@@ -20,19 +21,20 @@ from nbloader.events import (
     SampleFailed,
     SupervisorFailed,
     WorkerDied,
+    WorkerReady,
     WorkerRestarted,
 )
 from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.events.pauses import Pauses
 from nbloader.events.records import LifecycleEvent
-from nbloader.metrics.evidence import Evidence, Judge, MakeTime, Verdict
+from nbloader.metrics.evidence import Diagnosis, Evidence, Judge, LoaderStatus, Place
 from nbloader.metrics.rates import Rates, rates_of, waiting
-from nbloader.metrics.snapshot import Point, SlowSample, Snapshot, WorkerStats
+from nbloader.metrics.snapshot import Point, SlowSample, Snapshot, Verdict, WorkerStats
+from nbloader.metrics.span import EpochSample, SpanOptions, measure
 from nbloader.metrics.stage_times import (
     SLOWEST,
     cpu_share,
     elapsed_ns,
-    handover_share,
     histogram,
     median,
     returned_at,
@@ -42,6 +44,7 @@ from nbloader.metrics.stage_times import (
     upload_stats,
 )
 from nbloader.metrics.time_series import TimeSeries
+from nbloader.metrics.usage import Usage
 
 RECENT = 2000
 """Batch records kept for rates."""
@@ -57,6 +60,10 @@ SLOW_RUNS = 3
 """Iterators whose slowest samples are kept."""
 STUCK_S, STUCK_TIMES = 2.0, 10
 """A worker is stuck if it has been processing a batch for longer than this, and than this many median batches."""
+JUDGED = 64
+"""Batches of the last seconds that are measured for a verdict, evenly spread over them."""
+JUDGE_NS = 1_000_000_000
+"""Time between two measurements of an epoch that is running, ns: one takes a millisecond or two."""
 
 
 class Aggregator:
@@ -89,7 +96,11 @@ class Aggregator:
         self._run = self._epoch = -1
         self._batches: int | None = None
         self._began = self._done = self._samples = self._epoch_waited = 0
-        self._first: BatchRecord | None = None
+        self._sample = EpochSample()
+        self._measured: tuple[int, Evidence] | None = None
+        """The last measurement of the epoch, and when it was made."""
+        self._worker_startup = 0
+        self._error = ""
         self._ended: EpochEnded | None = None
         self._series = TimeSeries()
 
@@ -114,8 +125,7 @@ class Aggregator:
             if run == self._run:
                 self._done += 1
                 self._samples += event.samples
-                if self._first is None:
-                    self._first = event
+                self._sample.add(event, wait)
             worker = event.worker
             self._produced[worker] = self._produced.get(worker, 0) + 1
             if event.slowest_ns > self._slow_floor.get(run, 0):
@@ -126,10 +136,21 @@ class Aggregator:
             self._cores = system.cores()
         return self._cores
 
-    def snapshot(self, gauges: Gauges) -> Snapshot:
-        """Make a snapshot of the events so far and the present gauges."""
+    @property
+    def _first(self) -> BatchRecord | None:
+        """The epoch's first batch."""
+        return self._sample.opening[0] if self._sample.opening else None
+
+    def snapshot(self, gauges: Gauges, now: Usage | None = None, epoch: Usage | None = None) -> Snapshot:
+        """Make a snapshot of the events so far and the present gauges.
+
+        Args:
+            gauges: The present state.
+            now: What workers and loop used of the cores in the last seconds in which they ran; None if unknown.
+            epoch: The same over the newest epoch.
+        """
         with self._lock:
-            snapshot, records = self._snapshot_and_records(gauges)
+            snapshot, records = self._snapshot_and_records(gauges, now, epoch)
             fresh = min(self._total - self._series.total, len(records), POINT_BATCHES)
             newest = records[len(records) - fresh :]
             if self._origin is not None:
@@ -162,8 +183,11 @@ class Aggregator:
                 self._deaths += not event.expected
             case WorkerRestarted():
                 self._restarts[event.worker] += 1
+            case WorkerReady():
+                self._worker_startup = max(self._worker_startup, event.startup_ns)
             case BatchFailed():
                 self._errors[event.worker] += 1
+                self._error = event.error
             case SampleFailed():
                 self._failed_by_outcome[event.done] += 1
                 self._failed_samples.append(event)
@@ -177,6 +201,7 @@ class Aggregator:
                 self._recent.clear()
                 self._slow.clear()
                 self._slow_floor.clear()
+                self._sample.forget()
 
     def _begin(self, run: int, epoch: int, batches: int | None, time: int) -> None:
         if self._origin is None:
@@ -186,7 +211,11 @@ class Aggregator:
         if known:  # its batches were published before its EpochStarted
             return
         self._done = self._samples = self._epoch_waited = 0
-        self._first = self._ended = None
+        if self._ended is None or self._run > 0 or self._sample.opening:
+            self._worker_startup = 0  # workers that start for this epoch report later
+        self._sample = EpochSample()
+        self._ended = self._measured = None
+        self._error = ""
         for old in sorted(self._slow)[: -(SLOW_RUNS - 1)]:
             del self._slow[old]
             self._slow_floor.pop(old, None)
@@ -203,7 +232,9 @@ class Aggregator:
 
     # --- the snapshot
 
-    def _snapshot_and_records(self, g: Gauges) -> tuple[Snapshot, list[BatchRecord]]:
+    def _snapshot_and_records(
+        self, g: Gauges, usage: Usage | None, epoch_usage: Usage | None
+    ) -> tuple[Snapshot, list[BatchRecord]]:
         records = list(self._recent)
         last = records[-STAGE_BATCHES:]
         live = self._ended is None and self._run >= 0 and g.state in ("starting", "running", "paused")
@@ -265,8 +296,14 @@ class Aggregator:
             supervisor_failures=self._supervisor_failures,
             retried=self._failed_by_outcome["retried"],
         )
-        cause, sentence = self._judge(snapshot, self._evidence(g, last, typical_ns, rates))
-        return replace(snapshot, cause=cause, verdict=sentence), records
+        now = measure(_spread(rates.records, JUDGED), self._span(g, rates, usage, live=live))
+        diagnosis = self._judge(
+            snapshot, self._status(g, rates), now, self._epoch_evidence(g, snapshot, epoch_usage, live=live)
+        )
+        cause, sentence, _also = diagnosis.headline
+        return replace(
+            snapshot, cause=cause, verdict=sentence, now_verdict=diagnosis.now, epoch_verdict=diagnosis.epoch
+        ), records
 
     def _epoch_share(self, g: Gauges, records: list[BatchRecord], *, live: bool) -> float:
         waited = self._epoch_waited
@@ -315,28 +352,81 @@ class Aggregator:
             return max(0, g.at_since - self._began) / 1e9
         return None
 
-    def _evidence(self, g: Gauges, last: list[BatchRecord], typical_ns: int | None, rates: Rates) -> Evidence:
-        pids = {w.worker: w.pid for w in g.workers}
-        by_worker: dict[int, list[int]] = collections.defaultdict(list)
-        for r in last:
-            if pids.get(r.worker) == r.pid:  # the time of a replaced process says nothing about the new one
-                by_worker[r.worker].append(elapsed_ns(r.fetch_begin, r.collated))
-        count = max(1, len(last))
-        return Evidence(
-            cores=self._core_count(),
+    def _status(self, g: Gauges, rates: Rates) -> LoaderStatus:
+        return LoaderStatus(
             recent=rates.count,
             first_batch=self._first_batch(g),
             ended="" if self._ended is None else self._ended.reason or "abandoned",
+            error=self._error,
             paused_for=None if self._pauses.since is None else max(0, g.now - self._pauses.since) / 1e9,
-            in_process=not g.workers and bool(last) and last[-1].worker < 0,
-            make_ms=(typical_ns or 0) / 1e6,
-            make_ms_by_worker={w: MakeTime(len(ns), (median(ns) or 0) / 1e6) for w, ns in by_worker.items()},
-            ready_mean=sum(r.ready for r in last) / count,
-            nbytes_mean=sum(r.nbytes for r in last) / count,
-            pickled=sum(r.transport == "pickle" for r in last) / count,
-            handover=handover_share(last),
         )
 
+    def _span(self, g: Gauges, rates: Rates, usage: Usage | None, *, live: bool) -> SpanOptions:
+        """The last seconds."""
+        alive = [w for w in g.workers if w.state != "dead"] if live else []
+        return SpanOptions(
+            span="now",
+            seconds=rates.seconds,
+            wait_share=rates.wait_share,
+            batches=rates.count,
+            workers=len(alive),
+            place=self._where(g),
+            cores=self._core_count(),
+            window=g.window,
+            waiting=waiting(g, self._pauses, g.now) if live else 0,
+            waiting_for=g.waiting_for,
+            pids={w.worker: w.pid for w in alive},
+            usage=usage,
+            pauses=self._pauses,
+            device=g.device,
+        )
 
-def _no_verdict(_snapshot: Snapshot, _evidence: Evidence) -> Verdict:
-    return Verdict("", "")
+    def _epoch_evidence(self, g: Gauges, s: Snapshot, usage: Usage | None, *, live: bool) -> Evidence:
+        if live and self._measured is not None and g.now - self._measured[0] < JUDGE_NS:
+            return self._measured[1]
+        sample = self._sample
+        end = g.now if self._ended is None else self._ended.time
+        alive = [w for w in g.workers if w.state != "dead"] if live else []
+        first = self._first_batch(g)
+        options = SpanOptions(
+            span="epoch",
+            seconds=self._pauses.active(self._began, end) / 1e9 if self._run >= 0 else 0.0,
+            wait_share=s.wait_share_epoch,
+            batches=s.batches_done,
+            workers=len(alive),
+            place=self._where(g),
+            cores=self._core_count(),
+            window=g.window,
+            opening=sample.opening,
+            worst=sample.worst,
+            startup=first,
+            worker_startup=self._worker_startup / 1e9 if self._worker_startup else None,
+            waiting=waiting(g, self._pauses, g.now) if live else 0,
+            waiting_for=g.waiting_for,
+            pids={w.worker: w.pid for w in alive},
+            usage=usage,
+            pauses=self._pauses,
+            device=g.device,
+        )
+        evidence = measure(sample.records, options)
+        self._measured = g.now, evidence
+        return evidence
+
+    def _where(self, g: Gauges) -> Place:
+        """What the workers are, also after their end."""
+        newest = self._recent[-1] if self._recent else None
+        if newest is not None and newest.worker < 0:
+            return "inline"
+        if any(w.kind == "thread" for w in g.workers) or (newest is not None and newest.transport == "local"):
+            return "thread"
+        return "process"
+
+
+def _spread(records: Sequence[BatchRecord], count: int) -> Sequence[BatchRecord]:
+    """At most so many of the records, evenly spread over them, the newest among them."""
+    step = -(-len(records) // count) or 1
+    return records[::-1][::step][::-1] if step > 1 else records
+
+
+def _no_verdict(_s: Snapshot, _status: LoaderStatus, _now: Evidence, _epoch: Evidence) -> Diagnosis:
+    return Diagnosis(Verdict(), Verdict(), Verdict())

@@ -1,14 +1,17 @@
-"""CPU and memory use of worker processes, measured when a snapshot is taken."""
+"""Measures processes and threads: CPU and memory use of workers for a snapshot, counters of workers and the loop."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbloader.events.gauges import Gauges, WorkerGauge
+from nbloader.metrics.usage import CpuTimes, LoopCounters, Usage, UsageLog, WorkerCounters
 
 AT_ONCE = 4
 """Workers measured per snapshot, least recently measured first: each takes 0.1 ms."""
@@ -17,15 +20,15 @@ MEMORY_SHARE = 0.003
 8 ms for a process that has imported torch."""
 IDLE = 0.05
 """A process that runs, or could run, for less than this share of the time is idle."""
-
-
-class CpuTimes(NamedTuple):
-    """Scheduler statistics of a process's main thread, ns."""
-
-    running: int
-    """Time on a core."""
-    waiting: int
-    """Time in which it could run and had no core."""
+WATCHED = 8
+"""Workers whose counters are read, those with the lowest ids: 20 us each."""
+READ_NS = 90_000_000
+"""Time between two readings of counters, ns."""
+LOCK_WAITS = ("futex", "lock", "semaphore", "mutex")
+"""Parts of the names of the kernel's functions in which a thread waits for a lock (of a file, too)."""
+_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+"""Unit of the CPU times in /proc/PID/stat, ns."""
+_clock = time.perf_counter_ns
 
 
 class MemoryUse(NamedTuple):
@@ -133,10 +136,15 @@ def _with_usage(w: WorkerGauge, usage: _Usage, memory: _Memory | None) -> Worker
     )  # fmt: skip
 
 
-def cpu_times(pid: int) -> CpuTimes | None:
-    """Scheduler statistics of the main thread of a process; None if the system does not report it."""
+def cpu_times(pid: int, thread: int | None = None) -> CpuTimes | None:
+    """Scheduler statistics of a thread, None if the system does not report it.
+
+    Args:
+        pid: Its process.
+        thread: Its native id; None for the main thread.
+    """
     try:
-        running, waiting, _ = Path(f"/proc/{pid}/schedstat").read_text("ascii").split()
+        running, waiting, _ = _contents(f"/proc/{pid}/task/{thread or pid}/schedstat").split()
         return CpuTimes(int(running), int(waiting))
     except (OSError, ValueError):
         return None
@@ -151,3 +159,106 @@ def memory_of(pid: int) -> MemoryUse | None:
         return MemoryUse(private * 1024, (kilobytes["Rss"] - private) * 1024)
     except (OSError, ValueError, KeyError, IndexError):
         return None
+
+
+class WorkerThread(NamedTuple):
+    """The thread of a worker that loads."""
+
+    pid: int
+    """Its process."""
+    native_id: int
+    """Its own id; of a process with one thread the same."""
+    busy: bool
+    """Whether it is processing a batch."""
+
+
+class UsageProbe:
+    """Reads the counters of workers and of the loop. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._log = UsageLog()
+        self._lock = threading.Lock()
+        self._read_at = 0
+        self._consumer = 0
+        self._workers: tuple[WorkerThread, ...] = ()
+
+    def due(self) -> bool:
+        """Whether the last reading is old enough."""
+        return _clock() - self._read_at >= READ_NS
+
+    def read(self, workers: tuple[WorkerThread, ...] | None = None, *, consumer: bool = False) -> None:
+        """Read all counters, unless another thread does so.
+
+        Args:
+            workers: The workers; None for those of the last reading.
+            consumer: Whether it is the consumer's thread that calls.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._read(workers, consumer=consumer)
+        finally:
+            self._lock.release()
+
+    def _read(self, workers: tuple[WorkerThread, ...] | None, *, consumer: bool) -> None:
+        if workers is not None:
+            self._workers = workers[:WATCHED]
+        if consumer:
+            self._consumer = threading.get_native_id()
+        own = os.getpid()
+        self._read_at = now = _clock()
+        found = {w.native_id: worker_counters(w) for w in self._workers}
+        times = cpu_times(own, self._consumer) if self._consumer else None
+        known = {key: counters for key, counters in found.items() if counters is not None}
+        self._log.add(now, known, LoopCounters(time.process_time_ns(), times))
+
+    def begin_epoch(self) -> None:
+        """An epoch begins; on the consumer's thread."""
+        self.read(consumer=True)
+        self._log.begin_epoch()
+
+    def end_epoch(self) -> None:
+        """The newest epoch has ended; on any thread."""
+        self.read()
+        self._log.end_epoch()
+
+    def epoch(self) -> Usage | None:
+        """Use during the newest epoch."""
+        return self._log.epoch()
+
+    def since(self, time: int) -> Usage | None:
+        """Use since a time, perf_counter ns."""
+        return self._log.since(time)
+
+
+def worker_counters(worker: WorkerThread) -> WorkerCounters | None:
+    """The counters of a worker; None if it has ended, or the system does not report them."""
+    main = cpu_times(worker.pid, worker.native_id)
+    if main is None:
+        return None
+    task = f"/proc/{worker.pid}/task/{worker.native_id}"
+    is_thread = worker.native_id != worker.pid
+    try:
+        # The name of the program, in parentheses, may contain spaces. Of a process the figures are over all threads.
+        fields = _contents(f"{task if is_thread else f'/proc/{worker.pid}'}/stat").rpartition(") ")[2].split()
+        major_faults, user, system, threads = int(fields[9]), int(fields[11]), int(fields[12]), int(fields[17])
+        waits_in = _contents(f"{task}/wchan") if worker.busy else ""
+    except (OSError, ValueError, IndexError):
+        return None
+    return WorkerCounters(
+        main,
+        cpu=main.running if is_thread else (user + system) * _TICK,
+        major_faults=major_faults,
+        threads=1 if is_thread else threads,
+        busy=worker.busy,
+        locked=any(name in waits_in for name in LOCK_WAITS),
+    )
+
+
+def _contents(path: str) -> str:
+    """The first 4 kB of a file; a third of the time of `Path.read_text`."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 4096).decode("ascii", "replace")
+    finally:
+        os.close(fd)

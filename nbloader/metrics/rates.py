@@ -38,6 +38,10 @@ class Rates:
     """Share of the time in which the consumer waited."""
     workers: dict[int, float] = field(default_factory=dict)
     """Batches by worker id."""
+    seconds: float = 0.0
+    """Length of the time over which the rates were computed, without pauses."""
+    records: list[BatchRecord] = field(default_factory=list)
+    """The batches."""
 
 
 def waiting(g: Gauges, pauses: Pauses, end: int, begin: int | None = None) -> int:
@@ -113,4 +117,6 @@ def rates_of(
         own=each * list(map(_RUN, picked)).count(run),
         wait_share=share_of(waited, pauses.active(begin, g.now if waits else newest)),
         workers={w: each * n for w, n in collections.Counter(map(_WORKER, picked)).items()},
+        seconds=pauses.active(begin, g.now if waits else newest) / 1e9,
+        records=picked,
     )

@@ -169,6 +169,21 @@ class Histogram:
     """Batches in each bin."""
 
 
+class Verdict(NamedTuple):
+    """What limited the loop over a span of time."""
+
+    cause: str = ""
+    """One of the causes listed at `Snapshot.cause`."""
+    sentence: str = ""
+    """For a person, with the span and the numbers that it rests on."""
+    also: str = ""
+    """The second cause, if there are two; "" otherwise."""
+
+
+NO_VERDICT = Verdict()
+"""The verdict of a loader that has not been iterated."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The state of a loader at one moment."""
@@ -226,11 +241,15 @@ class Snapshot:
     restarts: int
     """Workers that were replaced since the loader was created."""
     verdict: str
-    """What limits the loop, as a sentence with the numbers that it rests on."""
+    """What limits the loop, as a sentence with the numbers that it rests on: of the last seconds while it runs, of the
+    whole epoch afterwards."""
     cause: str = ""
-    """The verdict as a word: "closed", "new", "paused", "starting", "idle", "consumer" (the loop itself is the limit),
-    "in_process" (no workers), "worker" (one of them is stuck or slow), "workers", "workers_compute", "workers_wait",
-    "transport" or "upload" (pinning or the device)."""
+    """The verdict as a word. States: "new", "closed" (without an epoch), "paused", "starting", "idle" (too short an
+    epoch). The loop keeps up with the loader, or limits it: "consumer", "consumer_python" (Python in it).
+    Workers: "workers_wait", "workers_compute" (and cores are free), "workers_compute_full" (none is), "collate",
+    "worker" (one is stuck or slow), "slow_samples", "stall", "lock", "interpreter_lock", "threads", "cores_taken",
+    "memory", "in_process" (no workers). Between them: "sampler", "window", "transport", "pickle", "huge_batches",
+    "upload", "startup". "unknown": the measurements do not tell."""
     make_times: Histogram = Histogram()
     """Time to produce a batch."""
     skipped: int = 0
@@ -266,6 +285,10 @@ class Snapshot:
     retried: int = 0
     """Fetches of whole batches (`__getitems__`) that failed and were repeated sample by sample, since the loader was
     created."""
+    now_verdict: Verdict = NO_VERDICT
+    """What limited the loop in the last seconds in which it ran; kept after the end of the epoch and `close()`."""
+    epoch_verdict: Verdict = NO_VERDICT
+    """What limited it over the whole of the newest epoch so far; kept likewise."""
 
     def __repr__(self) -> str:
         """One line; `print` the snapshot for all of it."""

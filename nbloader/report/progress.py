@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -33,4 +34,6 @@ def _iterate(loader: Any, tqdm: Any, options: dict[str, Any]) -> Iterator[Any]:
                 bar.set_postfix_str(f"loop waits {percent(loader.stats().wait_share)}", refresh=False)
                 due = time.monotonic() + EVERY
             yield batch
-        bar.set_postfix_str(f"loop waited {percent(loader.stats().wait_share_epoch)}")
+        end = loader.stats()
+        bar.set_postfix_str(f"loop waited {percent(end.wait_share_epoch)}")
+    (options.get("file") or sys.stderr).write(f"{end.verdict}\n")

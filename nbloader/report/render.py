@@ -50,7 +50,8 @@ def one_line(s: Snapshot) -> str:
 
 def to_text(s: Snapshot) -> str:
     """The whole snapshot as aligned text of about 80 columns."""
-    blocks = ["\n".join(textwrap.wrap(s.verdict, WIDTH)), _progress_text(s)]
+    verdicts = ["\n".join(textwrap.wrap(text, WIDTH)) for text in (s.verdict, other_verdict(s)) if text]
+    blocks = [*verdicts, _progress_text(s)]
     if s.stages:
         rows = [[st.name, *(f"{ms:,.2f}" for ms in (st.mean, st.p50, st.p95, st.p99, st.max))] for st in s.stages]
         grid = text_table([STAGE_COLUMNS, *rows], left=(0,))
@@ -65,6 +66,19 @@ def to_text(s: Snapshot) -> str:
         rows = [[clean(x.index, 30), duration(x.seconds), str(x.batch), str(x.epoch), str(x.worker)] for x in s.slowest]
         blocks.append(f"{SLOWEST}\n{text_table([SAMPLE_COLUMNS, *rows], left=(0,))}")
     return "\n\n".join(blocks)
+
+
+def other_verdict(s: Snapshot) -> str:
+    """What limited the loop over the other span, where that is something else; "" otherwise.
+
+    The headline is about the last seconds while an epoch runs, and about the whole epoch afterwards.
+    """
+    ended = s.state in ("idle", "closed")
+    head, other = ("At its end", s.now_verdict) if ended else ("The whole epoch so far", s.epoch_verdict)
+    told = (s.cause, s.epoch_verdict.also if ended else s.now_verdict.also)
+    if s.cause in ("idle", "starting") or other.cause in (*told, "", "unknown"):
+        return ""
+    return f"{head}: {other.sentence}"
 
 
 def _done(s: Snapshot) -> str:
@@ -235,8 +249,8 @@ def _text(value: object) -> str:
 
 
 def _verdict_html(s: Snapshot) -> str:
-    colour = palette.CAUSES.get(s.cause, palette.OTHER)
-    verdict = html.escape(clean(s.verdict, 1000))
+    colour = palette.cause_color(s.cause)
+    verdict = "<br>".join(html.escape(clean(text, 1000)) for text in (s.verdict, other_verdict(s)) if text)
     return (
         f'<div style="border-left:4px solid {colour};background:{colour}1c;border-radius:4px;'
         f'padding:7px 11px;margin:0 0 10px">{verdict}</div>'
@@ -262,7 +276,7 @@ def _progress_html(s: Snapshot) -> str:
         f'<span style="{_MUTED}">{_times(s)}</span></div>'
     )
     faults = _faults(s)
-    more = f'<div style="color:{palette.CAUSES["worker"]};margin-top:4px">{faults}</div>' if faults else ""
+    more = f'<div style="color:{palette.BAD};margin-top:4px">{faults}</div>' if faults else ""
     several = f" {s.iterators} iterators are active; rates and queues cover all of them." if s.iterators > 1 else ""
     loop = f'<div style="{_MUTED};margin-top:4px">The loop {_loop(s)}; rates cover the last 5 s.{several}</div>'
     way = "" if s.uploads is None else f'<div style="{_MUTED};margin-top:4px">Upload {_text(uploads(s))}.</div>'
@@ -311,7 +325,7 @@ def _workers_html(s: Snapshot) -> str:
     rows = []
     for w in s.workers:
         row = [html.escape(cell) for cell in _worker_row(w, s)]
-        colour = palette.CAUSES["worker"] if w.stuck else palette.STATES.get(w.state, palette.OTHER)
+        colour = palette.BAD if w.stuck else palette.STATES.get(w.state, palette.OTHER)
         state = f"{_text(state_of(w, s))}, stuck" if w.stuck else _text(state_of(w, s))
         row[2] = _dot(colour, radius="50%") + state
         rows.append(row)

@@ -118,6 +118,11 @@ class WorkerHandle:
         self.ended.set()
 
     @property
+    def native_id(self) -> int:
+        """The kernel's id of the thread that loads; of a process its main thread. 0 until it exists."""
+        return self.pid
+
+    @property
     def stderr_tail(self) -> str:
         """The last lines that it wrote to its standard error."""
         return ""

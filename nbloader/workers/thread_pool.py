@@ -118,6 +118,11 @@ class ThreadHandle(WorkerHandle):
         self._messages = messages
 
     @property
+    def native_id(self) -> int:
+        """See `WorkerHandle`."""
+        return self.thread.native_id or 0
+
+    @property
     def stderr_tail(self) -> str:
         """The traceback of the exception that ended it."""
         return self.traceback

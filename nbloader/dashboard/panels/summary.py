@@ -25,7 +25,7 @@ class Summary(Panel):
         stuck = ",".join(str(w.worker) for w in s.workers if w.stuck)
         return {
             "state": s.state,
-            "verdict": clean(s.verdict, 300),
+            "verdict": clean(s.verdict, 600),
             "topic": f"{s.state} {s.cause} {stuck}",
             "progress": _progress(s),
             "tiles": _tiles(s),

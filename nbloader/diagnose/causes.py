@@ -1,0 +1,318 @@
+"""Finds the causes for which a loop waits, from the evidence of one span. Pure.
+
+Each part of the loop's time gets a cause. The evidence gives the parts of the wait that are measured: start-up, stalls,
+sampler, upload, opening. What remains is waiting for production, which is divided by what the workers do: one slow
+worker, slow samples, collating, fetching. Fetching is computing, waiting for a core, or waiting. Workers that
+are idle while the loop waits are limited by the prefetch window. The cause with the largest part is the verdict,
+and one that is comparable the second cause.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from nbloader.metrics.evidence import Evidence, IndexExtent
+
+SMALL_WAIT = 0.1
+"""Below this share of waiting, the loop keeps the loader waiting, not the other way round: without any wait it would be
+at most 11 % faster."""
+START_TIMES = 1.5
+"""Start-up comes before another cause only if it takes this many times as long: later batches have the other one."""
+LARGE_START = 0.3
+"""Start-up and stalls are the verdict about a loader that otherwise keeps up only above this share of the time."""
+MIN_BATCHES = 3
+"""Batches after the first that a verdict needs."""
+SECOND = 0.25
+"""A second cause is named if its part of the loop's time is at least so large, compared to the first one's."""
+STRAGGLER_TIMES = 2.0
+"""A worker is slow if its batches take this many times as long as those of the others."""
+BUSY = 0.7
+"""Workers that are busy for this share of their time limit the rate; below it something keeps them idle."""
+FULL = 0.5
+"""The window limits if it is full at this share of the deliveries."""
+PYTHON_STEP = 0.75
+"""The loop computes if its thread uses a core for this share of its steps."""
+SATURATED = 0.8
+"""Loader and loop that together use this share of the cores leave none free."""
+CONTENDED = 0.15
+"""Workers that wait for a core for this share of their production are short of cores."""
+SLOW_SAMPLES = 0.25
+"""Slow samples matter if they take this share of the workers' time beyond a usual sample."""
+RARE = 5
+"""Slow samples are exceptions: at most one of so many."""
+LOCKED = 0.4
+"""Workers are serialized by a lock if so many of the looks at busy ones found them waiting for one."""
+MIN_LOOKS = 8
+"""Looks at busy workers that this needs."""
+ONE_CORE = (0.6, 1.25)
+"""CPU time per second of worker threads that take turns under the interpreter lock."""
+FAULT_SECONDS = 5e-5
+"""What a page that is read from a disk costs at least."""
+FAULTED = 0.2
+"""Page faults matter if they cost at least this share of production."""
+PICKLE_BYTES = 50_000
+"""Pickled part of a batch from which pickling may matter, bytes."""
+PICKLE_RATE = 30e6
+"""Bytes per second that Python pickles of small objects."""
+HUGE_BYTES = 30e6
+"""Size of a batch from which the memory's bandwidth may matter, bytes."""
+HUGE_RATE = 0.5e9
+"""Bytes per second from which collating is copying."""
+OTHER_THREADS = 0.25
+"""Workers compute with several threads if others than the loading one use this share of their CPU time."""
+TRANSPORT_BYTES = 1e5
+"""Size of a batch from which transport can be the bottleneck, bytes."""
+_MAJORITY = 0.5
+_MIN_PATTERN = 6
+"""Slow samples from which on common indices are not a coincidence."""
+
+
+class Cause(str, enum.Enum):
+    """What can limit a loop."""
+
+    CONSUMER = "consumer"
+    CONSUMER_PYTHON = "consumer_python"
+    WAIT = "workers_wait"
+    COMPUTE = "workers_compute"
+    COMPUTE_FULL = "workers_compute_full"
+    COLLATE = "collate"
+    SLOW_WORKER = "worker"
+    SLOW_SAMPLES = "slow_samples"
+    STALL = "stall"
+    LOCK = "lock"
+    INTERPRETER_LOCK = "interpreter_lock"
+    THREADS = "threads"
+    CORES_TAKEN = "cores_taken"
+    MEMORY = "memory"
+    IN_PROCESS = "in_process"
+    SAMPLER = "sampler"
+    WINDOW = "window"
+    TRANSPORT = "transport"
+    PICKLE = "pickle"
+    HUGE = "huge_batches"
+    UPLOAD = "upload"
+    STARTUP = "startup"
+    UNKNOWN = "unknown"
+
+
+class Finding(NamedTuple):
+    """A cause, and its part of the loop's time."""
+
+    cause: Cause
+    share: float
+    """0 to 1."""
+
+
+def find_causes(e: Evidence) -> tuple[Finding, ...]:
+    """What limited the loop: one cause, or two that are comparable; the larger first."""
+    if e.batches <= MIN_BATCHES and e.startup_wait + e.stall_wait < _MAJORITY:
+        return (Finding(Cause.UNKNOWN, e.wait_share),)
+    steady = e.sampler_wait + e.placing_wait + e.opening_wait + e.producing_wait
+    keeps_up = steady < SMALL_WAIT * (1 - e.startup_wait - e.stall_wait)
+    if e.wait_share < SMALL_WAIT or (keeps_up and e.startup_wait + e.stall_wait < LARGE_START):
+        loop = Finding(_loop(e), 1 - e.wait_share)
+        once = max(Finding(Cause.STARTUP, e.startup_wait), Finding(Cause.STALL, e.stall_wait), key=_share)
+        return (loop, once) if once.share >= SMALL_WAIT else (loop,)
+    parts: dict[Cause, float] = collections.defaultdict(float)
+    parts[Cause.STARTUP] += e.startup_wait
+    parts[Cause.STALL] += e.stall_wait
+    parts[Cause.SAMPLER] += e.sampler_wait
+    parts[Cause.UPLOAD] += e.placing_wait
+    parts[_opening(e)] += e.opening_wait
+    for finding in _production(e, e.producing_wait):
+        parts[finding.cause] += finding.share
+    return _ranked(parts, e.wait_share)
+
+
+def _share(finding: Finding) -> float:
+    return finding.share
+
+
+def _ranked(parts: dict[Cause, float], wait_share: float) -> tuple[Finding, ...]:
+    ranked = sorted(parts.items(), key=lambda part: -part[1] / (START_TIMES if part[0] is Cause.STARTUP else 1))
+    first, *others = [Finding(cause, share) for cause, share in ranked]
+    if not first.share:
+        return (Finding(Cause.UNKNOWN, wait_share),)
+    second = next((f for f in others if f.cause is not Cause.UNKNOWN), None)
+    if first.cause is Cause.UNKNOWN and second is not None and second.share >= wait_share / 3:
+        first, second = second, None
+    if second is None or first.cause is Cause.UNKNOWN or second.share < max(SECOND * first.share, SMALL_WAIT / 2):
+        return (first,)
+    return first, second
+
+
+def _loop(e: Evidence) -> Cause:
+    busy = loop_cpu(e)
+    return Cause.CONSUMER_PYTHON if busy is not None and busy >= PYTHON_STEP else Cause.CONSUMER
+
+
+def loop_cpu(e: Evidence) -> float | None:
+    """Share of the loop's own steps in which its thread computed, or would have with a core; None if not measured."""
+    if e.usage is None or not e.usage.consumer_cpu:
+        return None
+    return min(1.0, (e.usage.consumer_cpu + e.usage.consumer_core_wait) / max(0.01, 1 - e.wait_share))
+
+
+def _opening(e: Evidence) -> Cause:
+    """Why batches that are ready are not delivered at once."""
+    if e.pickled > PICKLE_BYTES or e.by_pickle > _MAJORITY:
+        return Cause.PICKLE
+    if e.usage is not None and e.usage.consumer_core_wait >= e.opening_wait / 2:
+        return Cause.COMPUTE_FULL if cores_used(e) >= SATURATED * e.cores else Cause.CORES_TAKEN
+    return Cause.UNKNOWN
+
+
+def _production(e: Evidence, share: float) -> list[Finding]:
+    """Divide the wait for batches that are being produced."""
+    if e.place == "inline":
+        return [Finding(Cause.IN_PROCESS, share)]
+    if e.transport_ms > max(1.0, e.fetch_ms + e.collate_ms) and max(e.nbytes, e.pickled) > TRANSPORT_BYTES:
+        pickled = e.by_pickle > _MAJORITY or e.pickled > PICKLE_BYTES
+        return [Finding(Cause.PICKLE if pickled else Cause.TRANSPORT, share)]
+    slow = _slow_part(e)
+    if slow_worker(e) is not None and (not slow or e.slow_workers == 1):
+        return [Finding(Cause.SLOW_WORKER, share)]
+    found = []
+    busy = e.utilization
+    if busy < BUSY:
+        cause = Cause.SLOW_SAMPLES if slow and e.workers > 1 else _idle(e)
+        idle = share if cause is Cause.WINDOW and busy < _MAJORITY else share * (1 - busy)
+        found.append(Finding(cause, idle))
+        share -= idle
+    make = e.fetch_ms + e.collate_ms
+    collating = share * e.collate_ms / make if make else 0.0
+    found.append(Finding(_collating(e), collating))
+    fetching = share - collating
+    found.append(Finding(Cause.SLOW_SAMPLES, fetching * slow))
+    return found + _fetching(e, fetching * (1 - slow))
+
+
+def _slow_part(e: Evidence) -> float:
+    """The part of fetching that is due to slow samples; 0 if they do not matter, or are not exceptions."""
+    if e.slow_share < SLOW_SAMPLES or e.slow_every < RARE:
+        return 0.0
+    make = e.fetch_ms + e.collate_ms
+    return min(1.0, e.slow_share * make / e.fetch_ms) if e.fetch_ms else 0.0
+
+
+def _idle(e: Evidence) -> Cause:
+    """Why workers are idle while the loop waits."""
+    return Cause.WINDOW if e.full >= FULL and e.window <= 2 * e.workers else Cause.UNKNOWN
+
+
+def _collating(e: Evidence) -> Cause:
+    seconds = e.collate_ms / 1e3
+    if e.pickled > PICKLE_BYTES and e.pickled / PICKLE_RATE > seconds / 2:
+        return Cause.PICKLE
+    if e.nbytes > HUGE_BYTES and e.nbytes > HUGE_RATE * seconds:
+        return Cause.HUGE
+    return Cause.COLLATE
+
+
+def _fetching(e: Evidence, share: float) -> list[Finding]:
+    """Divide the wait for samples into computing, waiting for a core, and waiting for anything else."""
+    cpu = e.fetch_cpu
+    if cpu is None:
+        return [Finding(Cause.UNKNOWN, share)]
+    if e.place == "thread" and takes_turns(e):
+        return [Finding(Cause.INTERPRETER_LOCK, share)]
+    if many_threads(e):
+        return [Finding(Cause.THREADS, share)]
+    short = core_wait(e)
+    computing = min(1.0, cpu)
+    queued = min(short, 1 - computing)
+    waiting = 1 - computing - queued
+    full = cores_used(e) >= SATURATED * e.cores
+    contention = Cause.CORES_TAKEN if not full else Cause.COMPUTE_FULL
+    if queued < CONTENDED:
+        waiting, queued = waiting + queued, 0.0
+    found = [
+        Finding(Cause.COMPUTE_FULL if full or _all_used(e) else Cause.COMPUTE, share * computing),
+        Finding(contention, share * queued),
+        Finding(_waiting(e), share * waiting),
+    ]
+    if queued >= CONTENDED and contention is Cause.CORES_TAKEN:  # with free cores, computing would take less
+        found[0] = Finding(Cause.COMPUTE_FULL if _all_used(e) else Cause.COMPUTE, share * computing)
+        if queued > computing / 2:
+            found[:2] = [Finding(Cause.CORES_TAKEN, share * (computing + queued))]
+    return found
+
+
+def _all_used(e: Evidence) -> bool:
+    """Whether more workers would find no core."""
+    return e.fetch_cpu is not None and e.workers * min(1.0, e.fetch_cpu) * e.utilization >= SATURATED * e.cores
+
+
+def _waiting(e: Evidence) -> Cause:
+    usage = e.usage
+    if usage is not None and e.utilization:
+        if usage.major_faults * FAULT_SECONDS / e.utilization >= FAULTED:
+            return Cause.MEMORY
+        if e.workers > 1 and usage.looks >= MIN_LOOKS and usage.locked >= LOCKED:
+            return Cause.LOCK
+    return Cause.WAIT
+
+
+def core_wait(e: Evidence) -> float:
+    """Share of production in which a worker could run and had no core; 0 where it was not measured."""
+    return 0.0 if e.usage is None or not e.utilization else min(1.0, e.usage.core_wait / e.utilization)
+
+
+def cores_used(e: Evidence) -> float:
+    """Cores that the workers and the loop use together."""
+    if e.usage is not None:
+        workers = e.workers * e.usage.worker_cores if e.place == "process" else 0.0
+        return workers + e.usage.loop_cores
+    make = e.fetch_ms + e.collate_ms
+    cpu = ((e.fetch_cpu or 0.0) * e.fetch_ms + (e.collate_cpu or 0.0) * e.collate_ms) / make if make else 0.0
+    return e.workers * e.utilization * cpu
+
+
+def takes_turns(e: Evidence) -> bool:
+    """Whether worker threads compute one at a time: together they use one core, and each would like to have one."""
+    if e.usage is None or e.workers < 2 or e.fetch_cpu is None:  # noqa: PLR2004 - one thread needs no turn
+        return False
+    low, high = ONE_CORE
+    used = e.workers * e.utilization * e.fetch_cpu
+    return low <= used <= high and e.usage.loop_cores <= high and e.fetch_cpu <= PYTHON_STEP
+
+
+def many_threads(e: Evidence) -> bool:
+    """Whether the workers' threads compete for the cores."""
+    usage = e.usage
+    if usage is None or e.place != "process":
+        return False
+    crowded = cores_used(e) >= SATURATED * e.cores or core_wait(e) >= CONTENDED
+    return usage.other_threads >= OTHER_THREADS and usage.threads * e.workers > e.cores and crowded
+
+
+def slow_worker(e: Evidence) -> int | None:
+    """The worker whose batches take several times as long as those of the others, which wait behind them."""
+    times = e.by_worker
+    if len(times) < 2:  # noqa: PLR2004 - to compare
+        return None
+    worker = max(times, key=lambda w: times[w].median_ms)
+    others = sorted(time.median_ms for other, time in times.items() if other != worker)
+    usual = others[len(others) // 2]
+    # Not its median: by chance it may have got more of the slow samples than the others.
+    slow = times[worker].batches > 1 and times[worker].quartile_ms >= STRAGGLER_TIMES * max(usual, 0.5)
+    return worker if slow and e.reorder_ms >= usual / 4 else None
+
+
+def pattern(indices: Sequence[Any], extent: IndexExtent | None) -> str:
+    """What the indices of slow samples have in common, such as "indices 400 to 799"; "" if nothing is found."""
+    numbers = sorted({i for i in indices if type(i) is int})
+    if len(numbers) < _MIN_PATTERN:
+        return ""
+    step = math.gcd(*(b - a for a, b in itertools.pairwise(numbers)))
+    if step > 1:
+        return f"index % {step} == {numbers[0] % step}"
+    if extent is not None and numbers[-1] - numbers[0] < (extent.greatest - extent.least) / 2:
+        return f"indices {numbers[0]} to {numbers[-1]}"
+    return ""

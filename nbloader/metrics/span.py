@@ -1,0 +1,275 @@
+"""Measures a span of an epoch: from batch records to `Evidence`. Pure.
+
+A wait is divided by what happened meanwhile: the sampler drew indices, the batch was ready and was being built or
+uploaded, or it was still being produced. The first batches of an epoch (start-up) and few exceptional ones (stalls) are
+set apart, so that the rest describes the loader in its steady state.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nbloader.events import BatchRecord
+from nbloader.events.pauses import Pauses
+from nbloader.metrics.evidence import Evidence, IndexExtent, MakeTime, Place, SlowBatch, SpanName
+from nbloader.metrics.stage_times import elapsed_ns, median, returned_at, share_of, upload_stats
+from nbloader.metrics.usage import Usage
+
+SAMPLED = 128
+"""Records of an epoch that are kept at least, evenly spread over it."""
+OPENING = 32
+"""First records of an epoch that are kept."""
+WORST = 16
+"""Longest waits of an epoch that are kept."""
+STALL_TIMES, STALL_NS = 8, 100_000_000
+"""A wait is a stall if it is longer than so many usual waits and usual batches, and than this."""
+STALL_SHARE = 0.02
+"""Stalls are rare: at most this share of the batches, or one."""
+SLOW_TIMES = 4
+"""A sample is slow if it takes so many times as long as a usual one."""
+SLOW_LISTED = 64
+"""Slow samples whose indices are kept."""
+
+
+class EpochSample:
+    """Records of an epoch: its first ones, an even sample of all of them, and the longest waits."""
+
+    def __init__(self) -> None:
+        self.opening: list[BatchRecord] = []
+        self.records: list[BatchRecord] = []
+        self.stride = 1
+        """One of so many batches is in `records`."""
+        self.worst: list[BatchRecord] = []
+        self._floor = 0
+        self._countdown = 1
+
+    def add(self, record: BatchRecord, wait: int) -> None:
+        """Add a record. Called for each batch, in about 0.2 us.
+
+        Args:
+            record: The record.
+            wait: How long the consumer waited, without pauses, ns.
+        """
+        self._countdown -= 1
+        if not self._countdown:
+            self._countdown = self.stride
+            self.records.append(record)
+            if len(self.records) >= 2 * SAMPLED:
+                self.records = self.records[::2]
+                self.stride *= 2
+        if len(self.opening) < OPENING:
+            self.opening.append(record)
+        if wait > self._floor:
+            self.worst.append(record)
+            if len(self.worst) >= 2 * WORST:
+                self.worst.sort(key=_waited, reverse=True)
+                del self.worst[WORST:]
+                self._floor = self.worst[-1].waited
+
+    def forget(self) -> None:
+        """What was measured so far says nothing about the rest; the first batch stays."""
+        self.records.clear()
+        self.worst.clear()
+        self._floor = 0
+
+
+def _waited(record: BatchRecord) -> int:
+    return record.waited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanOptions:
+    """What `measure` must know besides the records."""
+
+    span: SpanName
+    seconds: float
+    """Length of the span, without pauses."""
+    wait_share: float
+    batches: int
+    workers: int
+    """Workers that are alive; 0 if that is not known any more."""
+    place: Place
+    cores: int
+    window: int
+    opening: Sequence[BatchRecord] = ()
+    """The first batches of the epoch; () if the span does not contain them."""
+    worst: Sequence[BatchRecord] = ()
+    """Batches with the longest waits, beside `records`."""
+    startup: float | None = None
+    worker_startup: float | None = None
+    waiting: int = 0
+    """How long the loop has been waiting for a batch that has not come, without pauses, ns."""
+    waiting_for: int | None = None
+    """Number of that batch."""
+    pids: dict[int, int] = field(default_factory=dict)
+    """Process of each worker that is alive; {} if none is."""
+    usage: Usage | None = None
+    pauses: Pauses = field(default_factory=Pauses)
+    device: str = ""
+
+
+def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
+    """Measure a span.
+
+    Args:
+        records: An even sample of its batches.
+        options: What else is known about it.
+    """
+    o = options
+    if not records:
+        return Evidence(
+            span=o.span, seconds=o.seconds, batches=o.batches, cores=o.cores, workers=max(1, o.workers), place=o.place,
+            window=o.window, wait_share=o.wait_share, startup=o.startup, worker_startup=o.worker_startup,
+            usage=o.usage, device=o.device,
+        )  # fmt: skip
+    workers = 1 if o.place == "inline" else max(o.workers, 1) if o.workers else len({r.worker for r in records})
+    span_ns = max(1, round(o.seconds * 1e9))
+    first = {r.index for r in o.opening[:workers]} if o.opening else set()
+    steady = [r for r in records if r.index not in first] or list(records)
+
+    makes = [elapsed_ns(r.fetch_begin, r.collated) for r in steady]
+    waits = [_wait(r, o.pauses) for r in steady]
+    usual_make, usual_wait = median(makes) or 0, median(waits) or 0
+    opening = [(r, _wait(r, o.pauses)) for r in o.opening[:workers]]
+    drawn_first = sum(min(r.sampling, wait) for r, wait in opening)
+    # Even an ideal loader takes the time of one batch until the first; that it takes two is not worth a sentence.
+    startup_ns = max(0, sum(wait for _r, wait in opening) - drawn_first - 2 * usual_make - workers * usual_wait)
+    stalled = _stalls([*steady, *(r for r in o.worst if r.index not in first)], o, usual_make, usual_wait)
+    if o.waiting > _stall_limit(usual_make, usual_wait) and o.waiting_for is not None:
+        stalled[o.waiting_for] = o.waiting
+    stall_ns = sum(wait - usual_wait for wait in stalled.values())
+    kept = [(r, wait, make) for r, wait, make in zip(steady, waits, makes, strict=True) if r.index not in stalled]
+    kept = kept or list(zip(steady, waits, makes, strict=True))
+    regular = [r for r, _wait_ns, _make in kept]
+    regular_waits = [wait for _r, wait, _make in kept]
+
+    fetches = [elapsed_ns(r.fetch_begin, r.fetched) for r in regular]
+    collates = [elapsed_ns(r.fetched, r.collated) for r in regular]
+    sampling = [min(r.sampling, wait) for r, wait in zip(regular, regular_waits, strict=True)]
+    there = [
+        max(0, min(wait, r.delivered - max(r.requested, r.in_order)) - drawn)
+        for r, wait, drawn in zip(regular, regular_waits, sampling, strict=True)
+    ]
+    placed = [ns if r.placed is not None else 0 for r, ns in zip(regular, there, strict=True)]
+    steady_ns = max(1, span_ns - startup_ns - drawn_first - stall_ns)
+    steady_batches = max(1, o.batches - len(first) - len(stalled))
+    count = len(regular)
+    part = steady_batches / count / span_ns  # of the span, per ns of these batches
+    worst = max([*steady, *(r for r in o.worst if r.index not in first)], key=_waited)
+    slow = _SlowSamples(regular)
+    return Evidence(
+        span=o.span,
+        seconds=o.seconds,
+        batches=o.batches,
+        cores=o.cores,
+        workers=workers,
+        place=o.place,
+        window=o.window,
+        wait_share=o.wait_share,
+        startup_wait=share_of(startup_ns, span_ns) if opening else 0.0,
+        startup=o.startup,
+        worker_startup=o.worker_startup,
+        stall_wait=share_of(stall_ns, span_ns),
+        stalls=len(stalled),
+        worst=_worst(worst, o),
+        sampler_wait=sum(sampling) * part + share_of(drawn_first, span_ns),
+        placing_wait=sum(placed) * part,
+        opening_wait=(sum(there) - sum(placed)) * part,
+        producing_wait=(sum(regular_waits) - sum(sampling) - sum(there)) * part,
+        step_ms=sum(elapsed_ns(r.delivered, returned_at(r)) for r in regular) / count / 1e6,
+        make_ms=usual_make / 1e6,
+        fetch_ms=sum(fetches) / count / 1e6,
+        collate_ms=sum(collates) / count / 1e6,
+        transport_ms=(median([elapsed_ns(r.collated, r.received) for r in regular]) or 0) / 1e6,
+        reorder_ms=sum(elapsed_ns(r.received, r.in_order) for r in regular) / count / 1e6,
+        fetch_cpu=_ratio([r.fetch_cpu for r in regular], fetches),
+        collate_cpu=_ratio([r.collate_cpu for r in regular], collates),
+        utilization=share_of(round((sum(fetches) + sum(collates)) / count * steady_batches), workers * steady_ns),
+        full=sum(r.in_flight + r.reordering + r.ready + 1 >= o.window for r in regular) / count,
+        ready=sum(r.ready for r in regular) / count,
+        nbytes=sum(r.nbytes for r in regular) / count,
+        pickled=sum(r.pickled for r in regular) / count,
+        by_pickle=sum(r.transport == "pickle" for r in regular) / count,
+        samples=sum(r.samples for r in regular) / count,
+        slow_share=share_of(slow.excess, sum(fetches) + sum(collates)),
+        slow_every=sum(r.samples for r in regular) / len(slow.found) if slow.found else 0.0,
+        slow_workers=len({r.worker for r in slow.found}),
+        slow_indices=tuple([r.slowest_index for r in slow.found[:SLOW_LISTED] if r.slowest_ns >= slow.median / 2]),
+        indices=_extent(regular),
+        slow_ms=slow.median / 1e6,
+        sample_ms=slow.usual / 1e6,
+        by_worker=_by_worker(regular, o.pids),
+        usage=o.usage,
+        uploads=upload_stats(regular),
+        device=o.device,
+    )
+
+
+def _wait(record: BatchRecord, pauses: Pauses) -> int:
+    wait = record.delivered - record.requested
+    if pauses.recorded:
+        wait -= pauses.within(record.requested, record.delivered)
+    return max(0, wait)
+
+
+def _stall_limit(usual_make: int, usual_wait: int) -> int:
+    return max(STALL_NS, STALL_TIMES * usual_make, STALL_TIMES * usual_wait)
+
+
+def _stalls(candidates: Sequence[BatchRecord], o: SpanOptions, usual_make: int, usual_wait: int) -> dict[int, int]:
+    """The waits for the batches that stalled the loop, by number of the batch; {} if they are not rare."""
+    limit = _stall_limit(usual_make, usual_wait)
+    found = {r.index: wait for r in candidates if (wait := _wait(r, o.pauses)) > limit}
+    return found if len(found) <= max(1, STALL_SHARE * o.batches) else {}
+
+
+def _worst(record: BatchRecord, o: SpanOptions) -> SlowBatch:
+    """The longest wait, which may be the present one."""
+    wait = _wait(record, o.pauses)
+    if o.waiting > wait and o.waiting_for is not None:
+        return SlowBatch(o.waiting_for, None, o.waiting / 1e9, None, 1)
+    make = elapsed_ns(record.fetch_begin, record.collated) / 1e9
+    return SlowBatch(record.index, record.slowest_index, wait / 1e9, make, record.attempt)
+
+
+def _ratio(cpu: Sequence[int | None], wall: Sequence[int]) -> float | None:
+    """CPU time over wall time, of those whose CPU time was measured."""
+    measured = [(c, w) for c, w in zip(cpu, wall, strict=True) if c is not None]
+    whole = sum(w for _c, w in measured)
+    return max(0.0, sum(c for c, _w in measured) / whole) if whole else None
+
+
+class _SlowSamples:
+    """The samples that take far longer than usual ones. Of each batch, only its slowest sample is known."""
+
+    def __init__(self, records: Sequence[BatchRecord]) -> None:
+        timed = [r for r in records if r.slowest_ns and r.samples]
+        # Of each batch, the time of a sample but for the slowest one.
+        others = [
+            (elapsed_ns(r.fetch_begin, r.fetched) - r.slowest_ns) // (r.samples - 1) if r.samples > 1 else r.slowest_ns
+            for r in timed
+        ]
+        self.usual = median(others) or 0
+        limit = SLOW_TIMES * max(self.usual, 1)
+        self.found = sorted((r for r in timed if r.slowest_ns > limit), key=lambda r: -r.slowest_ns)
+        self.median = median([r.slowest_ns for r in self.found]) or 0
+        self.excess = sum(r.slowest_ns - self.usual for r in self.found)
+
+
+def _extent(records: Sequence[BatchRecord]) -> IndexExtent | None:
+    """The least and the greatest dataset index, where indices are integers."""
+    seen = [i for r in records for i in (*r.indices, r.slowest_index) if type(i) is int]
+    return IndexExtent(min(seen), max(seen)) if seen else None
+
+
+def _by_worker(records: Sequence[BatchRecord], pids: dict[int, int]) -> dict[int, MakeTime]:
+    times: dict[int, list[int]] = collections.defaultdict(list)
+    for r in records:
+        if not pids or pids.get(r.worker) == r.pid:  # the time of a replaced process says nothing about the new one
+            times[r.worker].append(elapsed_ns(r.fetch_begin, r.collated))
+    return {
+        worker: MakeTime(len(ns), (median(ns) or 0) / 1e6, sorted(ns)[len(ns) // 4] / 1e6)
+        for worker, ns in times.items()
+    }

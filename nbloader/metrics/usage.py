@@ -1,0 +1,208 @@
+"""CPU time, waiting for a core, page faults and locks: counters of workers and of the loop, over spans of time. Pure.
+
+The counters are read by `probe.UsageProbe` when an epoch begins and ends, with each snapshot, and at most ten times a
+second while the consumer is inside `__next__`.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+MARKS = 128
+"""Readings that are kept: with ten a second, those of the last 12 s."""
+
+
+RECENT_NS = 5_000_000_000
+"""The last seconds of an epoch, ns."""
+
+
+class CpuTimes(NamedTuple):
+    """Scheduler statistics of a thread, ns."""
+
+    running: int
+    """Time on a core."""
+    waiting: int
+    """Time in which it could run and had no core."""
+
+
+class WorkerCounters(NamedTuple):
+    """Counters of one worker since it started."""
+
+    main: CpuTimes
+    """Of the thread that loads."""
+    cpu: int
+    """CPU time of all its threads, ns."""
+    major_faults: int
+    """Page faults that read from a disk, or from swap."""
+    threads: int
+    """Threads that it has now."""
+    busy: bool
+    """Whether it was processing a batch."""
+    locked: bool
+    """Whether it was waiting for a lock in the kernel."""
+
+
+class LoopCounters(NamedTuple):
+    """Counters of the process that iterates."""
+
+    cpu: int
+    """CPU time of all its threads, ns."""
+    consumer: CpuTimes | None
+    """Of the thread that iterates; None where the system does not report it."""
+
+
+class _Totals(NamedTuple):
+    """Sums over all readings. Times in ns."""
+
+    elapsed: int = 0
+    worker_time: int = 0
+    running: int = 0
+    waiting: int = 0
+    cpu: int = 0
+    major_faults: int = 0
+    busy_looks: int = 0
+    locked_looks: int = 0
+    loop_cpu: int = 0
+    consumer_running: int = 0
+    consumer_waiting: int = 0
+
+
+class _Mark(NamedTuple):
+    time: int
+    totals: _Totals
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What workers and the loop used over a span. Only measured workers and times count."""
+
+    seconds: float
+    """Time covered."""
+    core_wait: float
+    """Share of a worker's time in which it could run and had no core, 0 to 1."""
+    worker_cores: float
+    """CPU time per second of one worker, all its threads."""
+    other_threads: float
+    """Share of the workers' CPU time that was used by other threads than the one that loads, 0 to 1."""
+    threads: int
+    """Threads of the worker that has most."""
+    major_faults: float
+    """Per second of one worker."""
+    locked: float
+    """Share of the looks at busy workers that found them waiting for a lock, 0 to 1."""
+    looks: int
+    """Number of these looks."""
+    loop_cores: float
+    """CPU time per second of the process that iterates, all its threads."""
+    consumer_cpu: float
+    """CPU time per second of the thread that iterates."""
+    consumer_core_wait: float
+    """Share of the time in which that thread could run and had no core."""
+
+
+class UsageLog:
+    """Adds up readings of counters."""
+
+    def __init__(self) -> None:
+        self._totals = _Totals()
+        self._time: int | None = None
+        self._workers: dict[int, WorkerCounters] = {}
+        self._loop: LoopCounters | None = None
+        self._marks: collections.deque[_Mark] = collections.deque(maxlen=MARKS)
+        self._epoch_begin = self._totals
+        self._epoch_end: _Totals | None = None
+        self._threads = 0
+        self._last: Usage | None = None
+
+    def add(self, now: int, workers: Mapping[int, WorkerCounters], loop: LoopCounters) -> None:
+        """Add a reading. The first one of a worker only tells where its counters stand.
+
+        Args:
+            now: When the counters were read, perf_counter ns.
+            workers: By the id of the thread that loads.
+            loop: Of this process.
+        """
+        before, t = self._time, self._totals
+        if before is not None:
+            pairs = [(self._workers[key], new) for key, new in workers.items() if key in self._workers]
+            consumer = _gain(None if self._loop is None else self._loop.consumer, loop.consumer)
+            self._totals = _Totals(
+                elapsed=t.elapsed + now - before,
+                worker_time=t.worker_time + len(pairs) * (now - before),
+                running=t.running + sum(new.main.running - old.main.running for old, new in pairs),
+                waiting=t.waiting + sum(new.main.waiting - old.main.waiting for old, new in pairs),
+                cpu=t.cpu + sum(new.cpu - old.cpu for old, new in pairs),
+                major_faults=t.major_faults + sum(new.major_faults - old.major_faults for old, new in pairs),
+                busy_looks=t.busy_looks + sum(new.busy for _old, new in pairs),
+                locked_looks=t.locked_looks + sum(new.busy and new.locked for _old, new in pairs),
+                loop_cpu=t.loop_cpu + (0 if self._loop is None else loop.cpu - self._loop.cpu),
+                consumer_running=t.consumer_running + consumer.running,
+                consumer_waiting=t.consumer_waiting + consumer.waiting,
+            )
+        self._time, self._workers, self._loop = now, dict(workers), loop
+        self._threads = max((w.threads for w in workers.values()), default=self._threads)
+        self._marks.append(_Mark(now, self._totals))
+
+    def begin_epoch(self) -> None:
+        """The counters of an epoch begin here."""
+        self._epoch_begin, self._epoch_end = self._totals, None
+        self._marks.clear()
+        if self._time is not None:
+            self._marks.append(_Mark(self._time, self._totals))
+
+    def end_epoch(self) -> None:
+        """The counters of the epoch end here."""
+        self._last = None if self._time is None else self.since(self._time - RECENT_NS)
+        self._epoch_end = self._totals
+
+    def epoch(self) -> Usage | None:
+        """Use during the newest epoch; None if nothing was measured."""
+        return self._between(self._epoch_begin, self._epoch_end or self._totals)
+
+    def since(self, time: int) -> Usage | None:
+        """Use since a time, or since the last reading before it; after an epoch, use during its last seconds.
+
+        Args:
+            time: perf_counter ns.
+
+        Returns:
+            None if nothing was measured.
+        """
+        if self._epoch_end is not None:
+            return self._last
+        if not self._marks:
+            return None
+        begin = self._marks[0].totals
+        for mark in self._marks:
+            if mark.time > time:
+                break
+            begin = mark.totals
+        return self._between(begin, self._totals)
+
+    def _between(self, begin: _Totals, end: _Totals) -> Usage | None:
+        t = _Totals(*(b - a for a, b in zip(begin, end, strict=True)))
+        if t.elapsed <= 0:
+            return None
+        worker_time = max(1, t.worker_time)
+        return Usage(
+            seconds=t.elapsed / 1e9,
+            core_wait=min(1.0, t.waiting / worker_time),
+            worker_cores=t.cpu / worker_time,
+            other_threads=max(0.0, 1 - t.running / t.cpu) if t.cpu > 0 else 0.0,
+            threads=self._threads,
+            major_faults=t.major_faults * 1e9 / worker_time,
+            locked=t.locked_looks / max(1, t.busy_looks),
+            looks=t.busy_looks,
+            loop_cores=t.loop_cpu / t.elapsed,
+            consumer_cpu=t.consumer_running / t.elapsed,
+            consumer_core_wait=t.consumer_waiting / t.elapsed,
+        )
+
+
+def _gain(old: CpuTimes | None, new: CpuTimes | None) -> CpuTimes:
+    if old is None or new is None or new.running < old.running:  # another thread iterates
+        return CpuTimes(0, 0)
+    return CpuTimes(new.running - old.running, new.waiting - old.waiting)

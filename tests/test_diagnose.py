@@ -1,0 +1,416 @@
+"""What limits a loop: the rules on synthetic evidence, the evidence of synthetic records, and some planted causes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planted import WORKLOADS, Planted, run
+
+from nbloader import DataLoader
+from nbloader.diagnose.causes import Cause, Finding, find_causes, pattern
+from nbloader.diagnose.sentences import verdict
+from nbloader.events import BatchRecord
+from nbloader.metrics.evidence import Evidence, IndexExtent, MakeTime, SlowBatch
+from nbloader.metrics.probe import UsageProbe, WorkerThread
+from nbloader.metrics.span import EpochSample, SpanOptions, measure
+from nbloader.metrics.usage import CpuTimes, LoopCounters, Usage, UsageLog, WorkerCounters
+
+MS = 1_000_000
+S = 1000 * MS
+
+
+def usage(**changes: Any) -> Usage:
+    fields: dict[str, Any] = dict.fromkeys((f.name for f in dataclasses.fields(Usage)), 0)
+    return Usage(**(fields | {"seconds": 5.0, "threads": 1} | changes))
+
+
+BUSY: dict[str, Any] = {
+    "span": "epoch", "seconds": 5.0, "batches": 100, "cores": 8, "workers": 2, "window": 4, "wait_share": 0.8,
+    "producing_wait": 0.8, "step_ms": 10.0, "make_ms": 95.0, "fetch_ms": 90.0, "collate_ms": 5.0, "transport_ms": 0.3,
+    "reorder_ms": 1.0, "fetch_cpu": 0.05, "collate_cpu": 1.0, "utilization": 0.95, "full": 0.9, "ready": 0.1,
+    "nbytes": 100_000.0, "samples": 16.0, "sample_ms": 5.6,
+    "by_worker": {0: MakeTime(50, 95.0, 94.0), 1: MakeTime(50, 96.0, 94.0)},
+}  # fmt: skip
+"""Two workers that wait, and a loop that waits for them."""
+HEALTHY: dict[str, Any] = BUSY | {
+    "wait_share": 0.02, "producing_wait": 0.02, "step_ms": 49.0, "utilization": 0.3, "ready": 3.9,
+}  # fmt: skip
+COMPUTING: dict[str, Any] = BUSY | {"fetch_cpu": 0.97}
+WORST = SlowBatch(42, 683, 3.1, 3.0, 1)
+
+
+def evidence(base: dict[str, Any], changes: dict[str, Any]) -> Evidence:
+    return Evidence(**(base | changes))
+
+
+ALONE: list[tuple[str, Cause, dict[str, Any], dict[str, Any], str]] = [
+    ("healthy", Cause.CONSUMER, HEALTHY, {}, "it waited 2 % of the epoch's 5.0 s; the loader keeps 3.9 batches ready"),
+    ("healthy, 9 %", Cause.CONSUMER, HEALTHY, {"wait_share": 0.09, "producing_wait": 0.09}, "waited 9 %"),
+    ("device step", Cause.CONSUMER, HEALTHY, {"usage": usage(consumer_cpu=0.1)}, "otherwise waiting for its device"),
+    ("loop in Python", Cause.CONSUMER_PYTHON, HEALTHY, {"usage": usage(consumer_cpu=0.9)}, "a faster loader does not"),
+    ("loop in Python, busy machine", Cause.CONSUMER_PYTHON, HEALTHY,
+     {"usage": usage(consumer_cpu=0.5, consumer_core_wait=0.4)}, "92 % of it computing"),
+    ("waiting", Cause.WAIT, BUSY, {}, "95 % waiting (disk, network, sleep), so more workers help, even beyond the 8"),
+    ("waiting, busy machine", Cause.WAIT, BUSY, {"usage": usage(core_wait=0.1)}, "waiting (disk"),
+    ("computing, cores free", Cause.COMPUTE, COMPUTING, {}, "97 % CPU time, so more workers help up to the 8 cores"),
+    ("computing, no core free", Cause.COMPUTE_FULL, COMPUTING, {"cores": 2}, "of 2 cores, so cheaper transforms help"),
+    ("computing, own use is full", Cause.COMPUTE_FULL, BUSY,
+     {"fetch_cpu": 0.45, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.9)}, "more workers do not"),
+    ("cores taken", Cause.CORES_TAKEN, BUSY,
+     {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.4)}, "during 53 % of their work"),
+    ("collate computes", Cause.COLLATE, BUSY, {"fetch_ms": 10.0, "collate_ms": 85.0},
+     "89 % of the workers' time, 100 %"),
+    ("collate waits", Cause.COLLATE, BUSY, {"fetch_ms": 10.0, "collate_ms": 85.0, "collate_cpu": 0.02},
+     "2 % of it CPU"),
+    ("slow worker", Cause.SLOW_WORKER, BUSY,
+     {"by_worker": {0: MakeTime(50, 30.0, 29.0), 1: MakeTime(9, 300.0, 290.0)}, "reorder_ms": 80.0},
+     "Worker 1 is slow: its batches take 300 ms, those of the others 30.0 ms"),
+    ("slow samples", Cause.SLOW_SAMPLES, BUSY,
+     {"slow_share": 0.85, "slow_every": 50.0, "slow_ms": 100.0, "sample_ms": 1.0, "slow_workers": 2,
+      "slow_indices": (50, 100, 150, 200, 350, 400)},
+     "one of 50 samples takes 100 ms, the others 1.00 ms: 85 % of the workers' time. They are those with index % 50 "),
+    ("slow samples, by chance in one worker", Cause.SLOW_SAMPLES, BUSY,
+     {"slow_share": 0.85, "slow_every": 20.0, "slow_workers": 2, "slow_ms": 100.0, "reorder_ms": 50.0,
+      "by_worker": {0: MakeTime(9, 30.0, 29.0), 1: MakeTime(7, 100.0, 90.0)}, "slow_indices": (3, 8)},
+     "Slowest: 3, 8."),
+    ("one stall", Cause.STALL, BUSY,
+     {"stall_wait": 0.6, "stalls": 1, "producing_wait": 0.2, "worst": WORST, "utilization": 0.5, "full": 0.0},
+     "The longest, 3.1 s, was for batch 42, slowest sample 683; a batch usually takes 95.0 ms"),
+    ("hang, ended by a restart", Cause.STALL, BUSY,
+     {"stall_wait": 0.7, "stalls": 1, "producing_wait": 0.1, "worst": WORST._replace(attempt=2)},
+     "was lost (attempt 2)"),
+    ("window", Cause.WINDOW, BUSY, {"workers": 4, "window": 1, "utilization": 0.25, "full": 1.0},
+     "are busy 25 % of the"),
+    ("pickled objects", Cause.PICKLE, BUSY,
+     {"fetch_ms": 10.0, "collate_ms": 40.0, "pickled": 2e6, "opening_wait": 0.4, "producing_wait": 0.4},
+     "2.00 MB of each"),
+    ("transport by pickle", Cause.PICKLE, BUSY,
+     {"transport_ms": 150.0, "by_pickle": 1.0, "nbytes": 4e7}, "40.0 MB of each batch are pickled"),
+    ("transport", Cause.TRANSPORT, BUSY, {"transport_ms": 150.0, "nbytes": 4e7}, "150 ms from worker to loop"),
+    ("huge batches", Cause.HUGE, BUSY, {"fetch_ms": 5.0, "collate_ms": 60.0, "nbytes": 1.2e8}, "(2.00 GB/s)"),
+    ("start-up", Cause.STARTUP, BUSY,
+     {"startup_wait": 0.7, "producing_wait": 0.1, "startup": 3.6, "worker_startup": 3.0},
+     "the first batch came after 3.6 s, of which the workers took 3.0 s to start"),
+    ("no workers", Cause.IN_PROCESS, BUSY, {"place": "inline", "workers": 1}, "With num_workers=1 or more"),
+    ("interpreter lock", Cause.INTERPRETER_LOCK, BUSY,
+     {"place": "thread", "workers": 4, "fetch_cpu": 0.25, "usage": usage(loop_cores=1.0)}, "workers='process'"),
+    ("threads that wait", Cause.WAIT, BUSY, {"place": "thread", "workers": 4, "usage": usage(loop_cores=0.2)},
+     "waiting"),
+    ("threads that compute outside the lock", Cause.COMPUTE, COMPUTING,
+     {"place": "thread", "usage": usage(loop_cores=1.9)}, "more workers help"),
+    ("lock", Cause.LOCK, BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=40)}, "at 74 % of 40 looks"),
+    ("too few looks for a lock", Cause.WAIT, BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=5)}, "waiting"),
+    ("threads", Cause.THREADS, BUSY,
+     {"fetch_cpu": 0.9, "cores": 2, "usage": usage(threads=8, other_threads=0.6, worker_cores=0.95)},
+     "up to 8 threads"),
+    ("sampler", Cause.SAMPLER, BUSY,
+     {"sampler_wait": 0.75, "producing_wait": 0.05, "utilization": 0.1}, "draws indices (37.5 ms per batch)"),
+    ("memory", Cause.MEMORY, BUSY, {"usage": usage(major_faults=8000.0)}, "reads 8,000 pages a second back"),
+    ("upload", Cause.UPLOAD, BUSY, {"placing_wait": 0.7, "producing_wait": 0.1, "device": "cuda:0"},
+     "transfer to cuda:0"),
+    ("idle workers, unexplained", Cause.UNKNOWN, BUSY, {"utilization": 0.1, "full": 0.0}, "busy only 10 % of the time"),
+    ("too few batches", Cause.UNKNOWN, BUSY, {"batches": 2},
+     "Cannot tell yet what limits the loop: 2 batches are too few"),
+    ("nothing known", Cause.UNKNOWN, {}, {}, "Cannot tell yet"),
+]  # fmt: skip
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("cause", "base", "changes", "words"), [c[1:] for c in ALONE], ids=[c[0] for c in ALONE])
+def test_each_cause_alone(cause: Cause, base: dict[str, Any], changes: dict[str, Any], words: str):
+    e = evidence(base, changes)
+    found = verdict(e)
+    assert (found.cause, found.also) == (cause.value, "")
+    assert words in found.sentence
+    if cause is not Cause.UNKNOWN:
+        assert "of the epoch's 5.0 s" in found.sentence, "it says over which time"
+        assert "of the last 5.0 s" in verdict(dataclasses.replace(e, span="now")).sentence
+    assert len(found.sentence) < 460
+
+
+PAIRS: list[tuple[str, Cause, Cause, dict[str, Any], str]] = [
+    ("waiting and collate", Cause.WAIT, Cause.COLLATE, {"fetch_ms": 60.0, "collate_ms": 40.0},
+     "collating takes 40.0 ms"),
+    ("computing and waiting", Cause.COMPUTE, Cause.WAIT, {"fetch_cpu": 0.6}, "for 40 % of its time"),
+    ("waiting and cores taken", Cause.WAIT, Cause.CORES_TAKEN, {"fetch_cpu": 0.1, "usage": usage(core_wait=0.25)},
+     "core"),
+    ("start-up and waiting", Cause.STARTUP, Cause.WAIT, {"startup_wait": 0.5, "producing_wait": 0.3}, "fetching waits"),
+    ("waiting and start-up", Cause.WAIT, Cause.STARTUP, {"startup_wait": 0.42, "producing_wait": 0.38},
+     "until the first"),
+    ("stall and waiting", Cause.STALL, Cause.WAIT, {"stall_wait": 0.5, "stalls": 1, "producing_wait": 0.3}, "fetching"),
+    ("sampler and waiting", Cause.SAMPLER, Cause.WAIT, {"sampler_wait": 0.5, "producing_wait": 0.3}, "fetching waits"),
+    ("upload and collate", Cause.UPLOAD, Cause.COLLATE,
+     {"placing_wait": 0.5, "producing_wait": 0.3, "fetch_ms": 2.0, "collate_ms": 90.0}, "collating takes 90.0 ms"),
+    ("waiting and window", Cause.WAIT, Cause.WINDOW, {"workers": 4, "window": 2, "utilization": 0.6},
+     "the window of 2"),
+    ("slow samples and collate", Cause.SLOW_SAMPLES, Cause.COLLATE,
+     {"fetch_ms": 60.0, "collate_ms": 40.0, "slow_share": 0.55, "slow_every": 40.0}, "collating takes"),
+    ("lock and computing", Cause.LOCK, Cause.COMPUTE,
+     {"fetch_cpu": 0.3, "usage": usage(locked=0.6, looks=20)}, "fetching computes for 30 %"),
+]  # fmt: skip
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("first", "second", "changes", "words"), [c[1:] for c in PAIRS], ids=[c[0] for c in PAIRS])
+def test_pairs_of_causes(first: Cause, second: Cause, changes: dict[str, Any], words: str):
+    found = verdict(evidence(BUSY, changes))
+    assert (found.cause, found.also) == (first.value, second.value)
+    assert words in found.sentence.partition(" Also, ")[2]
+
+
+@pytest.mark.unit
+def test_a_loader_that_keeps_up_but_for_its_start_is_healthy():
+    e = evidence(HEALTHY, {"wait_share": 0.25, "startup_wait": 0.22, "startup": 0.9})
+    assert find_causes(e) == (Finding(Cause.CONSUMER, 0.75), Finding(Cause.STARTUP, 0.22))
+    assert "Also, 88 % of the wait: start-up, 900 ms until the first batch." in verdict(e).sentence
+    assert verdict(evidence(HEALTHY, {"wait_share": 0.5, "startup_wait": 0.48})).cause == "startup"
+
+
+shares = st.floats(0, 1)
+counts = st.floats(0, 1e9)
+any_usage = st.builds(
+    Usage,
+    shares,
+    shares,
+    counts,
+    shares,
+    st.integers(0, 99),
+    counts,
+    shares,
+    st.integers(0, 99),
+    counts,
+    shares,
+    shares,
+)
+any_evidence = st.builds(
+    Evidence,
+    span=st.sampled_from(["now", "epoch"]), seconds=counts, batches=st.integers(0, 99), cores=st.integers(1, 64),
+    workers=st.integers(1, 64), place=st.sampled_from(["process", "thread", "inline"]), window=st.integers(0, 99),
+    wait_share=shares, startup_wait=shares, startup=st.none() | counts, worker_startup=st.none() | counts,
+    stall_wait=shares, stalls=st.integers(0, 9), worst=st.none() | st.just(WORST), sampler_wait=shares,
+    placing_wait=shares, opening_wait=shares, producing_wait=shares, step_ms=counts, make_ms=counts, fetch_ms=counts,
+    collate_ms=counts, transport_ms=counts, reorder_ms=counts, fetch_cpu=st.none() | counts,
+    collate_cpu=st.none() | counts, utilization=shares, full=shares, ready=counts, nbytes=counts, pickled=counts,
+    by_pickle=shares, slow_share=shares, slow_every=counts, slow_workers=st.integers(0, 9),
+    by_worker=st.dictionaries(st.integers(0, 3), st.builds(MakeTime, st.integers(0, 9), counts, counts), max_size=4),
+    usage=st.none() | any_usage,
+)  # fmt: skip
+
+
+@pytest.mark.unit
+@settings(max_examples=50)
+@given(any_evidence)
+def test_any_evidence_has_a_verdict(e: Evidence):
+    found = verdict(e)
+    assert found.cause in set(Cause)
+    assert found.also != found.cause
+    assert "nan" not in found.sentence
+    assert "inf" not in found.sentence
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("indices", "extent", "words"),
+    [
+        (range(7, 400, 40), IndexExtent(0, 999), "index % 40 == 7"),
+        ([300, 301, 303, 310, 320, 333], IndexExtent(0, 999), "indices 300 to 333"),
+        ([3, 101, 220, 501, 707, 990], IndexExtent(0, 999), ""),
+        ([0, 50, 100], IndexExtent(0, 999), ""),
+        (["a.png", "b.png"] * 9, None, ""),
+    ],
+)
+def test_what_slow_samples_have_in_common(indices: Any, extent: IndexExtent | None, words: str):
+    assert pattern(list(indices), extent) == words
+
+
+# --- from records to evidence
+
+
+def record(index: int, requested: int, wait: int, make: int, **changes: Any) -> BatchRecord:
+    """A batch of 16 samples of equal times from a process, received 0.1 ms before it was delivered."""
+    delivered = requested + wait
+    in_order = delivered - MS // 10
+    fields: dict[str, Any] = dict.fromkeys(BatchRecord._fields, 0) | {
+        "index": index, "worker": index % 2, "pid": 7 + index % 2, "attempt": 1, "samples": 16, "transport": "segment",
+        "requested": requested, "fetch_begin": in_order - MS - make, "fetched": in_order - MS - make // 10,
+        "collated": in_order - MS, "received": in_order, "in_order": in_order, "delivered": delivered,
+        "returned": delivered + 10 * MS, "fetch_cpu": make // 2, "slowest_ns": make * 9 // 160, "in_flight": 3,
+        "indices": tuple(range(16 * index, 16 * index + 8)), "slowest_index": 16 * index, "placed": None,
+    }  # fmt: skip
+    return BatchRecord(**(fields | changes))
+
+
+def epoch(waits: list[int], make: int = 80 * MS, **changes: Any) -> list[BatchRecord]:
+    now, records = S, []
+    for index, wait in enumerate(waits):
+        records.append(record(index, now, wait, make, **changes))
+        now = records[-1].returned
+    return records
+
+
+def span(records: list[BatchRecord], **changes: Any) -> SpanOptions:
+    seconds = (records[-1].returned - records[0].requested) / 1e9
+    given = {
+        "span": "epoch", "seconds": seconds, "wait_share": sum(r.waited for r in records) / seconds / 1e9,
+        "batches": len(records), "workers": 2, "place": "process", "cores": 4, "window": 4,
+    }  # fmt: skip
+    return SpanOptions(**(given | changes))
+
+
+@pytest.mark.unit
+def test_the_wait_is_divided():
+    records = epoch([600 * MS, 30 * MS, *[30 * MS] * 40, 2 * S, *[30 * MS] * 40])
+    e = measure(records, span(records, opening=records[:32]))
+    total = sum(r.waited for r in records)
+    assert e.startup_wait * e.seconds == pytest.approx(0.6 + 0.03 - 2 * 0.08 - 2 * 0.03, abs=0.001)
+    assert (e.stalls, e.worst) == (1, SlowBatch(42, 16 * 42, 2.0, 0.08, 1))
+    assert e.stall_wait * e.seconds == pytest.approx(1.97)
+    assert e.wait_share * e.seconds == pytest.approx(total / 1e9)
+    assert e.producing_wait * e.seconds == pytest.approx(80 * 0.0299, rel=0.01)
+    assert e.opening_wait * e.seconds == pytest.approx(80 * 0.0001, rel=0.01)
+    assert (e.make_ms, e.fetch_ms, e.collate_ms, e.step_ms) == pytest.approx((80, 72, 8, 10))
+    assert e.utilization == pytest.approx(1, abs=0.1)
+    assert e.full == 1
+    assert e.slow_share == 0
+
+
+@pytest.mark.unit
+def test_the_sampler_and_the_device_have_their_parts_of_the_wait():
+    drawn = epoch([50 * MS] * 20, in_order=1, sampling=40 * MS)
+    e = measure(drawn, span(drawn))
+    assert (e.sampler_wait, e.opening_wait) == pytest.approx((40 / 60, 10 / 60))
+    first = measure(drawn, span(drawn, opening=drawn))
+    assert first.sampler_wait == pytest.approx(40 / 60)
+    assert first.startup_wait == 0
+
+
+@pytest.mark.unit
+def test_slow_samples_are_found_and_waits_that_are_not_rare_are_no_stalls():
+    records = [
+        r if r.index % 4 else r._replace(slowest_ns=60 * MS, slowest_index=100 + r.index) for r in epoch([30 * MS] * 40)
+    ]
+    e = measure(records, span(records))
+    assert e.slow_every == 64
+    assert e.slow_share == pytest.approx(10 * (60 - 4.5) / (40 * 80), rel=0.01)
+    assert (e.slow_workers, e.indices) == (1, IndexExtent(0, 631))
+    often = epoch([2 * S if index % 10 == 5 else 30 * MS for index in range(40)])
+    assert measure(often, span(often)).stall_wait == 0
+
+
+@pytest.mark.unit
+def test_an_epoch_of_any_length_is_sampled_evenly_and_keeps_its_longest_waits():
+    sample = EpochSample()
+    for index in range(10_000):
+        sample.add(record(index, S, 5 * S if index == 7003 else 30 * MS + index, MS), 0)
+    for index in range(3):
+        sample.add(record(index, S, 9 * S, MS), 9 * S)
+    assert [r.index for r in sample.opening] == list(range(32))
+    assert 128 <= len(sample.records) < 256
+    gaps = {b.index - a.index for a, b in itertools.pairwise(sample.records[:-1])}
+    assert gaps == {sample.stride}
+    assert len(sample.worst) >= 3
+
+
+# --- counters of workers and of the loop
+
+
+def counters(running: int, waiting: int, **changes: Any) -> WorkerCounters:
+    given = {"cpu": running, "major_faults": 0, "threads": 1, "busy": True, "locked": False}
+    return WorkerCounters(CpuTimes(running, waiting), **(given | changes))
+
+
+@pytest.mark.unit
+def test_counters_are_added_up_over_an_epoch_and_over_its_last_seconds():
+    log = UsageLog()
+    assert log.epoch() is None
+    log.add(0, {1: counters(5 * S, 5 * S)}, LoopCounters(3 * S, CpuTimes(S, 0)))
+    log.begin_epoch()
+    log.add(2 * S, {1: counters(6 * S, 5 * S, locked=True), 2: counters(9 * S, 0)}, LoopCounters(4 * S, CpuTimes(S, 0)))
+    log.add(
+        10 * S,
+        {1: counters(6 * S, 9 * S, cpu=10 * S, threads=4, major_faults=80), 2: counters(9 * S, 4 * S)},
+        LoopCounters(4 * S, CpuTimes(5 * S, S)),
+    )
+    log.end_epoch()
+    whole, last = log.epoch(), log.since(9 * S)
+    assert whole is not None
+    assert last is not None
+    assert (whole.seconds, last.seconds) == (10, 8)
+    assert whole.core_wait == pytest.approx(8 / 18), "of two seconds of one worker and eight of both"
+    assert (last.core_wait, last.worker_cores) == (0.5, pytest.approx(0.25))
+    assert whole.worker_cores == pytest.approx((1 + 4) / 18)
+    assert whole.other_threads == pytest.approx(1 - 1 / 5)
+    assert (whole.threads, whole.major_faults) == (4, pytest.approx(80 / 18))
+    assert (whole.looks, whole.locked) == (3, pytest.approx(1 / 3))
+    assert (whole.loop_cores, last.loop_cores) == (pytest.approx(0.1), 0)
+    assert (whole.consumer_cpu, last.consumer_core_wait) == (pytest.approx(0.4), pytest.approx(1 / 8))
+    log.add(99 * S, {}, LoopCounters(99 * S, None))
+    assert (log.epoch(), log.since(98 * S)) == (whole, last), "what happens after the end does not count"
+
+
+@pytest.mark.unit
+def test_counters_of_a_thread_that_waits_for_a_lock():
+    lock, begun = threading.Lock(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        with lock:
+            pass
+
+    thread = threading.Thread(target=wait)
+    with lock:
+        thread.start()
+        begun.wait()
+        assert thread.native_id
+        probe = UsageProbe()
+        workers = (WorkerThread(os.getpid(), thread.native_id, busy=True),)
+        probe.begin_epoch()
+        deadline = time.monotonic() + 30
+        while ((got := probe.epoch()) is None or not got.locked) and time.monotonic() < deadline:
+            end = time.thread_time() + 0.02
+            while time.thread_time() < end:
+                sum(range(100))
+            probe.read(workers, consumer=True)
+    thread.join()
+    assert got is not None
+    assert got.locked > 0
+    assert got.consumer_cpu > 0
+    assert got.loop_cores >= got.consumer_cpu / 2
+    probe.read(workers)  # the thread has ended
+    probe.end_epoch()
+
+
+def test_counters_are_read_without_a_dashboard_and_kept_after_closing():
+    with DataLoader(list(range(64)), 4, num_workers=2, collate_fn=_compute) as loader:
+        for _batch in loader:
+            pass
+    s = loader.stats()
+    assert s.state == "closed"
+    measured = loader._parts.monitor._usage.epoch()
+    assert measured is not None
+    assert measured.worker_cores > 0
+    assert s.epoch_verdict.sentence == loader.stats().epoch_verdict.sentence
+
+
+def _compute(samples: list[int]) -> list[int]:
+    end = time.thread_time() + 0.02
+    while time.thread_time() < end:
+        sum(range(100))
+    return samples
+
+
+QUICK = [workload for workload in WORKLOADS if workload.quick]
+
+
+@pytest.mark.parametrize("workload", QUICK, ids=[workload.name for workload in QUICK])
+def test_planted_causes_are_found(workload: Planted):
+    outcome = run(workload)
+    assert outcome.right, f"{outcome.cause} {outcome.also}: {outcome.sentence}"
