@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextvars
 import ctypes
 import functools
 import random
 import sys
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -66,8 +67,111 @@ class ThreadGenerators:
         self.torch.set_state(new_state)
 
 
+class TaskSeed:
+    """The seed of what an asyncio task draws, and its generators as soon as it draws.
+
+    Args:
+        seed: The seed.
+    """
+
+    __slots__ = ("generators", "seed")
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.generators: ThreadGenerators | None = None
+
+
+_task_seed: contextvars.ContextVar[TaskSeed | None] = contextvars.ContextVar("nbloader_task_seed", default=None)
+
+
+def seed_task(seed: int) -> None:
+    """Seed what this asyncio task draws, and the tasks that are created from now on in its context.
+
+    This takes effect on threads whose generators are `TaskGenerators`. Nothing is computed before the first number is
+    drawn.
+    """
+    _task_seed.set(TaskSeed(seed))
+
+
+class TaskGenerators:
+    """Random generators of the thread of an event loop: each asyncio task draws from its own (`seed_task`)."""
+
+    def __init__(self) -> None:
+        self._outside: ThreadGenerators | None = None
+
+    def _of_task(self) -> ThreadGenerators:
+        task = _task_seed.get()
+        if task is None:  # not part of a sample
+            if self._outside is None:
+                self._outside = ThreadGenerators()
+            return self._outside
+        if task.generators is None:
+            task.generators = ThreadGenerators()
+            task.generators.seed_all(task.seed)
+        return task.generators
+
+    @property
+    def random(self) -> Any:
+        """See `ThreadGenerators`."""
+        return self._of_task().random
+
+    @property
+    def numpy(self) -> Any:
+        """See `ThreadGenerators`."""
+        return self._of_task().numpy
+
+    @property
+    def torch(self) -> Any:
+        """See `ThreadGenerators`. The task may have imported torch after it had drawn other numbers."""
+        generators, torch = self._of_task(), sys.modules.get("torch")
+        if generators.torch is None and torch is not None:
+            generators.torch = torch.Generator()
+            generators.torch.manual_seed(generators.seed & 0x7FFFFFFFFFFFFFFF)
+        return generators.torch
+
+    @property
+    def seed(self) -> int:
+        """See `ThreadGenerators`."""
+        return self._of_task().seed
+
+    def seed_all(self, seed: int) -> None:
+        """See `ThreadGenerators`."""
+        self._of_task().seed_all(seed)
+
+    def torch_manual_seed(self, seed: Any) -> Any:
+        """See `ThreadGenerators`."""
+        return self.torch.manual_seed(int(seed))
+
+    def torch_set_rng_state(self, new_state: Any) -> None:
+        """See `ThreadGenerators`."""
+        self.torch.set_state(new_state)
+
+
+class Generators(Protocol):
+    """What a thread may have in place of the global generators."""
+
+    @property
+    def random(self) -> Any:
+        """In place of the generator of `random`."""
+
+    @property
+    def numpy(self) -> Any:
+        """In place of NumPy's."""
+
+    @property
+    def torch(self) -> Any:
+        """In place of torch's."""
+
+    @property
+    def seed(self) -> int:
+        """What `seed_everything` was called with last."""
+
+    def seed_all(self, seed: int) -> None:
+        """Seed them as `seed_everything` seeds the global ones."""
+
+
 class _ThreadLocal(threading.local):
-    generators: ThreadGenerators | None = None
+    generators: Generators | None = None
     """None for threads that draw from the global generators."""
 
 

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+ALONE_AFTER = 2
+"""Deaths of workers that were processing a batch together with others, after which it is produced on its own: whether
+it is the cause shows then."""
+
 
 @dataclass(slots=True)
 class Task:

@@ -18,6 +18,10 @@ class EngineConfig:
     """Batches to request ahead in total, instead of `prefetch_factor`; None if it was not given."""
     adaptive_window: bool
     """Whether the window grows while batches are small and fast."""
+    concurrency: int
+    """Samples that a worker fetches at a time, across batches; 0 if the dataset is not asynchronous."""
+    batch_size: int | None
+    """Samples of a batch, if that is known in advance and the dataset is asynchronous."""
     options: WorkerOptions
     """What every worker receives when it starts."""
     kind: WorkerKind

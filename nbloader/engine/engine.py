@@ -129,7 +129,10 @@ class Engine:
             prefetch=config.prefetch,
             adaptive=config.adaptive_window and not config.kind.inline,
             unlimited_queue=config.kind.inline,  # each iteration has a consumer that produces for itself
+            concurrency=config.concurrency,
         )
+        if config.batch_size is not None:
+            self._policy.expect(config.batch_size)
         self._dispatcher: Dispatcher[BatchOutcome] = Dispatcher(self._policy, round_robin=config.round_robin)
         self._events: collections.deque[ev.Event] = collections.deque()  # to be published without the lock
         self._group = WorkerGroup(
@@ -475,12 +478,21 @@ class Engine:
     def _add(self, run: int, batches: Iterable[tuple[Any, int]], soon: bool) -> None:
         if run not in self._dispatcher.iterations:
             return
+        if self._policy.concurrency:
+            batches = self._expect(run, list(batches))
         for indices, seed in batches:
             self._dispatcher.add(run, indices, seed)
         if soon:
             self._command(self._assign)
         else:
             self._assign()
+
+    def _expect(self, run: int, batches: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
+        """Let the policy learn the size of batches before it is asked how many workers may hold."""
+        chunk = self._dispatcher.iterations[run].chunk_size
+        for indices, _seed in batches:
+            self._policy.expect(len(indices) if self._config.options.batched else 1, chunk)
+        return batches
 
     def next_batch(self, run: int, wakeup: Wakeup, refill: Callable[[], bool]) -> Delivery | None:
         """The next batch of an iteration; waits for it.
@@ -731,7 +743,7 @@ class Engine:
         self._drive()
         if run not in self._dispatcher.iterations or self._dispatcher.delay(run) != (number, holder):
             return False  # it arrived at the very last moment
-        return self._group.restart_stalled(holder, reason, error)
+        return self._group.restart_stalled(holder, run, number, reason, error)
 
     def outstanding(self, run: int) -> bool:
         """Whether batches of an iteration were requested and not taken."""

@@ -220,7 +220,11 @@ class WorkerGroup:
             return
         exitcode = message.exitcode
         reason = BY_REQUEST if handle.expected else exit_phrase(exitcode)
-        held, poisoned = self._dispatcher.worker_gone(handle.uid, blame=not (handle.expected or message.server_ended))
+        held, poisoned = self._dispatcher.worker_gone(
+            handle.uid,
+            blame=not (handle.expected or message.server_ended),
+            suspects=handle.begun(self._dispatcher.held_by(handle.uid)),
+        )
         numbers = tuple(dict.fromkeys(task.number for task in held)) or handle.held
         tail = handle.stderr_tail
         now = _clock()
@@ -289,11 +293,13 @@ class WorkerGroup:
         """Replace all workers at once."""
         self.restart(list(range(len(self._slots))))
 
-    def restart_stalled(self, uid: int, reason: str, error: Exception) -> bool:
+    def restart_stalled(self, uid: int, run: int, number: int, reason: str, error: Exception) -> bool:
         """Replace a worker whose batch takes too long.
 
         Args:
             uid: Its unique number.
+            run: The iteration of the batch.
+            number: The batch.
             reason: Why, for the events.
             error: Takes the place of the batch if it is poisoned.
 
@@ -303,17 +309,21 @@ class WorkerGroup:
         handle = self.pool.handles.get(uid) if self.pool is not None else None
         if handle is None or handle.expected:
             return False  # it has ended meanwhile
-        poisoned = self._dismiss(handle, blame=True)
+        held = self._dispatcher.held_by(uid)
+        begun = handle.begun(held)
+        if len(begun) > 1:  # it is processing others, too
+            begun = [task for task in begun if (task.run, task.number) == (run, number)]
+        poisoned = self._dismiss(handle, blame=True, suspects=begun)
         if poisoned is not None:
             self._dispatcher.fail(poisoned, LoaderFailure(error), _clock())
         self._slots[handle.worker].exit_reason = reason
         self._replace(handle.worker, reason)
         return poisoned is None
 
-    def _dismiss(self, handle: WorkerHandle, *, blame: bool = False) -> Task | None:
+    def _dismiss(self, handle: WorkerHandle, *, blame: bool = False, suspects: list[Task] | None = None) -> Task | None:
         """End a worker at once; other workers produce what it held. Returns the batch that is poisoned, if any."""
         handle.expected = True
-        held, poisoned = self._dispatcher.worker_gone(handle.uid, blame=blame)
+        held, poisoned = self._dispatcher.worker_gone(handle.uid, blame=blame, suspects=suspects)
         handle.held = tuple(dict.fromkeys(task.number for task in held))
         handle.kill()
         return poisoned

@@ -63,7 +63,7 @@ class BatchRecord(NamedTuple):
     dispatched: int
     """When its indices were sent to the worker, ns."""
     fetch_begin: int
-    """When the worker began to fetch its samples, ns."""
+    """When the worker began to fetch its samples, ns. Batches of an asynchronous dataset overlap in their worker."""
     fetched: int
     """When the last sample was fetched, ns."""
     collated: int
@@ -79,7 +79,8 @@ class BatchRecord(NamedTuple):
     """When the consumer asked for the next batch, or ended the loop, ns."""
     fetch_cpu: int | None
     """CPU time of fetching, ns. Near `fetched - fetch_begin` for computation; far below it for waiting (disk, network,
-    sleep). None if it was not measured: one of eight batches is while they take less than 0.5 ms."""
+    sleep). None if it was not measured: one of eight batches is while they take less than 0.5 ms. With an asynchronous
+    dataset: what the worker has used for samples of any batch since it completed the batch before."""
     collate_cpu: int | None
     """CPU time of collating, ns; None if it was not measured."""
     in_flight: int
@@ -91,7 +92,7 @@ class BatchRecord(NamedTuple):
     slowest_index: Any
     """Dataset index of the slowest sample of the batch; None if samples are not fetched one by one."""
     slowest_ns: int
-    """Time to fetch that sample, ns."""
+    """Time to fetch that sample, ns; with the waiting, if the dataset is asynchronous."""
     indices: Any = ()
     """The first eight of its dataset indices."""
     placed: Placed | None = None

@@ -97,6 +97,13 @@ def _optional_natural(name: str, value: Any, *, hint: str) -> int | None:
     return None if value is None else natural(name, value, hint)
 
 
+def _positive(name: str, value: Any) -> int:
+    number = natural(name, value, "it is the number of samples to fetch at a time")
+    if not number:
+        raise ValueError(f"{name} must be at least 1, not 0: it is the number of samples to fetch at a time")
+    return number
+
+
 def _function(name: str, value: Any) -> Any:
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be callable or None, not {type(value).__name__}: {value!r}")
@@ -344,6 +351,13 @@ class LoaderConfig(Generic[T_co]):
         "shared memory. It must divide `batch_size`; with a `batch_sampler` the last chunk may be smaller. A "
         "`collate_fn` receives all samples of the batch, and then runs in this process; such a batch is not uploaded "
         "ahead (`upload_ahead`).",
+    )  # fmt: skip
+    concurrency: int = _argument(
+        64, _positive, fixed=True,
+        doc="Samples that each worker fetches at a time if the dataset is asynchronous (`async def __getitem__` or "
+        "`async def __getitems__`): its event loop starts the next sample as soon as one has ended, across batches. So "
+        "many more batches are requested ahead, unless `prefetch` limits them. With `num_workers=0` a thread of this "
+        "process runs the event loop. Other datasets ignore it.",
     )  # fmt: skip
     on_error: OnError = _argument(
         "raise", _on_error, fixed=True,
@@ -649,6 +663,11 @@ def check_dataset(dataset: Any, sampler: Any, *, iterable: bool) -> None:
         raise TypeError(f"dataset is the class {name} itself: create an object of it, {name}(...)")
     if iterable:
         return
+    if not _has_items(dataset) and hasattr(dataset, "__aiter__"):
+        raise TypeError(
+            f"dataset {name} has __aiter__ only, which gives one sample after the other: for samples that are awaited "
+            "at the same time, give it `async def __getitem__` and __len__; or give it __iter__"
+        )
     if not _has_items(dataset):
         raise TypeError(f"dataset must have __getitem__ and __len__, or __iter__; {name} has neither")
     if not hasattr(dataset, "__len__") and getattr(sampler, "data_source", None) is dataset:

@@ -58,6 +58,7 @@ from nbloader.sampling.samplers import warn_if_no_samples
 from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.sampling.source import SourceDataset, SourceSampler
 from nbloader.workers.api import WorkerOptions
+from nbloader.workers.fetcher import is_async
 from nbloader.workers.inline_pool import INLINE
 from nbloader.workers.registry import create_kind
 
@@ -356,6 +357,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
                 self.drop_last, fresh=fresh, alone=not num_workers,
                 prepare=datapipes.preparation(self.dataset),
             )  # fmt: skip
+        concurrency = self._config.concurrency if streaming is None and is_async(self.dataset) else 0
+        size = getattr(self.batch_sampler, "batch_size", None) if self._auto_collation else 1
         return EngineDemand(
             num_workers=num_workers,
             prefetch_factor=self.prefetch_factor if num_workers else None,
@@ -366,6 +369,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
             streaming=streaming,
             in_order=self.in_order,
             timeout=self.timeout,
+            concurrency=concurrency,
+            concurrent_size=size if concurrency and isinstance(size, int) and size > 0 else None,
             context=self.multiprocessing_context,
             pin_memory=self.pin_memory,
         )
@@ -790,6 +795,10 @@ class EngineDemand:
     """How an iterable dataset is read; None for a map-style one."""
     in_order: bool
     timeout: float
+    concurrency: int
+    """Samples that a worker fetches at a time, across batches; 0 if the dataset is not asynchronous."""
+    concurrent_size: int | None
+    """Samples of a batch of an asynchronous dataset; None if only the batches tell."""
     context: Any
     """The context of `multiprocessing` that names the start method, or None."""
     pin_memory: bool
@@ -804,7 +813,7 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
         demand: What its attributes demand now.
     """
     options = WorkerOptions(
-        kind=_kind_name(config, has_workers=demand.has_workers),
+        kind=_kind_name(config, demand),
         batched=demand.batched,
         output=config.output,
         iterable=demand.streaming,
@@ -812,6 +821,7 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
         transport=config.transport,
         in_order=demand.in_order,
         fresh=demand.fresh,
+        concurrency=config.concurrency,
     )
     return Engine(
         bus,
@@ -828,12 +838,18 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
             on_timeout=config.on_timeout,
             max_restarts=config.max_restarts,
             idle_timeout=None if demand.persistent else IDLE_TIMEOUT,
+            concurrency=demand.concurrency,
+            batch_size=demand.concurrent_size,
             options=options,
         ),
     )
 
 
-def _kind_name(config: LoaderConfig[Any], *, has_workers: bool) -> str:
-    if has_workers:
+def _kind_name(config: LoaderConfig[Any], demand: EngineDemand) -> str:
+    """The kind of workers. Without workers, a single thread loads `prefetch` batches ahead, or runs an event loop.
+
+    The consumer's own thread may have a running event loop already, as in a notebook.
+    """
+    if demand.has_workers:
         return config.workers
-    return "thread" if config.prefetch else INLINE  # a single thread loads `prefetch` batches ahead
+    return "thread" if config.prefetch or demand.concurrency else INLINE

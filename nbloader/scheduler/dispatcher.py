@@ -145,20 +145,24 @@ class Dispatcher(Generic[R]):
         self._held.setdefault(worker, {})
         self._by_slot[slot] = worker
 
-    def worker_gone(self, worker: int, *, blame: bool) -> WorkerLoss:
+    def worker_gone(self, worker: int, *, blame: bool, suspects: list[Task] | None = None) -> WorkerLoss:
         """A worker has ended: its jobs wait for other workers.
 
         Args:
             worker: Its unique number.
-            blame: Whether it died unexpectedly: then the job that it was processing is suspected.
+            blame: Whether it died unexpectedly: then the jobs that it was processing are suspected. If there are
+                several, none of them is poisoned: they are produced alone before long (`task.ALONE_AFTER`).
+            suspects: These jobs; None for the first one.
         """
         held = list(self._held.pop(worker, {}).values())
         poisoned = None
-        for position, task in enumerate(held):
-            if blame and position == 0:
+        if blame:
+            suspects = held[:1] if suspects is None else suspects
+            for task in suspects:
                 task.deaths += 1
-                if task.deaths >= MAX_DEATHS:
-                    poisoned = task
+            if len(suspects) == 1 and suspects[0].deaths >= MAX_DEATHS:
+                (poisoned,) = suspects
+        for task in held:
             state = self.iterations.get(task.run)
             if state is not None:
                 state.assigned -= 1
@@ -167,7 +171,7 @@ class Dispatcher(Generic[R]):
         return WorkerLoss(held, poisoned)
 
     def held_by(self, worker: int) -> list[Task]:
-        """The jobs that a worker holds; it processes the first one."""
+        """The jobs that a worker holds, in the order in which it processes them."""
         return list(self._held.get(worker, {}).values())
 
     def delay(self, run: int) -> Delay:
@@ -233,7 +237,7 @@ class Dispatcher(Generic[R]):
         if state is None:
             return Closed([], [])
         cancels = []
-        for worker, tasks in self._unbegun_of(run):
+        for worker, tasks in self._held_of(run, 0 if self.policy.cancels_begun else 1):
             jobs = tuple(task.job for task in tasks)
             cancels.append(Cancel(worker, run, jobs))
             for job in jobs:
@@ -481,8 +485,9 @@ class Dispatcher(Generic[R]):
             return
         if any(state.waiting and not state.parked for state in self.iterations.values()):
             return
+        begun = self.policy.begun
         for worker, held in self._held.items():
-            tasks = [task for task in itertools.islice(held.values(), 1, None) if self._movable(task.run)]
+            tasks = [task for task in itertools.islice(held.values(), begun, None) if self._movable(task.run)]
             if tasks:
                 yield worker, tasks
 
@@ -491,9 +496,13 @@ class Dispatcher(Generic[R]):
         return state is not None and state.shards is None and not state.parked and not self.round_robin
 
     def _unbegun_of(self, run: int) -> list[Revoke]:
-        """The jobs of an iteration that workers hold, except for the first one of each worker."""
+        """The jobs of an iteration that workers hold, except for those that they may have begun."""
+        return self._held_of(run, self.policy.begun)
+
+    def _held_of(self, run: int, begun: int) -> list[Revoke]:
+        """The jobs of an iteration that workers hold, except for the first ones of each worker."""
         found = [
-            Revoke(worker, [task for task in itertools.islice(held.values(), 1, None) if task.run == run])
+            Revoke(worker, [task for task in itertools.islice(held.values(), begun, None) if task.run == run])
             for worker, held in self._held.items()
         ]
         return [revoke for revoke in found if revoke.tasks]

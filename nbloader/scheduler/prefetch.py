@@ -6,6 +6,8 @@ passed in, and nothing here reads a clock. Another policy is another class with 
 
 from __future__ import annotations
 
+import math
+
 DEEP_QUEUE = 16
 """Batches to request ahead per worker while they are small and fast, if the user left the window open."""
 FAST_NS = 2_000_000
@@ -25,6 +27,8 @@ STEAL_WORK_NS = 1_000_000
 STALL_NS = 5_000_000
 """Time after which a worker that is still processing one batch among fast ones is stalled: the batches behind it are
 worth stealing one by one."""
+QUEUED_PART = 4
+"""Of the batches that a worker of an asynchronous dataset processes at a time, one more in so many is in its queue."""
 AVERAGED_BATCHES = 8
 """Weight of the mean production time: a new batch counts one part in so many."""
 
@@ -38,6 +42,7 @@ class PrefetchPolicy:
         prefetch: Batches to request ahead in total; replaces `prefetch_factor`.
         adaptive: Whether the window grows to `DEEP_QUEUE` per worker while batches are small and fast.
         unlimited_queue: Whether one worker may hold any number of batches.
+        concurrency: Samples that a worker fetches at a time, across batches; 0 if it fetches one batch after the other.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class PrefetchPolicy:
         prefetch: int | None = None,
         adaptive: bool = False,
         unlimited_queue: bool = False,
+        concurrency: int = 0,
     ) -> None:
         self._num_workers = num_workers
         self._prefetch_factor = prefetch_factor
@@ -62,17 +68,31 @@ class PrefetchPolicy:
         self.nbytes = 0
         """Size of the last batch."""
         self._produce_ns = 0  # a running mean
+        self.concurrency = concurrency
+        """Samples that a worker fetches at a time, across batches; 0 if it fetches one batch after the other."""
+        self._batch_size = 0.0  # samples, a running mean; 0 before the first batch
+        self._job_size = 1
         self._plan()
 
     def _plan(self) -> None:
-        base = self._prefetch_factor * self._num_workers if self._prefetch is None else self._prefetch
+        per_worker, self.begun = self._prefetch_factor, 1
+        """Batches, or chunks of them, that a worker may be processing at a time."""
+        if self.concurrency and self._batch_size:
+            concurrent = math.ceil(self.concurrency / self._batch_size)
+            per_worker = concurrent + max(1, self._prefetch_factor, -(-concurrent // QUEUED_PART))
+            self.begun = math.ceil(self.concurrency / self._job_size) + 1  # one is begun in part
+        base = per_worker * self._num_workers if self._prefetch is None else self._prefetch
+        if self.concurrency and self._prefetch is None:
+            base = max(1, base)  # before the first batch
         self.prefetches = base > 0
         """Whether batches are requested before the consumer asks for them."""
-        self.planned_window = DEEP_QUEUE * self._num_workers if self._deep else base
+        self.planned_window = max(base, DEEP_QUEUE * self._num_workers) if self._deep else base
         """What `window` is if there is enough memory."""
         self.window = self.planned_window if self.affordable is None else min(self.planned_window, self.affordable)
         """Batches of one iteration that may be outstanding (requested and not delivered)."""
         self.queue_depth = max(1, -(-self.window // self._num_workers))
+        if self._prefetch is None and self._job_size < self._batch_size:
+            self.queue_depth = max(self.queue_depth, self.begun + self._prefetch_factor)
         """Batches that one worker may hold, including the one that it is processing."""
         if self._unlimited_queue:
             self.queue_depth = 1 << 30
@@ -88,6 +108,23 @@ class PrefetchPolicy:
         """Request so many batches ahead per worker from now on, and adapt no more."""
         self._prefetch_factor, self._prefetch = prefetch_factor, None
         self._adaptive = self._deep = False
+        self._plan()
+
+    @property
+    def cancels_begun(self) -> bool:
+        """Whether workers can drop jobs that they are processing."""
+        return self.concurrency > 0
+
+    def expect(self, samples: int, chunk: int = 0) -> None:
+        """Learn how many samples batches have: the window holds as many batches as workers process at a time.
+
+        Args:
+            samples: Samples of a batch.
+            chunk: Samples of a chunk; 0 if batches are not cut.
+        """
+        mean = self._batch_size
+        self._batch_size = mean + (samples - mean) / AVERAGED_BATCHES if mean else max(1, samples)
+        self._job_size = chunk or max(1, round(self._batch_size))
         self._plan()
 
     def observe(self, nbytes: int, produce_ns: int, chunks: int = 1) -> None:
@@ -141,7 +178,7 @@ class PrefetchPolicy:
             at once: a quarter took 0.29 messages per tiny batch instead of 0.17, and 4 % more of the loop's CPU time.
         """
         inside = room - extension
-        group = self.window // (2 if self._deep else 8)
+        group = self.window // (2 if self._deep and not self.concurrency else 8)
         return max(0, room) if inside <= 0 or inside >= group else 0
 
     @property
@@ -150,7 +187,7 @@ class PrefetchPolicy:
         affordable = EXTENSION_BYTES // max(1, self.nbytes)
         if self.affordable is not None:
             return self.window
-        return self.window + min(EXTENSION_BATCHES * self._num_workers, affordable)
+        return self.window + min(self._num_workers * max(EXTENSION_BATCHES, self.begun), affordable)
 
     @property
     def sufficient_queue(self) -> int:
@@ -158,6 +195,8 @@ class PrefetchPolicy:
 
         Two more than `QUEUED_WORK_NS` takes: the worker may be done with one, and another may be on its way.
         """
+        if self.concurrency:
+            return self.queue_depth
         return 2 + QUEUED_WORK_NS // max(1, self._produce_ns)
 
     @property

@@ -30,6 +30,8 @@ class WorkerStart(NamedTuple):
     """Whether each iteration begins on a new copy of the dataset and functions."""
     streaming: IterableOptions | None
     """Options of an iterable dataset; None for a map-style dataset."""
+    concurrency: int
+    """Samples of an asynchronous dataset that may be fetched at a time."""
 
 
 class InitMessage(NamedTuple):

@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nbloader.errors import NbloaderError
 
@@ -60,6 +60,19 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _OURS = str(Path(__file__).parents[1])
 
 
+_awaited: Callable[[], Any] | None = None
+
+
+def show_awaited(coroutine: Callable[[], Any]) -> None:
+    """In a worker: let the stack begin with that of this suspended coroutine.
+
+    Args:
+        coroutine: Returns it; None if none is suspended. Called in a signal handler.
+    """
+    global _awaited  # noqa: PLW0603 - a process has one stack to show
+    _awaited = coroutine
+
+
 def answer(fd: int) -> None:
     """In a worker's main thread: write the stack to this descriptor whenever a signal comes."""
 
@@ -71,7 +84,7 @@ def answer(fd: int) -> None:
             for ident, innermost in sys._current_frames().items()
             if ident != me
         ]
-        text = f"{_BEGIN}{''.join(others)}{_stack('Current thread', me, frame)}{_END}"
+        text = f"{_BEGIN}{''.join(others)}{_stack('Current thread', me, frame, _awaited)}{_END}"
         with contextlib.suppress(OSError):  # nobody reads: the notebook's process has ended, or does not ask any more
             os.write(fd, text.encode("utf-8", "backslashreplace")[-_CAPACITY:])
 
@@ -202,8 +215,12 @@ def of_main_thread() -> str:
     return of_thread(threading.main_thread().ident)
 
 
-def of_thread(ident: int | None) -> str:
+def of_thread(ident: int | None, awaited: Callable[[], Any] | None = None) -> str:
     """The stack of a thread of this process, as faulthandler writes it.
+
+    Args:
+        ident: The thread.
+        awaited: See `show_awaited`.
 
     Raises:
         NbloaderError: It has ended.
@@ -211,18 +228,39 @@ def of_thread(ident: int | None) -> str:
     frame = sys._current_frames().get(ident or 0)
     if frame is None:
         raise NbloaderError("the thread has ended")
-    return _stack("Current thread", ident or 0, frame)
+    return _stack("Current thread", ident or 0, frame, awaited)
 
 
-def _stack(title: str, ident: int, frame: FrameType | None) -> str:
+def _stack(title: str, ident: int, frame: FrameType | None, awaited: Callable[[], Any] | None = None) -> str:
     lines = [f"{title} 0x{ident:016x} (most recent call first):\n"]
+    if awaited is not None:
+        lines += map(_line, reversed(_suspended_frames(awaited())))
     while frame is not None:
         if len(lines) > _MAX_FRAMES:
             lines.append("  ...\n")
             break
-        lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}\n')
+        lines.append(_line(frame))
         frame = frame.f_back
     return "".join(lines)
+
+
+def _line(frame: FrameType) -> str:
+    return f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}\n'
+
+
+def _suspended_frames(awaitable: Any) -> list[FrameType]:
+    """The frames of a suspended coroutine and of what it awaits, the outermost first."""
+    frames: list[FrameType] = []
+    while awaitable is not None and len(frames) < _MAX_FRAMES:
+        for kind in ("cr", "gi", "ag"):  # coroutines, generators, asynchronous generators
+            frame = getattr(awaitable, f"{kind}_frame", None)
+            if frame is not None:
+                frames.append(frame)
+                awaitable = getattr(awaitable, "gi_yieldfrom" if kind == "gi" else f"{kind}_await", None)
+                break
+        else:
+            break
+    return frames
 
 
 def place(stack: str) -> str:

@@ -62,6 +62,8 @@ class WorkerOptions:
     fresh: bool = False
     """Whether each iteration begins as in new workers: with the dataset as it was sent, new seeds and a call of
     `worker_init_fn` (torch's `persistent_workers=False`)."""
+    concurrency: int = 1
+    """Samples of an asynchronous dataset that a worker may fetch at a time."""
 
 
 class WorkerHandle:
@@ -127,6 +129,10 @@ class WorkerHandle:
         """The last lines that it wrote to its standard error."""
         return ""
 
+    def begun(self, held: list[Task]) -> list[Task]:
+        """Those of the tasks that it holds that it is processing: the first one, unless its dataset is asynchronous."""
+        return held[:1]
+
     def kill(self) -> None:
         """End it at once, whatever it is doing. The pool reports `WorkerGone`."""
         raise NotImplementedError
@@ -171,7 +177,7 @@ class WorkerHandle:
             batch=at,
             since=status.since or self.requested,
             sample=sample,
-            queued=max(0, len(held) - 1),
+            queued=len(held) - len(self.begun(held)),
             exit_reason=exit_reason,
             stderr_tail=self.stderr_tail,
             cpu_percent=None,

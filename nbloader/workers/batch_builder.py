@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from nbloader.workers.fetcher import FetchedBatch, MapFetcher, OnError, raise_if
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.status import WorkerState, WorkerStatus, is_abandoned
 from nbloader.workers.thread_rng import without_mode
+
+if TYPE_CHECKING:
+    from nbloader.workers.sample_loop import SampleLoop
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
@@ -53,6 +56,7 @@ class BatchBuilder:
         on_error: What to do with a sample that raises.
         worker: Worker id; -1 for none.
         iterable_fetcher: Reads an iterable dataset; None for a map-style one.
+        samples: Has fetched the samples already, of an asynchronous dataset; None for other ones.
     """
 
     def __init__(
@@ -66,8 +70,9 @@ class BatchBuilder:
         on_error: OnError,
         worker: int = -1,
         iterable_fetcher: IterableFetcher | None = None,
+        samples: SampleLoop | None = None,
     ) -> None:
-        self._fetcher = MapFetcher(
+        self._fetcher: MapFetcher | SampleLoop = samples or MapFetcher(
             dataset, batched=batched, collates=collate_fn is None, output=output, status=status, on_error=on_error
         )
         self._collate_fn = collate_fn
@@ -138,7 +143,7 @@ class BatchBuilder:
             raise
         fetch_cpu = collate_cpu = NOT_MEASURED
         if measured:
-            fetch_cpu, collate_cpu = cpu_fetched - cpu_begin, _cpu_clock() - cpu_fetched
+            fetch_cpu, collate_cpu = cpu_fetched - cpu_begin + fetched.cpu, _cpu_clock() - cpu_fetched
         end = _clock()
         self._slow = end - fetched.begin >= MEASURE_NS
         header = tuple.__new__(BatchHeader, (  # half the time of a call of the class

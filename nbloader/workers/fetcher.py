@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
@@ -13,6 +17,7 @@ from nbloader.events.remote_errors import SampleFailure, describe
 from nbloader.sampling.index_arrays import IndexArray
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState, WorkerStatus
 
+log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
 _FETCHING = WorkerState.FETCHING
 
@@ -60,6 +65,8 @@ class FetchedBatch(NamedTuple):
     """Samples that raised and were skipped or replaced."""
     exhausted: bool = False
     """Whether an iterator ended before the batch was complete."""
+    cpu: int = 0
+    """CPU time that was used for it before the fetch began, as the worker attributes it, ns."""
 
     @property
     def nothing_left(self) -> bool:
@@ -170,7 +177,7 @@ def _fetch_at_once(
     except Exception as error:
         if on_error == "raise" or raised_by_handler(error):
             raise
-        first_failure = _failed_sample(-1, error, "retried")
+        first_failure = failed_sample(-1, error, "retried")
     else:
         return FetchedBatch(samples, len(samples), begin, _clock(), -1, 0)
     batch = fetch_each(_OneByOne(getitems), indices, batched=True, status=status, on_error=on_error)
@@ -178,20 +185,27 @@ def _fetch_at_once(
 
 
 def raise_if_none(batch: FetchedBatch, indices: Any) -> None:
-    """Blame a sample that is None, if there is one, for a batch that could not be collated.
+    """Blame a sample that is None or a coroutine, if there is one, for a batch that could not be collated.
 
     Args:
         batch: The batch.
         indices: What was drawn for it.
 
     Raises:
-        TypeError: A sample is None. The message names its index.
+        TypeError: A sample is None or a coroutine. The message names its index.
     """
     if type(batch.samples) is Selection:
         return
     skipped = {failure.position for failure in batch.failed if failure.done == "skipped"}
     positions = (position for position in count() if position not in skipped)
     for position, sample in zip(positions, batch.samples, strict=False):
+        if inspect.iscoroutine(sample):
+            raise TypeError(
+                f"default_collate: sample {indices[position]!r} is a coroutine, which was not awaited: the loader "
+                "awaits samples if the class of the dataset has `async def __getitem__` or `async def __getitems__`. "
+                "A method that returns the coroutine of another one must itself be declared with `async def`, and "
+                "await it"
+            ) from None
         if sample is None:
             raise TypeError(
                 f"default_collate: sample {indices[position]!r} is None, which cannot be part of a batch: return a "
@@ -245,7 +259,7 @@ def fetch_each(
                 raise
             if callable(on_error):
                 append(on_error(position, error))
-            failed.append(_failed_sample(position, error, "replaced" if callable(on_error) else "skipped"))
+            failed.append(failed_sample(position, error, "replaced" if callable(on_error) else "skipped"))
         now = clock()
         if now - before > slowest_ns:
             slowest, slowest_ns = position, now - before
@@ -256,6 +270,70 @@ def fetch_each(
     return FetchedBatch(result, size, begin, before, slowest, slowest_ns, failed, exhausted)
 
 
-def _failed_sample(position: int, error: Exception, done: str) -> SampleFailure:
+def failed_sample(position: int, error: Exception, done: str) -> SampleFailure:
+    """Describe a sample that raised.
+
+    Args:
+        position: See `SampleFailure`.
+        error: What it raised.
+        done: See `SampleFailure`.
+    """
     info = describe(error, by_value=False)
     return SampleFailure(position, info.summary, info.traceback, done)
+
+
+# ---- asynchronous datasets ------------------------------------------------------------------------------------------
+
+
+def is_async(dataset: Any) -> bool:
+    """Whether the samples of a map-style dataset are awaited: by `async def __getitem__` or `async def __getitems__`.
+
+    As in torch, `__getitems__` is what counts if there is one. torch's `Subset` and `ConcatDataset` are looked through.
+    """
+    return any(map(_has_coroutines, innermost(dataset)))
+
+
+def _has_coroutines(dataset: Any) -> bool:
+    cls = type(dataset)
+    for name in ("__getitems__", "__getitem__"):
+        method = getattr(cls, name, None)
+        if method is not None:
+            return inspect.iscoroutinefunction(method)
+    return False
+
+
+def fetches_at_once(dataset: Any) -> bool:
+    """Whether one call fetches a batch. A `Subset` has `__getitems__` for any dataset."""
+    return all(inspect.iscoroutinefunction(getattr(type(part), "__getitems__", None)) for part in innermost(dataset))
+
+
+def innermost(dataset: Any) -> list[Any]:
+    """The datasets behind torch's `Subset` and `ConcatDataset`."""
+    wrapper = _wrapper(dataset)
+    if wrapper == "Subset":
+        return innermost(dataset.dataset)
+    if wrapper == "ConcatDataset":
+        return [part for each in dataset.datasets for part in innermost(each)]
+    return [dataset]
+
+
+def shallow_copy(dataset: Any) -> Any:
+    """A shallow copy of a dataset, and of those behind torch's wrappers; the dataset itself if it cannot be copied."""
+    wrapper = _wrapper(dataset)
+    try:
+        copied = copy.copy(dataset)
+    except Exception:  # it runs the user's code, which may raise anything
+        log.debug("%s cannot be copied for a worker thread", type(dataset).__name__, exc_info=True)
+        return dataset
+    if wrapper == "Subset":
+        copied.dataset = shallow_copy(dataset.dataset)
+    elif wrapper == "ConcatDataset":
+        copied.datasets = [shallow_copy(part) for part in dataset.datasets]
+    return copied
+
+
+def _wrapper(dataset: Any) -> str:
+    """The name of the wrapper of torch's that a dataset is; only these very classes: subclasses may do anything."""
+    torch = sys.modules.get("torch")
+    wrappers = () if torch is None else (torch.utils.data.Subset, torch.utils.data.ConcatDataset)
+    return type(dataset).__name__ if type(dataset) in wrappers else ""

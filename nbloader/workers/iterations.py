@@ -199,6 +199,10 @@ class Iterations:
         self.current = iteration
         return iteration
 
+    def open_datasets(self) -> list[Any]:
+        """The datasets of iterations that have not ended, as far as this worker has processed tasks of them."""
+        return [iteration.parts.dataset for iteration in self._open.values()]
+
     def copy_dataset(self) -> tuple[Any, Any]:
         """Another copy of the dataset, and of `worker_init_fn`: for an `IterableFetcher`."""
         parts = self._load()

@@ -262,6 +262,11 @@ class ProcessHandle(WorkerHandle):
             raise NbloaderError(f"worker {self.worker} is being started: it has no Python stack yet")
         return self.stack_pipe.stack_request(pid, lambda: self.gone)
 
+    def begun(self, held: list[Task]) -> list[Task]:
+        """See `WorkerHandle`."""
+        claimed = self.revoker.begun
+        return super().begun(held) if claimed is None else [task for task in held if task.sequence <= claimed]
+
     def kill(self) -> None:
         """See `WorkerHandle`."""
         self.killed = True
@@ -273,8 +278,9 @@ class ProcessHandle(WorkerHandle):
 
 def dump_task(task: Task, returned: list[int], slot: ChunkSlot | None = None) -> bytes:
     """Pickle a task: the fields of `process_worker.TaskMessage`. Indices of the notebook's own types go by value."""
-    message = (task.run, task.job, task.indices if slot is None else slot, task.seed, returned, task.sequence)
     indices = task.indices
+    sent = indices if slot is None else slot
+    message = (task.run, task.job, sent, task.seed, returned, task.sequence, task.deaths)
     plain = _PLAIN_TYPES.issuperset(map(type, indices if type(indices) is list else (indices,)))
     return pickle.dumps(message, 5) if plain else bytes(cloudpickle.dumps(message, 5))
 
@@ -325,6 +331,7 @@ class ProcessPool(WorkerPool):
             worker=worker, num_workers=options.num_workers, seed=options.seed, batched=options.batched,
             output=options.output, transport=options.transport, in_order=options.in_order,
             fresh=options.fresh and self._start_method != "fork", streaming=options.iterable,
+            concurrency=options.concurrency,
         )  # fmt: skip
         if isinstance(setup, ProcessSetup):
             setup.pickled.files()  # they may not fit into memory

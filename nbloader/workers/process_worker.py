@@ -35,20 +35,25 @@ from nbloader.batch.header import CPU_MEASURED, IN_ARENA, MEASURE_NS, NOT_MEASUR
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.rows import MemoryPlan, Selection
 from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object
+from nbloader.batch.task import ALONE_AFTER
 from nbloader.events.remote_errors import describe
 from nbloader.shm.segment import NO_SEGMENT, Block, SegmentWriter
 from nbloader.transport import stack_probe
 from nbloader.transport.bootstrap import InitMessage, WorkerStart
 from nbloader.transport.channel import IN_TURN, Bytes, Channel, Kind
 from nbloader.transport.mp_objects import run_finalizers
-from nbloader.workers.fetcher import FetchedBatch, MapFetcher, raise_if_none
+from nbloader.workers.fetcher import FetchedBatch, MapFetcher, is_async, raise_if_none
 from nbloader.workers.iterations import InheritedParts, Iteration, Iterations, Parts, PartsSource, PickledParts
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus
 from nbloader.workers.task_claims import CLAIMS_SIZE, MAX_BLOCK, TaskClaims
 from nbloader.workers.worker_info import ProcessContext
 
 if TYPE_CHECKING:
+    import asyncio
+
     from nbloader.workers.iterable_fetcher import IterableFetcher
+    from nbloader.workers.sample_loop import QueuedBatch, SampleLoop
+    from nbloader.workers.thread_rng import TaskContext
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
@@ -154,7 +159,7 @@ def _receive_assets(channel: Channel) -> Assets:
     return Assets(message.start, status, stack, source, later)
 
 
-def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | None:
+def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWorkerLoop | None:
     """Set up the process and rebuild the dataset. None if that failed, which has been reported."""
     start = assets.start
     memory = mmap.mmap(assets.status, SHARED_STATUS_SIZE + CLAIMS_SIZE)
@@ -168,7 +173,11 @@ def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | None:
         channel.send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
         return None
     channel.send(Kind.READY, IN_TURN if iterations.in_turn else b"")
-    return WorkerLoop(channel, start, iterations, status, claims, assets.frames)
+    worker_loop = WorkerLoop(channel, start, iterations, status, claims, assets.frames)
+    if start.streaming is None and is_async(iterations.current.parts.dataset):
+        claims.claim_one_by_one()
+        return ConcurrentWorkerLoop(worker_loop, start.concurrency)
+    return worker_loop
 
 
 # ---- the worker loop ----------------------------------------------------------------------------------------------
@@ -191,6 +200,8 @@ class TaskMessage(NamedTuple):
     """Segments of this worker that nobody views any more."""
     sequence: int
     """Its number among the tasks that were sent to this worker."""
+    deaths: int
+    """See `Task`."""
 
 
 def _read_task(body: Bytes) -> TaskMessage:
@@ -229,7 +240,9 @@ class WorkerLoop:
         self._encoder = BatchEncoder(start, collate_fn, self._send)
         self._output = start.output
         self._shares = start.transport == "shared_memory"
-        self._map_fetcher: MapFetcher
+        self._map_fetcher: MapFetcher | SampleLoop
+        self.samples: SampleLoop | None = None
+        """What fetches the samples of an asynchronous dataset."""
         self._seeded = False
         self._use(iterations.current)
         if start.streaming is not None:
@@ -333,6 +346,8 @@ class WorkerLoop:
             run, numbers = pickle.loads(body)
             if numbers is None and self._iterable_fetcher is not None:
                 self._iterable_fetcher.forget(run)
+            if self.samples is not None:
+                self.samples.cancel(run, numbers)
             dropped = [task for _body, task in kept if task.run == run and (numbers is None or task.number in numbers)]
             for task in dropped:
                 self._encoder.give_back(task.returned)
@@ -387,7 +402,7 @@ class WorkerLoop:
             raise
         fetch_cpu = collate_cpu = NOT_MEASURED
         if measured:
-            fetch_cpu, collate_cpu = cpu_fetched - cpu_begin, _cpu_clock() - cpu_fetched
+            fetch_cpu, collate_cpu = cpu_fetched - cpu_begin + fetched.cpu, _cpu_clock() - cpu_fetched
         end = _clock()
         self._slow = end - fetched.begin >= MEASURE_NS
         status.state, status.since = _SENDING, end
@@ -431,6 +446,108 @@ class WorkerLoop:
         flush(sys.stdout)
         stage = "fetch" if fetching else "collate"
         self._send(Kind.ERROR, pickle.dumps((task.run, task.number, stage, position, describe(error))))
+
+
+class ConcurrentWorkerLoop:
+    """The loop of a worker process whose dataset is asynchronous: the `BatchSource` of a `SampleLoop`.
+
+    Args:
+        worker: What receives tasks, collates and sends.
+        concurrency: Samples that may run at a time.
+    """
+
+    def __init__(self, worker: WorkerLoop, concurrency: int) -> None:
+        from nbloader.workers.sample_loop import SampleLoop  # other workers start without asyncio
+        from nbloader.workers.thread_rng import TaskContext
+
+        self._worker = worker
+        self._samples = worker.samples = SampleLoop(
+            self, worker._status, concurrency=concurrency, batched=worker._batched, cpu_clock=_cpu_clock
+        )
+        self._random: TaskContext = TaskContext(threaded=False)
+        self._readable = True
+        """Whether the connection is to be read."""
+        self._loop: asyncio.AbstractEventLoop
+        self._wake: Callable[[], None]
+
+    def run(self) -> None:
+        """See `WorkerLoop`."""
+        self._worker._process_cancels()
+        stack_probe.show_awaited(self._samples.awaited)
+        with self._random:
+            self._samples.run()
+
+    def attach(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        """See `BatchSource`."""
+        self._loop, self._wake = loop, wake
+        loop.add_reader(self._worker._channel.fileno(), self._on_readable)
+
+    def detach(self) -> None:
+        """See `BatchSource`."""
+        self._loop.remove_reader(self._worker._channel.fileno())
+
+    def _on_readable(self) -> None:
+        self._readable = True
+        self._wake()
+
+    def receive(self) -> bool:
+        """See `BatchSource`.
+
+        Raises:
+            EOFError: The connection was closed.
+        """
+        if self._readable:
+            self._readable = False
+            self._worker._receive(wait=False)
+        return True
+
+    def next_batch(self) -> QueuedBatch | None:
+        """See `BatchSource`."""
+        from nbloader.workers.sample_loop import QueuedBatch
+
+        worker = self._worker
+        while worker._pending:
+            kind, body = worker._pending.popleft()
+            if kind != _TASK:
+                worker._process_note(kind, body)
+                continue
+            task = _read_task(body)
+            worker._encoder.give_back(task.returned)
+            indices = task.indices.indices if type(task.indices) is ChunkSlot else task.indices
+            return QueuedBatch(task, task.run, task.number, indices, task.seed, task.deaths >= ALONE_AFTER)
+        return None
+
+    def claim(self, task: TaskMessage) -> bool:
+        """See `BatchSource`."""
+        return self._worker._claims.claim(task.sequence)
+
+    def switch(self, run: int) -> bool:
+        """See `BatchSource`."""
+        worker = self._worker
+        self._random.draw_together()
+        if not worker._switch(run):
+            return False
+        iterations = worker._iterations
+        iteration = iterations.current
+        self._samples.use(iteration.parts.dataset, iteration.parts.on_error, iterations.open_datasets())
+        worker._map_fetcher = self._samples
+        if not iteration.seeded:
+            self._random.draw_by_task()
+        return True
+
+    def produce(self, task: TaskMessage) -> None:
+        """See `BatchSource`.
+
+        Raises:
+            HungUpError: The connection was closed.
+        """
+        worker = self._worker
+        try:
+            worker._produce(task)
+        except Exception as error:  # whatever the dataset or collate_fn raises goes to the notebook
+            if worker._hung_up:
+                raise
+            worker._report_error(task, error)
 
 
 # ---- encoding -----------------------------------------------------------------------------------------------------

@@ -36,10 +36,12 @@ claimed."""
 class ClaimsPage(ctypes.Structure):
     """What both sides see."""
 
-    _fields_ = (("claimed", ctypes.c_int64), ("revoked", ctypes.c_uint8 * RING_SIZE))
+    _fields_ = (("claimed", ctypes.c_int64), ("singly", ctypes.c_int64), ("revoked", ctypes.c_uint8 * RING_SIZE))
 
     claimed: int
     """The highest number that the worker has claimed. Numbers begin with 1."""
+    singly: int
+    """Whether it claims a task only when it begins it, though others are not completed."""
     revoked: Any
     """Whether a number is revoked, by the number modulo the size."""
 
@@ -70,6 +72,13 @@ class TaskClaims:
         self._claimed = 0
         self._block = 1
         self._block_began = _clock()
+
+    def claim_one_by_one(self) -> None:
+        """Claim no more than the task that is begun: the worker begins others before it has completed this one.
+
+        The pool then sees which tasks are begun.
+        """
+        self._max_block = self._page.singly = 1
 
     def claim(self, number: int) -> bool:
         """Claim a task. Numbers must be claimed in ascending order, without gaps.
@@ -118,6 +127,11 @@ class TaskRevoker:
         self._fd = fd
         self.next_number = 1
         """Of the task that is sent next."""
+
+    @property
+    def begun(self) -> int | None:
+        """The highest number that a worker has begun which processes several tasks at a time; None for other ones."""
+        return self._page.claimed if self._page.singly else None
 
     def revoke(self, numbers: Sequence[int]) -> set[int]:
         """Revoke tasks that the worker has not claimed. Never waits.

@@ -12,6 +12,7 @@ it ends before its next sample.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import errno
@@ -21,12 +22,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.chunk_arena import provide_arena
 from nbloader.batch.payload import LocalPayload
-from nbloader.batch.task import Task
+from nbloader.batch.task import ALONE_AFTER, Task
 from nbloader.errors import DatasetTransferError
 from nbloader.events.remote_errors import describe, user_traceback
 from nbloader.transport import stack_probe
@@ -43,12 +44,18 @@ from nbloader.transport.messages import (
 )
 from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.batch_builder import BatchBuilder, keep_state
+from nbloader.workers.fetcher import is_async, shallow_copy
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.message_queue import MessageQueue
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
-from nbloader.workers.thread_rng import ThreadContext
+from nbloader.workers.thread_rng import TaskContext, ThreadContext
 from nbloader.workers.worker_info import WorkerInfo
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from nbloader.workers.sample_loop import QueuedBatch, SampleLoop
 
 _clock = time.perf_counter_ns
 
@@ -95,23 +102,66 @@ class ForgetIteration(NamedTuple):
     run: int
 
 
+class CancelJobs(NamedTuple):
+    """Has a worker thread that processes several batches at a time drop those of an iteration that has ended."""
+
+    run: int
+    jobs: tuple[int, ...]
+
+
+Item: TypeAlias = "Task | ForgetIteration | CancelJobs | None"
+"""What a worker thread is told; None to end."""
+
+
+class LoopInbox:
+    """What to do, for a worker thread that runs an event loop. It replaces a `SimpleQueue`."""
+
+    def __init__(self) -> None:
+        self._items: collections.deque[Item] = collections.deque()
+        self._lock = threading.Lock()
+        self._wake: Callable[[], object] | None = None
+
+    def put(self, item: Item) -> None:
+        """Add an item. Any thread may do so."""
+        with self._lock:
+            self._items.append(item)
+            if self._wake is not None:
+                self._wake()
+
+    def attach(self, wake: Callable[[], object] | None) -> None:
+        """Call this for each item from now on, on the thread that adds it; None for nothing."""
+        with self._lock:
+            self._wake = wake
+
+    def take(self) -> Item:
+        """Take the oldest item.
+
+        Raises:
+            IndexError: There is none.
+        """
+        return self._items.popleft()
+
+
 class ThreadHandle(WorkerHandle):
     """One worker thread.
 
     Args:
         worker: Worker id.
         messages: Where the thread reports.
+        inbox: Where it is told what to do.
     """
 
     status: LocalStatus
 
-    def __init__(self, worker: int, messages: MessageQueue) -> None:
+    def __init__(self, worker: int, messages: MessageQueue, inbox: LoopInbox | queue.SimpleQueue[Item]) -> None:
         super().__init__(worker, "thread", LocalStatus(os.getpid()))
         self.mark_launched(os.getpid())
         self.killed = False
         self.thread: threading.Thread
-        self.tasks: queue.SimpleQueue[Task | ForgetIteration | None] = queue.SimpleQueue()
+        self.tasks = inbox
         """What to do; None to end."""
+        self.awaited: Callable[[], Any] | None = None
+        """See `SampleLoop`."""
         self.pending: set[tuple[int, int]] = set()
         """(run, job) of the tasks that it has not begun. A task that is not in here was cancelled."""
         self.traceback = ""
@@ -129,7 +179,13 @@ class ThreadHandle(WorkerHandle):
 
     def stack_request(self) -> Callable[[], str]:
         """See `WorkerHandle`."""
-        return lambda: stack_probe.of_thread(self.thread.ident)
+        return lambda: stack_probe.of_thread(self.thread.ident, self.awaited)
+
+    def begun(self, held: list[Task]) -> list[Task]:
+        """See `WorkerHandle`."""
+        if not isinstance(self.tasks, LoopInbox):
+            return super().begun(held)
+        return [task for task in held if (task.run, task.job) not in self.pending]
 
     def stop(self) -> None:
         """Have it end after the batch that it is producing."""
@@ -173,7 +229,8 @@ class ThreadPool(WorkerPool):
         Raises:
             OSError: No thread can be started.
         """
-        handle = ThreadHandle(worker, self._messages)
+        concurrent = options.iterable is None and is_async(setup.dataset)
+        handle = ThreadHandle(worker, self._messages, LoopInbox() if concurrent else queue.SimpleQueue())
         thread_worker = ThreadWorker(handle, options, setup, self._messages, self.seeds)
         handle.thread = threading.Thread(target=thread_worker.run, name=f"nbloader-worker-{worker}", daemon=True)
         self._handles[handle.uid] = handle
@@ -219,6 +276,8 @@ class ThreadPool(WorkerPool):
             for job in jobs:  # one of them is counted as begun, and is waited for
                 self._messages.put(ShardExhausted(uid, run, job))
         handle.pending.difference_update((run, job) for job in jobs)
+        if isinstance(handle.tasks, LoopInbox):
+            handle.tasks.put(CancelJobs(run, jobs))
 
     def poll(self, timeout: float | None) -> list[WorkerMessage]:
         """See `WorkerPool`."""
@@ -299,12 +358,14 @@ class ThreadWorker:
         handle, options = self._handle, self._options
         code = 0
         try:
-            if options.iterable is not None and not options.iterable.alone:  # `worker_init_fn` may set up its shard
-                self._setup = self._shared._replace(dataset=copy.copy(self._shared.dataset))
+            self._setup = self._own_setup()
             with ThreadContext(self._info(options.seed)) as context:
                 if self._initialize(context, options.seed):
                     self._messages.put(WorkerInitialized(handle.uid, in_turn=self._in_turn(context)))
-                    self._produce_batches(context)
+                    if isinstance(handle.tasks, LoopInbox):
+                        self._run_event_loop(context, handle.tasks)
+                    else:
+                        self._produce_batches(context, handle.tasks)
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
         except BaseException as error:  # noqa: BLE001 - it ends this worker, as it would end a process
@@ -312,6 +373,19 @@ class ThreadWorker:
             handle.traceback = describe(error, by_value=False).traceback
             self._messages.put(OutputText(handle.uid, "stderr", handle.traceback))
         self._messages.put(WorkerGone(handle.uid, code))
+
+    def _own_setup(self) -> LocalSetup:
+        """The setup of this thread.
+
+        `worker_init_fn` may set up its shard of an iterable dataset. What samples of an asynchronous dataset keep in
+        it, such as the session of an HTTP client, belongs to the event loop of one thread.
+        """
+        shared, options = self._shared, self._options
+        if options.iterable is not None and not options.iterable.alone:
+            return shared._replace(dataset=copy.copy(shared.dataset))
+        if isinstance(self._handle.tasks, LoopInbox) and options.num_workers > 1:
+            return shared._replace(dataset=shallow_copy(shared.dataset))
+        return shared
 
     def _info(self, base_seed: int) -> WorkerInfo:
         worker = self._handle.worker
@@ -341,7 +415,9 @@ class ThreadWorker:
         context.set_worker_info(self._info(base_seed))
         return self._initialize(context, base_seed)
 
-    def _create_builder(self, context: ThreadContext, *, seeded: bool) -> BatchBuilder:
+    def _create_builder(
+        self, context: ThreadContext, *, seeded: bool, samples: SampleLoop | None = None
+    ) -> BatchBuilder:
         """Iterable datasets are read from shallow copies, whose iterators share nothing else."""
         options, setup, uid = self._options, self._setup, self._handle.uid
         iterable_fetcher = None
@@ -355,10 +431,20 @@ class ThreadWorker:
             )  # fmt: skip
         return BatchBuilder(
             setup.dataset, setup.collate_fn, self._status, batched=options.batched, output=options.output,
-            on_error=setup.on_error, worker=self._handle.worker, iterable_fetcher=iterable_fetcher,
+            on_error=setup.on_error, worker=self._handle.worker, iterable_fetcher=iterable_fetcher, samples=samples,
         )  # fmt: skip
 
-    def _produce_batches(self, context: ThreadContext) -> None:
+    def _run_event_loop(self, context: ThreadContext, inbox: LoopInbox) -> None:
+        """Produce batches of an asynchronous dataset until the worker is stopped."""
+        with TaskContext(threaded=True) as random:
+            source = ConcurrentThreadWorker(self, context, random, inbox)
+            self._handle.awaited = source.samples.awaited
+            try:
+                source.samples.run()
+            finally:
+                self._handle.awaited = None
+
+    def _produce_batches(self, context: ThreadContext, tasks: queue.SimpleQueue[Item]) -> None:
         """Produce batches until the worker is stopped."""
         status, uid = self._status, self._handle.uid
         seeded = context.was_seeded()  # then `worker_init_fn` is responsible for the seeds
@@ -367,7 +453,7 @@ class ThreadWorker:
         fresh = self._options.fresh and builder.iterable_fetcher is None
         run: int | None = None
         while True:
-            task = self._next_task(builder.iterable_fetcher)
+            task = self._next_task(builder.iterable_fetcher, tasks)
             if task is None:
                 return
             if task.run != run:
@@ -385,18 +471,110 @@ class ThreadWorker:
             status.state, status.since = _SENDING, _clock()
             self._messages.put(BatchDone(uid, task.run, task.job, outcome, builder.failed_samples))
 
-    def _next_task(self, iterable_fetcher: IterableFetcher | None) -> Task | None:
+    def _next_task(self, iterable_fetcher: IterableFetcher | None, tasks: queue.SimpleQueue[Item]) -> Task | None:
         """The next task that was not cancelled; None to end."""
         handle, status = self._handle, self._status
         status.state, status.number, status.since = _IDLE, -1, _clock()
         while True:
-            task = handle.tasks.get()
+            task = tasks.get()
             if task is None or handle.killed:
                 return None
-            if isinstance(task, ForgetIteration):
+            if not isinstance(task, Task):
                 if iterable_fetcher is not None:
                     iterable_fetcher.forget(task.run)
                 continue
             with contextlib.suppress(KeyError):  # it was cancelled
                 handle.pending.remove((task.run, task.job))
                 return task
+
+
+class ConcurrentThreadWorker:
+    """What a worker thread runs if its dataset is asynchronous: the `BatchSource` of a `SampleLoop`.
+
+    Args:
+        worker: The thread.
+        context: Its random generators.
+        random: The random generators of asyncio tasks.
+        inbox: Where it is told what to do.
+    """
+
+    def __init__(self, worker: ThreadWorker, context: ThreadContext, random: TaskContext, inbox: LoopInbox) -> None:
+        from nbloader.workers.sample_loop import SampleLoop  # other workers do without asyncio
+
+        self._worker = worker
+        self._context = context
+        self._random = random
+        self._inbox = inbox
+        self._handle = worker._handle
+        self._run: int | None = None
+        self._seeded = context.was_seeded()  # then `worker_init_fn` is responsible for the seeds
+        self._tasks: collections.deque[Task] = collections.deque()
+        options = worker._options
+        self.samples = SampleLoop(
+            self,
+            worker._status,
+            concurrency=options.concurrency,
+            batched=options.batched,
+            cpu_clock=time.thread_time_ns,
+        )
+        self._builder = worker._create_builder(context, seeded=self._seeded, samples=self.samples)
+
+    def attach(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        """See `BatchSource`."""
+        self._inbox.attach(lambda: loop.call_soon_threadsafe(wake))
+
+    def detach(self) -> None:
+        """See `BatchSource`."""
+        self._inbox.attach(None)
+
+    def receive(self) -> bool:
+        """See `BatchSource`."""
+        with contextlib.suppress(IndexError):
+            while not self._handle.killed:
+                item = self._inbox.take()
+                if item is None:
+                    return False
+                if isinstance(item, Task):
+                    self._tasks.append(item)
+                elif isinstance(item, CancelJobs):
+                    self.samples.cancel(item.run, item.jobs)
+        return not self._handle.killed
+
+    def next_batch(self) -> QueuedBatch | None:
+        """See `BatchSource`."""
+        from nbloader.workers.sample_loop import QueuedBatch
+
+        if not self._tasks:
+            return None
+        task = self._tasks.popleft()
+        return QueuedBatch(task, task.run, task.job, task.indices, task.seed, task.deaths >= ALONE_AFTER)
+
+    def claim(self, task: Task) -> bool:
+        """See `BatchSource`."""
+        try:
+            self._handle.pending.remove((task.run, task.job))
+        except KeyError:  # it was cancelled, or taken back
+            return False
+        return True
+
+    def switch(self, run: int) -> bool:
+        """See `BatchSource`."""
+        worker = self._worker
+        before, self._run = self._run, run
+        self._random.draw_together()
+        if before is not None and worker._options.fresh:
+            worker._setup = worker._own_setup()
+            if not worker._begin_iteration(self._context, run):
+                return False
+        self.samples.use(worker._setup.dataset, worker._setup.on_error)
+        if not self._seeded:
+            self._random.draw_by_task()
+        return True
+
+    def produce(self, task: Task) -> None:
+        """See `BatchSource`."""
+        handle, status, messages = self._handle, self._worker._status, self._worker._messages
+        outcome = self._builder.build_outcome(task)
+        status.state, status.since = _SENDING, _clock()
+        if outcome is not None:  # always, without shards
+            messages.put(BatchDone(handle.uid, task.run, task.job, outcome, self._builder.failed_samples))

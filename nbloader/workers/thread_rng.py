@@ -20,6 +20,9 @@ Then everything is restored. Threads that are no workers keep using the global g
 |                                                             | None, each worker would yield all samples             |
 | entry for tensors in torch's `default_collate_fn_map`       | do not stack tensors in torch's shared memory         |
 
+A worker process of an asynchronous dataset replaces the same, so that each sample draws from generators of its own
+(`TaskContext`).
+
 torch's random functions need no patch: a `TorchFunctionMode`, which is local to the thread, passes the generator. It
 adds 1 to 5 us to each call of a function of torch.
 
@@ -47,6 +50,7 @@ from typing import Any
 import numpy as np
 
 from nbloader._util import rng
+from nbloader._util.import_hooks import when_imported
 from nbloader.workers.worker_info import WorkerInfo, thread_local
 
 SWITCH = "NBLOADER_THREAD_PATCHES"
@@ -95,6 +99,53 @@ class ThreadContext:
             thread_local.torch_worker_info = None if info is None else _torch_info(info)
 
 
+class TaskContext:
+    """Context manager in which each asyncio task of this thread can draw from random generators of its own.
+
+    A worker enters it around its event loop. In a worker thread, the patches are those of its `ThreadContext`; in a
+    worker process, they are applied here.
+
+    Args:
+        threaded: Whether this is a worker thread.
+    """
+
+    def __init__(self, *, threaded: bool) -> None:
+        self._threaded = threaded
+        self._generators = rng.TaskGenerators()
+        self._before: rng.Generators | None = None
+        self._mode: Any = None
+
+    def __enter__(self) -> TaskContext:
+        """Begin. Until `draw_by_task` is called, nothing changes."""
+        self._before = rng.thread_local.generators
+        if not self._threaded:
+            _patches.acquire()
+            when_imported("torch", self._use_torch)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Go back to the generators of the thread, or to the global ones."""
+        self.draw_together()
+        if not self._threaded:
+            if self._mode is not None:
+                self._mode.__exit__(*exc)
+            _patches.release()
+
+    def draw_by_task(self) -> None:
+        """Let each task draw from its own generators (`rng.seed_task`)."""
+        rng.thread_local.generators = self._generators
+
+    def draw_together(self) -> None:
+        """Let all tasks draw from the generators of the worker."""
+        rng.thread_local.generators = self._before
+
+    def _use_torch(self) -> None:
+        _patches.add_torch()
+        mode = _torch_mode()
+        mode.__enter__()
+        self._mode = mode
+
+
 def _torch_info(info: WorkerInfo) -> Any:
     """The same as an instance of torch's class; newer versions of torch add the kind of worker. None without torch."""
     if "torch" not in sys.modules:
@@ -111,8 +162,10 @@ _NO_CONTEXT = nullcontext()
 
 def without_mode() -> AbstractContextManager[Any]:
     """Context manager in which torch ignores the mode, for code that draws no random numbers."""
-    own = rng.thread_local.generators
-    return _NO_CONTEXT if own is None or own.torch is None else sys.modules["torch"]._C.DisableTorchFunction()
+    torch = sys.modules.get("torch")
+    if torch is None or rng.thread_local.generators is None:
+        return _NO_CONTEXT
+    return torch._C.DisableTorchFunction()  # type: ignore[no-any-return]
 
 
 # ---- patches ------------------------------------------------------------------------------------------------------
@@ -215,6 +268,7 @@ class _Patches:
         self._lock = threading.Lock()
         self._users = 0
         self._applied: list[Patch] = []
+        self._has_torch = False
 
     def acquire(self) -> None:
         """Count a worker thread; the first one applies the patches."""
@@ -226,6 +280,12 @@ class _Patches:
                 if "torch" in sys.modules:
                     self._patch_torch()
 
+    def add_torch(self) -> None:
+        """Apply those to torch, if it was imported after the others had been applied."""
+        with self._lock:
+            if self._applied and not self._has_torch:
+                self._patch_torch()
+
     def release(self) -> None:
         """A worker thread ends; the last one undoes the patches."""
         with self._lock:
@@ -233,6 +293,7 @@ class _Patches:
             if not self._users:
                 while self._applied:
                     self._applied.pop().undo()
+                self._has_torch = False
 
     def _apply(self, owner: Any, name: Any, replacement: Any) -> None:
         self._applied.append(Patch.apply(owner, name, replacement))
@@ -258,6 +319,7 @@ class _Patches:
                 self._route(np.random, name, f"numpy.{method}")
 
     def _patch_torch(self) -> None:
+        self._has_torch = True
         import torch
         from torch.utils.data._utils import collate
         from torch.utils.data._utils import worker as torch_worker

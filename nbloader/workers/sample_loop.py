@@ -1,0 +1,502 @@
+"""The event loop of a worker: samples of an asynchronous dataset, many at a time and across batches.
+
+    source.next_batch() -> begun batches -> a task per sample -> complete batches -> source.produce(): collate, send
+            ^                                    |
+            |                                    +-- at most `concurrency`; the next one starts as soon as one has ended
+            +-- the worker's connection or inbox, which wakes the loop
+
+A worker holds several batches at once. It begins a batch, which nobody can take back from then on, when there is room
+for its first sample; samples start in the order of the batches and of their positions. A batch is handed over when all
+of its samples are there, so batches may overtake each other: the consumer puts them in order.
+
+Iterations do not overlap in a worker. Nor does a batch with others if it was among those that were being processed
+when two workers died: whether it is the cause shows when it is produced alone.
+
+What a sample draws comes from random generators of its own, which are seeded by the seed of its batch and its position
+(`rng.seed_task`): the same numbers whatever the order in which samples continue. `collate_fn` and `__getitems__` draw
+from generators that are seeded by the seed of the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple, Protocol
+
+from nbloader._util.rng import mix, seed_task
+from nbloader.events.remote_errors import SampleFailure
+from nbloader.sampling.index_arrays import IndexArray
+from nbloader.workers.fetcher import FetchedBatch, OnError, failed_sample, fetches_at_once, innermost
+from nbloader.workers.status import WorkerState, WorkerStatus
+
+log = logging.getLogger(__name__)
+_clock = time.perf_counter_ns
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds that a dataset's `aclose()` may take."""
+AT_ONCE = -1
+"""In place of the position of a sample: all samples of a batch are fetched by one call."""
+
+
+class QueuedBatch(NamedTuple):
+    """A batch, or a chunk of one, that the worker may begin."""
+
+    task: Any
+    """What the source calls it."""
+    run: int
+    job: int
+    indices: Any
+    """A list of indices; one index if the samples make no batch."""
+    seed: int
+    alone: bool
+    """Whether no other batch may be processed meanwhile."""
+
+
+class BatchSource(Protocol):
+    """What feeds a `SampleLoop`: the connection of a worker process, or the inbox of a worker thread."""
+
+    def attach(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        """From now on, call `wake` in this loop when there is something to receive."""
+
+    def detach(self) -> None:
+        """Do so no longer."""
+
+    def receive(self) -> bool:
+        """Take note of what has arrived, without waiting. False if the worker is to end."""
+
+    def next_batch(self) -> QueuedBatch | None:
+        """Take the next batch from the queue; None if there is none."""
+
+    def claim(self, task: Any) -> bool:
+        """Begin a batch of the queue. False if it was taken back."""
+
+    def switch(self, run: int) -> bool:
+        """Begin with another iteration. False if that failed, which has been reported."""
+
+    def produce(self, task: Any) -> None:
+        """Collate and send a batch. `SampleLoop.fetch` returns its samples."""
+
+
+class BegunBatch:
+    """A batch whose samples are being fetched.
+
+    Args:
+        queued: The batch.
+        indices: Its indices, as a list.
+    """
+
+    __slots__ = (
+        "begin", "closed", "end", "error", "failed", "first", "indices", "position", "queued", "running", "samples",
+        "slowest", "slowest_ns", "started", "tasks",
+    )  # fmt: skip
+
+    def __init__(self, queued: QueuedBatch, indices: list[Any]) -> None:
+        self.queued = queued
+        self.indices = indices
+        self.samples: Any = [_MISSING] * len(indices)
+        """By position; what `__getitems__` returned if that has fetched them."""
+        self.failed: list[SampleFailure] = []
+        self.started = 0
+        """Samples that were started."""
+        self.running = 0
+        """Samples that count as running."""
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        """Those that have not ended, by position in ascending order."""
+        self.begin = self.end = _clock()
+        self.slowest = AT_ONCE
+        self.slowest_ns = 0
+        self.error: Exception | None = None
+        """Why there is no batch."""
+        self.position = AT_ONCE
+        """Position of the sample that raised `error`."""
+        self.closed = False
+        """Whether nothing counts any more that its samples do."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing of it is left to be done."""
+        return not self.tasks and self.started == len(self.indices)
+
+
+_MISSING = object()
+"""In place of a sample that was not fetched or is skipped."""
+
+
+class SampleLoop:
+    """Runs the samples of several batches concurrently on an event loop of its own.
+
+    For the code that collates it is what a `MapFetcher` is: `fetch` returns the samples of the batch that
+    `BatchSource.produce` is called for.
+
+    Args:
+        source: Where batches come from, and where they go.
+        status: Where the worker publishes what it is doing: that of the batch that it began first.
+        concurrency: Samples that may run at a time.
+        batched: Whether samples make batches.
+        cpu_clock: The CPU time that the worker has used, ns.
+    """
+
+    in_memory = False
+    """See `MapFetcher`."""
+
+    def __init__(
+        self,
+        source: BatchSource,
+        status: WorkerStatus,
+        *,
+        concurrency: int,
+        batched: bool,
+        cpu_clock: Callable[[], int],
+    ) -> None:
+        self._source = source
+        self._status = status
+        self._concurrency = concurrency
+        self._batched = batched
+        self._cpu_clock = cpu_clock
+        self._cpu_used = cpu_clock()
+        """CPU time that was attributed to batches, or spent on collating them."""
+        self._dataset: Any = None
+        self._datasets: list[Any] = []
+        """Those that were used and not closed."""
+        self._on_error: OnError = "raise"
+        self._at_once = False
+        self._run: int | None = None
+        self._running = 0
+        """Samples that are running."""
+        self._begun: dict[tuple[int, int], BegunBatch] = {}
+        """By run and job, in the order in which they were begun."""
+        self._starting: BegunBatch | None = None
+        """The batch with samples that were not started."""
+        self._next: QueuedBatch | None = None
+        """A batch of the queue that is not begun before all others are complete."""
+        self._done: deque[BegunBatch] = deque()
+        """Those that are to be handed over."""
+        self._produced: BegunBatch | None = None
+        """The one that is being handed over."""
+        self._leaving: set[asyncio.Task[Any]] = set()
+        """Tasks that were cancelled, or that close a dataset: the event loop alone would not keep them."""
+        self._fatal: BaseException | None = None
+        """What ends the worker."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wakeup: asyncio.Event
+
+    def use(self, dataset: Any, on_error: OnError, open_datasets: Collection[Any] = ()) -> None:
+        """Fetch from this dataset from now on.
+
+        Args:
+            dataset: The dataset.
+            on_error: What to do with a sample that raises.
+            open_datasets: Others that may be used again. Those that were used before and are not among them are closed.
+        """
+        self._dataset = dataset
+        self._on_error = on_error
+        self._at_once = self._batched and fetches_at_once(dataset)
+        keep = {id(dataset), *map(id, open_datasets)}
+        for old in [old for old in self._datasets if id(old) not in keep]:
+            self._datasets.remove(old)
+            self._keep_until_done(asyncio.create_task(_close(old)))
+        if not any(old is dataset for old in self._datasets):
+            self._datasets.append(dataset)
+
+    def run(self) -> None:
+        """Produce batches until the worker is to end.
+
+        Raises:
+            BaseException: What `BatchSource` raises, and what samples raise that is not an `Exception`.
+        """
+        asyncio.run(self._main())
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._wakeup = asyncio.Event()
+        self._source.attach(self._loop, self._wakeup.set)
+        try:
+            while self._source.receive() and self._advance():
+                await self._wakeup.wait()
+                self._wakeup.clear()
+                if self._fatal is not None:
+                    raise self._fatal
+        finally:
+            self._source.detach()
+            for batch in tuple(self._begun.values()):
+                self._close(batch)
+            await asyncio.gather(*map(_close, self._datasets))
+
+    def _advance(self) -> bool:
+        """Hand over what is complete, and start samples. False if the worker is to end."""
+        while True:
+            self._hand_over()
+            if not self._start_samples():
+                return False
+            if not self._done:  # a batch without samples is complete at once
+                self._publish()
+                return True
+
+    # ---- samples --------------------------------------------------------------------------------------------------
+
+    def _start_samples(self) -> bool:
+        """Start samples as far as there is room. False if the worker is to end."""
+        while self._running < self._concurrency:
+            batch = self._starting
+            if batch is None:
+                queued = self._next or self._source.next_batch()
+                self._next = queued
+                if queued is None or not self._may_begin(queued):
+                    return True
+                self._next = None
+                if not self._source.claim(queued.task):
+                    continue
+                if queued.run != self._run:
+                    if not self._source.switch(queued.run):
+                        return False
+                    self._run = queued.run
+                batch = self._begin(queued)
+                if batch is None:
+                    continue
+            self._start(batch)
+        return True
+
+    def _may_begin(self, queued: QueuedBatch) -> bool:
+        first = next(iter(self._begun.values()), None)
+        return first is None or (queued.run == self._run and not queued.alone and not first.queued.alone)
+
+    def _begin(self, queued: QueuedBatch) -> BegunBatch | None:
+        """Begin a batch. None if it has no samples, and is complete."""
+        indices = queued.indices
+        if not self._batched:
+            indices = [indices]
+        elif type(indices) is IndexArray:
+            indices = indices.array.tolist()
+        elif type(indices) is not list:
+            indices = list(indices)
+        batch = self._begun[queued.run, queued.job] = BegunBatch(queued, indices)
+        if not indices:
+            self._finish(batch)
+            return None
+        self._starting = batch
+        return batch
+
+    def _start(self, batch: BegunBatch) -> None:
+        """Start the next sample of a batch; all samples, if one call fetches them."""
+        if self._at_once:
+            position, count, seed = AT_ONCE, len(batch.indices), batch.queued.seed
+            samples = self._fetch_at_once(batch)
+        else:
+            position, count, seed = batch.started, 1, mix(batch.queued.seed, batch.started)
+            samples = self._fetch_sample(batch, position)
+        batch.started += count
+        batch.running += count
+        self._running += count
+        if batch.started == len(batch.indices):
+            self._starting = None
+        seed_task(seed)
+        batch.tasks[position] = asyncio.create_task(samples)
+
+    async def _fetch_sample(self, batch: BegunBatch, position: int) -> None:
+        begin = _clock()
+        try:
+            sample = await _result(self._dataset[batch.indices[position]])
+        except Exception as error:  # noqa: BLE001 - whatever the dataset raises goes to the consumer, or to `on_error`
+            self._replace(batch, position, error)
+        except BaseException as error:  # noqa: BLE001 - it is raised in `_main`, unless it is the task's own end
+            self._replace(batch, position, self._interrupted(batch, error))
+        else:
+            batch.samples[position] = sample
+        self._ended(batch, position, 1, begin)
+
+    async def _fetch_at_once(self, batch: BegunBatch) -> None:
+        try:
+            try:
+                batch.samples = await _result(self._dataset.__getitems__(batch.indices))
+            except Exception as error:  # noqa: BLE001 - as above
+                await self._fetch_again(batch, error)
+        except BaseException as error:  # noqa: BLE001 - as above
+            batch.error = self._interrupted(batch, error)
+        self._ended(batch, AT_ONCE, len(batch.indices), 0)
+
+    async def _fetch_again(self, batch: BegunBatch, error: Exception) -> None:
+        """Find out which samples raise, after the call for all of them has raised."""
+        if self._on_error == "raise":
+            batch.error = error
+            return
+        batch.failed.append(failed_sample(AT_ONCE, error, "retried"))
+
+        async def fetch(position: int) -> None:
+            try:
+                (batch.samples[position],) = await _result(self._dataset.__getitems__([batch.indices[position]]))
+            except Exception as raised:  # noqa: BLE001 - as above
+                self._replace(batch, position, raised)
+
+        await asyncio.gather(*map(fetch, range(len(batch.indices))))
+
+    def _interrupted(self, batch: BegunBatch, error: BaseException) -> Exception:
+        """What a sample failed with if it has raised something that is not an `Exception`.
+
+        Raises:
+            BaseException: The same, if the task was cancelled by this loop, or if it ends the worker.
+        """
+        if isinstance(error, asyncio.CancelledError) and not batch.closed:
+            cancelled = RuntimeError("the coroutine of the sample raised asyncio.CancelledError: it was cancelled")
+            return cancelled.with_traceback(error.__traceback__)
+        if not batch.closed:
+            self._fatal = error
+            self._wakeup.set()
+        raise error
+
+    def _replace(self, batch: BegunBatch, position: int, error: Exception) -> None:
+        """Apply `on_error` to a sample that has raised."""
+        if batch.closed:
+            return
+        on_error: Any = self._on_error
+        if callable(on_error):
+            try:
+                batch.samples[position] = on_error(batch.indices[position], error)
+            except Exception as raised:  # noqa: BLE001 - the user's code: it is raised in the consumer
+                on_error, error = "raise", raised
+        if on_error == "raise":
+            if batch.error is None:
+                batch.error, batch.position = error, position
+        else:
+            batch.failed.append(failed_sample(position, error, "replaced" if callable(on_error) else "skipped"))
+
+    def _ended(self, batch: BegunBatch, position: int, count: int, begin: int) -> None:
+        """Samples have ended."""
+        if batch.closed:
+            return
+        self._running -= count
+        batch.running -= count
+        del batch.tasks[position]
+        batch.end = _clock()
+        if begin and batch.end - begin > batch.slowest_ns:
+            batch.slowest, batch.slowest_ns = position, batch.end - begin
+        if batch.error is not None or batch.complete:
+            self._finish(batch)
+        self._wakeup.set()
+
+    # ---- batches --------------------------------------------------------------------------------------------------
+
+    def _finish(self, batch: BegunBatch) -> None:
+        """A batch is complete, or has failed: hand it over."""
+        self._close(batch)
+        self._done.append(batch)
+
+    def _close(self, batch: BegunBatch) -> None:
+        """End a batch: what is still running of it is cancelled."""
+        batch.closed = True
+        for task in batch.tasks.values():
+            task.cancel()
+            self._keep_until_done(task)
+        batch.tasks.clear()
+        self._running -= batch.running
+        batch.running = 0
+        self._begun.pop((batch.queued.run, batch.queued.job), None)
+        if self._starting is batch:
+            self._starting = None
+
+    def _keep_until_done(self, task: asyncio.Task[Any]) -> None:
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def cancel(self, run: int, jobs: Collection[int] | None) -> None:
+        """Drop batches of an iteration that has ended: their samples are cancelled, and nothing is reported.
+
+        Args:
+            run: Number of the iteration.
+            jobs: Their job numbers; None for all.
+        """
+
+        def dropped(queued: QueuedBatch) -> bool:
+            return queued.run == run and (jobs is None or queued.job in jobs)
+
+        for batch in [batch for batch in self._begun.values() if dropped(batch.queued)]:
+            self._close(batch)
+        self._done = deque(batch for batch in self._done if not dropped(batch.queued))
+        if self._next is not None and dropped(self._next):
+            self._next = None
+
+    def _hand_over(self) -> None:
+        """Collate and send the batches that are complete."""
+        status = self._status
+        while self._done:
+            batch = self._produced = self._done.popleft()
+            status.run, status.number = batch.queued.run, batch.queued.job
+            seed_task(batch.queued.seed)
+            self._source.produce(batch.queued.task)
+            self._cpu_used = self._cpu_clock()
+        self._produced = None
+
+    def from_memory(self, _run: int, _indices: Any) -> None:
+        """See `MapFetcher`: there is never anything in memory."""
+
+    def fetch(self, _indices: Any) -> FetchedBatch:
+        """The samples of the batch that is being handed over.
+
+        Raises:
+            Exception: Whatever the dataset or `on_error` raised. The status then says at which sample.
+        """
+        batch, status = self._produced, self._status
+        if batch is None:
+            raise RuntimeError("fetch() is for the batch that BatchSource.produce() is called for")
+        status.position = batch.position
+        status.state, status.since = WorkerState.FETCHING, batch.begin
+        if batch.error is not None:
+            raise batch.error
+        samples: Any = batch.samples
+        if batch.failed:
+            samples = [sample for sample in samples if sample is not _MISSING]
+            batch.failed.sort(key=_position)
+        size = len(samples)
+        if not self._batched:
+            samples = samples[0] if size else None
+        return FetchedBatch(
+            samples, size, batch.begin, batch.end, batch.slowest, batch.slowest_ns, batch.failed,
+            cpu=self._cpu_clock() - self._cpu_used,
+        )  # fmt: skip
+
+    # ---- what is shown --------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """Publish the batch that was begun first, and its first sample that has not ended."""
+        status = self._status
+        batch = next(iter(self._begun.values()), None)
+        if batch is None:
+            status.state, status.number, status.since = WorkerState.IDLE, -1, _clock()
+            return
+        status.position = next(iter(batch.tasks), AT_ONCE)
+        status.run, status.number, status.since = batch.queued.run, batch.queued.job, batch.begin
+        status.state = WorkerState.FETCHING
+
+    def awaited(self) -> Any:
+        """The coroutine of the sample that `status` names, if it is suspended; else None.
+
+        It may be called in a signal handler or on another thread, while the loop runs.
+        """
+        if self._loop is None or asyncio.current_task(self._loop) is not None:
+            return None  # then the stack of the thread shows where it is
+        batch = next(iter(tuple(self._begun.values())), None)
+        task = None if batch is None else next(iter(tuple(batch.tasks.values())), None)
+        return None if task is None else task.get_coro()
+
+
+async def _result(value: Any) -> Any:
+    """What an awaitable gives; the value itself if it is none, as those of some parts of a `ConcatDataset`."""
+    return await value if hasattr(type(value), "__await__") else value
+
+
+def _position(failure: SampleFailure) -> int:
+    return failure.position
+
+
+async def _close(dataset: Any) -> None:
+    """Await the dataset's `aclose()`, if it has one, such as to close its connections."""
+    for part in innermost(dataset):
+        aclose = getattr(part, "aclose", None)
+        if aclose is None:
+            continue
+        try:
+            await asyncio.wait_for(_result(aclose()), CLOSE_TIMEOUT)
+        except Exception:  # the user's code may raise anything
+            log.warning("%s.aclose() failed", type(part).__name__, exc_info=True)
