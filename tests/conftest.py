@@ -35,6 +35,9 @@ pytest.register_assert_rewrite("same")
 hypothesis.settings.register_profile("nbloader", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("nbloader")
 
+# A shell that runs the tests in the background ignores Ctrl-C for them, and so would Python.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 GRACE = 30.0
 """Seconds that resources closed by a test have to disappear."""
 
