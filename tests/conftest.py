@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
