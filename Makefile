@@ -8,6 +8,7 @@
 # make bench-gpu       benchmark of uploads against torch, needs a GPU; writes to build/bench-gpu
 # make soak            stress test: kill, restart, resize and compare every batch (SECONDS=300)
 # make fuzz            random loaders under random faults, controls and resumptions; prints its seed (SECONDS=300 SEED=7)
+# make forks           fork workers while threads hold locks, and count those that hang (SECONDS=300)
 # make soak-dashboard  run the dashboard in a browser and check that nothing grows (SECONDS=600)
 # make faults          measure how long recovery from each fault takes: the table in the README
 # make planted         how often the verdict is right: loaders with planted causes (ONLY=collate,lock SEEDS=3); writes
@@ -36,7 +37,7 @@ MADE := $(VENV)/.made
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo check test lint bench bench-gpu soak fuzz soak-dashboard faults planted clean
+.PHONY: demo check test lint bench bench-gpu soak fuzz forks soak-dashboard faults planted clean
 
 demo: $(MADE)-demo
 	@if [ "$(BROWSER)" = none ]; then \
@@ -69,6 +70,9 @@ soak: $(MADE)-test
 
 fuzz: $(MADE)-test
 	$(PY) tests/fuzz.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+forks: $(MADE)-test
+	$(PY) tests/fork_stress.py --seconds $(SECONDS)
 
 soak-dashboard: $(MADE)-test
 	SECONDS=$(or $(filter-out 300,$(SECONDS)),600) $(PY) tests/bench/soak_dashboard.py

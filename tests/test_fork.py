@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
 import importlib
 import importlib.util
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import warnings
 import zipfile
 from types import SimpleNamespace
@@ -24,9 +27,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from datasets import Raises, alive, flat, pids, run_script, wait_for
+from datasets import PATIENCE, Raises, alive, flat, pids, run_script, wait_for
 
 from nbloader import DataLoader, DatasetTransferError, WorkerStartError, get_worker_info
+from nbloader._util import rng
 from nbloader.loader import torch_compat
 from nbloader.transport import forker
 
@@ -272,6 +276,53 @@ def test_locks_that_other_threads_of_the_notebook_hold_now_and_then(tmp_path):
     assert (tmp_path / "log").read_text().count("from a worker") == 10
 
 
+def test_a_worker_is_forked_while_no_thread_draws_from_the_global_generator_of_torch():
+    """One thread draws, and another computes in Python: it takes the interpreter lock whenever it can get it."""
+    stop = threading.Event()
+    drawn = torch.empty(1_000_000)
+
+    def repeat(function, *arguments):
+        while not stop.is_set():
+            function(*arguments)
+
+    threads = [threading.Thread(target=repeat, args=args) for args in ((drawn.uniform_,), (sum, range(100)))]
+    forks = forker.Forker()
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(6):
+            process = forks.fork(lambda: torch.manual_seed(7))
+            try:
+                assert process.wait(PATIENCE) == 0
+            finally:
+                os.close(process.fd)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        forks.close()
+
+
+def test_a_worker_that_hangs_in_its_set_up_is_replaced(tmp_path, monkeypatch):
+    """It waits for a lock that is not known here, until its limit is over. The user's code has no limit."""
+    left = tmp_path / "left"
+    held = threading.Lock()
+    held.acquire()
+
+    def seed(_):
+        if not left.exists():
+            left.write_text(str(signal.getitimer(signal.ITIMER_REAL)[0]))
+            signal.setitimer(signal.ITIMER_REAL, 1e-6)
+            held.acquire()
+
+    monkeypatch.setattr(rng, "seed_everything", seed)
+    with DataLoader(Calls(lambda _: signal.getitimer(signal.ITIMER_REAL)[0], 4), **FORK) as loader:
+        assert flat(loader) == [0, 0, 0, 0]
+        assert 0 < float(left.read_text()) <= forker.SETUP_LIMIT
+        [died] = [e for e in loader.events.recent() if type(e).__name__ == "WorkerDied" and not e.expected]
+        assert died.exitcode == -signal.SIGALRM
+
+
 def test_a_module_that_another_thread_is_importing_does_not_block_a_worker(tmp_path, monkeypatch):
     (tmp_path / "half_imported.py").write_text(
         "import sys\nfirst = 1\nsys.nbloader_reached.set()\nsys.nbloader_go.wait()\nsecond = 2\n"
@@ -497,9 +548,11 @@ def test_resize_reload_and_restart_in_an_epoch():
 
 def test_no_memory_for_another_process_is_an_error(monkeypatch):
     def fork():
-        raise OSError(12, "Cannot allocate memory")
+        ctypes.set_errno(errno.ENOMEM)
+        return -1
 
-    monkeypatch.setattr(os, "fork", fork)
+    monkeypatch.setattr(forker, "_c_library", lambda: SimpleNamespace(usleep=time.sleep, fork=fork))
+    monkeypatch.setattr(forker, "LOCK_PAUSE_US", 0)
     with DataLoader(light.Numbers(4), **FORK) as loader, pytest.raises(WorkerStartError, match="Cannot allocate"):
         iter(loader)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections
 import functools
 import random
+import threading
 
 import numpy as np
 import pytest
 import torch
-from datasets import Numbers
+from datasets import Numbers, flat, wait_for
 from torch.utils.data import IterableDataset
 
 from nbloader import DataLoader, get_worker_info
@@ -105,6 +106,49 @@ def test_an_error_of_worker_init_fn_in_a_later_epoch_is_raised(workers, tmp_path
             list(loader)
         marker.unlink()
         assert len(list(loader)) == 4
+
+
+def test_an_error_in_the_set_up_of_a_worker_that_was_not_needed_is_raised(capsys):
+    """Another worker has produced all batches: before the error the epoch may have ended, or not."""
+    fails = threading.Event()
+
+    def init(worker):
+        if worker == 1:
+            fails.wait()
+            raise LookupError("no such shard")
+
+    def fail():
+        fails.set()
+        wait_for(lambda: all(worker.state == "dead" for worker in loader.stats().workers))
+        fails.clear()
+
+    def has_noticed():
+        return "LookupError: no such shard" in capsys.readouterr().err
+
+    try:
+        with DataLoader(Numbers(4), 2, num_workers=2, worker_init_fn=init, workers="thread") as loader:
+            epoch = iter(loader)
+            got = [next(epoch)]
+            wait_for(lambda: loader.stats().workers[0].batches == 2)
+            fail()
+            got.append(next(epoch))
+            with pytest.raises(LookupError, match="no such shard"):
+                next(epoch)
+            assert flat(got) == [0, 1, 2, 3]
+            assert not has_noticed()
+
+            assert flat(loader) == [0, 1, 2, 3]
+            fail()
+            wait_for(has_noticed)
+            with pytest.raises(LookupError, match="no such shard"):
+                iter(loader)
+
+            assert flat(loader) == [0, 1, 2, 3]
+            fail()
+            loader.worker_init_fn = None
+            assert flat(loader) == [0, 1, 2, 3]
+    finally:
+        fails.set()
 
 
 # ---- what a dataset refers to: pure ---------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from nbloader.engine.memory import notice as memory_notice
 from nbloader.engine.supervisor import Supervisor
 from nbloader.engine.timeouts import Due, WaitTimer
 from nbloader.engine.wait_hooks import WaitCallbacks
-from nbloader.engine.worker_group import WorkerGroup
+from nbloader.engine.worker_group import WorkerGroup, late_error_notice
 from nbloader.engine.worker_output import WorkerOutput
 from nbloader.errors import DatasetTransferError, LoaderClosedError, LoaderTimeoutError, NbloaderError
 from nbloader.events.failures import LoaderFailure, abbreviated, samples_failed
@@ -166,7 +166,7 @@ class Engine:
             OutputText: self._on_output,
             WorkerLaunched: self._on_worker(self._group.on_launched),
             WorkerInitialized: self._on_worker(self._group.on_initialized),
-            WorkerInitFailed: self._on_worker(self._group.on_init_failed),
+            WorkerInitFailed: self._on_worker(self._on_init_failed),
             DescriptorsExhausted: self._on_worker(self._group.on_descriptors_exhausted),
             WorkerGone: self._on_worker(self._group.on_gone),
         }
@@ -422,6 +422,12 @@ class Engine:
 
         return on_message
 
+    def _on_init_failed(self, message: WorkerInitFailed) -> None:
+        self._group.on_init_failed(message)
+        error = self._group.init_error
+        if error is not None and all(state.parked for state in self._dispatcher.iterations.values()):
+            self._output.add("stderr", late_error_notice(error))
+
     def _wake_consumer(self, run: int) -> None:
         wakeup = self._waiting.get(run)  # its consumer leaves without the lock
         if wakeup is not None and run != self._driving:
@@ -450,6 +456,7 @@ class Engine:
         self._execute_commands()  # a restart that was requested before applies to this epoch
         if self._config.fresh_workers:
             self._group.restart_all()  # those of an iteration that is still open
+        self._raise(self._group.take_init_error())  # it came after the end of the epoch before
         self._ensure_running()
         chunks = plan.chunk_spec
         revokes = self._dispatcher.open_iteration(
@@ -633,13 +640,13 @@ class Engine:
         self._driving = run
         delivery = self._next(run)
         if delivery is None:
-            self._raise_fatal()
+            self._raise(self._group.take_error())
             self._ensure_running()
             self._drive()
             self.check_open(run)
             delivery = self._next(run)
             if delivery is None:
-                self._raise_fatal()
+                self._raise(self._group.take_error())
         self._driving = -1
         self._last_request = time.monotonic()
         if delivery is not None:
@@ -675,9 +682,9 @@ class Engine:
             return "this loader was closed while it was iterated: create a new one"
         return "this iterator was ended by an interrupt: iterate the loader again"
 
-    def _raise_fatal(self) -> None:
-        if self._group.fatal is not None:
-            error, self._group.fatal = self._group.fatal, None
+    def _raise(self, error: Exception | None) -> None:
+        """Raise an error, if there is one, in the consumer with the lock."""
+        if error is not None:
             self._raised = error
             raise error
 
@@ -793,15 +800,22 @@ class Engine:
         return [(item.task, item.outcome) for item in ready if not (item.outcome.failed or item.outcome.empty)]
 
     def drain_output(self) -> None:
-        """Show what workers have printed so far: at the end of an epoch, before the cell ends."""
-        self._exclusively(self._drain_output)
-        self._output.show()
+        """Show what workers have printed so far: at the end of an epoch, before the cell ends.
+
+        Raises:
+            Exception: What code of the user raised while a worker was set up. Other workers have produced all batches.
+        """
+        try:
+            self._exclusively(self._drain_output)
+        finally:
+            self._output.show()
 
     def _drain_output(self) -> None:
         self._drive()
         if self._group.pool is not None:
             for stream, text in self._group.pool.partial_output():
                 self._output.add(stream, text)
+        self._raise(self._group.take_init_error())
 
     # ---- commands: thread-safe ------------------------------------------------------------------------------------
 

@@ -276,7 +276,11 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         if error is not None:
             self._end("error")
             raise error
-        self._engine.drain_output()
+        try:
+            self._engine.drain_output()
+        except Exception:
+            self._end("error")
+            raise
         consumer = self._consumer
         empty = not (self._resources.delivered or self.plan.first)
         self._end("exhausted")

@@ -90,6 +90,8 @@ class WorkerGroup:
         """The workers; None before the first iteration, after a long idle time and after a failure."""
         self.fatal: Exception | None = None
         """Why the last pool failed."""
+        self.init_error: Exception | None = None
+        """What code of the user raised while a worker was set up, if that is why."""
         self.handles: dict[int, WorkerHandle] = {}
         """Workers whose end was not reported yet, by their unique number."""
         self._publish = _ignore if config.kind.inline else publish  # the inline worker is the notebook itself
@@ -132,6 +134,7 @@ class WorkerGroup:
             self._setup = setup
         if old is None or same:
             return False
+        self.init_error = None  # of what is no longer used
         self._dispatcher.round_robin = self._config.round_robin  # until the new workers are ready
         return True
 
@@ -203,7 +206,17 @@ class WorkerGroup:
         handle = self.handles.get(message.uid)
         if handle is not None and self.pool is not None:  # otherwise all are being stopped
             where = f"raised in worker {handle.worker} while it rebuilt the dataset or ran worker_init_fn"
-            self._fail(rebuild(message.error, where, message.raised))
+            self.init_error = rebuild(message.error, where, message.raised)
+            self._fail(self.init_error)
+
+    def take_error(self) -> Exception | None:
+        """Why the last pool failed; only once."""
+        error, self.fatal, self.init_error = self.fatal, None, None
+        return error
+
+    def take_init_error(self) -> Exception | None:
+        """`init_error`, unless a consumer has it: other workers have produced all batches before it came."""
+        return None if self.init_error is None else self.take_error()
 
     def on_descriptors_exhausted(self, message: DescriptorsExhausted) -> None:
         """This process cannot receive the memory of workers: other workers would only have the same fate."""
@@ -458,6 +471,14 @@ class WorkerGroup:
 
 def _ignore(_event: ev.Event) -> None:
     pass
+
+
+def late_error_notice(error: Exception) -> str:
+    """The line for a cell whose epoch has ended without a worker that has failed since."""
+    return (
+        f"nbloader: an error in a worker, while it rebuilt the dataset or ran worker_init_fn: {type(error).__name__}: "
+        f"{error}. Other workers had produced all batches of the epoch; the next epoch raises it.\n"
+    )
 
 
 def exit_phrase(exitcode: int | None) -> str:

@@ -6,11 +6,14 @@ that moment stays as it was: a lock that one of them held is never released in t
 thread of its own:
 
 - It has never used OpenMP. A thread that has (the main thread, after one operation of torch on two cores) has a pool of
-  threads, and its forked copy waits for them forever in its next parallel region: 5 of 5 workers hung. Of 562 that
-  were forked from a clean thread, while another thread computed, logged or was idle, none did.
+  threads, and its forked copy waits for them forever in its next parallel region: 5 of 5 workers hung.
 - It lives as long as its workers, and the kernel kills these when it ends: no worker survives the notebook, even one
   that hangs in C code.
 - Its stack is short. Nothing on it refers to the user's objects.
+
+The locks of logging are held during the fork, NumPy's global generator is replaced in the worker, and the fork waits
+until no other thread draws from torch's (`_fork_between_draws`). `make forks` counts the workers that hang all the
+same, and the table in the README has the result.
 
 The price: what belongs to the main thread alone (values of a `threading.local`, `torch.no_grad()`) is not there in the
 worker. Context variables are.
@@ -23,11 +26,15 @@ from __future__ import annotations
 import _thread
 import contextlib
 import contextvars
+import ctypes
+import functools
 import gc
 import importlib
+import itertools
 import logging
 import multiprocessing
 import multiprocessing.util  # what a forked process would import, while other threads hold import locks
+import operator
 import os
 import queue
 import select
@@ -46,9 +53,15 @@ SUPPORTED = hasattr(os, "fork") and hasattr(os, "pidfd_open")
 LOCK_TIMEOUT = 1.0
 """Seconds to wait for a lock that another thread holds, before a fork."""
 
-SETUP_LIMIT = 20
+SETUP_LIMIT = 20.0
 """Seconds after which a worker that does not get through its set-up is killed, by SIGALRM, and replaced: another thread
-held a lock that cannot be taken before the fork, such as that of torch's generator while it drew numbers."""
+held a lock that cannot be taken before the fork."""
+
+DRAWING_THREADS = 4
+"""Threads that may wait for the lock of torch's generator at the same time, when the process is forked."""
+
+LOCK_PAUSE_US = 100
+"""Microseconds in which one of them can take it."""
 
 _one_at_a_time = threading.Lock()
 _held: list[Any] = []
@@ -176,7 +189,7 @@ def _fork(process: multiprocessing.Process, signals: set[int | signal.Signals]) 
     parent = os.getpid()
     # No collection: garbage is the parent's to finalize, with the files that it would flush.
     with _one_at_a_time, _locks_of_logging(), _no_collection() as collects:
-        pid = os.fork()
+        pid = _fork_between_draws()
         if pid == 0:
             _become_worker(process, parent, signals, collects=collects)
     try:
@@ -185,6 +198,49 @@ def _fork(process: multiprocessing.Process, signals: set[int | signal.Signals]) 
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
+
+
+def _fork_between_draws() -> int:
+    """As `os.fork()`, at a moment when no other thread draws numbers from torch's global generator.
+
+    A thread that draws holds a lock of the generator, but not the interpreter lock. `get_state()` waits for the former
+    and keeps the latter: meanwhile a thread that has drawn waits for the interpreter lock, and cannot draw again. So
+    this thread must not release it between `get_state()` and the fork. The interpreter does so between any two
+    instructions, and in the hooks that `os.fork()` calls (`os.register_at_fork`). Hence the functions that `os.fork()`
+    consists of are called one by one, by iterators: without an instruction in between. (Where there is no interpreter
+    lock, only draws that have begun are waited for.)
+
+    Raises:
+        OSError: There is no memory for another process, or there are too many.
+    """
+    sys.audit("os.fork")
+    python, c = ctypes.pythonapi, _c_library()
+    waits: tuple[Callable[[], object], ...] = ()
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)  # None while a thread imports torch
+    if generator is not None:
+        pause = functools.partial(c.usleep, LOCK_PAUSE_US)
+        waits = generator.get_state, *(pause, generator.get_state) * (DRAWING_THREADS - 1)
+    call = operator.methodcaller("__call__")
+    pids: list[int] = []
+    before = map(call, (python.PyOS_BeforeFork, *waits))
+    fork = map(pids.append, map(call, (c.fork,)))
+    after = {0: python.PyOS_AfterFork_Child}
+    steps = before, fork, map(call, map(after.get, pids, (python.PyOS_AfterFork_Parent,)))
+    try:
+        list(itertools.chain.from_iterable(steps))  # keeps the states: when a tensor is freed, the lock is released
+    except BaseException:
+        if not pids:
+            python.PyOS_AfterFork_Parent()
+        raise
+    if pids[0] < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return pids[0]
+
+
+@functools.cache
+def _c_library() -> ctypes.PyDLL:
+    """The C library, with functions that keep the interpreter lock."""
+    return ctypes.PyDLL(None, use_errno=True)
 
 
 @contextlib.contextmanager
@@ -254,7 +310,7 @@ def _become_worker(
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.alarm(SETUP_LIMIT)
+        signal.setitimer(signal.ITIMER_REAL, SETUP_LIMIT)
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         process._bootstrap(os.pidfd_open(parent))  # type: ignore[attr-defined]
     finally:
@@ -275,4 +331,4 @@ def redirect_streams(stdout: TextIO, stderr: TextIO) -> None:
 
 def setup_complete() -> None:
     """In a forked process: the locks that were not taken before the fork are free. The user's code has no limit."""
-    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_REAL, 0)

@@ -197,8 +197,8 @@ class InheritedState(NamedTuple):
     tracked: bool
     """Whether the last of them is the connection to `multiprocessing`'s resource tracker: a tracker of the worker's
     own would delete the shared memory that the worker opens when the worker ends."""
-    authkey: bytes | None
-    """The key with which managers authenticate this process, where there are managers."""
+    authkey: bytes
+    """The key with which processes of this program authenticate themselves: to managers, and to receive tensors."""
 
     @classmethod
     def of_this_process(cls, spawning: Spawning) -> tuple[InheritedState, list[int]]:
@@ -206,8 +206,7 @@ class InheritedState(NamedTuple):
         tracker = _tracker()
         fd = None if tracker is None else tracker._fd
         fds = spawning.fds if fd is None else [*spawning.fds, fd]
-        key = bytes(multiprocessing.current_process().authkey) if "multiprocessing.managers" in sys.modules else None
-        return cls(len(fds), fd is not None, key), fds
+        return cls(len(fds), fd is not None, bytes(multiprocessing.current_process().authkey)), fds
 
     def install(self, fds: list[int]) -> None:
         """In a worker: install it in this process.
@@ -219,8 +218,7 @@ class InheritedState(NamedTuple):
             from multiprocessing import resource_tracker
 
             resource_tracker._resource_tracker._fd = fds.pop()  # type: ignore[attr-defined]
-        if self.authkey is not None:
-            multiprocessing.current_process().authkey = self.authkey
+        multiprocessing.current_process().authkey = self.authkey
         _received[:] = fds
 
 

@@ -243,3 +243,44 @@ def test_a_delivered_batch_is_moved_to_torchs_shared_memory():
             batch.share_memory_()
         assert batch.is_shared()
         assert torch.equal(batch, expected)
+
+
+class Received:
+    """Receives tensors from another process, adds 1 to each in place, and has their sums."""
+
+    def __init__(self, queue):
+        self.queue = queue
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        tensor = self.queue.get()
+        tensor += 1
+        return tensor.sum()
+
+
+@pytest.mark.leaves_behind("multiprocessing's resource tracker")
+def test_a_delivered_batch_is_sent_to_another_process_with_one_copy():
+    """Sending it moves it to torch's shared memory; the other process maps that. Sent again, it is not copied."""
+    queue = torch.multiprocessing.get_context("forkserver").Queue()
+    with (
+        DataLoader(Blocks(4), 4, num_workers=1) as loader,
+        DataLoader(Received(queue), 1, num_workers=1, prefetch_factor=1) as receiver,
+    ):
+        (batch,) = loader
+        expected = batch + 1
+        views = batch[1:3], batch.T
+        queue.put(batch)
+        received = iter(receiver)
+        assert next(received).item() == expected.sum()
+        assert torch.equal(batch, expected)
+        assert torch.equal(views[0], expected[1:3])
+        assert batch.is_shared()
+        place = batch.data_ptr()
+        queue.put(views[1])
+        assert next(received).item() == (expected + 1).sum()
+        assert torch.equal(batch, expected + 1)
+        assert batch.data_ptr() == place
+    queue.close()
+    queue.join_thread()
