@@ -11,6 +11,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nbloader.cache.cached_function import cached
+    from nbloader.cache.sample_cache import configure_cache
     from nbloader.errors import (
         DatasetTransferError,
         LoaderClosedError,
@@ -39,7 +41,9 @@ _MODULES = {
     "NbloaderError": "nbloader.errors",
     "WorkerDiedError": "nbloader.errors",
     "WorkerStartError": "nbloader.errors",
+    "cached": "nbloader.cache.cached_function",
     "compare_uploads": "nbloader.loader.upload_benchmark",
+    "configure_cache": "nbloader.cache.sample_cache",
     "get_worker_info": "nbloader.workers.worker_info",
     "share": "nbloader.shm.share",
     "warm_up": "nbloader.transport.early_start",
@@ -55,7 +59,9 @@ __all__ = [
     "NbloaderError",
     "WorkerDiedError",
     "WorkerStartError",
+    "cached",
     "compare_uploads",
+    "configure_cache",
     "get_worker_info",
     "share",
     "warm_up",

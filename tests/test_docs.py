@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import pathlib
 import re
+import time
 
 import pytest
+
+from nbloader.cache import sample_cache
+from nbloader.cache.digest import SETTLED
 
 unit = pytest.mark.unit
 ROOT = pathlib.Path(__file__).parents[1]
@@ -73,11 +77,23 @@ def test_the_table_of_packages_has_the_order_of_the_import_contract():
 
 
 def test_the_example_in_the_readme_runs():
-    create, loop, _asynchronous = code(ROOT / "README.md")  # that one runs in test_async
+    create, loop, *_others = code(ROOT / "README.md")
     names = {"__name__": "__main__"}
     exec(create.replace("loader.dashboard()", "") + loop, names)
     with names["loader"] as loader:
         assert loader.stats().batches_done == 313
+
+
+def test_the_example_of_a_cached_function_in_the_readme_runs(tmp_path):
+    image = pytest.importorskip("PIL.Image").new("RGB", (40, 30), (1, 2, 3))
+    image.save(tmp_path / "photo.png")
+    time.sleep(2 * SETTLED)  # a file that was changed just now is not kept
+    (example,) = [block for block in code(ROOT / "README.md") if "nbloader.cached" in block]
+    names = {"__name__": "__main__", "random_crop": lambda pixels: pixels[:2, :2]}
+    exec(example, names)
+    photos = names["Photos"]([str(tmp_path / "photo.png")])
+    assert photos[0].tolist() == photos[0].tolist() == [[[1, 2, 3]] * 2] * 2
+    assert (sample_cache.gauge().hits, sample_cache.gauge().misses) == (1, 1)
 
 
 if __name__ == "__main__":

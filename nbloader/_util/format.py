@@ -60,7 +60,7 @@ def plural(count: int, noun: str) -> str:
     """Format a count: "1 worker", "2 workers", "3 batches"."""
     if count == 1:
         return f"{count:,} {noun}"
-    return f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+    return f"{count:,} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
 
 
 def clean(value: Any, limit: int = CLIP) -> str:

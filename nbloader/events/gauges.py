@@ -69,6 +69,30 @@ class ProducedBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheGauge:
+    """The cache of samples (`nbloader.cached`), which all loaders and workers share, since it was created."""
+
+    hits: int
+    """Calls of cached functions whose value was there."""
+    misses: int
+    """Calls that computed it."""
+    evictions: int
+    """Entries in memory that were dropped for more useful ones."""
+    entries: int
+    """Entries in memory."""
+    nbytes: int
+    """Memory that they take, bytes."""
+    limit: int
+    """Memory that they may take, bytes."""
+    disk_hits: int
+    """Hits whose value was read from the disk."""
+    saved: float
+    """Time that the hits would have taken to compute, seconds."""
+    directory: str
+    """The folder on disk; "" for none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gauges:
     """The present state of a loader."""
 
@@ -110,3 +134,5 @@ class Gauges:
     """Device to which batches are uploaded; "" for none."""
     begun: tuple[int, ...] = ()
     """Numbers of the batches whose upload was started before they were asked for."""
+    cache: CacheGauge | None = None
+    """The cache of samples; None if no function is cached."""

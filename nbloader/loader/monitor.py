@@ -6,6 +6,7 @@ import dataclasses
 import weakref
 from typing import TYPE_CHECKING
 
+from nbloader.cache import sample_cache
 from nbloader.device.transfer import DeviceTransfer
 from nbloader.diagnose.bottleneck import judge
 from nbloader.engine.engine import Engine
@@ -81,6 +82,9 @@ class Monitor:
         if self._transfer is not None:
             begun = self._transfer.started(gauges.run)
             gauges = dataclasses.replace(gauges, pinned=self._transfer.pins, device=self._transfer.name, begun=begun)
+        cache = sample_cache.gauge()
+        if cache is not None:
+            gauges = dataclasses.replace(gauges, cache=cache)
         self._read_counters()
         usage = self._usage.since(gauges.now - RATE_NS)
         return self._aggregator.snapshot(self._probe.fill(gauges), usage, self._usage.epoch())

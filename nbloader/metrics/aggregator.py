@@ -295,6 +295,7 @@ class Aggregator:
             now=g.now,
             supervisor_failures=self._supervisor_failures,
             retried=self._failed_by_outcome["retried"],
+            cache=g.cache,
         )
         now = measure(_spread(rates.records, JUDGED), self._span(g, rates, usage, live=live))
         diagnosis = self._judge(

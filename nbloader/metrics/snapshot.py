@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from nbloader.events import SampleFailed
-from nbloader.events.gauges import ProducedBatch
+from nbloader.events.gauges import CacheGauge, ProducedBatch
 
 STAGES = ("queue", "fetch", "collate", "transport", "reorder", "ready", "pin", "upload", "step")
 """The stages of a batch's path. Each begins where the one before ends, except "pin" and "upload": these overlap "ready"
@@ -289,6 +289,8 @@ class Snapshot:
     """What limited the loop in the last seconds in which it ran; kept after the end of the epoch and `close()`."""
     epoch_verdict: Verdict = NO_VERDICT
     """What limited it over the whole of the newest epoch so far; kept likewise."""
+    cache: CacheGauge | None = None
+    """The cache of samples, which all loaders share; None if no function is cached (`nbloader.cached`)."""
 
     def __repr__(self) -> str:
         """One line; `print` the snapshot for all of it."""

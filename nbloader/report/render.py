@@ -144,6 +144,20 @@ def uploads(s: Snapshot) -> str:
     return ", ".join(parts)
 
 
+def cache(s: Snapshot) -> str:
+    """What the cache of samples did and holds, in one line; "" if it was not used."""
+    c = s.cache
+    if c is None or not c.hits + c.misses:
+        return ""
+    parts = [f"{c.hits:,} hits, {plural(c.misses, 'miss')}, {duration(c.saved)} of computing saved"]
+    if c.disk_hits:
+        parts.append(f"{c.disk_hits:,} of the hits from {clean(c.directory, 60)}")
+    parts.append(f"{megabytes(c.nbytes)} of {megabytes(c.limit)} in memory, {plural(c.entries, 'sample')}")
+    if c.evictions:
+        parts.append(f"{c.evictions:,} replaced")
+    return ", ".join(parts)
+
+
 def _progress_text(s: Snapshot) -> str:
     if s.epoch < 0:
         lines = [f"State   {s.state}"]
@@ -163,6 +177,8 @@ def _progress_text(s: Snapshot) -> str:
     lines.append(f"Queues  in flight {s.in_flight} of {s.window}   reorder {s.reordering}   ready {s.ready}")
     if s.uploads is not None:
         lines += textwrap.wrap(f"Upload  {uploads(s)}", WIDTH, subsequent_indent=" " * 8)
+    if cached := cache(s):
+        lines += textwrap.wrap(f"Cache   {cached}", WIDTH, subsequent_indent=" " * 8)
     if faults := _faults(s):
         lines.append(f"Faults  {faults}")
     return "\n".join(lines)
@@ -280,7 +296,9 @@ def _progress_html(s: Snapshot) -> str:
     several = f" {s.iterators} iterators are active; rates and queues cover all of them." if s.iterators > 1 else ""
     loop = f'<div style="{_MUTED};margin-top:4px">The loop {_loop(s)}; rates cover the last 5 s.{several}</div>'
     way = "" if s.uploads is None else f'<div style="{_MUTED};margin-top:4px">Upload {_text(uploads(s))}.</div>'
-    return head + bar + _chips([*_rates(s), *chips]) + loop + way + more
+    cached = cache(s)
+    kept = f'<div style="{_MUTED};margin-top:4px">Cache: {_text(cached)}.</div>' if cached else ""
+    return head + bar + _chips([*_rates(s), *chips]) + loop + way + kept + more
 
 
 def _chips(texts: Iterable[str]) -> str:

@@ -190,7 +190,7 @@ def _goes_as_array(torch: Any, obj: Any) -> bool:
 
 
 class InheritedState(NamedTuple):
-    """The state of `multiprocessing` that a worker takes over from the notebook's process."""
+    """What a worker takes over from the notebook's process: state of `multiprocessing`, and the cache of samples."""
 
     fds: int
     """Number of descriptors that are sent along."""
@@ -199,14 +199,19 @@ class InheritedState(NamedTuple):
     own would delete the shared memory that the worker opens when the worker ends."""
     authkey: bytes
     """The key with which processes of this program authenticate themselves: to managers, and to receive tensors."""
+    cached: bool
+    """Whether the two descriptors before that one are the cache of samples."""
 
     @classmethod
     def of_this_process(cls, spawning: Spawning) -> tuple[InheritedState, list[int]]:
         """The state for the next worker, and its descriptors."""
         tracker = _tracker()
         fd = None if tracker is None else tracker._fd
-        fds = spawning.fds if fd is None else [*spawning.fds, fd]
-        return cls(len(fds), fd is not None, bytes(multiprocessing.current_process().authkey)), fds
+        from nbloader.cache import sample_cache  # workers without a cache do without it
+
+        cache = sample_cache.share()
+        fds = [*spawning.fds, *cache, *([] if fd is None else [fd])]
+        return cls(len(fds), fd is not None, bytes(multiprocessing.current_process().authkey), bool(cache)), fds
 
     def install(self, fds: list[int]) -> None:
         """In a worker: install it in this process.
@@ -218,6 +223,11 @@ class InheritedState(NamedTuple):
             from multiprocessing import resource_tracker
 
             resource_tracker._resource_tracker._fd = fds.pop()  # type: ignore[attr-defined]
+        if self.cached:
+            from nbloader.cache import sample_cache
+
+            data, index = fds.pop(), fds.pop()
+            sample_cache.install(index, data)
         multiprocessing.current_process().authkey = self.authkey
         _received[:] = fds
 

@@ -36,6 +36,7 @@ from nbloader._util.system import ROOT, working_directory
 from nbloader.batch.chunk_arena import ArenaAllocator, ChunkSlot
 from nbloader.batch.payload import BatchPayload, Layout, SegmentPayload
 from nbloader.batch.task import ChunkedBatch, Task
+from nbloader.cache import sample_cache
 from nbloader.errors import NbloaderError
 from nbloader.events.failures import EmptyBatch, WorkerFailure
 from nbloader.events.remote_errors import SampleFailure
@@ -397,6 +398,7 @@ class ProcessPool(WorkerPool):
     def _fork(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: LocalSetup) -> None:
         if self._forker is None:
             self._forker = Forker()
+        sample_cache.share()  # a cache that is created later would be another one
 
         def work() -> None:
             # Above 2: if the notebook has no standard streams, these numbers may be theirs.

@@ -14,6 +14,7 @@ import work
 OURS, TORCH = "nbloader", "torch"
 BARE, ALONE = "no loader", "no transfer"
 UNSHARED = "without share"
+UNCACHED = "without cache"
 DIRECT = "direct indexing"
 QUICK_US = 100
 """Time of a batch below which a fixed overhead is judged, in microseconds."""
@@ -186,6 +187,12 @@ def _jpeg(turns):
     workers = work.WORK["jpeg"].workers
     part = [100 * r / workers for r in ratios(turns, OURS, "in process")]
     return [at_least(f"{workers} x in process", part, 95, "{:.1f} %")]
+
+
+def _cached(turns):
+    (judged,) = times(8)(turns)
+    without = statistics.median(ratios(turns, OURS, UNCACHED))
+    return [replace(judged, found=f"{judged.found}; {without:.1f} x nbloader without cache; {_begun(turns)}")]
 
 
 def _later(turns):
@@ -362,6 +369,14 @@ ROWS = (
     Row("threads", 'the same with workers="thread", 16 threads', "batch/s", "rate", _threads),
     Row(
         "jpeg", "JPEG decode, resize, crop, batch 32, 2 workers", "batch/s", "rate", _jpeg, ("in process",), peers=True
+    ),
+    Row(
+        "cached",
+        "the same from files, decoded and resized by a cached function, after the first epoch",
+        "batch/s",
+        "rate",
+        _cached,
+        (UNCACHED,),
     ),
     Row("later", "first batch of a later epoch, large, 2 workers", "ms", "later", _later, peers=True),
     Row("first", "first batch of a process, NumPy only, 4 workers", "ms", "first", _first, fresh=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import threading
 import time
@@ -79,6 +80,10 @@ def _ours(work, dataset, **options):
     from nbloader import DataLoader
 
     options = options or {"batch_size": work.batch_size, "shuffle": work.shuffle}
+    if work.cached:
+        import nbloader
+
+        dataset.decode = nbloader.cached(dataset.decode)
     if work.threads:
         options["workers"] = "thread"
     if work.forked:
@@ -86,6 +91,10 @@ def _ours(work, dataset, **options):
     elif work.workers:
         options["persistent_workers"] = True
     return _in_order(work, DataLoader(dataset, num_workers=work.workers, collate_fn=work.collate, **options))
+
+
+def _ours_uncached(work, dataset):
+    return _ours(dataclasses.replace(work, cached=False), dataset)
 
 
 class Watched:
@@ -239,6 +248,7 @@ MAKERS = {
     "torch": _torch,
     "nbloader": _ours,
     "without share": _ours,
+    "without cache": _ours_uncached,
     "in process": _in_process,
     "without events": _ours_silent,
     "watched": Watched,

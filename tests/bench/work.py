@@ -132,6 +132,36 @@ class Photographs:
         return np.ascontiguousarray(pixels[top : top + 224, left : left + 224].transpose(2, 0, 1)), number
 
 
+def decoded(path):
+    """A photograph as pixels, its short side 256."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        width, height = image.size
+        scale = 256 / min(width, height)
+        size = round(width * scale), round(height * scale)
+        return np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
+
+
+class PhotographFiles:
+    """`Photographs`, read from their files. `decode` is `decoded`, or the same cached."""
+
+    def __init__(self, files, length):
+        self.files = files
+        self.length = length
+        self.decode = decoded
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        number = i % len(self.files)
+        pixels = self.decode(self.files[number])
+        rng = random.Random(i)
+        top, left = rng.randint(0, pixels.shape[0] - 224), rng.randint(0, pixels.shape[1] - 224)
+        return np.ascontiguousarray(pixels[top : top + 224, left : left + 224].transpose(2, 0, 1)), number
+
+
 class Table:
     """The rows of one large array."""
 
@@ -246,6 +276,13 @@ def photographs(length):
     return Photographs([file.read_bytes() for file in files], length)
 
 
+def photograph_files(length):
+    """The same as files."""
+    from nbloader import demo
+
+    return PhotographFiles(sorted(map(str, demo.photographs().glob("*/*.jpg"))), length)
+
+
 @dataclass(frozen=True)
 class Work:
     """The workload of one row."""
@@ -260,6 +297,8 @@ class Work:
     """Whether the order is random: the same one in each epoch and for all systems."""
     package: str = ""
     """The package that the workload of a `startup` row is about."""
+    cached: bool = False
+    """Whether our dataset decodes with a cached function."""
     forked: bool = False
     """Whether our workers are forked from the process, too, and new workers begin each epoch."""
 
@@ -273,6 +312,7 @@ BATCHES = {
     "wait": 160,
     "threads": 320,
     "jpeg": 20,
+    "cached": 20,
     "stragglers": 160,
     "keep": 12,
     "inproc_ints": 2000,
@@ -295,6 +335,7 @@ WORK = {
     "wait": Work(lambda: Waiting([0.005] * (16 * BATCHES["wait"])), 16, 8),
     "threads": Work(lambda: Waiting([0.005] * (16 * BATCHES["threads"])), 16, 16, threads=True),
     "jpeg": Work(lambda: photographs(32 * BATCHES["jpeg"]), 32, 2),
+    "cached": Work(lambda: photograph_files(32 * BATCHES["cached"]), 32, 2, cached=True),
     "stragglers": Work(lambda: Waiting(straggling(16 * BATCHES["stragglers"])), 16, 4),
     "later": Work(lambda: Large(64 * 8), 64, 2),
     "first": Work(lambda: Tiny(32 * 16), 32, 4),

@@ -1,4 +1,4 @@
-// The top of the dashboard: the verdict, the progress of the epoch, and four figures.
+// The top of the dashboard: the verdict, the progress of the epoch, four figures, and the cache of samples.
 
 const CALM = 2000;  // ms: numbers in the verdict change at every tick, people and screen readers want a pause between
 
@@ -13,6 +13,7 @@ export function create(el, { make, write }) {
   const fill = make("span", "", bar);
   const progress = make("span", "", line);
   const tiles = make("div", "nbl-tiles", el);
+  const cache = make("p", "nbl-note", el);
   let written = 0, topic = null;
 
   const drawTile = (tile, i) => {
@@ -45,6 +46,8 @@ export function create(el, { make, write }) {
       else bar.setAttribute("aria-valuenow", String(Math.round(100 * share)));
       write(progress, text);
       data.tiles.forEach(drawTile);
+      write(cache, data.cache && `Cache: ${data.cache}`);
+      cache.hidden = !data.cache;
     },
   };
 }

@@ -1,4 +1,4 @@
-"""The top of the dashboard: the verdict, the progress of the epoch, and four figures."""
+"""The top of the dashboard: the verdict, the progress of the epoch, four figures, and the cache of samples."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbloader._util.format import clean, duration, number, percent
 from nbloader.dashboard.panels.base import Frame, Panel
+from nbloader.report.render import cache
 
 if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot
@@ -29,6 +30,7 @@ class Summary(Panel):
             "topic": f"{s.state} {s.cause} {stuck}",
             "progress": _progress(s),
             "tiles": _tiles(s),
+            "cache": cache(s),
         }
 
     def html(self, payload: dict[str, Any]) -> str:
@@ -40,7 +42,12 @@ class Summary(Panel):
             f'<div class="nbl-bar"><span style="width:{100 * (progress["share"] or 0):.1f}%">'
             f"</span></div><span>{escape(progress['text'])}</span></div>"
             f'<div class="nbl-tiles">{"".join(map(_tile_html, payload["tiles"]))}</div>'
+            f"{_cache_html(payload['cache'])}"
         )
+
+
+def _cache_html(text: str) -> str:
+    return f'<p class="nbl-note">Cache: {escape(text)}</p>' if text else ""
 
 
 def _progress(s: Snapshot) -> dict[str, Any]:

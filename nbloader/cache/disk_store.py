@@ -1,0 +1,219 @@
+"""The cache on disk: one file per entry, which survives a restart and is shared by all processes that name the folder.
+
+    folder/v1/3f/3f9a...: header with a checksum | meta | buffers
+
+A file is written under another name and then renamed, so that a reader finds a whole entry or none, whatever happens to
+the writer. Nothing is locked: two processes that write the same entry write the same file. What is damaged all the same
+(a full disk, a crash of the machine) is found by its checksum, deleted, and computed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nbloader.cache.entry import Entry, allocate, sizes
+from nbloader.cache.memory_store import Found
+from nbloader.cache.policy import worth
+
+VERSION = "v1"
+_HEADER = struct.Struct("<8s16sQQII")
+"""Magic; key; size of what follows; cost in us; size of the meta part; checksum of what follows."""
+_MAGIC = b"nblcache"
+_TEMPORARY = ".tmp"
+ABANDONED = 3600
+"""Seconds after which a file that was not renamed is taken for that of a process that died."""
+DAY = 86_400
+KEPT_DAYS = 7.0
+"""Days without use after which an entry begins to lose its worth."""
+FREED = 0.1
+"""Part of the limit that becomes free when the limit is reached: finding the least useful files takes a while."""
+SCAN_EVERY = 0.05
+"""Part of the limit that a process writes before it looks again how much is there."""
+
+
+class DamagedError(Exception):
+    """A file of the cache is not what was written."""
+
+
+class StoredFile(NamedTuple):
+    """A file of the cache, or one that became none."""
+
+    path: str
+    nbytes: int
+    """What it takes on the disk."""
+    used: float
+    """When it was used last, seconds since 1970."""
+
+
+class DiskStore:
+    """The cache in a folder.
+
+    Args:
+        folder: The folder; created if it does not exist.
+        limit: Bytes of files, at most.
+
+    Raises:
+        OSError: The folder cannot be created or read.
+    """
+
+    def __init__(self, folder: str, limit: int) -> None:
+        self.folder = folder
+        self.limit = limit
+        self._root = str(Path(folder) / VERSION)
+        Path(self._root).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.nbytes = 0
+        """Size of all files when they were last looked at, and of those written since."""
+        self._written = limit
+        """Bytes written since they were looked at; at first more than there can be."""
+        self._temporary = 0
+
+    def get(self, key: bytes) -> Found | None:
+        """Read an entry; None where there is none.
+
+        Args:
+            key: 16 bytes.
+
+        Raises:
+            DamagedError: Its file was damaged, and is deleted.
+            OSError: The file cannot be read.
+        """
+        path = self._path(key)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            found = _read(fd, key)
+            with contextlib.suppress(OSError):  # a folder that is read-only serves as well
+                os.utime(fd)
+        except DamagedError:
+            with contextlib.suppress(OSError):
+                Path(path).unlink()
+            raise DamagedError(path) from None
+        finally:
+            os.close(fd)
+        return found
+
+    def put(self, key: bytes, entry: Entry, cost_ns: int) -> None:
+        """Write an entry, and drop others if the limit is exceeded.
+
+        Raises:
+            OSError: The disk is full, or the folder cannot be written to.
+        """
+        if entry.nbytes > self.limit:
+            return
+        path = self._path(key)
+        checksum = zlib.crc32(entry.meta)
+        for buffer in entry.buffers:
+            checksum = zlib.crc32(buffer, checksum)
+        header = _HEADER.pack(_MAGIC, key, entry.nbytes, cost_ns // 1000, len(entry.meta), checksum)
+        self._temporary += 1
+        temporary = Path(f"{path}.{os.getpid()}.{id(self)}.{self._temporary}{_TEMPORARY}")
+        temporary.parent.mkdir(mode=0o700, exist_ok=True)
+        parts: list[Any] = [header, entry.meta, *entry.buffers]
+        try:
+            with temporary.open("xb", buffering=0) as file:
+                for part in parts:
+                    _write(file, memoryview(part).cast("B"))
+            temporary.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        self._written += len(header) + entry.nbytes
+        self.nbytes += len(header) + entry.nbytes
+        if self._written >= SCAN_EVERY * self.limit or self.nbytes > self.limit:
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Look how much is there, and drop the least useful files if that is more than the limit."""
+        now, files, total = time.time(), [], 0
+        for file in self._files():
+            if file.path.endswith(_TEMPORARY):
+                if now - file.used > ABANDONED:
+                    _delete(file.path)
+                continue
+            files.append(file)
+            total += file.nbytes
+        if total > self.limit:
+            costs = np.array([_cost(file.path) for file in files], np.float64)
+            sizes = np.array([file.nbytes for file in files], np.int64)
+            days = np.array([max(0.0, now - file.used) / DAY for file in files])
+            worths = worth(costs, sizes, days, KEPT_DAYS)
+            for number in np.argsort(worths, kind="stable"):
+                if total <= self.limit * (1 - FREED):
+                    break
+                total -= files[number].nbytes
+                _delete(files[number].path)
+        self.nbytes, self._written = total, 0
+
+    def _files(self) -> Iterator[StoredFile]:
+        with os.scandir(self._root) as folders:
+            for folder in folders:
+                with contextlib.suppress(OSError), os.scandir(folder.path) as files:  # or deleted just now
+                    for file in files:
+                        with contextlib.suppress(OSError):
+                            stat = file.stat()
+                            yield StoredFile(file.path, stat.st_size, stat.st_mtime)
+
+    def _path(self, key: bytes) -> str:
+        name = key.hex()
+        return f"{self._root}/{name[:2]}/{name}"
+
+
+def _read(fd: int, key: bytes) -> Found:
+    header = os.read(fd, _HEADER.size)
+    if len(header) < _HEADER.size:
+        raise DamagedError
+    magic, stored_key, size, cost, meta_size, checksum = _HEADER.unpack(header)
+    if magic != _MAGIC or stored_key != key or os.fstat(fd).st_size != _HEADER.size + size or meta_size > size:
+        raise DamagedError
+    meta = bytes(_read_exactly(fd, bytearray(meta_size)))
+    if sum(sizes(meta)) != size - meta_size:
+        raise DamagedError
+    buffers, found = allocate(meta), zlib.crc32(meta)
+    for buffer in buffers:
+        found = zlib.crc32(_read_exactly(fd, buffer), found)
+    if found != checksum:
+        raise DamagedError
+    return Found(meta, buffers, cost)
+
+
+def _read_exactly(fd: int, target: Any) -> Any:
+    view = memoryview(target)
+    while view.nbytes:
+        got = os.readv(fd, [view])
+        if not got:
+            raise DamagedError
+        view = view[got:]
+    return target
+
+
+def _write(file: Any, view: memoryview) -> None:
+    while view.nbytes:
+        view = view[file.write(view) :]
+
+
+def _cost(path: str) -> int:
+    """The cost that the header names; 0 for a damaged file."""
+    try:
+        with Path(path).open("rb", buffering=0) as file:
+            header = file.read(_HEADER.size)
+        cost: int = _HEADER.unpack(header)[3]
+    except (OSError, struct.error):
+        return 0
+    return cost
+
+
+def _delete(path: str) -> None:
+    with contextlib.suppress(OSError):  # another process has done so
+        Path(path).unlink()

@@ -1,0 +1,84 @@
+"""One value of the cache as bytes: a pickle, and the memory of its arrays beside it.
+
+    meta:    number of buffers, size of the pickle | sizes of the buffers | pickle
+    buffers: the memory of arrays and tensors, one after the other
+
+Buffers are read straight into the memory of the arrays that they become: a hit costs one copy of the data, and what it
+returns belongs to the caller.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nbloader.batch.serialize import dump
+
+OUT_OF_BAND = 4096
+"""Bytes from which on the memory of an array is beside the pickle."""
+_COUNTS = struct.Struct("<II")
+_BY_VALUE = b"cloudpickle"
+"""Part of every pickle that holds code of the notebook by value."""
+
+
+class Entry(NamedTuple):
+    """A value to be stored."""
+
+    meta: bytes
+    buffers: list[memoryview]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return len(self.meta) + sum(buffer.nbytes for buffer in self.buffers)
+
+    @property
+    def by_value(self) -> bool:
+        """Whether it holds classes of the notebook, which other processes would get as other classes."""
+        return _BY_VALUE in self.meta
+
+
+def encode(value: Any) -> Entry:
+    """Make an entry of a value. Its arrays are not copied.
+
+    Raises:
+        Exception: The value cannot be pickled.
+    """
+    buffers: list[memoryview] = []
+
+    def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < OUT_OF_BAND:
+            return True
+        buffers.append(raw)
+        return False
+
+    data = dump(value, keep_in_band)
+    sizes = [buffer.nbytes for buffer in buffers]
+    meta = _COUNTS.pack(len(sizes), len(data)) + struct.pack(f"<{len(sizes)}Q", *sizes) + data
+    return Entry(meta, buffers)
+
+
+def sizes(meta: bytes) -> tuple[int, ...]:
+    """The sizes of the buffers of an entry, bytes; of a damaged one any numbers."""
+    if len(meta) < _COUNTS.size:
+        return (-1,)
+    count, _size = _COUNTS.unpack_from(meta)
+    if _COUNTS.size + 8 * count > len(meta):
+        return (-1,)
+    return struct.unpack_from(f"<{count}Q", meta, _COUNTS.size)
+
+
+def allocate(meta: bytes) -> list[Any]:
+    """Memory for the buffers of an entry, to be read into."""
+    return [np.empty(size, np.uint8) for size in sizes(meta)]
+
+
+def decode(meta: bytes, buffers: list[Any]) -> Any:
+    """The value of an entry, on the memory of its buffers."""
+    count, size = _COUNTS.unpack_from(meta)
+    start = _COUNTS.size + 8 * count
+    return pickle.loads(memoryview(meta)[start : start + size], buffers=buffers)

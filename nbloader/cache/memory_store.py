@@ -1,0 +1,607 @@
+"""The cache in shared memory: entries that all processes of a notebook read and write, without one that serves it.
+
+    index file: header | one row of counters per process | buckets of slots        mapped by all
+    data file:  the entries, each at a place of its own                            read and written by system calls
+
+The notebook's process creates both files; workers receive their descriptors. They are memory files: they are gone with
+the last process that has them open, however it ends.
+
+**Writing.** Whoever adds or drops entries holds a lock. It is a lock of the index file, which the system releases when
+its owner dies. An entry gets its slot and its place with the lock, is written without it, and is then committed by one
+store. The place of an entry is never used for another one: a file of 64-bit size does not run out of places. A dropped
+entry loses its slot first, and then its memory, which becomes a hole in the file.
+
+**Reading** takes no lock. A reader copies a slot, whose checksum tells whether the copy is whole; copies the entry; and
+looks whether the slot is still the same. If so, the entry had its memory all the time.
+
+**A process that is killed** leaves the header marked as `DIRTY` if it was changing the index: the next one to take the
+lock counts entries and memory anew and frees memory that no slot refers to. If it was writing an entry, the slot is
+never committed, and is freed by the next search for memory: the lock on the row of the slot's owner has gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import mmap
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nbloader._util.system import available_memory
+from nbloader.cache.entry import Entry, allocate
+from nbloader.cache.policy import MARGIN, victims, worth
+from nbloader.shm.segment import new_file
+
+MAGIC = 0x6E626C_63_0001
+PAGE = mmap.PAGESIZE
+SLOT_SIZE = 64
+WAYS = 16
+"""Slots of a bucket. An entry can only be in the bucket that its key names."""
+ROWS = 1024
+ROW_SIZE = 64
+ROWS_AT = PAGE
+SLOTS_AT = ROWS_AT + ROWS * ROW_SIZE
+BYTES_PER_SLOT = 16 * 1024
+"""Mean size of an entry from which on memory, and not the number of slots, is the limit."""
+MIN_SLOTS, MAX_SLOTS = 1 << 12, 1 << 22
+CHECK_EVERY = 32 << 20
+"""Bytes that a process writes before it looks again at the memory that is left."""
+RESERVE = 256 << 20
+"""Memory that the cache leaves to the rest of the system, bytes; of a small system a tenth."""
+SPARE = 128
+"""A search for memory frees this part of the limit at most beyond what is needed."""
+SEARCH_EVERY = 32
+"""New entries of which one is compared with those that are there, if the last one was not worth more than any."""
+CLOCK_EVERY = 64
+"""Accesses after which a process counts those of the others again."""
+MAX_REUSES = 1 << 16
+"""Uses over which the mean distance between two uses is taken, per process."""
+IOV = 512
+"""Buffers of one system call."""
+CONFIG_AT = 1024
+"""Where in the header the options are that all processes follow."""
+
+# Words of the header.
+_MAGIC, _SLOTS, _LIMIT, _USED, _ENTRIES, _CURSOR, _GENERATION, _DIRTY, _EVICTIONS, _CONFIG, _DISK_USED = range(11)
+# Words of a row.
+_EPOCH, _ACCESSES, _HITS, _MISSES, _SAVED, _REUSE_SUM, _REUSES, _DISK_HITS = range(8)
+
+_SLOT = struct.Struct("<16sQQQIII")
+"""Key; offset; size; generation; size of the meta part; cost in us; owner. Then a checksum and the time of last use."""
+_SLOT_DTYPE = np.dtype([
+    ("key", "V16"), ("offset", "<u8"), ("size", "<u8"), ("generation", "<u8"), ("meta", "<u4"), ("cost", "<u4"),
+    ("owner", "<u4"), ("check", "<u4"), ("last", "<u8"),
+])  # fmt: skip
+_CHECK_AT, _LAST_AT, _GENERATION_AT, _FIELDS = 52, 56, 32, 56
+_STAMP = struct.Struct("<Q")
+"""In front of each entry: its generation."""
+_FLOCK = struct.Struct("@hhqqi4x")
+_EPOCH_BITS = 20
+_KEEP_SIZE_PUNCH_HOLE = 0x03
+
+
+class Counters(NamedTuple):
+    """What all processes did with the cache, since it was created."""
+
+    hits: int
+    misses: int
+    disk_hits: int
+    saved_us: int
+    evictions: int
+    entries: int
+    nbytes: int
+    limit: int
+
+
+class Found(NamedTuple):
+    """An entry, copied."""
+
+    meta: bytes
+    buffers: list[Any]
+    cost: int
+    """What it cost to compute, us."""
+
+
+class MemoryStore:
+    """The cache in shared memory.
+
+    Args:
+        index: Descriptor of the index file. This object duplicates it.
+        data: Descriptor of the data file, likewise.
+
+    Raises:
+        OSError: There are too many open files, or the system has no locks of open files.
+    """
+
+    def __init__(self, index: int, data: int) -> None:
+        self.index_fd, self.data_fd = os.dup(index), -1
+        self._lock_fd = -1
+        try:
+            self.data_fd = os.dup(data)
+            self._map = mmap.mmap(self.index_fd, os.fstat(self.index_fd).st_size)
+            self._lock_fd = self._reopened()
+        except OSError:
+            self._close_descriptors()
+            raise
+        view = memoryview(self._map)
+        self._words = view.cast("Q")
+        self._checks = view.cast("I")
+        self._rows = np.frombuffer(self._map, np.uint64, ROWS * 8, ROWS_AT).reshape(ROWS, 8)
+        self._slots = np.frombuffer(self._map, _SLOT_DTYPE, self._words[_SLOTS], SLOTS_AT)
+        self._buckets = self._words[_SLOTS] // WAYS
+        self._thread_lock = threading.Lock()
+        self._row = -1
+        self._others = 0
+        """Accesses of all processes, when they were last counted, without those of this one since."""
+        self._own = 0
+        self._room = 0
+        self._unchecked = CHECK_EVERY
+        self._least = 0.0
+        """What an entry must be worth at least to replace one, by the last search in vain."""
+        self._searches_saved = 0
+
+    @classmethod
+    def create(cls, limit: int) -> MemoryStore:
+        """Create the files.
+
+        Args:
+            limit: Bytes of entries, at most.
+
+        Raises:
+            OSError: There are too many open files, or the system has no locks of open files.
+        """
+        slots = MIN_SLOTS
+        while slots < MAX_SLOTS and slots * BYTES_PER_SLOT < limit:
+            slots *= 2
+        index, data = new_file(), -1
+        try:
+            data = new_file()
+            os.ftruncate(index, SLOTS_AT + slots * SLOT_SIZE)
+            os.pwrite(index, struct.pack("<3Q", MAGIC, slots, limit), 0)
+            _punch(data, 0, PAGE)  # fails here where the file system has no holes
+            store = cls(index, data)
+        finally:
+            os.close(index)
+            if data >= 0:
+                os.close(data)
+        return store
+
+    def close(self) -> None:
+        """Release the files. The memory is freed when all processes have done so."""
+        if self.index_fd < 0:
+            return
+        del self._rows, self._slots
+        self._words.release()
+        self._checks.release()
+        with contextlib.suppress(BufferError):  # another thread is reading
+            self._map.close()
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        for fd in (self.index_fd, self.data_fd, self._lock_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.index_fd = self.data_fd = self._lock_fd = -1
+
+    def after_fork(self) -> None:
+        """In a forked process: get locks of its own. The parent's stay with the parent."""
+        self._thread_lock = threading.Lock()
+        self._row = -1
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+            self._lock_fd = self._reopened()
+
+    def _reopened(self) -> int:
+        """Another open file of the index, as its locks belong to the open file and not to its descriptors."""
+        return os.open(f"/proc/self/fd/{self.index_fd}", os.O_RDWR | os.O_CLOEXEC)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def get(self, key: bytes) -> Found | None:
+        """Copy an entry; None where there is none.
+
+        Args:
+            key: 16 bytes.
+        """
+        position = self._find(key)
+        if position < 0:
+            return None
+        record = self._map[position : position + _FIELDS]
+        if _checksum(record) != int.from_bytes(record[_CHECK_AT:], "little"):
+            return None  # not committed yet, or being changed
+        found = self._read(position, record)
+        if found is not None:
+            self._use(position)
+        return found
+
+    def _read(self, position: int, record: bytes) -> Found | None:
+        """Copy the entry of a slot; None if it is dropped meanwhile."""
+        _key, offset, size, generation, meta_size, cost, _owner = _SLOT.unpack_from(record)
+        head = os.pread(self.data_fd, _STAMP.size + meta_size, offset)
+        if head[: _STAMP.size] != _STAMP.pack(generation) or not self._is_still(position, record):
+            return None
+        meta = head[_STAMP.size :]
+        buffers = allocate(meta)
+        whole = _read_into(self.data_fd, buffers, offset + len(head), size - len(head))
+        return Found(meta, buffers, cost) if whole and self._is_still(position, record) else None
+
+    def _is_still(self, position: int, record: bytes) -> bool:
+        """Whether a slot is the same: then its entry has had its memory until now."""
+        return self._map[position : position + _FIELDS] == record
+
+    def _find(self, key: bytes) -> int:
+        """Where the slot of this key is; -1 for nowhere."""
+        start = SLOTS_AT + self._bucket(key) * WAYS * SLOT_SIZE
+        end = start + WAYS * SLOT_SIZE
+        position = self._map.find(key, start, end)
+        while position >= 0 and (position - start) % SLOT_SIZE:
+            position = self._map.find(key, position + 1, end)
+        return position
+
+    def _bucket(self, key: bytes) -> int:
+        return int.from_bytes(key[:8], "little") % self._buckets
+
+    def _use(self, position: int) -> None:
+        """Count a use of an entry, for its age and for the distance between two uses."""
+        now = self._now()
+        word = (position + _LAST_AT) // 8
+        distance = now - self._words[word]
+        self._words[word] = now
+        if distance > 0:
+            with self._thread_lock:
+                row = self._row_words()
+                self._words[row + _REUSE_SUM] += distance
+                self._words[row + _REUSES] += 1
+                if self._words[row + _REUSES] > MAX_REUSES:
+                    self._words[row + _REUSE_SUM] //= 2
+                    self._words[row + _REUSES] //= 2
+
+    # ---- counters ---------------------------------------------------------------------------------------------------
+
+    def count(self, *, hit: bool, disk: bool = False, saved_us: int = 0) -> None:
+        """Count an access.
+
+        Args:
+            hit: Whether the value was there.
+            disk: Whether it came from the disk.
+            saved_us: Time that it would have taken to compute, us.
+        """
+        with self._thread_lock:
+            row = self._row_words()
+            words = self._words
+            words[row + _ACCESSES] += 1
+            words[row + (_HITS if hit else _MISSES)] += 1
+            words[row + _SAVED] += saved_us
+            words[row + _DISK_HITS] += disk
+            self._own += 1
+
+    def counters(self) -> Counters:
+        """The counters of all processes."""
+        total = self._rows.sum(axis=0)
+        words = self._words
+        return Counters(
+            int(total[_HITS]), int(total[_MISSES]), int(total[_DISK_HITS]), int(total[_SAVED]), words[_EVICTIONS],
+            words[_ENTRIES], words[_USED], words[_LIMIT],
+        )  # fmt: skip
+
+    def _now(self) -> int:
+        """The number of accesses so far, of all processes, nearly."""
+        if self._own >= CLOCK_EVERY or not self._others:
+            self._others, self._own = int(self._rows[:, _ACCESSES].sum()), 0
+        return self._others + self._own
+
+    def _interval(self) -> float:
+        """Mean number of accesses between two uses of an entry."""
+        reuses = int(self._rows[:, _REUSES].sum())
+        return int(self._rows[:, _REUSE_SUM].sum()) / reuses if reuses else float("inf")
+
+    def _row_words(self) -> int:
+        """The first word of this process's row. Row 0 is for all processes that have none of their own."""
+        if self._row < 0:
+            self._row = 0
+            for row in range(1, ROWS):
+                if self._try_lock(1 + row):
+                    self._row = row
+                    self._words[(ROWS_AT + row * ROW_SIZE) // 8 + _EPOCH] += 1
+                    break
+        return (ROWS_AT + self._row * ROW_SIZE) // 8
+
+    # ---- writing ----------------------------------------------------------------------------------------------------
+
+    @property
+    def limit(self) -> int:
+        """Bytes of entries, at most."""
+        return self._words[_LIMIT]
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        with self._locked():
+            self._words[_LIMIT] = limit
+            excess = self._words[_USED] - limit
+            if excess > 0:
+                self._drop_for(excess, float("inf"), 0)
+            self._unchecked = CHECK_EVERY
+
+    def put(self, key: bytes, entry: Entry, cost_ns: int) -> bool:
+        """Add an entry, unless it is there already, or worth less than those that it would have to replace.
+
+        Args:
+            key: 16 bytes.
+            entry: The value.
+            cost_ns: How long it took to compute.
+
+        Returns:
+            Whether it was added.
+
+        Raises:
+            OSError: The system is out of memory.
+        """
+        size = _STAMP.size + entry.nbytes
+        cost = min(cost_ns // 1000, 0xFFFFFFFF)
+        with self._locked():
+            position = self._reserve(key, size, len(entry.meta), cost)
+        if position < 0:
+            return False
+        try:
+            record = self._map[position : position + _FIELDS]
+            _key, offset, _size, generation, *_rest = _SLOT.unpack_from(record)
+            _write_all(self.data_fd, [_STAMP.pack(generation), entry.meta, *entry.buffers], offset)
+            self._checks[(position + _CHECK_AT) // 4] = _checksum(record)
+        except BaseException:
+            with self._locked():
+                self._drop(position)
+            raise
+        return True
+
+    def _reserve(self, key: bytes, size: int, meta_size: int, cost: int) -> int:
+        """With the lock: find memory and a slot for an entry. -1 if there is none, or it has one already."""
+        words, nbytes = self._words, _padded(size)
+        row = self._row_words()
+        if self._row == 0:  # all rows are taken: nobody would know when this process has died
+            return -1
+        position = self._find(key)
+        if position >= 0 and words[(position + _GENERATION_AT) // 8]:
+            if self._is_committed(position) or self._alive(int(self._slot(position)["owner"])):
+                return -1
+            self._drop(position)
+        room = self._room_for(nbytes)
+        if nbytes > room:
+            return -1
+        new = float(worth(cost, nbytes, 0, 1.0))
+        needed = words[_USED] + nbytes - room
+        if needed > 0 and not self._drop_for(needed, new, words[_LIMIT] // SPARE):
+            return -1
+        position = self._free_slot(key, new)
+        if position < 0:
+            return -1
+        offset, generation = words[_CURSOR], words[_GENERATION] + 1
+        words[_CURSOR], words[_GENERATION] = offset + nbytes, generation
+        words[_USED] += nbytes
+        words[_ENTRIES] += 1
+        epoch = words[row + _EPOCH] & ((1 << _EPOCH_BITS) - 1)
+        owner = self._row << _EPOCH_BITS | epoch
+        record = _SLOT.pack(key, offset, size, 0, meta_size, cost, owner)
+        self._map[position : position + _CHECK_AT] = record
+        self._checks[(position + _CHECK_AT) // 4] = 0
+        words[(position + _LAST_AT) // 8] = self._now()
+        words[(position + _GENERATION_AT) // 8] = generation  # the slot is taken, though not committed
+        return position
+
+    def _room_for(self, nbytes: int) -> int:
+        """With the lock: bytes that all entries may take."""
+        self._unchecked += nbytes
+        if self._unchecked >= CHECK_EVERY:
+            self._unchecked = 0
+            used, left = self._words[_USED], available_memory()
+            self._room = self._words[_LIMIT]
+            if left is not None:
+                self._room = min(self._room, used + max(0, left - min(RESERVE, (used + left) // 10)))
+        return min(self._room, self._words[_LIMIT])
+
+    def _free_slot(self, key: bytes, new: float) -> int:
+        """With the lock: a slot for this key, if necessary that of an entry which is worth less; -1 for none."""
+        first = self._bucket(key) * WAYS
+        slots = self._slots[first : first + WAYS]
+        free = np.flatnonzero(slots["generation"] == 0)
+        if len(free):
+            return SLOTS_AT + (first + int(free[0])) * SLOT_SIZE
+        self._drop_abandoned(first, WAYS)
+        free = np.flatnonzero(slots["generation"] == 0)
+        if not len(free):
+            worths = np.where(slots["check"] != 0, self._worths(slots), np.inf)
+            least = int(np.argmin(worths))
+            if worths[least] * MARGIN >= new:
+                return -1
+            self._drop(SLOTS_AT + (first + least) * SLOT_SIZE, evict=True)
+            free = np.array([least])
+        return SLOTS_AT + (first + int(free[0])) * SLOT_SIZE
+
+    def _drop_for(self, needed: int, new: float, spare: int) -> bool:
+        """With the lock: drop entries that are worth less than a new one. False if that is not enough."""
+        if new <= self._least and self._searches_saved < SEARCH_EVERY:
+            self._searches_saved += 1
+            return False
+        before = self._words[_USED]
+        self._drop_abandoned(0, len(self._slots))
+        needed -= before - self._words[_USED]
+        if needed <= 0:
+            return True
+        taken = np.flatnonzero((self._slots["generation"] != 0) & (self._slots["check"] != 0))
+        slots = self._slots[taken]
+        worths = self._worths(slots)
+        found = victims(worths, _padded(slots["size"].astype(np.int64)), needed, spare, new)
+        self._searches_saved = 0
+        self._least = 0.0 if len(found) else new
+        for number in taken[found]:
+            self._drop(SLOTS_AT + int(number) * SLOT_SIZE, evict=True)
+        return bool(len(found))
+
+    def _worths(self, slots: Any) -> Any:
+        age = np.maximum(0, self._now() - slots["last"].astype(np.int64))
+        return worth(slots["cost"], _padded(slots["size"].astype(np.int64)), age, self._interval())
+
+    def _drop_abandoned(self, first: int, count: int) -> None:
+        """With the lock: drop entries whose writer has died."""
+        slots = self._slots[first : first + count]
+        for number in np.flatnonzero((slots["generation"] != 0) & (slots["check"] == 0)):
+            if not self._alive(int(slots["owner"][number])):
+                self._drop(SLOTS_AT + (first + int(number)) * SLOT_SIZE)
+
+    def _drop(self, position: int, *, evict: bool = False) -> None:
+        """With the lock: drop an entry. Its slot first, so that no reader takes the hole for the entry."""
+        slot = self._slot(position)
+        if not slot["generation"]:
+            return
+        offset, nbytes = int(slot["offset"]), _padded(int(slot["size"]))
+        self._words[(position + _GENERATION_AT) // 8] = 0
+        self._map[position : position + SLOT_SIZE] = bytes(SLOT_SIZE)
+        _punch(self.data_fd, offset, nbytes)
+        self._words[_USED] -= nbytes
+        self._words[_ENTRIES] -= 1
+        self._words[_EVICTIONS] += evict
+
+    def _slot(self, position: int) -> Any:
+        return self._slots[(position - SLOTS_AT) // SLOT_SIZE]
+
+    def _is_committed(self, position: int) -> bool:
+        return bool(self._slot(position)["check"])
+
+    # ---- locks ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the index, after repairing what a process that died with it has left."""
+        with self._thread_lock:
+            self._flock(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, 0)
+            try:
+                if self._words[_DIRTY]:
+                    self._repair()
+                self._words[_DIRTY] = 1
+                yield
+                self._words[_DIRTY] = 0
+            finally:
+                self._flock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0)
+
+    def _repair(self) -> None:
+        """With the lock: count entries and memory anew, and free memory that no slot refers to."""
+        words, slots = self._words, self._slots
+        taken = slots[slots["generation"] != 0]
+        taken = taken[np.argsort(taken["offset"])]
+        starts = taken["offset"].astype(np.int64)
+        ends = starts + _padded(taken["size"].astype(np.int64))
+        words[_CURSOR] = max(words[_CURSOR], int(ends.max(initial=0)))
+        words[_GENERATION] = max(words[_GENERATION], int(taken["generation"].max(initial=0))) + 1
+        words[_USED], words[_ENTRIES] = int((ends - starts).sum()), len(taken)
+        for begin, end in zip([0, *ends.tolist()], [*starts.tolist(), words[_CURSOR]], strict=True):
+            if end > begin:
+                _punch(self.data_fd, begin, end - begin)
+
+    def _alive(self, owner: int) -> bool:
+        """Whether the process that has this row is still the one that had it."""
+        row, epoch = owner >> _EPOCH_BITS, owner & ((1 << _EPOCH_BITS) - 1)
+        if int(self._rows[row, _EPOCH]) & ((1 << _EPOCH_BITS) - 1) != epoch:
+            return False
+        if row == self._row:
+            return True
+        found = self._flock(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, 1 + row)
+        kind: int = _FLOCK.unpack(found)[0]
+        return kind != fcntl.F_UNLCK
+
+    def _try_lock(self, place: int) -> bool:
+        try:
+            self._flock(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, place)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _flock(self, command: int, kind: int, place: int) -> bytes:
+        request = _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0)
+        answer: bytes = fcntl.fcntl(self._lock_fd, command, request)
+        return answer
+
+    # ---- options ----------------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> bytes:
+        """What all processes are to know."""
+        size = int.from_bytes(self._map[CONFIG_AT : CONFIG_AT + 2], "little")
+        return self._map[CONFIG_AT + 2 : CONFIG_AT + 2 + size]
+
+    @config.setter
+    def config(self, data: bytes) -> None:
+        if len(data) > PAGE - CONFIG_AT - 2:
+            raise ValueError(f"{len(data)} bytes of options do not fit")
+        self._map[CONFIG_AT : CONFIG_AT + 2 + len(data)] = len(data).to_bytes(2, "little") + data
+        self._words[_CONFIG] += 1
+
+    @property
+    def config_version(self) -> int:
+        """A number that changes with `config`."""
+        return self._words[_CONFIG]
+
+
+def _padded(size: Any) -> Any:
+    return -(-size // PAGE) * PAGE
+
+
+def _checksum(record: bytes) -> int:
+    return zlib.crc32(record[:_CHECK_AT]) or 1
+
+
+def _read_into(fd: int, buffers: list[Any], offset: int, size: int) -> bool:
+    """Read bytes into buffers. False if the file has fewer, or the buffers have another size."""
+    views = [memoryview(buffer).cast("B") for buffer in buffers]
+    if sum(view.nbytes for view in views) != size:
+        return False
+    while views:
+        got = os.preadv(fd, views[:IOV], offset)
+        if not got:
+            return False
+        offset += got
+        _advance(views, got)
+    return True
+
+
+def _write_all(fd: int, parts: list[Any], offset: int) -> None:
+    views = [memoryview(part).cast("B") for part in parts if len(part)]
+    while views:
+        written = os.pwritev(fd, views[:IOV], offset)
+        offset += written
+        _advance(views, written)
+
+
+def _advance(views: list[memoryview], count: int) -> None:
+    """Remove the first bytes of a list of buffers."""
+    done = 0
+    while done < len(views) and count >= views[done].nbytes:
+        count -= views[done].nbytes
+        done += 1
+    del views[:done]
+    if count:
+        views[0] = views[0][count:]
+
+
+def _punch(fd: int, offset: int, nbytes: int) -> None:
+    """Free the memory of a part of a memory file.
+
+    Raises:
+        OSError: The file system has no holes.
+    """
+    if _libc().fallocate(fd, _KEEP_SIZE_PUNCH_HOLE, offset, nbytes):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return libc

@@ -1,0 +1,347 @@
+"""The cache of this process, and how its workers come to use the same one.
+
+    notebook: first use, or first worker -> SampleCache: memory (shared), and a folder on disk if one is configured
+    worker:   share() -> descriptors beside its first message -> install()
+
+There is one cache per notebook: any number of loaders and functions share it. It exists as long as there is a function
+that is cached.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nbloader._util.format import megabytes
+from nbloader._util.signals import raised_by_handler
+from nbloader._util.system import available_memory
+from nbloader._util.user_warning import warn
+from nbloader._util.validate import natural
+from nbloader.cache.disk_store import DamagedError, DiskStore
+from nbloader.cache.entry import decode, encode
+from nbloader.cache.memory_store import Found, MemoryStore
+from nbloader.events.gauges import CacheGauge
+
+log = logging.getLogger(__name__)
+
+MEMORY_SHARE = 4
+"""The cache takes at most this part of the memory that is available when it is created, unless configured."""
+MEMORY_UNKNOWN = 1 << 30
+"""Bytes, where the system does not say how much is available."""
+DISK = 20_000_000_000
+"""Bytes on disk, unless configured."""
+MISSING: Any = object()
+"""In place of a value: it is not there."""
+
+
+class CacheOptions(NamedTuple):
+    """See `configure_cache`."""
+
+    memory: int | None = None
+    directory: str | None = None
+    disk: int = DISK
+
+    def to_bytes(self) -> bytes:
+        """What other processes are to know."""
+        return b"" if self.directory is None else b"%d:%s" % (self.disk, os.fsencode(self.directory))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CacheOptions:
+        """The same in another process."""
+        disk, separator, directory = data.partition(b":")
+        return cls(None, os.fsdecode(directory), int(disk)) if separator else cls()
+
+
+class SampleCache:
+    """The cache of this process: memory first, then the disk.
+
+    What fails is reported once, and the cache goes on without it.
+
+    Args:
+        memory: The part in memory; None where there is none.
+        options: The options.
+    """
+
+    def __init__(self, memory: MemoryStore | None, options: CacheOptions) -> None:
+        self.memory = memory
+        self._disk: DiskStore | None = None
+        self._disk_writable = True
+        self._warned: set[Any] = set()
+        self._version = -1
+        self._options = options
+        if memory is None:
+            self._open_disk(options)
+
+    @classmethod
+    def create(cls, options: CacheOptions) -> SampleCache:
+        """Create the cache of a notebook's process."""
+        limit = options.memory
+        if limit is None:
+            left = available_memory()
+            limit = MEMORY_UNKNOWN if left is None else left // MEMORY_SHARE
+        memory = None
+        try:
+            memory = MemoryStore.create(limit)
+        except OSError as error:
+            warn(f"samples are not cached in memory: shared memory is not available here ({error})", RuntimeWarning)
+        cache = cls(memory, options)
+        if memory is not None:
+            memory.config = options.to_bytes()
+        return cache
+
+    def configure(self, options: CacheOptions) -> None:
+        """Use other options from now on, in all processes."""
+        if self.memory is None:
+            self._open_disk(options)
+            return
+        if options.memory is not None:
+            self.memory.limit = options.memory
+        self.memory.config = options.to_bytes()
+
+    def get(self, key: bytes) -> Any:
+        """The value that is stored under a key; `MISSING` if there is none. It is counted."""
+        disk = False
+        found = None if self.memory is None else self.memory.get(key)
+        if found is None and (store := self._current_disk()) is not None:
+            found = self._read(store, key)
+            disk = found is not None
+        value = MISSING
+        if found is not None:
+            value = self._decode(found)
+        hit = value is not MISSING
+        if self.memory is not None:
+            self.memory.count(hit=hit, disk=disk and hit, saved_us=found.cost if hit and found is not None else 0)
+        if disk and hit and found is not None:
+            self._put_in_memory(key, value, found.cost * 1000)
+        return value
+
+    def put(self, key: bytes, value: Any, cost_ns: int, name: str) -> None:
+        """Store a value.
+
+        Args:
+            key: 16 bytes.
+            value: What the function returned. It is copied.
+            cost_ns: How long that took.
+            name: Of the function, for a warning.
+        """
+        try:
+            entry = encode(value)
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
+            self.warn_once(
+                name, f"what {name} returns is not cached: {type(value).__name__} cannot be pickled ({error})"
+            )
+            return
+        if self.memory is not None:
+            self._put_in_memory(key, value, cost_ns, entry)
+        disk = self._current_disk()
+        if disk is None or not self._disk_writable or entry.by_value:
+            return
+        try:
+            disk.put(key, entry, cost_ns)
+        except OSError as error:
+            self._disk_writable = False
+            self.warn_once(
+                "disk",
+                f"no more samples are stored in the cache folder {disk.folder}: {error.strerror or error}. Those that "
+                "are there are used. Free some space, or choose another one: nbloader.configure_cache(directory=...)",
+            )
+
+    def warn_once(self, topic: Any, message: str) -> None:
+        """Warn, once per process and topic."""
+        if topic not in self._warned:
+            self._warned.add(topic)
+            warn(message, RuntimeWarning)
+
+    def gauge(self) -> CacheGauge:
+        """What the cache holds and did, in all processes."""
+        disk = self._current_disk()
+        folder = "" if disk is None else disk.folder
+        if self.memory is None:
+            return CacheGauge(0, 0, 0, 0, 0, 0, 0, 0.0, folder)
+        c = self.memory.counters()
+        return CacheGauge(
+            c.hits, c.misses, c.evictions, c.entries, c.nbytes, c.limit, c.disk_hits, c.saved_us / 1e6, folder
+        )
+
+    def close(self) -> None:
+        """Release the memory."""
+        if self.memory is not None:
+            self.memory.close()
+
+    def _decode(self, found: Found) -> Any:
+        try:
+            return decode(found.meta, found.buffers)
+        except Exception as error:  # the user's code: a class of the value may have changed
+            if raised_by_handler(error):
+                raise
+            log.debug("an entry of the cache could not be unpickled", exc_info=True)
+            return MISSING
+
+    def _put_in_memory(self, key: bytes, value: Any, cost_ns: int, entry: Any = None) -> None:
+        if self.memory is None:
+            return
+        try:
+            self.memory.put(key, encode(value) if entry is None else entry, cost_ns)
+        except OSError as error:
+            self.warn_once(
+                "memory", f"a sample was not cached, for lack of memory ({error.strerror or error}); "
+                "nbloader.configure_cache(memory=...) sets a limit",
+            )  # fmt: skip
+
+    def _read(self, disk: DiskStore, key: bytes) -> Found | None:
+        try:
+            return disk.get(key)
+        except DamagedError as error:
+            self.warn_once("damaged", f"{error} in the cache of samples was damaged; it is computed again")
+        except OSError as error:
+            self._disk = None
+            self.warn_once("unreadable", f"the cache folder {disk.folder} cannot be read and is not used: {error}")
+        return None
+
+    def _current_disk(self) -> DiskStore | None:
+        """The folder, as it is configured now."""
+        memory = self.memory
+        if memory is not None and memory.config_version != self._version:
+            self._version = memory.config_version
+            self._open_disk(CacheOptions.from_bytes(memory.config))
+        return self._disk
+
+    def _open_disk(self, options: CacheOptions) -> None:
+        self._disk, self._disk_writable = None, True
+        if options.directory is None:
+            return
+        try:
+            self._disk = DiskStore(options.directory, options.disk)
+        except OSError as error:
+            self.warn_once(
+                options.directory, f"samples are not cached on disk: the folder {options.directory} cannot be used "
+                f"({error.strerror or error})",
+            )  # fmt: skip
+
+
+# ---- the one of this process ----------------------------------------------------------------------------------------
+
+_lock = threading.RLock()  # the garbage collector may forget a function anywhere
+_cache: SampleCache | None = None
+_options = CacheOptions()
+_users = 0
+"""Functions that are cached."""
+_is_worker = False
+
+
+def configure_cache(
+    memory: int | None = None, directory: str | os.PathLike[str] | None = None, disk: int = DISK
+) -> None:
+    """Set the limits of the cache that all functions marked with `nbloader.cached` share.
+
+    It has an effect at once, also in workers that run. What is not passed gets its default.
+
+    Args:
+        memory: Bytes of memory for entries, at most, for all processes together; each takes a multiple of 4 KiB. 0
+            keeps nothing in memory. By default a quarter of the memory that is available when the cache is created;
+            it takes no memory that the system has not left.
+        directory: A folder in which entries are kept too, so that they survive a restart. None for memory only. The
+            folder must be one that only you can write to: what is read from it is unpickled.
+        disk: Bytes of files in the folder, at most, nearly.
+
+    Raises:
+        TypeError: A limit is not an int.
+        ValueError: A limit is negative.
+    """
+    global _options  # noqa: PLW0603 - one per process
+    if memory is not None:
+        memory = natural("memory", memory, "0 keeps nothing in memory")
+    disk = natural("disk", disk, "it is a number of bytes")
+    folder = None if directory is None else str(Path(os.fsdecode(directory)).expanduser().absolute())
+    with _lock:
+        _options = CacheOptions(memory, folder, disk)
+        if _cache is not None:
+            _cache.configure(_options)
+        elif _users:
+            current()
+
+
+def current() -> SampleCache:
+    """The cache of this process. It is created if there is none yet."""
+    global _cache  # noqa: PLW0603 - one per process
+    if _cache is None:
+        with _lock:
+            if _cache is None:
+                _cache = SampleCache.create(_options)
+                log.debug("created a cache of samples: %s", _describe(_cache))
+    return _cache
+
+
+def _describe(cache: SampleCache) -> str:
+    return "no memory" if cache.memory is None else f"{megabytes(cache.memory.limit)} of memory"
+
+
+def add_user(user: object) -> None:
+    """A function is cached from now on, until it is collected."""
+    global _users  # noqa: PLW0603 - one per process
+    with _lock:
+        _users += 1
+    weakref.finalize(user, _remove_user).atexit = False
+
+
+def _remove_user() -> None:
+    global _users, _cache  # noqa: PLW0603 - one per process
+    with _lock:
+        _users -= 1
+        if _users or _is_worker or _cache is None:
+            return
+        cache, _cache = _cache, None
+    cache.close()
+
+
+def share() -> tuple[int, ...]:
+    """The descriptors that a worker needs, which stay open while there is a cache; none if no function is cached."""
+    if not (_users or _is_worker):
+        return ()
+    memory = current().memory
+    return () if memory is None else (memory.index_fd, memory.data_fd)
+
+
+def install(index: int, data: int) -> None:
+    """In a worker: use the cache of the notebook's process.
+
+    Args:
+        index: The first descriptor of `share`; it is closed, as is the other.
+        data: The second one.
+    """
+    global _cache, _is_worker  # noqa: PLW0603 - one per process
+    with _lock:
+        _is_worker = True
+        try:
+            _cache = SampleCache(MemoryStore(index, data), CacheOptions())
+        except OSError:
+            log.warning("this worker has no cache of samples", exc_info=True)
+            _cache = SampleCache(None, CacheOptions())
+        finally:
+            os.close(index)
+            os.close(data)
+
+
+def gauge() -> CacheGauge | None:
+    """What the cache holds and did; None if there is none."""
+    with _lock:
+        return None if _cache is None else _cache.gauge()
+
+
+def _after_fork() -> None:
+    global _cache, _lock  # noqa: PLW0603 - one per process
+    _lock = threading.RLock()
+    if _cache is not None and _cache.memory is not None:
+        try:
+            _cache.memory.after_fork()
+        except OSError:  # too many open files: the functions compute
+            _cache = SampleCache(None, CacheOptions())
+
+
+os.register_at_fork(after_in_child=_after_fork)
