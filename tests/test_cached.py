@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import pickle
+import random
 import sys
 import threading
 import time
@@ -362,6 +363,16 @@ def test_what_is_slow_to_compare_is_named(monkeypatch):
         f(1)
 
 
+@pytest.mark.parametrize(
+    "draw", [random.random, lambda: np.random.rand(2), lambda: torch.rand(2)], ids=["random", "numpy", "torch"]
+)
+def test_a_function_that_draws_random_numbers_is_warned_of(draw):
+    f = nbloader.cached(lambda x: (x, draw()))
+    with pytest.warns(RuntimeWarning, match="draws random numbers: .* Leave the random part outside"):
+        f(0)
+    f(1)
+
+
 def test_what_cannot_be_cached_is_refused_with_advice(tmp_path):
     class Dataset:
         @nbloader.cached
@@ -589,6 +600,27 @@ class Dataset:
         assert counts() == (1, 12)
     finally:
         del sys.modules["module_of_mine"], module.decode, module
+
+
+def test_workers_that_are_forked_from_a_template_share_the_cache(monkeypatch):
+    monkeypatch.setattr("nbloader.transport.template.TEMPLATE_FROM", 1)
+    f = nbloader.cached(lambda i: [i, "x" * 10_000])
+
+    class Dataset:
+        def __init__(self):
+            self.function = f
+
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, i):
+            return self.function(i)[0]
+
+    with DataLoader(Dataset(), 3, num_workers=2) as loader:
+        for _epoch in range(2):
+            assert [x for batch in loader for x in batch.tolist()] == list(range(12))
+        assert counts() == (12, 12)
+        assert all(worker.template is not None for worker in loader._parts.engine._group.pool.handles.values())
 
 
 def test_a_worker_that_dies_in_a_sample_loses_no_entry(tmp_path):

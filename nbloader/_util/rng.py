@@ -244,6 +244,20 @@ def was_seeded() -> bool:
     return not any(keys in _numpy_words(value & 0xFFFFFFFF) for value in derived)
 
 
+def states() -> list[Any]:
+    """The states of the generators of this thread, to be compared: `random`, NumPy, torch (None if not imported).
+
+    Takes about 70 us.
+    """
+    own = thread_local.generators
+    python: Any = random if own is None else own.random
+    numpy_state = (_numpy_random() if own is None else own.numpy).get_state(legacy=False)
+    words = [value.tobytes() if isinstance(value, np.ndarray) else value for value in numpy_state["state"].values()]
+    torch_generator = _torch_generator()
+    torch_state = None if torch_generator is None else torch_generator.get_state().numpy().tobytes()
+    return [python.getstate(), (words, numpy_state.get("has_gauss")), torch_state]
+
+
 def _python_words(seed: int) -> list[tuple[int, ...]]:
     """The words of a new `random.Random(seed)`, and when up to 624 numbers have been drawn."""
     generator = random.Random(seed)  # noqa: S311 - to compare with

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from nbloader._util import rng
 from nbloader.cache import sample_cache
 from nbloader.cache.digest import SIZE, Digester, DigestError, FileVersion, FunctionDigest, Transparent
 from nbloader.cache.sample_cache import MISSING
@@ -19,6 +20,8 @@ R = TypeVar("R")
 
 SLOW_NS = 1_000_000
 """CPU time to look at what a function refers to from which on a warning says what takes it."""
+WATCHED = 3
+"""Calls that compute, in each process, after which it is looked whether the function has drawn random numbers."""
 _MAIN = ("__main__", "__mp_main__")
 _clock = time.perf_counter_ns
 
@@ -33,6 +36,7 @@ class CachedFunction(Transparent, Generic[P, R]):
         functools.update_wrapper(self, function)
         self._name = getattr(function, "__qualname__", type(function).__name__)
         self._digest: FunctionDigest | None = None
+        self._watched = WATCHED
         sample_cache.add_user(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -55,9 +59,13 @@ class CachedFunction(Transparent, Generic[P, R]):
                 f"the cached function {self._name} was called with the folder {digester.folders[0]!r}: it is not seen "
                 "when a file in it changes. Pass the path of the file that it reads.",
             )
+        states = rng.states() if self._watched else None
         begin = _clock()
         value = self.__wrapped__(*args, **kwargs)
         cost = _clock() - begin
+        if states is not None:
+            self._watched -= 1
+            self._check_draws(cache, states)
         files = digester.files
         if digest.settled() and all(file.settled() and FileVersion.now(file.path) == file for file in files):
             cache.put(key, value, cost, self._name)
@@ -101,6 +109,16 @@ class CachedFunction(Transparent, Generic[P, R]):
                 "argument that can be compared, or open it in the function."
             ) from error
         return digest
+
+    def _check_draws(self, cache: sample_cache.SampleCache, states: list[Any]) -> None:
+        """Warn if a generator of this thread is not in the state in which it was."""
+        now = rng.states()
+        if any(before is not None and before != after for before, after in zip(states, now, strict=True)):
+            cache.warn_once(
+                (self._name, "draws"),
+                f"the cached function {self._name} draws random numbers: with equal arguments it returns the same "
+                "result in each epoch. Leave the random part outside.",
+            )
 
     def __get__(self, instance: object, owner: type | None = None) -> CachedFunction[P, R]:
         """Refuse to be a method.

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import functools
 import mmap
@@ -122,6 +123,8 @@ class MemoryStore:
     """
 
     def __init__(self, index: int, data: int) -> None:
+        if not hasattr(fcntl, "F_OFD_SETLK"):
+            raise OSError(errno.ENOSYS, "this system has no locks of open files")
         self.index_fd, self.data_fd = os.dup(index), -1
         self._lock_fd = -1
         try:
@@ -481,8 +484,8 @@ class MemoryStore:
     def _locked(self) -> Iterator[None]:
         """Hold the lock of the index, after repairing what a process that died with it has left."""
         with self._thread_lock:
-            self._flock(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, 0)
-            try:
+            try:  # an interrupt may come as soon as the lock is held
+                self._flock(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, 0)
                 if self._words[_DIRTY]:
                     self._repair()
                 self._words[_DIRTY] = 1

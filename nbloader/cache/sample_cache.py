@@ -22,7 +22,7 @@ from nbloader._util.system import available_memory
 from nbloader._util.user_warning import warn
 from nbloader._util.validate import natural
 from nbloader.cache.disk_store import DamagedError, DiskStore
-from nbloader.cache.entry import decode, encode
+from nbloader.cache.entry import Entry, decode, encode
 from nbloader.cache.memory_store import Found, MemoryStore
 from nbloader.events.gauges import CacheGauge
 
@@ -53,7 +53,9 @@ class CacheOptions(NamedTuple):
     def from_bytes(cls, data: bytes) -> CacheOptions:
         """The same in another process."""
         disk, separator, directory = data.partition(b":")
-        return cls(None, os.fsdecode(directory), int(disk)) if separator else cls()
+        if not (separator and disk.isdigit()):  # none, or they are being changed: then they will be read again
+            return cls()
+        return cls(None, os.fsdecode(directory), int(disk))
 
 
 class SampleCache:
@@ -116,7 +118,7 @@ class SampleCache:
         if self.memory is not None:
             self.memory.count(hit=hit, disk=disk and hit, saved_us=found.cost if hit and found is not None else 0)
         if disk and hit and found is not None:
-            self._put_in_memory(key, value, found.cost * 1000)
+            self._put_in_memory(key, Entry(found.meta, [memoryview(part) for part in found.buffers]), found.cost * 1000)
         return value
 
     def put(self, key: bytes, value: Any, cost_ns: int, name: str) -> None:
@@ -137,8 +139,7 @@ class SampleCache:
                 name, f"what {name} returns is not cached: {type(value).__name__} cannot be pickled ({error})"
             )
             return
-        if self.memory is not None:
-            self._put_in_memory(key, value, cost_ns, entry)
+        self._put_in_memory(key, entry, cost_ns)
         disk = self._current_disk()
         if disk is None or not self._disk_writable or entry.by_value:
             return
@@ -183,11 +184,11 @@ class SampleCache:
             log.debug("an entry of the cache could not be unpickled", exc_info=True)
             return MISSING
 
-    def _put_in_memory(self, key: bytes, value: Any, cost_ns: int, entry: Any = None) -> None:
+    def _put_in_memory(self, key: bytes, entry: Entry, cost_ns: int) -> None:
         if self.memory is None:
             return
         try:
-            self.memory.put(key, encode(value) if entry is None else entry, cost_ns)
+            self.memory.put(key, entry, cost_ns)
         except OSError as error:
             self.warn_once(
                 "memory", f"a sample was not cached, for lack of memory ({error.strerror or error}); "
