@@ -18,6 +18,7 @@ from nbloader import DataLoader
 from nbloader.diagnose.causes import Cause, Finding, find_causes, pattern
 from nbloader.diagnose.sentences import verdict
 from nbloader.events import BatchRecord
+from nbloader.events.pauses import Pauses
 from nbloader.metrics.evidence import Evidence, IndexExtent, MakeTime, SlowBatch
 from nbloader.metrics.probe import UsageProbe, WorkerThread
 from nbloader.metrics.span import EpochSample, SpanOptions, measure
@@ -308,15 +309,15 @@ def test_slow_samples_are_found_and_waits_that_are_not_rare_are_no_stalls():
 @pytest.mark.unit
 def test_an_epoch_of_any_length_is_sampled_evenly_and_keeps_its_longest_waits():
     sample = EpochSample()
-    for index in range(10_000):
-        sample.add(record(index, S, 5 * S if index == 7003 else 30 * MS + index, MS), 0)
-    for index in range(3):
-        sample.add(record(index, S, 9 * S, MS), 9 * S)
+    for begin in range(0, 10_000, 50):
+        waits = [5 * S if index == 7003 else 30 * MS + index for index in range(begin, begin + 50)]
+        sample.add([record(begin + i, S, wait, MS) for i, wait in enumerate(waits)], Pauses())
     assert [r.index for r in sample.opening] == list(range(32))
     assert 128 <= len(sample.records) < 256
-    gaps = {b.index - a.index for a, b in itertools.pairwise(sample.records[:-1])}
+    gaps = {b.index - a.index for a, b in itertools.pairwise(sample.records)}
     assert gaps == {sample.stride}
-    assert len(sample.worst) >= 3
+    assert 7003 in {r.index for r in sample.worst}
+    assert {r.index for r in sample.worst} >= set(range(9990, 10_000))
 
 
 # --- counters of workers and of the loop

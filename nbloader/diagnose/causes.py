@@ -185,7 +185,11 @@ def _production(e: Evidence, share: float) -> list[Finding]:
         idle = share if cause is Cause.WINDOW and busy < _MAJORITY else share * (1 - busy)
         found.append(Finding(cause, idle))
         share -= idle
-    make = e.fetch_ms + e.collate_ms
+    sending = e.transport_ms * e.by_pickle
+    make = e.fetch_ms + e.collate_ms + sending
+    if sending:
+        found.append(Finding(Cause.PICKLE, share * (e.collate_ms + sending) / make))
+        return found + _fetching(e, share * e.fetch_ms / make)
     collating = share * e.collate_ms / make if make else 0.0
     found.append(Finding(_collating(e), collating))
     fetching = share - collating

@@ -700,7 +700,7 @@ class Engine:
         timer.fresh = False
         timeouts = [seconds for seconds in (check.left, self.callbacks.interval, plan.recheck) if seconds is not None]
         wakeup.wait(fileno, min(timeouts, default=None))
-        self.callbacks.call()
+        self.callbacks.call(waiting=True)
 
     def _on_due(self, due: Due, timer: WaitTimer, run: int) -> None:
         """The wait has become long."""
@@ -779,7 +779,7 @@ class Engine:
         try:
             self.check_open(run)
             wakeup.wait(None, self.callbacks.interval)
-            self.callbacks.call()
+            self.callbacks.call(waiting=True)
         finally:
             self._waiting.pop(run, None)
 

@@ -19,7 +19,7 @@ from nbloader.batch.payload import BatchPayload
 from nbloader.device.transfer import BatchKey, DeviceTransfer, PendingPlacement, RecordQueue
 from nbloader.engine.engine import Engine
 from nbloader.errors import LoaderClosedError
-from nbloader.sampling.epoch_plan import EpochPlan, PlannedBatch
+from nbloader.sampling.epoch_plan import EpochPlan
 from nbloader.sampling.source import SourceReader, item_numbers
 from nbloader.scheduler.run_state import Delivery
 from nbloader.workers.worker_view import WorkerView
@@ -173,7 +173,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         engine, plan = self._engine, self.plan
         got = self._kept
         if got is None and engine.inline:
-            got = engine.produce_next(self._run, self._resources.wakeup, self._take)
+            got = engine.produce_next(self._run, self._resources.wakeup, plan.take)
         if got is None:
             got = self._wait()
         task, payload = got.task, got.outcome
@@ -214,17 +214,14 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         room = self._engine.refill_size(self._run)
         if self.plan.reader is not None:
             room = self._readable(self.plan.reader, room, wait=wait)
-        batches = self._take(room) if room else []
+        if not room:
+            return False
+        begin = _clock()
+        batches = self.plan.take(room)
+        self._sampling += _clock() - begin
         if batches:
             self._engine.add(self._run, batches, soon=soon)
         return bool(batches)
-
-    def _take(self, count: int) -> Sequence[PlannedBatch]:
-        """Draw batches from the plan, and measure how long that takes."""
-        begin = _clock()
-        batches = self.plan.take(count)
-        self._sampling += _clock() - begin
-        return batches
 
     def _readable(self, reader: SourceReader, room: int, *, wait: bool) -> int:
         """How many batches a source can be asked for now."""

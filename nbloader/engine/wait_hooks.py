@@ -19,27 +19,44 @@ class WaitCallbacks:
 
     def __init__(self) -> None:
         self._callbacks: tuple[Callable[[], object], ...] = ()
+        self._while_waiting: tuple[Callable[[], object], ...] = ()
         self._called = 0.0
 
     @property
     def interval(self) -> float | None:
         """Seconds that a wait may last before `call` is due again; None if there are no callbacks."""
-        return INTERVAL if self._callbacks else None
+        return INTERVAL if self._callbacks or self._while_waiting else None
 
-    def add(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Register a callback. Returns a function that unregisters it."""
-        self._callbacks = (*self._callbacks, callback)
+    def add(self, callback: Callable[[], object], *, each_batch: bool = True) -> Callable[[], None]:
+        """Register a callback.
+
+        Args:
+            callback: The function.
+            each_batch: Whether it is called also when batches are ready at once; otherwise only while the consumer
+                waits.
+
+        Returns:
+            A function that unregisters it.
+        """
+        if each_batch:
+            self._callbacks = (*self._callbacks, callback)
+        else:
+            self._while_waiting = (*self._while_waiting, callback)
         return lambda: self._remove(callback)
 
-    def call(self) -> None:
-        """Call all callbacks, unless the last call was less than `INTERVAL` ago."""
-        if not self._callbacks:
+    def call(self, *, waiting: bool = False) -> None:
+        """Call all callbacks, unless the last call was less than `INTERVAL` ago.
+
+        Args:
+            waiting: Whether the consumer waits.
+        """
+        if not (self._callbacks or waiting):
             return
         now = time.monotonic()
         if now - self._called < INTERVAL:
             return
         self._called = now
-        for callback in self._callbacks:
+        for callback in (*self._callbacks, *self._while_waiting):
             try:
                 callback()
             except Exception as error:
@@ -50,3 +67,4 @@ class WaitCallbacks:
 
     def _remove(self, callback: Callable[[], object]) -> None:
         self._callbacks = tuple(c for c in self._callbacks if c is not callback)
+        self._while_waiting = tuple(c for c in self._while_waiting if c is not callback)

@@ -98,7 +98,8 @@ class BatchRecord(NamedTuple):
     placed: Placed | None = None
     """How it was pinned and uploaded; None if neither was requested."""
     sampling: int = 0
-    """Time in the sampler while the consumer waited for this batch, ns."""
+    """Time in the sampler since the batch before was delivered, ns; 0 with `num_workers=0`, where it is the time from
+    `requested` to `dispatched`."""
     pickled: int = 0
     """Size of the pickled part of the batch (everything but arrays), bytes."""
 

@@ -10,7 +10,8 @@ from nbloader.cache import sample_cache
 from nbloader.device.transfer import DeviceTransfer
 from nbloader.diagnose.bottleneck import judge
 from nbloader.engine.engine import Engine
-from nbloader.events import BatchRecord, EpochEnded, EpochStarted, Event, EventBus
+from nbloader.events import EpochEnded, EpochStarted, EventBus
+from nbloader.events.records import LifecycleEvent
 from nbloader.metrics.aggregator import Aggregator
 from nbloader.metrics.probe import ProcessProbe, UsageProbe
 from nbloader.metrics.rates import RATE_NS
@@ -36,10 +37,10 @@ class Monitor:
         self._events = events
         self._engine = engine
         self._transfer = transfer
-        self._aggregator = Aggregator(judge)
+        self._aggregator = Aggregator(judge, on_lifecycle=self._on_lifecycle)
         self._probe = ProcessProbe()
         self._usage = UsageProbe()
-        events.subscribe(self._on_event)
+        events.subscribe(self._aggregator.update)
         monitor_ref = weakref.ref(self)
 
         def read() -> None:  # the engine does not keep its monitor alive
@@ -47,20 +48,18 @@ class Monitor:
             if monitor is not None:
                 monitor._read_counters(consumer=True)
 
-        engine.callbacks.add(read)
+        engine.callbacks.add(read, each_batch=False)
 
     def _read_counters(self, *, consumer: bool = False) -> None:
         """Read the counters of workers and loop, unless they were just read."""
         if self._usage.due():
             self._usage.read(self._engine.worker_threads(), consumer=consumer)
 
-    def _on_event(self, event: Event) -> None:
-        if type(event) is not BatchRecord:
-            if isinstance(event, EpochStarted):
-                self._usage.begin_epoch()
-            elif isinstance(event, EpochEnded):
-                self._usage.end_epoch()
-        self._aggregator.update(event)
+    def _on_lifecycle(self, event: LifecycleEvent) -> None:
+        if isinstance(event, EpochStarted):
+            self._usage.begin_epoch()
+        elif isinstance(event, EpochEnded):
+            self._usage.end_epoch()
 
     def follow(self, engine: Engine, transfer: DeviceTransfer | None) -> None:
         """Observe another engine, which has taken the place of the present one.

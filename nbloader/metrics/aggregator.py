@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import math
+import operator
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from nbloader._util import system
@@ -60,10 +62,15 @@ SLOW_RUNS = 3
 """Iterators whose slowest samples are kept."""
 STUCK_S, STUCK_TIMES = 2.0, 10
 """A worker is stuck if it has been processing a batch for longer than this, and than this many median batches."""
+FOLDED = 64
+"""Batches after which they are added to the sample of the epoch: at once they cost a quarter of one by one."""
 JUDGED = 64
 """Batches of the last seconds that are measured for a verdict, evenly spread over them."""
 JUDGE_NS = 1_000_000_000
 """Time between two measurements of an epoch that is running, ns: one takes a millisecond or two."""
+
+
+_RUN = operator.attrgetter("run")
 
 
 class Aggregator:
@@ -74,9 +81,16 @@ class Aggregator:
     Args:
         judge: Finds the verdict of a snapshot, such as `nbloader.diagnose.bottleneck.judge`; None for no verdict.
         cores: CPU cores that workers may use, for the verdict; None for those of this process.
+        on_lifecycle: Called with each event that is not a `BatchRecord`, on the publishing thread.
     """
 
-    def __init__(self, judge: Judge | None = None, cores: int | None = None) -> None:
+    def __init__(
+        self,
+        judge: Judge | None = None,
+        cores: int | None = None,
+        on_lifecycle: Callable[[LifecycleEvent], object] | None = None,
+    ) -> None:
+        self._on_lifecycle = on_lifecycle
         self._judge = judge or _no_verdict
         self._cores = cores  # looked up by the first snapshot: that reads files
         # Reentrant: the garbage collector may end an abandoned iterator, which publishes, in the middle of an update.
@@ -97,6 +111,8 @@ class Aggregator:
         self._batches: int | None = None
         self._began = self._done = self._samples = self._epoch_waited = 0
         self._sample = EpochSample()
+        self._folded = 0
+        """Batches of the epoch that are in the sample."""
         self._measured: tuple[int, Evidence] | None = None
         """The last measurement of the epoch, and when it was made."""
         self._worker_startup = 0
@@ -108,6 +124,8 @@ class Aggregator:
         """Count one event. About a microsecond for a `BatchRecord`."""
         with self._lock:
             if not isinstance(event, BatchRecord):
+                if self._on_lifecycle is not None:
+                    self._on_lifecycle(event)
                 self._lifecycle(event)
                 return
             run = event.run
@@ -125,7 +143,8 @@ class Aggregator:
             if run == self._run:
                 self._done += 1
                 self._samples += event.samples
-                self._sample.add(event, wait)
+                if not self._done % FOLDED or self._done == 1:
+                    self._fold()
             worker = event.worker
             self._produced[worker] = self._produced.get(worker, 0) + 1
             if event.slowest_ns > self._slow_floor.get(run, 0):
@@ -135,6 +154,18 @@ class Aggregator:
         if self._cores is None:
             self._cores = system.cores()
         return self._cores
+
+    def _fold(self) -> None:
+        """Add the new batches to the sample of the epoch."""
+        new = self._done - self._folded
+        self._folded = self._done
+        if not new:
+            return
+        records = list(itertools.islice(reversed(self._recent), new))
+        run = self._run
+        if set(map(_RUN, records)) != {run}:  # iterators take turns
+            records = [r for r in reversed(self._recent) if r.run == run][:new]
+        self._sample.add(records[::-1], self._pauses)
 
     @property
     def _first(self) -> BatchRecord | None:
@@ -214,6 +245,7 @@ class Aggregator:
         if self._ended is None or self._run > 0 or self._sample.opening:
             self._worker_startup = 0  # workers that start for this epoch report later
         self._sample = EpochSample()
+        self._folded = 0
         self._ended = self._measured = None
         self._error = ""
         for old in sorted(self._slow)[: -(SLOW_RUNS - 1)]:
@@ -385,6 +417,7 @@ class Aggregator:
     def _epoch_evidence(self, g: Gauges, s: Snapshot, usage: Usage | None, *, live: bool) -> Evidence:
         if live and self._measured is not None and g.now - self._measured[0] < JUDGE_NS:
             return self._measured[1]
+        self._fold()
         sample = self._sample
         end = g.now if self._ended is None else self._ended.time
         alive = [w for w in g.workers if w.state != "dead"] if live else []

@@ -106,7 +106,7 @@ class Evidence:
     collate_cpu: float | None = None
     """The same of collating."""
     utilization: float = 0.0
-    """Share of the workers' time in which they fetched or collated, without start-up and stalls."""
+    """Share of the workers' time in which they fetched, collated or sent a pickle, without start-up and stalls."""
     full: float = 0.0
     """Share of deliveries at which the whole window was requested or produced."""
     ready: float = 0.0
