@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
+import heapq
 import os
 import signal
 import threading
@@ -401,6 +403,7 @@ def test_the_window_holds_the_batches_in_flight_and_some_more():
     assert policy.window == 4
     policy.expect(10)
     assert (policy.begun, policy.window, policy.queue_depth) == (51, 2 * (50 + 13), 63)
+    assert policy.extended_depth == 4 * 51
     policy.expect(1000)
     assert policy.window < 2 * 63
     one = PrefetchPolicy(1, prefetch_factor=0, concurrency=64)
@@ -408,6 +411,66 @@ def test_the_window_holds_the_batches_in_flight_and_some_more():
     one.expect(32)
     assert one.window == 3
     assert PrefetchPolicy(1, prefetch=5, concurrency=64).window == 5
+
+
+class SimulatedWorkers:
+    """Two workers with `concurrency` samples in flight each, whose waits are distributed exponentially."""
+
+    def __init__(self, concurrency, size):
+        self.concurrency, self.size = concurrency, size
+        self.waits = np.random.default_rng(1)
+        self.now = 0.0
+        self.unstarted = [collections.deque(), collections.deque()]
+        self.running, self.left, self.ends = [0, 0], {}, []
+
+    def submit(self, worker, jobs):
+        self.unstarted[worker].extend([job, self.size] for job in jobs)
+        self.left.update(dict.fromkeys(jobs, self.size))
+
+    def start_samples(self):
+        for worker, queue in enumerate(self.unstarted):
+            while queue and self.running[worker] < self.concurrency:
+                job = queue[0][0]
+                queue[0][1] -= 1
+                self.running[worker] += 1
+                heapq.heappush(self.ends, (self.now + self.waits.exponential(), worker, job))
+                if not queue[0][1]:
+                    queue.popleft()
+
+    def next_end(self):
+        """The next sample ends. Gives (worker, job), the latter None if its batch is not complete."""
+        self.now, worker, job = heapq.heappop(self.ends)
+        self.running[worker] -= 1
+        self.left[job] -= 1
+        return worker, None if self.left[job] else job
+
+
+@pytest.mark.parametrize(("concurrency", "size", "least"), [(100, 16, 0.9), (64, 32, 0.7)])
+def test_samples_stay_in_flight_although_some_take_longer(concurrency, size, least):
+    policy = PrefetchPolicy(2, prefetch_factor=2, concurrency=concurrency)
+    policy.expect(size)
+    dispatcher: Dispatcher[str] = Dispatcher(policy)
+    dispatcher.open_iteration(0)
+    workers = SimulatedWorkers(concurrency, size)
+    dispatcher.worker_ready(0, 0)
+    dispatcher.worker_ready(1, 1)
+    batches, taken = 200 * concurrency // size, 0
+    while True:
+        while dispatcher.take(0) is not None:
+            taken += 1
+        if taken == batches:
+            break
+        if not dispatcher.refill_size(0):
+            dispatcher.extend_window(0)
+        for _ in range(min(dispatcher.refill_size(0), batches - dispatcher.iterations[0].added)):
+            dispatcher.add(0, None, 0)
+        for worker, tasks in dispatcher.assignments():
+            workers.submit(worker, [task.job for task in tasks])
+        workers.start_samples()
+        worker, job = workers.next_end()
+        if job is not None:
+            dispatcher.result(worker, 0, job, "batch", 0)
+    assert batches * size / (2 * concurrency) / workers.now > least, "of the waits that are possible"
 
 
 def test_of_several_jobs_in_flight_none_is_poisoned_before_it_is_alone():

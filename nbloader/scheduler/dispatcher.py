@@ -296,17 +296,18 @@ class Dispatcher(Generic[R]):
         simulation workers are busy 79 % of the time, and 97 % with four batches each.
 
         Returns:
-            Whether one more batch may be added now.
+            Whether more batches may be added now.
         """
         state = self.iterations.get(run)
         if state is None or self.paused or state.waiting or not state.reorder.reordering or not self._held:
             return False
         policy = self.policy
-        if min(map(len, self._held.values())) >= min(policy.queue_depth, policy.sufficient_queue):
+        if min(map(len, self._held.values())) >= min(policy.extended_depth, policy.sufficient_queue):
             return False  # of two workers one is always somewhat ahead: extended for it, each batch would be a message
-        if state.outstanding >= policy.extended_window:
+        room = policy.extended_window - state.outstanding
+        if room <= 0:
             return False
-        state.extension += 1
+        state.extension += min(room, policy.extension_step)
         return True
 
     def add(self, run: int, indices: Any, seed: int) -> Task:
@@ -361,11 +362,11 @@ class Dispatcher(Generic[R]):
         free = not self.paused or self.steps > 0
         if not (free or self._owed) or not self._held:
             return []
-        depth = self.policy.queue_depth
         assigned: dict[int, list[Task]] = {}
         for state in self.iterations.values():
             if state.parked or not state.waiting:
                 continue
+            depth = self.policy.extended_depth if state.extension else self.policy.queue_depth
             if state.shards is not None or self.round_robin:
                 self._assign_to_slots(state, assigned, free=free)
                 continue

@@ -28,7 +28,14 @@ STALL_NS = 5_000_000
 """Time after which a worker that is still processing one batch among fast ones is stalled: the batches behind it are
 worth stealing one by one."""
 QUEUED_PART = 4
-"""Of the batches that a worker of an asynchronous dataset processes at a time, one more in so many is in its queue."""
+"""Beside the batches that hold the samples in flight of an asynchronous dataset, one in so many is requested ahead."""
+OPEN_TIMES = 4
+"""So many times as many batches as that a worker may process while the loop waits. If waits are distributed
+exponentially, a batch of 16 takes 3.4 times as long as a sample, and in its last third has few in flight."""
+BLOCKED_TIMES = 32
+"""So many times the window may be requested beyond it while the loop waits for an earlier batch, as far as it fits into
+`EXTENSION_BYTES`. By simulation of exponential waits, with a concurrency of 500 and batches of 10, workers have 92 % of
+that in flight with this, 49 % with a window of 4 times as many batches, and 20 % without."""
 AVERAGED_BATCHES = 8
 """Weight of the mean production time: a new batch counts one part in so many."""
 
@@ -91,9 +98,9 @@ class PrefetchPolicy:
         self.window = self.planned_window if self.affordable is None else min(self.planned_window, self.affordable)
         """Batches of one iteration that may be outstanding (requested and not delivered)."""
         self.queue_depth = max(1, -(-self.window // self._num_workers))
+        """Batches, or chunks of them, that one worker may hold, including the one that it is processing."""
         if self._prefetch is None and self._job_size < self._batch_size:
             self.queue_depth = max(self.queue_depth, self.begun + self._prefetch_factor)
-        """Batches that one worker may hold, including the one that it is processing."""
         if self._unlimited_queue:
             self.queue_depth = 1 << 30
 
@@ -187,7 +194,21 @@ class PrefetchPolicy:
         affordable = EXTENSION_BYTES // max(1, self.nbytes)
         if self.affordable is not None:
             return self.window
-        return self.window + min(self._num_workers * max(EXTENSION_BATCHES, self.begun), affordable)
+        if not self.concurrency:
+            return self.window + min(EXTENSION_BATCHES * self._num_workers, affordable)
+        return self.window if self._prefetch is not None else self.window + min(BLOCKED_TIMES * self.window, affordable)
+
+    @property
+    def extension_step(self) -> int:
+        """Batches to request beyond the window at a time."""
+        return self.begun if self.concurrency else 1
+
+    @property
+    def extended_depth(self) -> int:
+        """Batches that one worker may hold while the window is extended."""
+        if not self.concurrency or self._prefetch is not None:
+            return self.queue_depth
+        return max(self.queue_depth, OPEN_TIMES * self.begun)
 
     @property
     def sufficient_queue(self) -> int:
@@ -196,7 +217,7 @@ class PrefetchPolicy:
         Two more than `QUEUED_WORK_NS` takes: the worker may be done with one, and another may be on its way.
         """
         if self.concurrency:
-            return self.queue_depth
+            return self.extended_depth
         return 2 + QUEUED_WORK_NS // max(1, self._produce_ns)
 
     @property
