@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from datasets import run_script
+from hypothesis import given
+from hypothesis import strategies as st
 
 import nbloader
 from nbloader import DataLoader
@@ -143,6 +145,22 @@ def test_a_value_that_cannot_be_pickled_is_returned_with_a_warning():
 
 
 # ---- what is the same call ------------------------------------------------------------------------------------------
+
+
+values = st.recursive(
+    st.one_of(st.text(max_size=3), st.binary(max_size=3), st.integers(), st.floats(), st.booleans(), st.none()),
+    lambda parts: st.one_of(
+        st.lists(parts, max_size=3), st.tuples(parts, parts), st.dictionaries(st.text(max_size=2), parts, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@given(values, values)
+def test_digests_are_equal_for_equal_contents_only(one, other):
+    digests = [digest.Digester().digest(value) for value in (one, other)]
+    assert (digests[0] == digests[1]) == (repr(one) == repr(other))
+    assert digest.Digester().digest(pickle.loads(pickle.dumps(one))) == digests[0]
 
 
 def test_arguments_are_compared_by_content():

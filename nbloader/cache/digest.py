@@ -561,6 +561,8 @@ def _version(module: str | None) -> bytes:
         return repr(sys.version_info[:3]).encode()
     origin = _origin(top)
     version = None if origin is None else FileVersion.now(str(origin))
+    if version is None:  # a namespace package, whose distributions have no file in common
+        version = FileVersion.now(getattr(sys.modules.get(module or ""), "__file__", None) or "")
     return top.encode() if version is None else repr((top, version.size, version.modified)).encode()
 
 
