@@ -450,6 +450,8 @@ def test_the_limit_of_memory_applies_at_once():
     nbloader.configure_cache(memory=50_000)
     assert sample_cache.gauge().entries == 2
     assert sample_cache.gauge().limit == 50_000
+    nbloader.configure_cache()
+    assert sample_cache.gauge().limit > 10**7
 
 
 def test_the_folder_survives_the_cache(tmp_path):

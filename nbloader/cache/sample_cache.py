@@ -58,6 +58,19 @@ class CacheOptions(NamedTuple):
         return cls(None, os.fsdecode(directory), int(disk))
 
 
+def _limit(options: CacheOptions, used: int = 0) -> int:
+    """Bytes of memory that entries may take.
+
+    Args:
+        options: The options.
+        used: Bytes that they take now.
+    """
+    if options.memory is not None:
+        return options.memory
+    left = available_memory()
+    return MEMORY_UNKNOWN if left is None else (used + left) // MEMORY_SHARE
+
+
 class SampleCache:
     """The cache of this process: memory first, then the disk.
 
@@ -81,13 +94,9 @@ class SampleCache:
     @classmethod
     def create(cls, options: CacheOptions) -> SampleCache:
         """Create the cache of a notebook's process."""
-        limit = options.memory
-        if limit is None:
-            left = available_memory()
-            limit = MEMORY_UNKNOWN if left is None else left // MEMORY_SHARE
         memory = None
         try:
-            memory = MemoryStore.create(limit)
+            memory = MemoryStore.create(_limit(options))
         except OSError as error:
             warn(f"samples are not cached in memory: shared memory is not available here ({error})", RuntimeWarning)
         cache = cls(memory, options)
@@ -100,8 +109,7 @@ class SampleCache:
         if self.memory is None:
             self._open_disk(options)
             return
-        if options.memory is not None:
-            self.memory.limit = options.memory
+        self.memory.limit = _limit(options, used=self.memory.counters().nbytes)
         self.memory.config = options.to_bytes()
 
     def get(self, key: bytes) -> Any:
@@ -245,8 +253,8 @@ def configure_cache(
 
     Args:
         memory: Bytes of memory for entries, at most, for all processes together; each takes a multiple of 4 KiB. 0
-            keeps nothing in memory. By default a quarter of the memory that is available when the cache is created;
-            it takes no memory that the system has not left.
+            keeps nothing in memory. By default a quarter of the memory that is available now, or when the first cached
+            function is called; it takes no memory that the system has not left.
         directory: A folder in which entries are kept too, so that they survive a restart. None for memory only. The
             folder must be one that only you can write to: what is read from it is unpickled.
         disk: Bytes of files in the folder, at most, nearly.
