@@ -71,26 +71,29 @@ class TaskSeed:
     """The seed of what an asyncio task draws, and its generators as soon as it draws.
 
     Args:
-        seed: The seed.
+        numbers: Which `mix` makes into the seed as soon as it draws; a single one is the seed itself.
     """
 
-    __slots__ = ("generators", "seed")
+    __slots__ = ("generators", "numbers")
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        self.numbers = numbers
         self.generators: ThreadGenerators | None = None
 
 
 _task_seed: contextvars.ContextVar[TaskSeed | None] = contextvars.ContextVar("nbloader_task_seed", default=None)
 
 
-def seed_task(seed: int) -> None:
+def seed_task(*numbers: int) -> None:
     """Seed what this asyncio task draws, and the tasks that are created from now on in its context.
 
     This takes effect on threads whose generators are `TaskGenerators`. Nothing is computed before the first number is
     drawn.
+
+    Args:
+        numbers: See `TaskSeed`.
     """
-    _task_seed.set(TaskSeed(seed))
+    _task_seed.set(TaskSeed(numbers))
 
 
 class TaskGenerators:
@@ -107,7 +110,7 @@ class TaskGenerators:
             return self._outside
         if task.generators is None:
             task.generators = ThreadGenerators()
-            task.generators.seed_all(task.seed)
+            task.generators.seed_all(mix(*task.numbers) if len(task.numbers) > 1 else task.numbers[0])
         return task.generators
 
     @property

@@ -3,13 +3,15 @@
 The format is Chrome's "Trace Event Format" (JSON), which ui.perfetto.dev and chrome://tracing open: complete slices
 ("X") on a lane (a thread) per worker, one for the loop, and one each for pinning and for the uploads to a device; an
 arrow ("s" to "f", through its upload by "t") for each batch from the worker that produced it to the loop that received
-it; batches in the reorder buffer as asynchronous slices ("b", "e"), queue depths as counters ("C") and lifecycle events
-as instants ("i"). Times are microseconds from the first event of the trace.
+it; batches in the reorder buffer, and those that a worker fetches at the same time, as asynchronous slices ("b", "e"),
+queue depths as counters ("C") and lifecycle events as instants ("i"). Times are microseconds from the first event of
+the trace.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,7 +23,7 @@ from nbloader.events.pauses import Pauses
 from nbloader.metrics.snapshot import STAGES
 from nbloader.metrics.stage_times import durations, exposed_ns, share_of
 from nbloader.report.eventlog import line_of
-from nbloader.report.slices import Lane, consumer_lanes, first_indices, slices, upload_lane, worker_lane
+from nbloader.report.slices import Lane, Slice, consumer_lanes, first_indices, slices, upload_lane, worker_lane
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,12 +132,18 @@ class Trace:
             yield _meta("thread_name", tid, name=lane.label)
             yield _meta("thread_sort_index", tid, sort_index=tid)
         numbers = {id(r): n for n, r in enumerate(self.batches)}
+        overlapping = _overlapping(cut)
         for s in cut:
             common = {"pid": _PROCESS, "cat": s.kind, "name": f"{s.kind} {s.record.index}"}
             if s.kind == "reorder":
                 common |= {"name": "in the reorder buffer", "id2": {"local": numbers[id(s.record)]}}
                 yield {**common, "ph": "b", "ts": self._us(s.begin)}
                 yield {**common, "ph": "e", "ts": self._us(s.end)}
+                continue
+            if s.kind == "fetch" and s.lane in overlapping:  # slices of a thread may only contain each other
+                asynchronous = {**common, "tid": tids[s.lane], "id2": {"local": f"fetch {numbers[id(s.record)]}"}}
+                yield {**asynchronous, "ph": "b", "ts": self._us(s.begin), "args": _args(s.kind, s.record)}
+                yield {**asynchronous, "ph": "e", "ts": self._us(s.end)}
                 continue
             span = {"ts": self._us(s.begin), "dur": (s.end - s.begin) / 1e3}
             yield {**common, **span, "ph": "X", "tid": tids[s.lane], "args": _args(s.kind, s.record)}
@@ -192,6 +200,17 @@ def _begin(event: Event) -> int:
 
 def _meta(kind: str, tid: int, **args: Any) -> dict[str, Any]:
     return {"ph": "M", "pid": _PROCESS, "tid": tid, "name": kind, "args": args}
+
+
+def _overlapping(cut: Iterable[Slice]) -> set[Lane]:
+    """The lanes of workers that fetch several batches at a time, since their dataset is asynchronous."""
+    ends: dict[Lane, int] = {}
+    found: set[Lane] = set()
+    for s in sorted((s for s in cut if s.kind == "fetch"), key=operator.attrgetter("begin")):
+        if s.begin < ends.get(s.lane, 0):
+            found.add(s.lane)
+        ends[s.lane] = max(s.end, ends.get(s.lane, 0))
+    return found
 
 
 def _args(kind: str, r: BatchRecord) -> dict[str, Any]:

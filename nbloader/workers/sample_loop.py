@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
-from nbloader._util.rng import mix, seed_task
+from nbloader._util.rng import seed_task
 from nbloader.events.remote_errors import SampleFailure
 from nbloader.sampling.index_arrays import IndexArray
 from nbloader.workers.fetcher import FetchedBatch, OnError, failed_sample, fetches_at_once, innermost
@@ -89,7 +89,7 @@ class BegunBatch:
     """
 
     __slots__ = (
-        "begin", "closed", "end", "error", "failed", "first", "indices", "position", "queued", "running", "samples",
+        "begin", "closed", "error", "failed", "first", "indices", "position", "queued", "running", "samples",
         "slowest", "slowest_ns", "started", "tasks",
     )  # fmt: skip
 
@@ -105,7 +105,7 @@ class BegunBatch:
         """Samples that count as running."""
         self.tasks: dict[int, asyncio.Task[None]] = {}
         """Those that have not ended, by position in ascending order."""
-        self.begin = self.end = _clock()
+        self.begin = _clock()
         self.slowest = AT_ONCE
         self.slowest_ns = 0
         self.error: Exception | None = None
@@ -180,7 +180,7 @@ class SampleLoop:
         """Tasks that were cancelled, or that close a dataset: the event loop alone would not keep them."""
         self._fatal: BaseException | None = None
         """What ends the worker."""
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: Any = None
         self._wakeup: asyncio.Event
 
     def use(self, dataset: Any, on_error: OnError, open_datasets: Collection[Any] = ()) -> None:
@@ -282,23 +282,26 @@ class SampleLoop:
     def _start(self, batch: BegunBatch) -> None:
         """Start the next sample of a batch; all samples, if one call fetches them."""
         if self._at_once:
-            position, count, seed = AT_ONCE, len(batch.indices), batch.queued.seed
+            position, count = AT_ONCE, len(batch.indices)
+            seed_task(batch.queued.seed)
             samples = self._fetch_at_once(batch)
         else:
-            position, count, seed = batch.started, 1, mix(batch.queued.seed, batch.started)
+            position, count = batch.started, 1
+            seed_task(batch.queued.seed, position)
             samples = self._fetch_sample(batch, position)
         batch.started += count
         batch.running += count
         self._running += count
         if batch.started == len(batch.indices):
             self._starting = None
-        seed_task(seed)
-        batch.tasks[position] = asyncio.create_task(samples)
+        batch.tasks[position] = self._loop.create_task(samples)
 
     async def _fetch_sample(self, batch: BegunBatch, position: int) -> None:
         begin = _clock()
         try:
-            sample = await _result(self._dataset[batch.indices[position]])
+            sample = self._dataset[batch.indices[position]]
+            if hasattr(type(sample), "__await__"):  # else it is of a `ConcatDataset` with other datasets, too
+                sample = await sample
         except Exception as error:  # noqa: BLE001 - whatever the dataset raises goes to the consumer, or to `on_error`
             self._replace(batch, position, error)
         except BaseException as error:  # noqa: BLE001 - it is raised in `_main`, unless it is the task's own end
@@ -369,9 +372,8 @@ class SampleLoop:
         self._running -= count
         batch.running -= count
         del batch.tasks[position]
-        batch.end = _clock()
-        if begin and batch.end - begin > batch.slowest_ns:
-            batch.slowest, batch.slowest_ns = position, batch.end - begin
+        if begin and (took := _clock() - begin) > batch.slowest_ns:
+            batch.slowest, batch.slowest_ns = position, took
         if batch.error is not None or batch.complete:
             self._finish(batch)
         self._wakeup.set()
@@ -452,7 +454,7 @@ class SampleLoop:
         if not self._batched:
             samples = samples[0] if size else None
         return FetchedBatch(
-            samples, size, batch.begin, batch.end, batch.slowest, batch.slowest_ns, batch.failed,
+            samples, size, batch.begin, _clock(), batch.slowest, batch.slowest_ns, batch.failed,
             cpu=self._cpu_clock() - self._cpu_used,
         )  # fmt: skip
 
@@ -482,7 +484,7 @@ class SampleLoop:
 
 
 async def _result(value: Any) -> Any:
-    """What an awaitable gives; the value itself if it is none, as those of some parts of a `ConcatDataset`."""
+    """What an awaitable gives; the value itself if it is none."""
     return await value if hasattr(type(value), "__await__") else value
 
 

@@ -16,6 +16,7 @@ BARE, ALONE = "no loader", "no transfer"
 UNSHARED = "without share"
 UNCACHED = "without cache"
 DIRECT = "direct indexing"
+LOOP = "asyncio alone"
 QUICK_US = 100
 """Time of a batch below which a fixed overhead is judged, in microseconds."""
 CONFIDENCE = 0.93
@@ -176,6 +177,17 @@ def _wait(turns):
 
 def _threads(turns):
     return _of_ideal(turns, 200.0, 98)
+
+
+def _awaited(turns):
+    """Judge against the ideal; an event loop without a loader, in the same turns, is reported, too."""
+    job = work.WORK["async"]
+    ideal = job.workers * job.concurrency / work.AWAITED / job.batch_size
+    judged = at_least(f"the ideal of {ideal:,.0f}/s", [100 * v / ideal for v in each(turns, OURS)], 95, "{:.1f} %")
+    alone = [100 * v / ideal for v in each(turns, LOOP)]
+    low, high = interval(alone)
+    found = f"{judged.found}; {LOOP} {statistics.median(alone):.1f} % ({low:.1f} to {high:.1f} %)"
+    return [replace(judged, found=f"{found}; {_begun(turns)}")]
 
 
 def _stragglers(turns):
@@ -367,6 +379,15 @@ ROWS = (
     ),
     Row("wait", "5 ms sleep per sample, batch 16, 8 workers", "batch/s", "rate", _wait, peers=True),
     Row("threads", 'the same with workers="thread", 16 threads', "batch/s", "rate", _threads),
+    Row(
+        "async",
+        "50 ms awaited per sample, 1,000 in flight, batch 20, 2 workers (torch cannot await samples)",
+        "batch/s",
+        "rate",
+        _awaited,
+        (LOOP,),
+        torch=False,
+    ),
     Row(
         "jpeg", "JPEG decode, resize, crop, batch 32, 2 workers", "batch/s", "rate", _jpeg, ("in process",), peers=True
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import dataclasses
 import json
@@ -72,6 +73,28 @@ class DirectIndexing:
             yield [self.rows[order[start : start + self.size]]]
 
 
+class EventLoop:
+    """No loader: one event loop in this process, with as many samples in flight as all workers have."""
+
+    def __init__(self, work, dataset):
+        self.work, self.dataset = work, dataset
+
+    def __iter__(self):
+        samples = asyncio.run(self._fetch())
+        for start in range(0, len(samples), self.work.batch_size):
+            yield stack(samples[start : start + self.work.batch_size])
+
+    async def _fetch(self):
+        samples, waiting = [None] * len(self.dataset), iter(range(len(self.dataset)))
+
+        async def fetch():
+            for i in waiting:
+                samples[i] = await self.dataset[i]
+
+        await asyncio.gather(*(fetch() for _ in range(self.work.concurrency * self.work.workers)))
+        return samples
+
+
 def _in_process(work, dataset):
     return _torch(work, dataset, workers=0)
 
@@ -86,6 +109,8 @@ def _ours(work, dataset, **options):
         dataset.decode = nbloader.cached(dataset.decode)
     if work.threads:
         options["workers"] = "thread"
+    if work.concurrency:
+        options["concurrency"] = work.concurrency
     if work.forked:
         options["multiprocessing_context"] = "fork"
     elif work.workers:
@@ -255,6 +280,7 @@ MAKERS = {
     "memcpy": Memcpy,
     "two memcpy": copying,
     "direct indexing": DirectIndexing,
+    "asyncio alone": EventLoop,
     "no loader": Bare,
     "no transfer": producing,
     "paddle": _paddle,

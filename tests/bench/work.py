@@ -6,6 +6,7 @@ wrong, late or duplicate batches are detected.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import random
 import sys
@@ -99,6 +100,24 @@ class Waiting:
 
     def __getitem__(self, i):
         time.sleep(self.seconds[i])
+        return np.full(8, i, np.float32), i
+
+
+AWAITED = 0.05
+"""Seconds that a sample of `Awaited` takes."""
+
+
+class Awaited:
+    """Samples that are awaited, as if they came from a web server. It has no `seconds`: those are for `time.sleep`."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    async def __getitem__(self, i):
+        await asyncio.sleep(AWAITED)
         return np.full(8, i, np.float32), i
 
 
@@ -299,6 +318,8 @@ class Work:
     """The package that the workload of a `startup` row is about."""
     cached: bool = False
     """Whether our dataset decodes with a cached function."""
+    concurrency: int = 0
+    """Samples in flight in each worker, if the dataset is asynchronous."""
     forked: bool = False
     """Whether our workers are forked from the process, too, and new workers begin each epoch."""
 
@@ -311,6 +332,7 @@ BATCHES = {
     "custom": 200,
     "wait": 160,
     "threads": 320,
+    "async": 2000,
     "jpeg": 20,
     "cached": 20,
     "stragglers": 160,
@@ -334,6 +356,7 @@ WORK = {
     "custom": Work(lambda: Captions(32 * BATCHES["custom"]), 32, 2, columns),
     "wait": Work(lambda: Waiting([0.005] * (16 * BATCHES["wait"])), 16, 8),
     "threads": Work(lambda: Waiting([0.005] * (16 * BATCHES["threads"])), 16, 16, threads=True),
+    "async": Work(lambda: Awaited(20 * BATCHES["async"]), 20, 2, concurrency=500),
     "jpeg": Work(lambda: photographs(32 * BATCHES["jpeg"]), 32, 2),
     "cached": Work(lambda: photograph_files(32 * BATCHES["cached"]), 32, 2, cached=True),
     "stragglers": Work(lambda: Waiting(straggling(16 * BATCHES["stragglers"])), 16, 4),
