@@ -137,7 +137,7 @@ def test_dir_of_a_loader_shows_no_helper():
     methods = {
         "clean", "close", "dashboard", "events", "from_source", "from_torch", "load_state_dict", "on_wait", "pause",
         "points", "progress", "refresh", "reload", "report", "restart_workers", "resume", "stack", "state_dict",
-        "stats", "step", "timeline", "trace",
+        "stats", "step", "timeline", "trace", "what_if",
     }  # fmt: skip
     arguments = set(inspect.signature(nbloader.DataLoader).parameters) - {"shuffle"}  # as in torch
     with nbloader.DataLoader([1, 2]) as loader:

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
     from nbloader.dashboard import Dashboard
     from nbloader.dashboard.page import Report
+    from nbloader.diagnose.what_if import Prediction
     from nbloader.metrics.control import LoaderControl
 
 T_co = TypeVar("T_co", covariant=True)
@@ -580,6 +581,34 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def points(self) -> list[Point]:
         """The history that the dashboard plots: one point per call of `stats()`, at least 0.2 s apart."""
         return self._parts.monitor.points()
+
+    def what_if(
+        self, *, num_workers: int | None = None, prefetch_factor: int | None = None, in_order: bool | None = None
+    ) -> Prediction:
+        """Predict the rate with other settings, from the newest epoch; `print` the result.
+
+        The epoch's last 400 batches are replayed through a model of the loader: workers, prefetch window, order, and
+        cores that are shared. There is no prediction if a replay with the present settings differs from what was
+        measured by more than 10 %, or if the cause is one that the model lacks (a lock, other programs, pickling).
+        Nothing is started or changed.
+
+        Args:
+            num_workers: Number of workers, of the same kind; 0 for none.
+            prefetch_factor: Batches requested ahead, per worker.
+            in_order: Whether batches are delivered in order.
+
+        Returns:
+            The speedup with an interval; None with a reason if there is no prediction.
+
+        Raises:
+            ValueError: No setting is given, or one is negative.
+        """
+        asked = {"num_workers": num_workers, "prefetch_factor": prefetch_factor, "in_order": in_order}
+        changed = {name: value for name, value in asked.items() if value is not None}
+        if not changed or (num_workers or 0) < 0 or (prefetch_factor or 0) < 0:
+            raise ValueError(f"what_if() needs a setting that is not negative, such as num_workers=4, not {changed}")
+        given = {"num_workers": self.num_workers, "prefetch_factor": self.prefetch_factor, "in_order": self.in_order}
+        return self._parts.monitor.what_if(changed, given, iterated=self._parts.iterations > 0)
 
     @ReplaceableProperty
     def events(self) -> ev.EventBus:

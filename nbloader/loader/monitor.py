@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nbloader.cache import sample_cache
 from nbloader.device.transfer import DeviceTransfer
 from nbloader.diagnose.bottleneck import judge
+from nbloader.diagnose.what_if import Prediction, Settings, predict
 from nbloader.engine.engine import Engine
 from nbloader.events import EpochEnded, EpochStarted, EventBus
 from nbloader.events.records import LifecycleEvent
+from nbloader.loader.config import DEFAULT_PREFETCH_FACTOR
 from nbloader.metrics.aggregator import Aggregator
 from nbloader.metrics.probe import ProcessProbe, UsageProbe
 from nbloader.metrics.rates import RATE_NS
@@ -22,6 +24,16 @@ if TYPE_CHECKING:
     from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
 
     from nbloader.dashboard.page import Report
+
+
+def _settings(arguments: dict[str, Any], cores: int) -> Settings:
+    workers = arguments["num_workers"]
+    return Settings(
+        workers=workers,
+        window=workers * (arguments["prefetch_factor"] or DEFAULT_PREFETCH_FACTOR),
+        cores=cores,
+        in_order=arguments["in_order"],
+    )
 
 
 class Monitor:
@@ -87,6 +99,26 @@ class Monitor:
         self._read_counters()
         usage = self._usage.since(gauges.now - RATE_NS)
         return self._aggregator.snapshot(self._probe.fill(gauges), usage, self._usage.epoch())
+
+    def what_if(self, changed: dict[str, Any], given: dict[str, Any], *, iterated: bool) -> Prediction:
+        """See `DataLoader.what_if`.
+
+        Args:
+            changed: The arguments that differ.
+            given: All arguments that the model knows, as they are.
+            iterated: Whether an epoch has ever been started.
+        """
+        s = self.stats(iterated=iterated)
+        epoch = self._aggregator.epoch_evidence()
+        records = [r for r in self._events.batches() if r.run == self._aggregator.run and not r.placed]
+        now = _settings(given, epoch.cores)
+        if given["num_workers"] and epoch.window > now.window:  # `prefetch`, or a window that adapted itself
+            now = dataclasses.replace(now, window=epoch.window)
+        after = _settings(given | changed, epoch.cores)
+        if "num_workers" not in changed and "prefetch_factor" not in changed:
+            after = dataclasses.replace(after, window=now.window)
+        change = ", ".join(f"{name}={value}" for name, value in changed.items())
+        return predict(records[2 * now.workers :], epoch, now, after, s.epoch_verdict.cause, change)
 
     def points(self) -> list[Point]:
         """See `DataLoader.points`."""

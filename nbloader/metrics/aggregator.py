@@ -190,6 +190,16 @@ class Aggregator:
                 self._series.add(snapshot, gauges.now, age, total=self._total, waited=waited, fresh=newest)
             return snapshot
 
+    @property
+    def run(self) -> int:
+        """Number of the newest iterator; -1 before the first."""
+        return self._run
+
+    def epoch_evidence(self) -> Evidence:
+        """What was measured of the newest epoch, as of the last snapshot."""
+        with self._lock:
+            return Evidence() if self._measured is None else self._measured[1]
+
     def points(self) -> list[Point]:
         """The time series of the last 120 s, oldest first: one point per `snapshot` at least 0.2 s after the last.
 

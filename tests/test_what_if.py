@@ -1,0 +1,141 @@
+"""Predictions of the rate with other settings: the model of the loader, and that it abstains where it does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from nbloader import DataLoader
+from nbloader.diagnose.what_if import Job, Settings, jobs_of, predict, replay
+from nbloader.events import BatchRecord
+from nbloader.metrics.evidence import Evidence
+from nbloader.metrics.usage import Usage
+
+MS = 1_000_000
+
+
+def settings(workers: int, window: int | None = None, cores: float = 8, **more: bool) -> Settings:
+    return Settings(workers=workers, window=2 * workers if window is None else window, cores=cores, **more)
+
+
+def per_batch(jobs: list[Job], now: Settings) -> float:
+    finished = replay(jobs, now)
+    return (finished[-1] - finished[20]) / (len(finished) - 21)
+
+
+WAITING, COMPUTING = [Job(0.1, 0, 0.01)] * 100, [Job(0, 0.1, 0.01)] * 100
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("jobs", "now", "seconds"),
+    [
+        (WAITING, settings(0), 0.11),
+        (WAITING, settings(1), 0.1),
+        (WAITING, settings(4), 0.025),
+        (WAITING, settings(20), 0.01),  # the loop limits
+        (WAITING, settings(4, cores=1), 0.025),  # waiting needs no core
+        (WAITING, settings(4, window=1), 0.1),
+        (WAITING, settings(4, window=2), 0.05),
+        (COMPUTING, settings(1, cores=2), 0.1),
+        (COMPUTING, settings(2, cores=2), 0.05),
+        (COMPUTING, settings(6, cores=2), 0.05),  # no core is free
+        ([Job(0.05, 0.05, 0.001)] * 100, settings(2, cores=1), 0.05),
+        ([Job(0.05, 0.05, 0.001)] * 100, settings(8, cores=1), 0.05),
+        ([Job(1.0 if i % 10 == 5 else 0.1, 0, 0.001) for i in range(200)], settings(2), 0.095),
+    ],
+)
+def test_the_model(jobs: list[Job], now: Settings, seconds: float):
+    assert per_batch(jobs, now) == pytest.approx(seconds, rel=0.06)
+
+
+@pytest.mark.unit
+def test_any_order_does_not_wait_for_a_slow_batch():
+    jobs = [Job(1.0 if i % 10 == 5 else 0.1, 0, 0.02) for i in range(200)]
+    assert per_batch(jobs, settings(2, window=2, in_order=False)) < 0.95 * per_batch(jobs, settings(2, window=2))
+
+
+def recorded(jobs: list[Job], now: Settings, *, stretched: float = 1) -> list[BatchRecord]:
+    """Records as if the model were the loader, in whose steps `stretched` times the measured time passes."""
+    records, before = [], 10**9
+    for index, (job, end) in enumerate(zip(jobs, replay(jobs, now), strict=True)):
+        returned = 10**9 + round(end * stretched * 1e9)
+        delivered = returned - round(job.step * 1e9)
+        make = round((job.waiting + job.cpu) * 1e9)
+        fields = dict.fromkeys(BatchRecord._fields, 0) | {
+            "index": index, "requested": before, "in_order": delivered, "delivered": delivered, "returned": returned,
+            "fetch_begin": delivered - make, "fetched": delivered, "collated": delivered,
+            "fetch_cpu": round(job.cpu * 1e9), "collate_cpu": 0, "placed": None,
+        }  # fmt: skip
+        records.append(BatchRecord(**fields))
+        before = returned
+    return records
+
+
+@pytest.mark.unit
+def test_a_prediction_has_an_interval_and_the_error_of_the_replay():
+    jobs = [Job(0.08 + 0.002 * (i * 7 % 20), 0, 0.005) for i in range(200)]
+    found = predict(recorded(jobs, settings(2)), Evidence(), settings(2), settings(4), "workers_wait", "num_workers=4")
+    assert found.speedup == pytest.approx(2, rel=0.05)
+    assert found.low <= found.speedup <= found.high < 2.2
+    assert found.replay_error == pytest.approx(0, abs=0.02)
+    assert found.measured == pytest.approx(2 / 0.099, rel=0.03)
+    assert str(found).startswith("num_workers=4: 2.0")
+    assert "batches/s instead of 20." in str(found)
+    more = predict(recorded(jobs, settings(2)), Evidence(), settings(2), settings(2, window=9), "workers_wait", "x")
+    assert more.speedup == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.unit
+def test_the_time_between_two_batches_of_a_worker_counts():
+    jobs = [Job(0.1, 0, 0.005)] * 60
+    records = [
+        r._replace(worker=r.index % 2, dispatched=1, returned=round(1e9 + 0.06e9 * r.index), delivered=1, requested=1)
+        for r in recorded(jobs, settings(2))
+    ]
+    records = [
+        r._replace(fetch_begin=r.fetch_begin + r.index // 2 * 20 * MS, collated=r.collated + r.index // 2 * 20 * MS)
+        for r in records
+    ]
+    assert jobs_of(records, Evidence())[30].waiting == pytest.approx(0.12, abs=0.002)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("own", "waiting"), [(0.9, 0.05), (0.2, 0.08)])
+def test_a_wait_for_a_core_is_left_out_if_the_loader_itself_uses_the_cores(own: float, waiting: float):
+    fields: dict[str, float] = dict.fromkeys((f.name for f in dataclasses.fields(Usage)), 0)
+    usage = Usage(**(fields | {"core_wait": 0.3, "worker_cores": own}))  # type: ignore[arg-type]
+    e = Evidence(usage=usage, workers=2, cores=2, utilization=1.0, fetch_cpu=0.2)
+    (job, *_others) = jobs_of(recorded([Job(0.08, 0.02, 0.005)] * 9, settings(2)), e)
+    assert (job.waiting, job.cpu) == pytest.approx((waiting, 0.02))
+
+
+@pytest.mark.unit
+def test_a_loader_predicts_from_its_newest_epoch():
+    with DataLoader(list(range(400)), 4) as loader:
+        assert "20 consecutive batches are needed, there are 0" in str(loader.what_if(num_workers=2))
+        for _batch in loader:
+            pass
+        found = loader.what_if(num_workers=2, prefetch_factor=4)
+        assert found.change == "num_workers=2, prefetch_factor=4"
+        assert found.measured > 0
+        assert (found.speedup is None) is bool(found.reason)
+        with pytest.raises(ValueError, match="such as num_workers=4"):
+            loader.what_if()
+        with pytest.raises(ValueError, match="not negative"):
+            loader.what_if(num_workers=-1)
+    assert loader.what_if(num_workers=2).measured == found.measured, "closing loses nothing"
+
+
+@pytest.mark.unit
+def test_no_prediction_where_the_model_does_not_fit():
+    jobs, now = [Job(0.1, 0, 0.005)] * 60, settings(2)
+    slower = predict(recorded(jobs, now, stretched=1.5), Evidence(), now, settings(4), "workers_wait", "num_workers=4")
+    assert slower.speedup is None
+    assert slower.batches_per_second is None
+    assert "differs from what was measured by 5" in str(slower)
+    locked = predict(recorded(jobs, now), Evidence(), now, settings(4), "lock", "num_workers=4")
+    assert str(locked) == "num_workers=4: cannot tell, a lock serializes the workers"
+    few = predict(recorded(jobs, now)[:9], Evidence(), now, settings(4), "workers_wait", "num_workers=4")
+    assert "20 consecutive batches are needed, there are 9" in str(few)
