@@ -215,6 +215,7 @@ def test_threads_share_a_store(create):
 
 COMMON = """
 import json, os, signal, sys
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # Python warns of a fork while there are other threads
 import numpy as np
 from nbloader.cache import memory_store
 from nbloader.cache.entry import decode, encode

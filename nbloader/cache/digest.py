@@ -29,6 +29,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path, PurePath
 from types import (
     BuiltinFunctionType,
@@ -72,7 +73,7 @@ _NATIVE = (
 _LOCKS = frozenset({"_thread.lock", "_thread.RLock"})
 _IMMUTABLE = (
     type(None), bool, int, float, complex, str, bytes, range, slice, PurePath, np.generic, np.dtype, FunctionType, type,
-    ModuleType, CodeType, SharedSequence, SharedMapping, *_NATIVE, type(Ellipsis), type(NotImplemented),
+    ModuleType, CodeType, Enum, SharedSequence, SharedMapping, *_NATIVE, type(Ellipsis), type(NotImplemented),
 )  # fmt: skip
 
 
