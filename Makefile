@@ -3,8 +3,9 @@
 # make test            everything: lint, all tests, the notebooks, the browser tests
 # make lint            ruff, mypy and the import contracts
 # make bench           benchmark against torch, in under ten minutes (ROWS=tiny,large selects rows; ROWS=startup
-#                      those of large packages, where they are installed; PEERS="paddle spdl
-#                      grain mxnet" adds other loaders); writes table.md and results.json to build/bench
+#                      those of large packages, ROWS=samples those of samples of packages, where they are installed;
+#                      PEERS="paddle spdl grain mxnet" adds other loaders); writes table.md and results.json to
+#                      build/bench
 # make bench-gpu       benchmark of uploads against torch, needs a GPU; writes to build/bench-gpu
 # make soak            stress test: kill, restart, resize and compare every batch (SECONDS=300)
 # make fuzz            random loaders under random faults, controls and resumptions; prints its seed (SECONDS=300 SEED=7)

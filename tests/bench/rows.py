@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import real_samples
 import startup
 import systems
 import work
@@ -334,6 +335,20 @@ def _gathered_by_processes(turns):
     return [replace(judged, found=f"{judged.found}; {_begun(turns)}")]
 
 
+def _samples(turns):
+    (judged,) = times(1)(turns)
+    cpu = ", ".join(f"{name} {median(turns, name, 'all_us'):,.0f} us" for name in (TORCH, OURS))
+    return [replace(judged, found=f"{judged.found}; {_begun(turns)}, of all processes: {cpu}")]
+
+
+def _samples_row(name):
+    """A row of real_samples.py."""
+    workload = real_samples.WORKLOADS[name]
+    title = f"{(workload.__doc__ or name).removesuffix('.')}, 2 workers"
+    package = real_samples.package_of(name)
+    return Row(f"samples_{name}", title, "batch/s", "rate", _samples, seconds=0.25, group="samples", package=package)
+
+
 def _in_process_row(name, title):
     """A row with `num_workers=0`."""
     return Row(f"inproc_{name}", f"{title}, num_workers=0", "batch/s", "rate", _in_process, turns=11, seconds=0.25)
@@ -479,5 +494,6 @@ ROWS = (
         )
         for name in startup.WORKLOADS
     ),
+    *map(_samples_row, real_samples.MEASURED),
     Row("keep", "list(loader): memory relative to the data, 2 workers", "%", "keep", _keep, fresh=True),
 )

@@ -11,6 +11,7 @@ Each system runs in its own process, so that none affects another.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import json
 import os
@@ -24,12 +25,16 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import real_samples
 import startup
 import systems
 import work
 
 LATER = 15
 """Later epochs whose first batch is timed, per turn."""
+
+SAMPLES = 1600
+"""Samples of a workload of real_samples.py."""
 
 EPOCHS = 10
 """Epochs after which the memory of a dataset of Python objects is measured."""
@@ -102,6 +107,11 @@ class Side:
             begin = _clock()
             self.dataset, self.functions = startup.WORKLOADS[self.work.package]()
             self.imported = _clock() - begin
+        elif self.work.samples:
+            self.dataset, options = real_samples.WORKLOADS[self.work.samples](SAMPLES)
+            self.work = dataclasses.replace(
+                self.work, batch_size=options["batch_size"], collate=options.get("collate_fn")
+            )
         else:
             self.dataset = self.work.dataset()
         self.loader = None
@@ -136,7 +146,7 @@ class Side:
                 break
         cpu, everyone = time.process_time() - cpu, cpu_seconds() - everyone
         last = Digest()
-        last.add(last_batch)
+        last.add(self._plain(last_batch))
         return {
             "value": batches / seconds, "cpu_us": 1e6 * cpu / batches, "slept": slept,
             "all_us": 1e6 * everyone / batches, "first_us": 1e6 * statistics.median(firsts),
@@ -318,11 +328,14 @@ class Side:
 
     # ---- helpers ----------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _digest(loader):
+    def _plain(self, batch):
+        """What is digested of a batch."""
+        return real_samples.parts(batch) if self.work.samples else batch
+
+    def _digest(self, loader):
         digest, batches = Digest(), 0
         for batch in loader:
-            digest.add(batch)
+            digest.add(self._plain(batch))
             batches += 1
         return {"strict": digest.strict, "loose": digest.loose, "batches": batches}
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import real_samples
 import startup
 
 PIXELS = 3 * 224 * 224
@@ -322,6 +323,8 @@ class Work:
     """Samples in flight in each worker, if the dataset is asynchronous."""
     forked: bool = False
     """Whether our workers are forked from the process, too, and new workers begin each epoch."""
+    samples: str = ""
+    """The workload of real_samples.py, which determines the batch size and the collate function, too."""
 
 
 BATCHES = {
@@ -382,6 +385,7 @@ WORK = {
     "memory_process": Work(lambda: table(200_000), 1024, 2, shuffle=True),
     "keep": Work(lambda: Growing(64 * BATCHES["keep"]), 64, 2),
     **{f"startup_{name}": Work(list, 8, 2, package=name) for name in startup.WORKLOADS},
+    **{f"samples_{name}": Work(list, 16, 2, samples=name) for name in real_samples.MEASURED},
 }
 
 
