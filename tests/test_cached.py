@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
-from datasets import run_script
+from datasets import run_script, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -667,7 +667,7 @@ def test_a_worker_that_dies_in_a_sample_loses_no_entry(tmp_path):
     with DataLoader(Dataset(compute), 4, num_workers=1) as loader:
         assert [int(x[0]) for batch in loader for x in batch] == list(range(24))
         assert sample_cache.gauge().entries == 24
-        assert loader.stats().deaths == 1
+        wait_for(lambda: loader.stats().deaths == 1, "the death")
     del compute
 
 
