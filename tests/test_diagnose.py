@@ -307,6 +307,20 @@ def test_slow_samples_are_found_and_waits_that_are_not_rare_are_no_stalls():
 
 
 @pytest.mark.unit
+def test_batches_that_a_worker_fetches_at_the_same_time_share_its_time():
+    records = epoch([30 * MS] * 40, make=800 * MS, fetch_cpu=8 * MS, slowest_ns=700 * MS)
+    e = measure(records, span(records))
+    assert e.overlap == pytest.approx(10, rel=0.15)
+    assert (e.utilization, e.slow_share) == (1.0, 0.0)
+    assert find_causes(e)[0].cause is Cause.COLLATE  # 80 ms of each batch, one after the other
+    quick = [r._replace(fetched=r.collated - MS) for r in records]
+    e = measure(quick, span(quick))
+    assert e.fetch_ms + e.collate_ms == pytest.approx(80, rel=0.05)
+    assert e.fetch_cpu == pytest.approx(8 / e.fetch_ms)
+    assert "a larger concurrency helps" in verdict(e).sentence
+
+
+@pytest.mark.unit
 def test_an_epoch_of_any_length_is_sampled_evenly_and_keeps_its_longest_waits():
     sample = EpochSample()
     for begin in range(0, 10_000, 50):

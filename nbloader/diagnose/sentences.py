@@ -84,6 +84,12 @@ def _cores(e: Evidence) -> str:
 
 def _waiting_samples(e: Evidence) -> str:
     share = 1 - min(1.0, e.fetch_cpu or 0.0) - min(causes.core_wait(e), 1 - min(1.0, e.fetch_cpu or 0.0))
+    if e.overlap > 1:
+        return (
+            f"{_workers(e)} Each fetches samples of {number(e.overlap)} batches at a time, and waits for them "
+            f"{percent(share)} of its time (network, disk, sleep), so a larger concurrency helps, and so do more "
+            "workers."
+        )
     return (
         f"{_workers(e)} Fetching is {percent(share)} waiting (disk, network, sleep), so more workers help, even beyond "
         f"the {plural(e.cores, 'core')}; a larger prefetch window does not."

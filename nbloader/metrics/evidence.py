@@ -94,7 +94,9 @@ class Evidence:
     make_ms: float = 0.0
     """Median time to fetch and collate a batch."""
     fetch_ms: float = 0.0
-    """Mean time to fetch a batch."""
+    """Mean time to fetch a batch. Where a worker fetches several at a time: the part of its time that one takes."""
+    overlap: float = 1.0
+    """Batches that a worker fetches at a time, if its dataset is asynchronous."""
     collate_ms: float = 0.0
     """Mean time to collate one."""
     transport_ms: float = 0.0

@@ -27,6 +27,8 @@ STALL_TIMES, STALL_NS = 8, 100_000_000
 """A wait is a stall if it is longer than so many usual waits and usual batches, and than this."""
 STALL_SHARE = 0.02
 """Stalls are rare: at most this share of the batches, or one."""
+OVERLAPPING = 1.2
+"""Workers that were busy for so many times the time have fetched several batches at a time."""
 SLOW_TIMES = 4
 """A sample is slow if it takes so many times as long as a usual one."""
 SLOW_LISTED = 64
@@ -159,7 +161,13 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
     count = len(regular)
     part = steady_batches / count / span_ns  # of the span, per ns of these batches
     worst = max([*steady, *(r for r in o.worst if r.index not in first)], key=_waited)
-    slow = _SlowSamples(regular)
+    used = busy_ns / count * steady_batches / (workers * steady_ns)
+    overlap = used if used > OVERLAPPING and _overlap([*o.opening, *records]) else 1.0
+    if overlap > 1:  # the time of the worker that is left for a batch, beside collating
+        left = workers * steady_ns / steady_batches - (busy_ns - sum(fetches)) / count
+        fetches = [max(1, round(left))] * count
+    # What a sample of several at a time takes says nothing about the time that it costs its worker.
+    slow = _SlowSamples(regular if overlap == 1 else ())
     return Evidence(
         span=o.span,
         seconds=o.seconds,
@@ -182,12 +190,13 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         step_ms=sum(elapsed_ns(r.delivered, returned_at(r)) for r in regular) / count / 1e6,
         make_ms=usual_make / 1e6,
         fetch_ms=sum(fetches) / count / 1e6,
+        overlap=overlap,
         collate_ms=sum(collates) / count / 1e6,
         transport_ms=(median([elapsed_ns(r.collated, r.received) for r in regular]) or 0) / 1e6,
         reorder_ms=sum(elapsed_ns(r.received, r.in_order) for r in regular) / count / 1e6,
         fetch_cpu=_ratio([r.fetch_cpu for r in regular], fetches),
         collate_cpu=_ratio([r.collate_cpu for r in regular], collates),
-        utilization=share_of(round(busy_ns / count * steady_batches), workers * steady_ns),
+        utilization=min(1.0, used),
         full=sum(r.in_flight + r.reordering + r.ready + 1 >= o.window for r in regular) / count,
         ready=sum(r.ready for r in regular) / count,
         nbytes=sum(r.nbytes for r in regular) / count,
@@ -206,6 +215,20 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         uploads=upload_stats(regular),
         device=o.device,
     )
+
+
+def _overlap(records: Sequence[BatchRecord]) -> bool:
+    """Whether a worker has fetched several batches at a time."""
+    ends: dict[tuple[int, int], int] = {}
+    for r in sorted({(r.run, r.index): r for r in records}.values(), key=_fetch_begin):
+        if r.fetch_begin < ends.get((r.worker, r.pid), 0):
+            return True
+        ends[r.worker, r.pid] = r.fetched
+    return False
+
+
+def _fetch_begin(record: BatchRecord) -> int:
+    return record.fetch_begin
 
 
 def _wait(record: BatchRecord, pauses: Pauses) -> int:
