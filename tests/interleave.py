@@ -1,4 +1,7 @@
-"""Another thread acts at a chosen line of nbloader's code: what a random attack needs thousands of attempts for."""
+"""Another thread, or an interrupt, acts at a chosen point of nbloader's code.
+
+A random attack needs thousands of attempts for that.
+"""
 
 from __future__ import annotations
 
@@ -51,3 +54,37 @@ class Line:
                 thread.start()
                 thread.join()
         return self._line
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt where this thread enters or leaves a function of nbloader: there signals are handled.
+
+    `points` are all that this thread passes, without repetition.
+
+    Args:
+        at: Where; None for nowhere.
+    """
+
+    def __init__(self, at=None):
+        self.points = {}
+        """Points, in the order in which they were first passed."""
+        self._at = at
+
+    def __enter__(self):
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *_exc):
+        sys.setprofile(None)
+
+    def _profile(self, frame, event, arg):
+        code = frame.f_code
+        if event == "c_call" or not code.co_filename.startswith(ROOT) or code.co_name == "<genexpr>":
+            return
+        if event == "return" and code.co_name in ("_next", "__next__"):
+            return  # then the consumer has the batch: CPython handles no signal before it is assigned
+        point = code.co_filename, frame.f_lineno, event, getattr(arg, "__name__", "") if event == "c_return" else ""
+        self.points[point] = None
+        if point == self._at:
+            sys.setprofile(None)
+            raise KeyboardInterrupt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import functools
 import os
 import signal
@@ -9,6 +11,7 @@ import threading
 
 import pytest
 from datasets import Numbers, flat
+from interleave import Interrupts
 
 from nbloader import DataLoader, LoaderClosedError
 from nbloader._util import rng
@@ -106,6 +109,33 @@ def test_an_epoch_whose_sampler_was_interrupted_does_not_seem_to_be_over():
             next(it)
         with pytest.raises(LoaderClosedError, match="sampler was interrupted: iterate the loader again"):
             next(it)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "workers": "thread"}], ids=["inline", "thread"])
+def test_an_interrupt_at_any_point_costs_no_batch_silently(options):
+    """Whoever goes on with the same iterator gets all other batches, or an error; the next epoch is complete."""
+    outcomes = collections.Counter()
+
+    def iterate(at=None):
+        epoch, got = iter(loader), []
+        with Interrupts(at) as interrupts, contextlib.suppress(KeyboardInterrupt):
+            for _ in range(3):  # what comes after the last batch costs none
+                got.append(int(next(epoch)[0]))  # noqa: PERF401 - those before the interrupt are kept
+        try:
+            got.extend(int(batch[0]) for batch in epoch)
+        except LoaderClosedError:
+            outcomes["ended"] += 1
+            assert got == [0, 2, 4, 6][: len(got)], at
+        else:
+            outcomes["went on"] += 1
+            assert got == [0, 2, 4, 6], at
+        return interrupts.points
+
+    with DataLoader(Numbers(8), 2, **options) as loader:
+        for point in iterate():
+            iterate(point)
+            assert flat(loader) == list(range(8)), point
+    assert min(outcomes["ended"], outcomes["went on"]) > 20
 
 
 @pytest.mark.unit

@@ -846,6 +846,19 @@ class Engine:
         elif self._config.fresh_workers and not self._dispatcher.iterations:
             self._group.stop()
 
+    def check_complete(self, run: int, *, drawn: int, returned: int) -> None:
+        """End an iteration if a batch of it was lost: an interrupt came when no other variable held the batch.
+
+        Args:
+            run: The iteration.
+            drawn: Number of the batch that is drawn next.
+            returned: Number of the batch that was returned to the consumer last; -1 for none.
+        """
+        state, last = self._dispatcher.iterations.get(run), self._last
+        taken = returned if last is None or last.run != run else last.number
+        if state is not None and (state.added != drawn or taken != returned):
+            self.close_iteration(run)
+
     def restart_workers(self, ids: list[int]) -> None:
         """Replace workers; other workers produce what they held."""
         self._command(lambda: self._group.restart(ids))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from nbloader import events as ev
+from nbloader._util.signals import raised_by_handler
 from nbloader._util.torch_api import _BaseDataLoaderIter, profiling, record_function
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch.header import NOT_MEASURED
@@ -159,11 +160,23 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             Exception: Whatever the dataset or the collate function raised, with the worker's traceback as its cause
                 and the sample's index in a note. The iteration can go on with the next batch. If the memory of the
                 device did not suffice, torch's OutOfMemoryError: then it goes on with the same batch.
+            KeyboardInterrupt: And what other signal handlers raise. While it waits, the iteration can go on. If a batch
+                was lost, because it was just being built or drawn, the next call raises LoaderClosedError.
         """
-        if profiling():
-            with record_function(PROFILED):
-                return self._next()
-        return self._next()
+        try:
+            if profiling():
+                with record_function(PROFILED):
+                    return self._next()
+            return self._next()
+        except BaseException as error:
+            if not isinstance(error, Exception) or raised_by_handler(error):
+                self._check_complete()
+            raise
+
+    def _check_complete(self) -> None:
+        """After an interrupt."""
+        if self._kept is None:
+            self._engine.check_complete(self._run, drawn=self.plan.next_number, returned=self._resources.returned)
 
     def _next(self) -> T_co:
         if self._consumer is None:
@@ -183,6 +196,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             task.indices = item_numbers(task.indices)
         if payload.failed:
             plan.delivered(task, 0)
+            self._resources.returned = task.number
             raise payload.to_exception(task.number, task.indices, batched=self._batched)
         batch = payload.open() if self._transfer is None else self._move(self._transfer, got)
         if self._names is not None:
@@ -190,6 +204,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._remember(got, payload, requested)
         plan.delivered(task, payload.samples)
         self._resources.delivered += 1
+        self._resources.returned = task.number  # no function call after it: it would be an opportunity for signals
         return batch  # type: ignore[no-any-return]
 
     def _wait(self) -> Delivery:
@@ -252,16 +267,16 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         index = None
         if slowest >= 0:
             index = task.indices[slowest] if self._batched else task.indices
-        self._resources.before = (
-            self._run, self._run, task.number, payload.worker, payload.pid, task.attempt, samples, nbytes,
-            payload.transport, requested, task.dispatched, fetch_begin, fetch_end, collate_end, payload.received,
-            task.in_order, _clock(),
-        )  # fmt: skip
         self._resources.after = (
             fetch_cpu if measured else None, collate_cpu if measured else None, got.in_flight, got.reordering,
             got.ready, index, slowest_ns,
             task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,),
             None, self._sampling, extras_nbytes,
+        )  # fmt: skip
+        self._resources.before = (  # last: what is here is published
+            self._run, self._run, task.number, payload.worker, payload.pid, task.attempt, samples, nbytes,
+            payload.transport, requested, task.dispatched, fetch_begin, fetch_end, collate_end, payload.received,
+            task.in_order, _clock(),
         )  # fmt: skip
         self._sampling = 0
 
@@ -298,6 +313,8 @@ class _Resources:
         self.run = run
         self.wakeup = Wakeup()
         self.delivered = 0
+        self.returned = -1
+        """Number of the last batch that was returned, or whose error was raised; -1 for none."""
         self.reader: SourceReader | None = None
         self.begun = False
         """Whether a consumer has come."""

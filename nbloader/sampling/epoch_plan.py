@@ -109,6 +109,8 @@ class EpochPlan(ABC):
     """Number of the epoch, from 0."""
     over = False
     """Whether the consumer has reached the end."""
+    next_number: int
+    """Number of the batch that `take` yields next. An interrupt may leave it higher."""
 
     @abstractmethod
     def take(self, room: int) -> list[PlannedBatch]:
@@ -154,7 +156,7 @@ class MapEpochPlan(EpochPlan):
         self._drawn = self._position
         # Batches that were delivered out of order are skipped, and the others are renumbered without gaps.
         self._renumbered: dict[int, int] = {}
-        self.first = self._next = self._position + len(self._beyond)
+        self.first = self.next_number = self._position + len(self._beyond)
         self._by_number = context.in_order and not self._beyond
         self.seed = self._sampler.seed
         self._mixed_seed = mix(self.seed)
@@ -192,9 +194,9 @@ class MapEpochPlan(EpochPlan):
             self._drawn += 1
             if number in self._skipped:
                 continue
-            if number != self._next:
-                self._renumbered[self._next] = number
-            self._next += 1
+            if number != self.next_number:
+                self._renumbered[self.next_number] = number
+            self.next_number += 1
             if self._batched and not isinstance(indices, (list, tuple, IndexArray)):
                 indices = _as_list(indices)
             batches.append(PlannedBatch(indices, mix(number, after=self._mixed_seed)))
@@ -266,14 +268,16 @@ class IterableEpochPlan(EpochPlan):
             resume_from.get("count", context.num_shards), size=context.batch_size, seed=self.seed, progress=progress,
             in_order=context.in_order,
         )  # fmt: skip
-        self.first = sum(p.position + len(p.beyond) for p in self.shards.progress)
+        self.first = self.next_number = sum(p.position + len(p.beyond) for p in self.shards.progress)
 
     def take(self, room: int) -> list[PlannedBatch]:
         """See `EpochPlan`."""
         batches: list[PlannedBatch] = []
         for _ in range(room):
+            self.next_number += 1  # first: a ticket that is lost by an interrupt counts
             ticket = self.shards.take()
             if ticket is None:
+                self.next_number -= 1
                 break
             batches.append(PlannedBatch(ticket, ticket.seed_of(ticket.position)))
         return batches
