@@ -288,6 +288,9 @@ def test_the_sampler_and_the_device_have_their_parts_of_the_wait():
     drawn = epoch([50 * MS] * 20, in_order=1, sampling=40 * MS)
     e = measure(drawn, span(drawn))
     assert (e.sampler_wait, e.opening_wait) == pytest.approx((40 / 60, 10 / 60))
+    once = epoch([50 * MS] * 40)
+    once[20] = once[20]._replace(delivered=once[20].requested + 3 * S, sampling=3 * S)
+    assert measure(once, span(once)).stall_wait == 0, "a sampler that draws many batches at once is no stall"
     first = measure(drawn, span(drawn, opening=drawn))
     assert first.sampler_wait == pytest.approx(40 / 60)
     assert first.startup_wait == 0

@@ -143,6 +143,12 @@ def _slow_samples(e: Evidence) -> str:
     )
 
 
+def _slow_samples_too(e: Evidence) -> str:
+    common = causes.pattern(e.slow_indices, e.indices)
+    which = f", those with {common}" if common else ""
+    return f"one of {round(e.slow_every)} samples takes {_ms(e.slow_ms)}{which}; others take {_ms(e.sample_ms)}"
+
+
 def _stall(e: Evidence) -> str:
     worst = e.worst
     count = "One batch" if e.stalls == 1 else plural(e.stalls, "batch")
@@ -336,9 +342,7 @@ _SHORT: dict[Cause, Callable[[Evidence], str]] = {
     Cause.COMPUTE_FULL: lambda e: f"fetching computes, and workers and loop use {_cores(e)}",
     Cause.COLLATE: lambda e: f"collating takes {_ms(e.collate_ms)} of {_ms(e.fetch_ms + e.collate_ms)}",
     Cause.SLOW_WORKER: lambda _e: "one worker is slow",
-    Cause.SLOW_SAMPLES: lambda e: (
-        f"one of {round(e.slow_every)} samples takes {_ms(e.slow_ms)}, others {_ms(e.sample_ms)}"
-    ),
+    Cause.SLOW_SAMPLES: _slow_samples_too,
     Cause.STALL: lambda e: f"{plural(e.stalls, 'batch')} that stalled the loop",
     Cause.LOCK: lambda _e: "workers wait for a lock",
     Cause.INTERPRETER_LOCK: lambda _e: "threads wait for the interpreter lock",

@@ -250,7 +250,7 @@ def _stall_limit(usual_make: int, usual_wait: int) -> int:
 def _stalls(candidates: Sequence[BatchRecord], o: SpanOptions, usual_make: int, usual_wait: int) -> dict[int, int]:
     """The waits for the batches that stalled the loop, by number of the batch; {} if they are not rare."""
     limit = _stall_limit(usual_make, usual_wait)
-    found = {r.index: wait for r in candidates if (wait := _wait(r, o.pauses)) > limit}
+    found = {r.index: _wait(r, o.pauses) for r in candidates if _wait(r, o.pauses) - _drawn(r) > limit}
     return found if len(found) <= max(1, STALL_SHARE * o.batches) else {}
 
 
