@@ -38,14 +38,23 @@ def test_nested_and_sparse_tensors_are_those_of_torch(name):
 
 
 @new
-@pytest.mark.parametrize("name", ["nested_samples", "sparse", "sparse_rows"])
-def test_the_default_collate_function_refuses_them_as_torch_does(name):
-    dataset = real_samples.WORKLOADS[name](4).dataset
-    with pytest.raises(RuntimeError, match="not currently supported by the default collate_fn") as expected:
-        next(iter(torch.utils.data.DataLoader(dataset, 4)))
-    with DataLoader(dataset, 4, num_workers=1) as loader, pytest.raises(RuntimeError) as raised:
-        next(iter(loader))
-    assert str(raised.value) == str(expected.value)
+def test_the_default_collate_function_refuses_them_as_torch_does():
+    nested = real_samples.to_nested([torch.ones(2), torch.ones(3)])
+    sparse = [real_samples.WORKLOADS[name](1).dataset[0] for name in ("sparse", "sparse_rows")]
+    samples = [sample for sample in (nested, *sparse) for _ in range(2)]
+    expected = []
+    for first in (0, 2, 4):
+        with pytest.raises(RuntimeError, match="not currently supported by the default collate_fn") as refused:
+            torch.utils.data.default_collate(samples[first : first + 2])
+        expected.append(str(refused.value))
+    raised = []
+    with DataLoader(samples, 2, num_workers=1) as loader:
+        batches = iter(loader)
+        for _ in expected:
+            with pytest.raises(RuntimeError) as refused:
+                next(batches)
+            raised.append(str(refused.value))
+    assert raised == expected
 
 
 @pytest.fixture(scope="module")
