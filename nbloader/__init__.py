@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         WorkerDiedError,
         WorkerStartError,
     )
+    from nbloader.explorer.api import explore
     from nbloader.loader.dataloader import DataLoader
     from nbloader.loader.upload_benchmark import compare_uploads
     from nbloader.sampling.samplers import FilterSampler, IntervalSampler
@@ -44,6 +45,7 @@ _MODULES = {
     "cached": "nbloader.cache.cached_function",
     "compare_uploads": "nbloader.loader.upload_benchmark",
     "configure_cache": "nbloader.cache.sample_cache",
+    "explore": "nbloader.explorer",
     "get_worker_info": "nbloader.workers.worker_info",
     "share": "nbloader.shm.share",
     "warm_up": "nbloader.transport.early_start",
@@ -62,6 +64,7 @@ __all__ = [
     "cached",
     "compare_uploads",
     "configure_cache",
+    "explore",
     "get_worker_info",
     "share",
     "warm_up",

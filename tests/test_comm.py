@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from jupyter_client import BlockingKernelClient, KernelManager
 
-from nbloader.dashboard import comm
+from nbloader.frontend import comm
 
 pytestmark = pytest.mark.unit
 
@@ -25,7 +25,7 @@ TIMEOUT = 30
 SETUP = """
 import time, threading
 from comm import create_comm
-from nbloader.dashboard import comm as ours
+from nbloader.frontend import comm as ours
 got = []
 def listen(name):
     c = create_comm(target_name="test", comm_id=name)

@@ -55,14 +55,14 @@ class Screen:
 def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
     screen = Screen()
     monkeypatch.setattr(
-        widget.DashboardWidget,
+        widget.LiveWidget,
         "send",
         lambda _self, message, buffers=None: screen.sent.put(message | {"data": buffers}),
     )
     monkeypatch.setattr(
         widget,
         "display",
-        lambda name, data, update=False: screen.displayed.put((name, data.get("text/html", ""))),
+        lambda name, _text, data, update=False: screen.displayed.put((name, data.get("text/html", ""))),
     )
     monkeypatch.setattr(widget, "_write_static_in_time", lambda: None)
     return screen
@@ -101,17 +101,17 @@ def test_a_static_form_that_is_written_while_a_message_goes_out_does_not_count_a
     dashboard = widget.dashboard_of(loader)
     say(dashboard, kind="ready", view="a")
     screen.next("full")
-    send = widget.DashboardWidget.send
+    send = widget.LiveWidget.send
     drawn = threading.Thread(target=dashboard.write_static)
 
-    def slow_send(self: widget.DashboardWidget, message: dict[str, Any], buffers: Any = None) -> None:
+    def slow_send(self: widget.LiveWidget, message: dict[str, Any], buffers: Any = None) -> None:
         if drawn.ident is None and message.get("payloads", {}).get("summary", {}).get("state") == "running":
             loader.state = "idle"
             drawn.start()
             drawn.join(0.3)  # the main thread asks for its static form now; it may wait until this has gone out
         send(self, message, buffers)
 
-    monkeypatch.setattr(widget.DashboardWidget, "send", slow_send)
+    monkeypatch.setattr(widget.LiveWidget, "send", slow_send)
     loader.state = "running"
     dashboard._wake.set()
     states = []

@@ -24,29 +24,9 @@
 //   api.unfolded()             whether the panel can be seen; if not, update() may do less
 //   api.bokeh()                a promise of BokehJS
 //
-// Texts may come from samples and errors: they go into the page through textContent and nothing else.
+// `../frontend/view.js` stands before this text in the module.
 
 const PATIENCE = 15000;  // ms after which a command without effect can be given again
-
-function make(tag, className, parent, text) {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  if (text !== undefined) node.textContent = text;
-  parent?.append(node);
-  return node;
-}
-
-function write(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
-function button(parent, label, name, onclick) {
-  const node = make("button", "", parent, label);
-  node.type = "button";
-  node.setAttribute("aria-label", name);
-  node.addEventListener("click", onclick);
-  return node;
-}
 
 // A button whose command has not had its effect yet says so.
 class Pending {
@@ -129,37 +109,25 @@ class Section {
   }
 }
 
-// The static form is in the notebook all the time. It is visible when no live view of its loader is.
-const covered = new Map();
-function cover(id, add) {
-  const entry = covered.get(id) ?? { count: 0, style: null };
-  entry.count += add;
-  covered.set(id, entry);
-  if (entry.count && !entry.style) {
-    const form = `.nbl-static[data-nbl="${CSS.escape(id)}"]`;
-    entry.style = make("style", "", document.head, `${form}, .jp-OutputArea-child:has(${form}) { display: none; }`);
-  } else if (!entry.count) {
-    entry.style?.remove();
-    covered.delete(id);
-  }
+async function loadPanels(asset, load) {
+  const sources = Object.entries(JSON.parse(await asset("panels")));
+  return Object.fromEntries(await Promise.all(sources.map(async ([name, text]) => [name, await load(`panel ${name}`, text)])));
 }
 
-function addStyles(text) {
-  const node = document.getElementById("nbl-styles") ?? make("style", "", document.head);
-  node.id = "nbl-styles";
-  write(node, text);
-}
-
-export function mount({ model, el, styles, panels: modules, bokeh }) {
-  addStyles(styles);
-  const view = crypto.randomUUID?.() ?? String(Math.random());
+export async function mount({ model, el, styles, asset, load }) {
+  const modules = await loadPanels(asset, load);
+  // BokehJS attaches itself to `this`: give it an object of our own, so that another Bokeh on the page is not touched.
+  const bokeh = async () => {
+    const text = await asset("bokeh");
+    return (await load("bokeh", `const o = {}; (function () {${text}\n}).call(o); export default o.Bokeh;`)).default;
+  };
+  addStyles("nbl-styles", styles);
   const root = make("div", "nbl", el);
   root.setAttribute("role", "group");
   root.setAttribute("aria-label", "nbloader dashboard");
   const waiting = make("p", "nbl-label", root, "Waiting for the kernel…");
-  const send = (message) => model.send({ ...message, view });
   let panels = null;  // name -> { panel, section, data }
-  let id = null, now = 0, timer = null, delay = 1000, gone = false;
+  let id = null, now = 0;
 
   const build = (message) => {
     id = message.id;
@@ -175,8 +143,8 @@ export function mount({ model, el, styles, panels: modules, bokeh }) {
       entry.section = new Section(root, spec, draw);
       const api = {
         make, write, button, copy, download, Pending, bokeh,
-        request: (what, fields) => { if (!gone) send({ ...fields, kind: "request", panel: name, name: what }); },
-        command: (what, fields) => send({ ...fields, kind: "command", name: what }),
+        request: (what, fields) => connection.send({ ...fields, kind: "request", panel: name, name: what }),
+        command: (what, fields) => connection.send({ ...fields, kind: "command", name: what }),
         note: (text, warn) => entry.section.note(text, warn),
         unfolded: () => entry.section.unfolded,
       };
@@ -193,53 +161,23 @@ export function mount({ model, el, styles, panels: modules, bokeh }) {
     }
   };
   const receive = (message, buffers) => {
-    if (gone || (message.to !== undefined && message.to !== view)) return;
     if (message.kind === "full" || message.kind === "tick") {
-      clearTimeout(timer);
+      connection.answered();
       if (!panels && message.kind === "full") build(message);
       if (panels) apply(message);
     } else if (message.kind === "reply") panels?.get(message.panel)?.panel.receive?.(message, buffers);
   };
-  const ask = () => {  // until answered: the kernel may be too busy the first time
-    send({ kind: "ready" });
-    timer = setTimeout(ask, delay);
-    delay = Math.min(2 * delay, 30000);
-  };
   const orphaned = () => {  // the last state stays, and no button pretends to work
-    gone = true;
-    clearTimeout(timer);
     for (const node of root.querySelectorAll(".nbl-controls button, .nbl-controls input, .nbl-act button")) node.disabled = true;
     const state = root.querySelector(".nbl-chip");
     if (state) write(state, "kernel gone");
     else waiting.textContent = "The kernel is gone.";
   };
-  const kernel = model.widget_manager?.kernel;  // in JupyterLab and Notebook; elsewhere a CSS class says it
-  const onStatus = (_, status) => { if (["dead", "restarting", "autorestarting"].includes(status)) orphaned(); };
-  kernel?.disposed?.connect(orphaned);
-  kernel?.statusChanged?.connect(onStatus);
-  const life = new MutationObserver(() => { if (el.classList.contains("jupyter-widgets-disconnected")) orphaned(); });
-  const themes = new MutationObserver(() => { for (const { panel } of panels?.values() ?? []) panel.retheme?.(); });
-  themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
-  life.observe(el, { attributes: true, attributeFilter: ["class"] });
-  const keys = (event) => {  // before JupyterLab, whose shortcuts would take the arrow keys
-    if (!root.contains(event.target)) return;
-    if (event.target.type === "range") event.stopPropagation();
-    else if ([...panels?.values() ?? []].some(({ panel }) => panel.key?.(event))) event.stopPropagation();
-  };
-  window.addEventListener("keydown", keys, true);
-  model.on("msg:custom", receive);
-  ask();
+  const keys = (event) => event.target.type === "range" || [...panels?.values() ?? []].some(({ panel }) => panel.key?.(event));
+  const retheme = () => { for (const { panel } of panels?.values() ?? []) panel.retheme?.(); };
+  const connection = connect({ model, el, root, receive, orphaned, keys, retheme });
   return () => {
-    const orphan = gone;
-    gone = true;
-    clearTimeout(timer);
-    window.removeEventListener("keydown", keys, true);
-    themes.disconnect();
-    life.disconnect();
-    kernel?.disposed?.disconnect(orphaned);
-    kernel?.statusChanged?.disconnect(onStatus);
-    model.off("msg:custom", receive);
-    if (!orphan) send({ kind: "gone" });
+    connection.close();
     for (const { panel } of panels?.values() ?? []) panel.remove?.();
     if (id) cover(id, -1);
   };

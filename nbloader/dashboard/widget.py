@@ -28,21 +28,25 @@ from collections.abc import Collection
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import anywidget
 from IPython import get_ipython
 
 from nbloader._util.format import clean
-from nbloader.dashboard import assets, comm, static
+from nbloader.dashboard import static
+from nbloader.dashboard.assets import ASSETS
 from nbloader.dashboard.commands import execute
-from nbloader.dashboard.outputs import TEXT, display, running_cell
 from nbloader.dashboard.panels import PANELS, Frame, Panel
 from nbloader.events import BatchRecord, EpochEnded, EpochStarted, Event, LoaderClosed
+from nbloader.frontend import comm
+from nbloader.frontend.live import LiveWidget
+from nbloader.frontend.outputs import display, running_cell
 
 if TYPE_CHECKING:
     from nbloader.metrics.control import LoaderControl
 
 log = logging.getLogger(__name__)
 
+TEXT = "nbloader dashboard"
+"""The plain-text form. It is constant, so that executed notebooks can be compared."""
 TICK, SLOWEST_TICK = 0.25, 1.0
 """Seconds between two messages: at least, and at most, whatever they cost."""
 SHARE = 0.0175
@@ -57,19 +61,6 @@ WAITING_EVENTS = 20_000
 """Events that wait for the next tick at most; the oldest are dropped from the timeline and the log."""
 
 
-class DashboardWidget(anywidget.AnyWidget):
-    """What the browser displays. It has no state: everything travels in custom messages."""
-
-    def __init__(self) -> None:
-        self._esm = assets.stub()
-        super().__init__()
-        comm.adopt(self.comm)
-
-    def __repr__(self) -> str:
-        """The constant text."""
-        return TEXT
-
-
 class Dashboard:
     """The dashboard of one loader; `loader.dashboard()` creates and shows it.
 
@@ -80,7 +71,7 @@ class Dashboard:
     """
 
     def __init__(self, loader: LoaderControl) -> None:
-        self.widget = DashboardWidget()
+        self.widget = LiveWidget(ASSETS, TEXT)
         self.widget.on_msg(self._on_message)
         self._name = uuid.uuid4().hex[:12]
         self._shown_in: str | None = None
@@ -126,7 +117,7 @@ class Dashboard:
                 self._show_static("view")
             return
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        display(f"{self._name}-view", {"application/vnd.jupyter.widget-view+json": view})
+        display(f"{self._name}-view", TEXT, {"application/vnd.jupyter.widget-view+json": view})
         with self._lock:
             self._show_static("static")
 
@@ -150,10 +141,9 @@ class Dashboard:
 
     def _on_message(self, _widget: object, message: dict[str, Any], _buffers: object) -> None:
         kind, view = message.get("kind"), message.get("view")
-        if kind == "asset" and message.get("name") in assets.NAMES:
-            name = message["name"]
-            self.widget.send({"kind": "asset", "name": name}, buffers=[assets.packed(name)])
-        elif kind == "ready":
+        if self.widget.serve(message):
+            return
+        if kind == "ready":
             self._views.add(str(view))
             self._full_due = True
             self._wake.set()
@@ -289,14 +279,14 @@ class Dashboard:
 
     def _show_static(self, slot: str, *, update: bool = False) -> None:
         html = static.html(self._name, (panel.html(self._payloads[panel.name]) for panel in self._panels))
-        display(f"{self._name}-{slot}", {"text/html": html}, update=update)
+        display(f"{self._name}-{slot}", TEXT, {"text/html": html}, update=update)
 
     def _finish(self) -> None:
         """Replace the live view by the static form: it would show an error once the kernel is gone."""
         with self._lock:
             self._static_due = False
             self._show_static("view", update=True)
-            display(f"{self._name}-static", {"text/html": ""}, update=True)
+            display(f"{self._name}-static", TEXT, {"text/html": ""}, update=True)
         self.widget.close()
 
 

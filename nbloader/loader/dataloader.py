@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from nbloader.dashboard import Dashboard
     from nbloader.dashboard.page import Report
     from nbloader.diagnose.what_if import Prediction
+    from nbloader.explorer.widget import Explorer
     from nbloader.metrics.control import LoaderControl
 
 T_co = TypeVar("T_co", covariant=True)
@@ -645,6 +646,21 @@ class DataLoader(torch_api.DataLoader[T_co]):
         from nbloader.dashboard import show
 
         return show(cast("LoaderControl", self))
+
+    def explore(self, **options: Any) -> Explorer:
+        """Look at the samples of the dataset, also while this loader runs: see `nbloader.explore`.
+
+        Samples are read by workers of the explorer's own; those of the loader, and its random numbers, stay untouched.
+
+        Args:
+            **options: Arguments of `nbloader.explore`, such as `num_workers=4`.
+
+        Raises:
+            RuntimeError: This is not a notebook.
+        """
+        from nbloader.explorer import explore
+
+        return explore(self, **options)
 
     def progress(self, **options: Any) -> Iterator[Any]:
         """Iterate with a progress bar in the terminal: `for batch in loader.progress():`.

@@ -1,4 +1,4 @@
-// All that a saved notebook keeps of the dashboard. The rest is requested from the kernel, once per page.
+// All that a saved notebook keeps of a widget. The rest is requested from the kernel, once per page.
 const VERSION = "__VERSION__";
 const page = (globalThis.__nbloader ??= new Map());
 
@@ -33,21 +33,11 @@ function load(name, text) {
   return page.get(key);
 }
 
-async function loadPanels(model) {
-  const sources = Object.entries(JSON.parse(await asset(model, "panels")));
-  return Object.fromEntries(await Promise.all(sources.map(async ([name, text]) => [name, await load(`panel ${name}`, text)])));
-}
-
 async function render({ model, el }) {
   el.classList.add("nbl-live");
-  const [styles, core, panels] = await Promise.all([
-    asset(model, "styles"), asset(model, "code").then((text) => load("core", text)), loadPanels(model),
+  const [styles, core] = await Promise.all([
+    asset(model, "styles"), asset(model, "code").then((text) => load("core", text)),
   ]);
-  // BokehJS attaches itself to `this`: give it an object of our own, so that another Bokeh on the page is not touched.
-  const bokeh = async () => {
-    const text = await asset(model, "bokeh");
-    return (await load("bokeh", `const o = {}; (function () {${text}\n}).call(o); export default o.Bokeh;`)).default;
-  };
-  return core.mount({ model, el, styles, panels, bokeh });
+  return core.mount({ model, el, styles, asset: (name) => asset(model, name), load });
 }
 export default { render };

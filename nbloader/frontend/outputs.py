@@ -8,21 +8,19 @@ from typing import Any
 from IPython import get_ipython
 from IPython.display import publish_display_data
 
-TEXT = "nbloader dashboard"
-"""The plain-text form. It is constant, so that executed notebooks can be compared."""
 
-
-def display(display_id: str, data: dict[str, Any], *, update: bool = False) -> None:
+def display(display_id: str, text: str, data: dict[str, Any], *, update: bool = False) -> None:
     """Display something in the output of the running cell, or in place of what has this id.
 
     Args:
         display_id: Identifies the output for a later update.
+        text: The plain-text form; constant, so that executed notebooks can be compared.
         data: By MIME type.
         update: Whether to replace what has this id.
     """
     with contextlib.suppress(ValueError, OSError):  # the kernel's channels are closed: nobody would see it
         publish_display_data(  # type: ignore[no-untyped-call]
-            {**data, "text/plain": TEXT}, transient={"display_id": display_id}, update=update
+            {**data, "text/plain": text}, transient={"display_id": display_id}, update=update
         )
 
 

@@ -1,4 +1,4 @@
-"""Handles the dashboard's comm messages while a running cell blocks the kernel's main thread.
+"""Handles the comm messages of our widgets while a running cell blocks the kernel's main thread.
 
 A click reaches the kernel as a comm message. What happens to it depends on the kernel:
 
@@ -7,7 +7,7 @@ A click reaches the kernel as a comm message. What happens to it depends on the 
 - ipykernel 7.4 routes them to the shell from which the comm last sent: the busy one.
 
 `unroute()` reverts the last for one widget. `pump()`, called on the main thread from inside a blocked `__next__`, takes
-waiting messages out of the kernel's queue and handles those for a dashboard. Both are needed: after the page is
+waiting messages out of the kernel's queue and handles those for our widgets. Both are needed: after the page is
 reloaded during a cell, the browser finds its widgets again only through messages on the main shell.
 
 `pump()` handles the messages of adopted widgets, and those with which a reloaded page requests the existing widgets.
@@ -53,7 +53,7 @@ def adopt(comm: Any) -> None:
     _adopted[comm_id] = comm
     unroute(comm)
     # BaseComm.handle_msg also triggers IPython's pre_execute and post_execute. The latter makes matplotlib publish and
-    # close the unfinished figures of the running cell; a click on a dashboard must not do that.
+    # close the unfinished figures of the running cell; a click on ours must not do that.
     with contextlib.suppress(AttributeError, TypeError):
         comm.handle_msg = _handler_without_hooks(comm)
 
@@ -80,7 +80,7 @@ def _handler_without_hooks(comm: Any) -> Callable[[Any], None]:
 
 
 def pump() -> int:
-    """Handle the waiting messages of dashboards.
+    """Handle the waiting messages of adopted widgets.
 
     Call it on the main thread, inside a cell. It never blocks, and never runs an event loop.
 
@@ -167,7 +167,7 @@ def _take_from_queue(kernel: Any) -> list[Message]:
 
 
 def _if_ours(kernel: Any, frames: list[Any]) -> tuple[Any, dict[str, Any]] | None:
-    """Deserialize a message if it is for a dashboard.
+    """Deserialize a message if it is for an adopted widget.
 
     The header and the content are read without checking the signature: `deserialize` does that, and records the
     digest, so it must see each message only once. The kernel deserializes the other messages later.

@@ -1,0 +1,98 @@
+"""`nbloader.explore`: opens an explorer; `nbloader.explore.renderer` registers how values are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from nbloader.explorer.fields import Renderer
+
+if TYPE_CHECKING:
+    from nbloader.explorer.widget import Explorer
+
+F = TypeVar("F", bound=Callable[[Any], Any])
+
+
+class Explore:
+    """Look at the samples of a dataset or a loader: `nbloader.explore(x)` as the last line of a cell."""
+
+    def __init__(self) -> None:
+        self._renderers: list[Renderer] = []
+
+    def __call__(
+        self,
+        x: Any,
+        *,
+        num_workers: int = 2,
+        workers: Literal["process", "thread"] | None = None,
+        seed: int = 0,
+        buffer: int = 1000,
+    ) -> Explorer:
+        """Open an explorer on the samples of an object.
+
+        Nothing is copied to disk and no port is opened. Samples are read when they are on screen, in workers of their
+        own, with random generators that are seeded for each sample: the notebook's generators, and a loader's, are
+        not touched.
+
+        Args:
+            x: A map dataset, an iterable dataset, torch's loader, a loader of nbloader (also while it runs), an array,
+                a list, or a dict of columns. Of a loader, the samples of its dataset are shown.
+            num_workers: Samples that are read at the same time. A stream is read by one.
+            workers: "process", "thread", or None: as the loader; threads for what is in memory or is a stream; else
+                processes. What cannot be sent to processes is read in threads, and a line says so.
+            seed: Decides random augmentation: sample `i` is the same each time it is read.
+            buffer: Samples of a stream that can be seen: the first ones. They are kept in memory.
+
+        Returns:
+            The explorer. It is shown where a cell ends with it, or by `show()`.
+
+        Raises:
+            TypeError: `x` has no samples.
+            ValueError: A number is not positive.
+            RuntimeError: This is not a notebook.
+        """
+        from IPython import get_ipython
+
+        if num_workers < 1 or buffer < 1:
+            raise ValueError(f"num_workers and buffer must be at least 1, not {num_workers} and {buffer}")
+        if workers not in (None, "process", "thread"):
+            raise ValueError(f"workers must be 'process' or 'thread', not {workers!r}")
+        if getattr(get_ipython(), "kernel", None) is None:
+            raise RuntimeError("the explorer needs a Jupyter notebook, and this is a script or a terminal")
+        from nbloader.explorer.widget import Explorer
+
+        return Explorer(x, tuple(self._renderers), num_workers=num_workers, workers=workers, seed=seed, buffer=buffer)
+
+    def renderer(self, applies: str | type | Callable[[str, Any], bool]) -> Callable[[F], F]:
+        """Register a function that makes a value of a sample something that can be shown.
+
+        It runs in the workers. What it returns is drawn in place of the value: an array or a PIL image as a picture, a
+        text, a signal, a dict. It has an effect on explorers that are opened later; the last one registered wins.
+
+            @nbloader.explore.renderer("depth")
+            def depth(value):
+                return matplotlib.cm.viridis(value / value.max())[..., :3]
+
+        Args:
+            applies: The name of a field ("depth", or "meta.depth"), a type, or a function of name and value.
+
+        Returns:
+            A decorator that returns the function unchanged.
+        """
+
+        def register(draw: F) -> F:
+            self._renderers.insert(0, Renderer(applies, draw))
+            return draw
+
+        return register
+
+    def clear_renderers(self) -> None:
+        """Forget the renderers that were registered."""
+        self._renderers.clear()
+
+    def __repr__(self) -> str:
+        """As it is called."""
+        return "<nbloader.explore: call it with a dataset or a loader>"
+
+
+explore = Explore()

@@ -1,0 +1,618 @@
+// A view of an explorer: gallery and table of samples, and one sample in full. `../frontend/view.js` stands before this
+// text in the module; `widget.py` is the other side.
+//
+// Only what is on screen has nodes, and a list of any length scrolls: beyond the height that browsers support, `top` (in
+// pixels of the whole list) is mapped to the scroll bar, and the wheel moves `top` itself.
+
+const GAP = 8, CARD = 150, LINE = 30, TALL = 8e6, FIXED = 340, COLUMN = 80;  // pixels; TALL: the highest scroll area; FIXED: columns that every table has
+const KEPT = 1500;  // cards that the page keeps
+const SLOW = 2000;  // ms after which a sample that is not there can be given up
+const SVG = "http://www.w3.org/2000/svg";
+const CAPTION_FIRST = { label: 0, number: 1, text: 2 };
+const ORDERS = { all: "All samples", selected: "Selected", failed: "Failed so far", slowest: "Slowest so far", delivered: "Delivered last" };
+
+const whole = (n) => n.toLocaleString("en-US");
+const time = (s) => (s < 1e-3 ? `${Math.round(s * 1e6)} µs` : s < 1 ? `${(s * 1e3).toFixed(s < 0.01 ? 1 : 0)} ms` : `${s.toFixed(1)} s`);
+const bytes = (n) => (n < 1000 ? `${n} B` : n < 1e6 ? `${(n / 1e3).toFixed(n < 1e4 ? 1 : 0)} kB` : `${(n / 1e6).toFixed(1)} MB`);
+
+function svg(tag, parent, attributes) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  parent?.append(node);
+  return node;
+}
+
+// A signal: [[least, greatest], ...] of its sections, from 0 to 1.
+function wave(parent, points) {
+  const picture = svg("svg", parent, { class: "nbx-wave", viewBox: `0 0 ${points.length} 100`, preserveAspectRatio: "none", "aria-hidden": "true" });
+  const up = points.map(([, high], x) => `${x + 0.5},${(100 - 96 * high - 2).toFixed(1)}`);
+  const down = points.map(([low], x) => `${x + 0.5},${(100 - 96 * low - 2).toFixed(1)}`).reverse();
+  svg("polygon", picture, { points: [...up, ...down].join(" ") });
+}
+
+function bars(parent, counts, range) {
+  const most = Math.max(...counts, 1);
+  const figure = make("div", "nbx-bars", parent);
+  const picture = svg("svg", figure, { viewBox: `0 0 ${counts.length} 40`, preserveAspectRatio: "none", role: "img", "aria-label": `histogram from ${range.join(" to ")}` });
+  counts.forEach((count, x) => svg("rect", picture, { x: x + 0.05, width: 0.9, y: 40 - 40 * count / most, height: 40 * count / most }));
+  const axis = make("div", "nbl-note nbx-axis", figure);
+  for (const text of range) make("span", "", axis, text);
+}
+
+// Pictures and sounds of one card or sample, as URLs that must be released.
+class Media {
+  constructor(first, buffers) {
+    this.first = first;
+    this.buffers = buffers;
+    this.urls = new Map();
+  }
+  url(number, type) {
+    if (!this.urls.has(number)) {
+      this.urls.set(number, URL.createObjectURL(new Blob([this.buffers[this.first + number]], { type })));
+    }
+    return this.urls.get(number);
+  }
+  release() {
+    for (const url of this.urls.values()) URL.revokeObjectURL(url);
+    this.urls.clear();
+  }
+}
+
+function image(parent, media, field, name) {
+  const node = make("img", "nbx-picture", parent);
+  node.alt = name;
+  node.draggable = false;
+  if (field.size && Math.max(...field.size) < 128) node.classList.add("nbx-pixels");
+  node.src = media.url(field.picture, "image/png");
+  return node;
+}
+
+// The cover of a card: a picture, a wave, or a text.
+function drawCover(parent, card) {
+  parent.replaceChildren();
+  const field = card.fields?.[card.cover];
+  if (card.error !== undefined) make("div", "nbx-error", parent, card.error);
+  else if (!field) make("div", "nbx-words", parent, "nothing to show");
+  else if (field.picture !== undefined) image(parent, card.media, field, `sample ${card.index}`);
+  else if (field.points) wave(parent, field.points);
+  else make("div", field.kind === "text" ? "nbx-words" : "nbx-words nbx-short", parent, field.text || field.summary);
+}
+
+function caption(card) {
+  if (card.error !== undefined) return "failed";
+  const others = card.fields.filter((field, at) => at !== card.cover && field.kind !== "none");
+  const rank = (field) => CAPTION_FIRST[field.kind] ?? 3;
+  return others.sort((a, b) => rank(a) - rank(b)).slice(0, 3).map((field) => field.summary).join(" · ");
+}
+
+export function mount({ model, el, styles }) {
+  addStyles("nbx-styles", styles);
+  const root = make("div", "nbl nbx", el);
+  root.setAttribute("role", "group");
+  root.setAttribute("aria-label", "nbloader explorer");
+
+  const head = make("div", "nbx-head", root);
+  const title = make("span", "nbx-title", head, "Waiting for the kernel…");
+  const tools = make("div", "nbx-tools", head);
+  const modes = make("div", "nbx-modes", tools);
+  modes.setAttribute("role", "group");
+  modes.setAttribute("aria-label", "how samples are shown");
+  const modeButtons = {
+    gallery: button(modes, "Gallery", "Show a gallery", () => setMode("gallery")),
+    table: button(modes, "Table", "Show a table", () => setMode("table")),
+  };
+  const orders = make("select", "", tools);
+  orders.setAttribute("aria-label", "which samples are shown");
+  const go = make("input", "nbx-go", tools);
+  Object.assign(go, { type: "number", min: 0, placeholder: "Go to index" });
+  go.setAttribute("aria-label", "go to the sample with this index");
+  const chosen = make("span", "nbl-note nbx-chosen", tools);
+  const clear = button(tools, "Clear", "Clear the selection", () => select([]));
+
+  const notes = make("div", "nbl-note", root);
+  const problem = make("div", "nbx-problem", root);
+  problem.setAttribute("role", "alert");
+  const main = make("div", "nbx-main", root);
+  const left = make("div", "nbx-left", main);
+  const header = make("div", "nbx-line nbx-columns", left);
+  const scroller = make("div", "nbx-scroll", left);
+  scroller.tabIndex = 0;
+  scroller.setAttribute("role", "listbox");
+  scroller.setAttribute("aria-label", "samples");
+  scroller.setAttribute("aria-multiselectable", "true");
+  const spacer = make("div", "nbx-spacer", scroller);
+  const layer = make("div", "nbx-layer", spacer);
+  const empty = make("div", "nbx-empty", left);
+  const detail = make("section", "nbx-detail", main);
+  detail.setAttribute("aria-label", "one sample");
+  for (const node of [main, header, empty, detail, clear]) node.hidden = true;  // until there is something to show
+  const status = make("div", "nbl-note nbx-status", root);
+  status.setAttribute("role", "status");
+  const prefix = `nbx-${Math.random().toString(36).slice(2)}`;
+
+  let state = null, mode = "gallery", order = null, orderName = "all";
+  let top = 0, width = 0, deep = 0, across = 1, high = LINE, wide = CARD, current = 0, expectedScroll = -1;
+  let opened = null;  // { index, draw, slices, sample, draws }
+  let selected = new Set(), columns = [], lastWanted = "", frame = 0, ticking = null, pending = 0;
+  const cards = new Map(), asked = new Map(), nodes = new Map();  // by index, by index, by position
+
+  const count = () => (order ? order.length : state?.total ?? 0);
+  const indexAt = (position) => (order ? order[position] : position);
+  const positionOf = (index) => (order ? order.indexOf(index) : index);
+  const lines = () => Math.ceil(count() / across);
+  const height = () => lines() * high;
+  const tallest = () => Math.max(0, height() - scroller.clientHeight);
+  const ratio = () => {
+    const room = Math.min(height(), TALL) - scroller.clientHeight;
+    return height() <= TALL || room <= 0 ? 1 : tallest() / room;
+  };
+
+  // ---- layout: which positions are on screen ----------------------------------------------------------------------
+
+  const layout = () => {
+    [width, deep] = [scroller.clientWidth - 2, scroller.clientHeight];
+    if (mode === "gallery") {
+      across = Math.max(1, Math.floor((width - GAP) / (CARD + GAP)));
+      wide = (width - GAP) / across - GAP;
+      high = Math.round(wide * 0.8) + 42 + GAP;
+    } else [across, wide, high] = [1, width, LINE];
+    spacer.style.height = `${Math.min(height(), TALL)}px`;
+    layer.style.height = `${deep}px`;
+    drawHeader();
+    moveTo(top);
+  };
+  const moveTo = (to) => {
+    top = Math.min(Math.max(0, to), tallest());
+    expectedScroll = Math.round(top / ratio());
+    scroller.scrollTop = expectedScroll;
+    schedule();
+  };
+  const schedule = () => { frame ||= requestAnimationFrame(() => { frame = 0; draw(); }); };
+  const visible = () => {
+    const first = Math.floor(top / high) * across;
+    const last = Math.min(count(), (Math.floor((top + scroller.clientHeight) / high) + 1) * across);
+    return [first, last];
+  };
+
+  const draw = () => {
+    if (!state) return;
+    const [first, last] = visible();
+    for (const [position, node] of nodes) {
+      if (position < first || position >= last) {
+        node.remove();
+        nodes.delete(position);
+      }
+    }
+    for (let position = first; position < last; position++) {
+      let node = nodes.get(position);
+      if (!node) {
+        node = make("div", "", layer);
+        node.id = `${prefix}-${position}`;
+        node.setAttribute("role", "option");
+        nodes.set(position, node);
+      }
+      place(node, position);
+    }
+    scroller.setAttribute("aria-activedescendant", nodes.has(current) ? `${prefix}-${current}` : "");
+    empty.hidden = count() > 0;
+    main.classList.toggle("nbx-nothing", !empty.hidden);
+    scroller.hidden = !empty.hidden;
+    header.hidden = mode !== "table" || !empty.hidden;
+    write(empty, orderName === "all" ? "There are no samples: the dataset is empty." : `No samples: ${ORDERS[orderName].toLowerCase()}.`);
+    const shown = last > first ? `${whole(first)} to ${whole(last - 1)} of ${whole(count())}` : "";
+    write(status, gone() ? "The kernel is gone." : shown);
+    want(first, last);
+  };
+
+  const place = (node, position) => {
+    const index = indexAt(position), card = cards.get(index);
+    const x = mode === "gallery" ? GAP + (position % across) * (wide + GAP) : 0;
+    const y = Math.floor(position / across) * high - top + (mode === "gallery" ? GAP : 0);
+    node.style.transform = `translate(${x}px, ${y}px)`;
+    node.style.width = `${wide}px`;
+    node.style.height = `${mode === "gallery" ? high - GAP : high}px`;
+    const waited = card ? 0 : Date.now() - (asked.get(index) ?? Date.now());
+    const drawn = `${mode} ${index} ${card?.version ?? `waiting ${waited > SLOW ? Math.floor(waited / 1000) : 0}`} ${mode === "table" ? fitting().length : ""}`;
+    if (node.dataset.drawn !== drawn) {
+      node.dataset.drawn = drawn;
+      (mode === "gallery" ? fillCard : fillLine)(node, index, card, waited);
+    }
+    node.className = mode === "gallery" ? "nbx-card" : "nbx-line";
+    node.classList.toggle("nbx-current", position === current);
+    node.classList.toggle("nbx-selected", selected.has(index));
+    node.classList.toggle("nbx-failed", card?.error !== undefined);
+    node.classList.toggle("nbx-opened", opened?.index === index);
+    node.setAttribute("aria-selected", String(selected.has(index)));
+    node.setAttribute("aria-posinset", String(position + 1));
+    node.setAttribute("aria-setsize", String(count()));
+    const check = node.querySelector(".nbx-check");
+    if (check) write(check, selected.has(index) ? "✓" : "");
+  };
+
+  const checkBox = (parent) => {
+    const check = make("span", "nbx-check", parent);
+    check.setAttribute("aria-hidden", "true");  // the option itself has aria-selected; Space toggles it
+    check.title = "Select (Space)";
+    return check;
+  };
+  const fillWaiting = (parent, index, waited) => {
+    const box = make("div", "nbx-waiting", parent);
+    make("span", "", box, waited > SLOW ? `reading for ${Math.floor(waited / 1000)} s` : "");
+    if (waited > SLOW) button(box, "Give up", `Give up reading sample ${index}`, () => connection.send({ kind: "give_up", index })).tabIndex = -1;
+  };
+  const fillCard = (node, index, card, waited) => {
+    node.replaceChildren();
+    const cover = make("div", "nbx-cover", node);
+    if (card) drawCover(cover, card);
+    else fillWaiting(cover, index, waited);
+    const foot = make("div", "nbx-foot", node);
+    make("span", "nbx-index", foot, whole(index));
+    make("span", "nbx-caption", foot, card ? caption(card) : "");
+    if (card) make("span", "nbx-cost", foot, time(card.seconds));
+    checkBox(node);
+    node.setAttribute("aria-label", `sample ${index}${card ? `, ${caption(card)}` : ", being read"}`);
+  };
+  const fillLine = (node, index, card, waited) => {
+    node.replaceChildren();
+    checkBox(node);
+    make("span", "nbx-cell nbx-index", node, whole(index));
+    const cover = make("span", "nbx-cell nbx-thumb", node);
+    if (!card) {
+      fillWaiting(node, index, waited);
+      return;
+    }
+    const field = card.fields?.[card.cover];
+    if (field?.picture !== undefined) image(cover, card.media, field, `sample ${index}`);
+    else if (field?.points) wave(cover, field.points);
+    make("span", "nbx-cell nbx-number", node, time(card.seconds));
+    make("span", "nbx-cell nbx-number", node, card.nbytes ? bytes(card.nbytes) : "");
+    if (card.error !== undefined) make("span", "nbx-cell nbx-error", node, card.error);
+    else for (const name of fitting()) make("span", "nbx-cell", node, card.fields.find((each) => each.path === name)?.summary ?? "");
+    node.setAttribute("aria-label", `sample ${index}, ${caption(card)}`);
+  };
+  const fitting = () => columns.slice(0, Math.max(1, Math.floor((width - FIXED) / COLUMN)));
+  const drawHeader = () => {
+    header.replaceChildren();
+    make("span", "nbx-check", header);
+    for (const [name, kind] of [["Index", "nbx-index"], ["", "nbx-thumb"], ["Time", "nbx-number"], ["Size", "nbx-number"]]) {
+      make("span", `nbx-cell ${kind}`, header, name);
+    }
+    for (const name of fitting()) make("span", "nbx-cell", header, name || "value");
+  };
+
+  // ---- what the kernel reads: what is on screen, then the next screen ----------------------------------------------
+
+  const want = (first, last) => {
+    const middle = (first + last) / 2, screen = [], missing = [];
+    const near = [...Array(last - first).keys()].map((at) => first + at).sort((a, b) => Math.abs(a - middle) - Math.abs(b - middle));
+    for (const position of near) {
+      const index = indexAt(position);
+      screen.push(index);
+      const card = cards.get(index);
+      if (card) {
+        cards.delete(index);  // the last use is at the end
+        cards.set(index, card);
+      } else missing.push(index);
+    }
+    for (let position = last; position < Math.min(count(), 2 * last - first); position++) {
+      if (!cards.has(indexAt(position))) missing.push(indexAt(position));
+    }
+    const text = missing.join();
+    if (text !== lastWanted || (!missing.length && screen.length)) {
+      const key = `${text}|${screen.join()}`;
+      if (key !== lastWanted) {
+        lastWanted = key;
+        clearTimeout(pending);
+        pending = setTimeout(() => connection.send({ kind: "want", indices: missing, screen }), 25);
+      }
+    }
+    const onScreen = new Set(screen);
+    for (const index of asked.keys()) if (!onScreen.has(index)) asked.delete(index);
+    let late = false;
+    for (const index of missing) {
+      if (!onScreen.has(index)) continue;
+      late = true;
+      if (!asked.has(index)) asked.set(index, Date.now());
+    }
+    if (late) ticking ??= setInterval(schedule, 1000);
+    else {
+      clearInterval(ticking);
+      ticking = null;
+    }
+  };
+  const take = (message, buffers) => {
+    for (const content of message.cards) {
+      cards.get(content.index)?.media.release();
+      const card = { ...content, media: new Media(content.first, buffers), version: `read ${Math.random()}` };
+      cards.delete(card.index);
+      cards.set(card.index, card);
+      asked.delete(card.index);
+      for (const field of card.fields ?? []) {
+        if (columns.length < 8 && field.picture === undefined && !columns.includes(field.path) && !field.points) {
+          columns.push(field.path);
+          drawHeader();
+        }
+      }
+    }
+    const [first, last] = visible();
+    for (const [index, card] of cards) {
+      if (cards.size <= KEPT) break;
+      const position = positionOf(index);
+      if (position >= first && position < last) continue;
+      card.media.release();
+      cards.delete(index);
+    }
+    schedule();
+  };
+
+  // ---- commands ----------------------------------------------------------------------------------------------------
+
+  const gone = () => connection.gone;
+  const setMode = (to) => {
+    const at = indexAt(Math.floor(top / high) * across);
+    mode = to;
+    for (const [name, node] of Object.entries(modeButtons)) node.setAttribute("aria-pressed", String(name === to));
+    for (const node of nodes.values()) node.remove();
+    nodes.clear();
+    header.hidden = mode !== "table";
+    layout();
+    if (at !== undefined) moveTo(Math.floor(positionOf(at) / across) * high);
+  };
+  const setOrder = (name, indices) => {
+    orderName = name;
+    order = indices;
+    orders.value = name;
+    for (const node of nodes.values()) node.remove();
+    nodes.clear();
+    current = 0;
+    top = 0;
+    layout();
+  };
+  const select = (indices) => {
+    selected = new Set(indices);
+    showSelection();
+    connection.send({ kind: "select", indices: [...selected] });
+  };
+  const toggle = (index) => {
+    if (index !== undefined) select(selected.has(index) ? [...selected].filter((each) => each !== index) : [...selected, index]);
+  };
+  const showSelection = () => {
+    write(chosen, selected.size ? `${whole(selected.size)} selected` : "");
+    clear.hidden = !selected.size;
+    if (opened) drawDetail();
+    schedule();
+  };
+  const setCurrent = (position) => {
+    current = Math.min(Math.max(0, position), Math.max(0, count() - 1));
+    const y = Math.floor(current / across) * high;
+    if (y < top) moveTo(y);
+    else if (y + high > top + scroller.clientHeight) moveTo(y + high - scroller.clientHeight + (mode === "gallery" ? GAP : 0));
+    else schedule();
+  };
+  const open = (index, draw = 0, slices = {}) => {
+    if (index === undefined) return;
+    const same = opened?.index === index;
+    opened = { index, draw, slices, sample: same ? opened.sample : null, draws: same ? opened.draws : null };
+    connection.send({ kind: "open", index, draw, slices });
+    drawDetail();
+    layout();
+  };
+  const close = () => {
+    opened?.sample?.media.release();
+    opened = null;
+    drawDetail();
+    layout();
+    scroller.focus();
+  };
+  const step = (by) => {
+    setCurrent(Math.max(0, positionOf(opened?.index ?? 0)) + by);
+    open(indexAt(current));
+  };
+
+  // ---- one sample in full ------------------------------------------------------------------------------------------
+
+  const drawDetail = () => {
+    detail.hidden = !opened;
+    main.classList.toggle("nbx-with-detail", !!opened);
+    const focused = detail.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
+    const scrolled = detail.scrollTop;
+    detail.replaceChildren();
+    if (!opened) return;
+    const { index, sample } = opened;
+    const bar = make("div", "nbx-bar", detail);
+    make("strong", "", bar, `Sample ${whole(index)}`);
+    button(bar, "‹", "Previous sample", () => step(-1));
+    button(bar, "›", "Next sample", () => step(1));
+    const pick = button(bar, selected.has(index) ? "✓ Selected" : "Select", "Select this sample", () => toggle(index));
+    pick.setAttribute("aria-pressed", String(selected.has(index)));
+    button(bar, "×", "Close the sample", close).classList.add("nbx-close");
+    const draws = make("div", "nbx-bar", detail);
+    make("span", "nbl-note", draws, `random draw ${opened.draw}`);
+    button(draws, "Another draw", "The same sample under another seed", () => open(index, opened.draw + 1, opened.slices));
+    if (opened.draw) button(draws, "First", "The first draw", () => open(index, 0, opened.slices));
+    button(draws, "8 side by side", "Eight draws of this sample side by side", () => {
+      opened.draws = new Map();
+      connection.send({ kind: "draws", index, count: 8 });
+      drawDetail();
+    });
+    if (opened.draws) {
+      const row = make("div", "nbx-draws", detail);
+      for (let draw = 0; draw < 8; draw++) {
+        const box = make("div", "nbx-draw", row);
+        const cover = make("div", "nbx-cover", box);
+        const card = opened.draws.get(draw);
+        if (card) drawCover(cover, card);
+        make("div", "nbl-note", box, `draw ${draw}`);
+      }
+    }
+    if (!sample) make("p", "nbl-note", detail, "reading…");
+    else if (sample.error !== undefined) drawFailure(sample);
+    else {
+      const cost = `${time(sample.seconds)} to read, ${time(sample.cpu_seconds)} of CPU time, ${bytes(sample.nbytes)}`;
+      make("p", "nbl-note", detail, cost);
+      const inside = sample.fields[0]?.kind === "tree" ? sample.fields.slice(1) : sample.fields;
+      for (const field of inside) drawField(field, sample.media);
+      if (!inside.length) make("p", "nbl-note", detail, sample.fields[0]?.summary ?? "");
+      if (sample.left_out) make("p", "nbl-note", detail, `${whole(sample.left_out)} more fields`);
+    }
+    detail.scrollTop = scrolled;
+    if (focused) [...detail.querySelectorAll("button, input")].find((node) => node.getAttribute("aria-label") === focused)?.focus();
+  };
+  const drawFailure = (sample) => {
+    make("p", "nbx-error", detail, sample.error);
+    if (sample.path) make("p", "nbl-note", detail, sample.path);
+    if (sample.traceback) make("pre", "nbx-text", detail, sample.traceback);
+    button(detail, "Try again", "Read this sample again", () => connection.send({ kind: "retry", indices: [sample.index] }));
+  };
+  const drawField = (field, media) => {
+    const box = make("div", "nbx-field", detail);
+    box.style.marginLeft = `${12 * Math.max(0, (field.depth ?? 0) - 1)}px`;
+    const line = make("div", "nbx-name", box);
+    make("strong", "", line, field.path.split(".").at(-1) || "sample");
+    const facts = [field.type, field.shape?.join("×"), field.dtype, field.nbytes ? bytes(field.nbytes) : ""];
+    make("span", "nbl-note", line, facts.filter(Boolean).join(" · "));
+    const named = ["label", "number", "tree", "none", "boxes", "audio", "error"].includes(field.kind) || (field.kind === "object" && !field.text);
+    if (named || (field.kind === "array" && !field.text)) make("div", field.kind === "error" ? "nbx-error" : "", box, field.summary);
+    if (field.picture !== undefined) image(box, media, field, field.path || "sample");
+    if (field.slices > 1) {
+      const slider = make("input", "nbx-slider", box);
+      Object.assign(slider, { type: "range", min: 0, max: field.slices - 1, value: field.slice ?? 0 });
+      slider.setAttribute("aria-label", `slice of ${field.path || "the sample"}`);
+      slider.addEventListener("change", () => open(opened.index, opened.draw, { ...opened.slices, [field.path]: Number(slider.value) }));
+    }
+    if (field.points) wave(make("div", "nbx-signal", box), field.points);
+    if (field.sound !== undefined) {
+      const player = make("audio", "", box);
+      player.controls = true;
+      player.src = media.url(field.sound, "audio/wav");
+    }
+    if (field.text) make("pre", "nbx-text", box, field.text);
+    for (const text of field.figures ?? []) make("div", "nbl-note", box, text);
+    if (field.histogram?.length) bars(box, field.histogram, field.range);
+    if (field.note) make("div", "nbl-note", box, field.note);
+  };
+
+  // ---- messages ----------------------------------------------------------------------------------------------------
+
+  const applyState = (message) => {
+    const before = state;
+    state = message;
+    connection.answered();
+    if (!before) {
+      cover(message.id, 1);
+      for (const [name, text] of Object.entries(ORDERS)) {
+        if (name === "delivered" && !message.loader) continue;
+        make("option", "", orders, text).value = name;
+      }
+    }
+    write(title, `${message.title}: ${message.streaming ? "up to " : ""}${whole(message.total)} ${message.total === 1 ? "sample" : "samples"}`);
+    go.max = message.total - 1;
+    write(notes, message.notes.join(" "));
+    problem.replaceChildren();
+    if (message.problem) {
+      make("strong", "", problem, message.problem.error);
+      if (message.problem.traceback) make("pre", "nbx-text", problem, message.problem.traceback);
+      button(problem, "Try again", "Read the samples again", () => {
+        lastWanted = "";
+        connection.send({ kind: "retry", indices: [] });
+        schedule();
+      });
+    } else if (before?.problem) lastWanted = "";
+    selected = new Set(message.selected);
+    showSelection();
+    main.hidden = false;
+    if (!before) setMode("gallery");
+    else layout();
+  };
+  const receive = (message, buffers) => {
+    if (message.kind === "state") applyState(message);
+    else if (!state) return;
+    else if (message.kind === "cards") take(message, buffers);
+    else if (message.kind === "selected") {
+      selected = new Set(message.indices);
+      showSelection();
+    } else if (message.kind === "again") {
+      for (const index of message.indices) {
+        cards.get(index)?.media.release();
+        cards.delete(index);
+      }
+      if (opened && message.indices.includes(opened.index)) open(opened.index, opened.draw, opened.slices);
+      lastWanted = "";
+      schedule();
+    } else if (message.kind === "order") {
+      const view = buffers[0];
+      setOrder(message.name, new Float64Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength)));
+    } else if (message.kind === "sample" && opened?.index === message.index && opened.draw === message.draw) {
+      opened.sample?.media.release();
+      opened.sample = { ...message, media: new Media(message.first, buffers) };
+      drawDetail();
+    } else if (message.kind === "draw" && opened?.index === message.index && opened.draws) {
+      opened.draws.set(message.draw, { ...message, media: new Media(message.first, buffers) });
+      drawDetail();
+    }
+  };
+  const orphaned = () => {
+    for (const node of root.querySelectorAll("button, input, select")) node.disabled = true;
+    clearInterval(ticking);
+    if (!state) write(title, "The kernel is gone.");
+    write(status, "The kernel is gone.");
+  };
+
+  const keys = (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.key === "Tab") return false;
+    if (event.key === "Escape" && opened) {
+      close();
+      return true;
+    }
+    if (event.target !== scroller) return true;  // a button or an input: not a shortcut of the notebook
+    const page = Math.max(1, Math.floor(scroller.clientHeight / high)) * across;
+    const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -across, ArrowDown: across, PageUp: -page, PageDown: page, Home: -Infinity, End: Infinity };
+    if (event.key in moves) setCurrent(current + moves[event.key]);
+    else if (event.key === "Enter") open(indexAt(current));
+    else if (event.key === " ") toggle(indexAt(current));
+    else return true;
+    event.preventDefault();
+    return true;
+  };
+  scroller.addEventListener("scroll", () => {
+    if (scroller.scrollTop === expectedScroll) return;
+    expectedScroll = -1;
+    top = Math.min(scroller.scrollTop * ratio(), tallest());
+    schedule();
+  });
+  scroller.addEventListener("wheel", (event) => {
+    if (ratio() === 1) return;
+    event.preventDefault();
+    moveTo(top + event.deltaY);
+  }, { passive: false });
+  layer.addEventListener("click", (event) => {
+    const found = [...nodes].find(([, node]) => node.contains(event.target));
+    if (!found || event.target.closest("button")) return;
+    setCurrent(found[0]);
+    if (event.target.closest(".nbx-check") || event.ctrlKey || event.metaKey) toggle(indexAt(found[0]));
+    else open(indexAt(found[0]));
+  });
+  go.addEventListener("change", () => {
+    const index = Number(go.value);
+    if (go.value === "" || !state || !(index >= 0 && index < state.total)) return;
+    if (order) setOrder("all", null);
+    setCurrent(index);
+    moveTo(Math.floor(index / across) * high);
+  });
+  orders.addEventListener("change", () => {
+    if (orders.value === "all") setOrder("all", null);
+    else connection.send({ kind: "order", name: orders.value });
+  });
+  const connection = connect({ model, el, root, receive, orphaned, keys, retheme: schedule });
+  const resized = new ResizeObserver(() => { if (state && (scroller.clientWidth - 2 !== width || scroller.clientHeight !== deep)) layout(); });
+  resized.observe(scroller);
+  return () => {
+    connection.close();
+    resized.disconnect();
+    clearInterval(ticking);
+    clearTimeout(pending);
+    for (const card of cards.values()) card.media.release();
+    opened?.sample?.media.release();
+    if (state) cover(state.id, -1);
+  };
+}

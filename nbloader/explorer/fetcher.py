@@ -1,0 +1,398 @@
+"""Reads samples with workers of the loader's own kinds, on demand.
+
+    any thread      want, ask, give_up, retry -> RequestQueue, under the lock -> wake
+    this thread     take -> Task (one sample, its own seed) -> WorkerPool -> ReadSample -> on_read(request, sample)
+
+One thread owns the pool: it starts workers, gives each of them one request at a time, and receives. It blocks on the
+pool's descriptor and a wake-up. It starts with the first request and ends, with its workers, after `IDLE` seconds
+without one; the next request starts another.
+
+| what fails                             | consequence                                                               |
+|----------------------------------------|---------------------------------------------------------------------------|
+| the dataset raises                     | a value: the sample's place shows the error                               |
+| the dataset hangs                      | the sample can be given up; meanwhile another worker reads the others     |
+| the worker dies                        | the sample's place shows how; another worker starts                       |
+| the dataset cannot be sent to processes| it is read in threads, and `on_note` says so                              |
+| a worker cannot rebuild the dataset    | `on_problem`; what is wanted next tries again                             |
+| `on_read` raises                       | a defect: logged, the thread ends, the next request starts another        |
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from nbloader._util.format import clean, duration
+from nbloader._util.rng import mix
+from nbloader._util.wakeup import Wakeup
+from nbloader.batch.payload import BatchPayload
+from nbloader.batch.task import Task
+from nbloader.errors import DatasetTransferError
+from nbloader.events.failures import WorkerFailure
+from nbloader.explorer.reader import ReadSample, Request, SampleReader, as_read, failure
+from nbloader.explorer.requests import RequestQueue, SampleCache
+from nbloader.explorer.sources import Source
+from nbloader.transport.messages import BatchDone, WorkerGone, WorkerInitFailed, WorkerInitialized, WorkerMessage
+from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.registry import create_kind
+
+log = logging.getLogger(__name__)
+
+IDLE = 60.0
+"""Seconds without a request after which the workers end."""
+PATIENCE = 2.0
+"""Seconds that all workers may be busy with one sample each, until another worker is started for the others."""
+SPARE = 4
+"""Workers that may be started beyond the usual number, because others hang."""
+GRACE = 0.5
+"""Seconds that workers get to end by themselves."""
+CACHE_BYTES = 64 << 20
+"""Memory for samples that were read."""
+MAX_FAILED_STARTS = 3
+"""Workers in a row that may die before they are ready."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A request that a worker has."""
+
+    request: Request
+    job: int
+    began: float
+
+
+class SampleFetcher:
+    """Reads the samples of one source for the views of one explorer. All public methods may be called on any thread.
+
+    Args:
+        source: The samples.
+        renderers: Of the user.
+        num_workers: Workers that read at the same time.
+        kind: "process" or "thread".
+        seed: Sample `i` is drawn with a seed made of this, `i` and the number of the draw.
+        on_read: Called on the fetcher's thread with each sample.
+        on_note: Called with a line of text for the user.
+        on_problem: Called with an error that concerns all samples, as JSON; with "" when samples are read again.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        renderers: tuple[Any, ...],
+        *,
+        num_workers: int,
+        kind: str,
+        seed: int,
+        on_read: Callable[[Request, ReadSample], None],
+        on_note: Callable[[str], None],
+        on_problem: Callable[[str], None],
+    ) -> None:
+        self._source = source
+        self._reader = SampleReader(source.dataset, source.names, renderers)
+        self._num_workers = 1 if source.streaming else num_workers
+        self._kind_name = kind
+        self._seed = seed
+        self._on_read, self._on_note, self._on_problem = on_read, on_note, on_problem
+        self._cache = SampleCache(CACHE_BYTES)
+        self._queue = RequestQueue()
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._wakeup = Wakeup()
+        self._given_up: set[int] = set()
+        self._repack = False
+        self._closed = False
+        # The rest belongs to the thread.
+        self._kind: WorkerKind | None = None
+        self._setup: Any = None
+        self._pool: WorkerPool | None = None
+        self._busy: dict[int, _Reading] = {}
+        self._starting: set[int] = set()
+        self._failed_starts = 0
+        self._jobs = 0
+        _fetchers.add(self)
+
+    # ---- any thread -------------------------------------------------------------------------------------------------
+
+    def want(self, view: str, indices: Iterable[int]) -> list[tuple[Request, ReadSample]]:
+        """Say what a view has on screen. Returns what of it is there already; the rest comes with `on_read`."""
+        with self._lock:
+            wanted = list(indices)
+            there = self.there(wanted)
+            self._queue.want(view, wanted, self._cache)
+            self._run()
+        return there
+
+    def there(self, indices: Iterable[int]) -> list[tuple[Request, ReadSample]]:
+        """What was read of these samples and is kept."""
+        with self._lock:
+            return [(r, sample) for r in map(Request, indices) if (sample := self._cache.get(r)) is not None]
+
+    def ask(self, request: Request) -> ReadSample | None:
+        """Read one sample before the others. Returns it if it is there already; else it comes with `on_read`."""
+        with self._lock:
+            sample = self._cache.get(request)
+            if sample is None:
+                self._queue.ask(request)
+                self._run()
+        return sample
+
+    def forget(self, view: str) -> None:
+        """A view is gone."""
+        with self._lock:
+            self._queue.forget(view)
+
+    def give_up(self, index: int) -> None:
+        """Stop to read a sample: its worker is ended."""
+        with self._lock:
+            self._given_up.add(index)
+        self._wakeup.set()
+
+    def retry(self, indices: Iterable[int]) -> None:
+        """Read samples again, with new workers and the dataset as it is now."""
+        with self._lock:
+            self._repack = True
+            for index in indices:
+                self._cache.drop(Request(index))
+                self._queue.ask(Request(index))
+            self._run()
+
+    def close(self) -> None:
+        """End the workers. Closing twice is harmless."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+            self._queue.clear()
+        self._wakeup.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        with self._lock:
+            self._cache.clear()
+        self._wakeup.close()
+
+    def _run(self) -> None:
+        """Have the thread look at the queue."""
+        if self._closed:
+            return
+        if self._thread is None and self._queue.waiting:
+            self._thread = threading.Thread(target=self._loop, name="nbloader-explorer", daemon=True)
+            self._thread.start()
+        self._wakeup.set()
+
+    # ---- the fetcher's thread ---------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        quiet_since = time.monotonic()
+        try:
+            while True:
+                self._receive()
+                self._end_given_up()
+                self._refresh()
+                self._dispatch()
+                now = time.monotonic()
+                if self._busy or self._starting:
+                    quiet_since = now
+                if self._closed or now - quiet_since >= IDLE:
+                    self._stop()
+                    with self._lock:
+                        if self._closed or not self._queue.waiting:
+                            self._thread = None
+                            return
+                    quiet_since = now
+                    continue
+                self._wakeup.wait(self._pool.fileno() if self._pool is not None else None, self._timeout(quiet_since))
+        except Exception:  # a defect here or in `on_read`: the next request starts again
+            log.exception("the explorer's thread failed")
+            self._stop()
+            with self._lock:
+                self._thread = None
+                self._queue.reading.clear()
+
+    def _timeout(self, quiet_since: float) -> float | None:
+        """Seconds until something is due without a message."""
+        now = time.monotonic()
+        if not self._busy:
+            return None if self._starting else max(0.0, quiet_since + IDLE - now)
+        with self._lock:
+            stuck = self._queue.waiting and self._may_start()
+        return max(0.0, self._all_busy_since() + PATIENCE - now) if stuck else None
+
+    def _all_busy_since(self) -> float:
+        return max((reading.began for reading in self._busy.values()), default=0.0)
+
+    def _may_start(self) -> bool:
+        """Whether another worker may be started because all are busy."""
+        spare = 0 if self._source.streaming else SPARE
+        return len(self._handles()) < self._num_workers + spare and not self._starting
+
+    def _handles(self) -> list[WorkerHandle]:
+        return [] if self._pool is None else [h for h in self._pool.handles.values() if not h.expected]
+
+    def _refresh(self) -> None:
+        """Begin anew with the dataset as it is now, if that was requested."""
+        with self._lock:
+            repack, self._repack = self._repack, False
+            if repack:
+                self._queue.reading.clear()
+        if repack:
+            interrupted = [reading.request for reading in self._busy.values()]
+            self._stop()
+            self._setup = None
+            self._failed_starts = 0
+            with self._lock:
+                for request in interrupted:
+                    self._queue.ask(request)
+
+    def _dispatch(self) -> None:
+        """Give each idle worker a request; start workers where there are too few."""
+        while True:
+            with self._lock:
+                if self._closed or not self._queue.waiting:
+                    return
+            idle = next((h for h in self._handles() if h.ready and h.uid not in self._busy), None)
+            if idle is None:
+                handles = self._handles()
+                late = self._busy and time.monotonic() - self._all_busy_since() >= PATIENCE
+                if len(handles) < self._num_workers or (late and self._may_start()):
+                    if not self._start_worker(len(handles)):
+                        return
+                    continue
+                return
+            with self._lock:
+                request = self._queue.take()
+            if request is not None:
+                self._submit(idle, request)
+
+    def _submit(self, handle: WorkerHandle, request: Request) -> None:
+        if self._pool is None:
+            return
+        self._jobs += 1
+        seed = mix(self._seed, request.index, request.draw)
+        task = Task(0, self._jobs, request, seed, job=self._jobs)
+        self._busy[handle.uid] = _Reading(request, self._jobs, time.monotonic())
+        for _task, error in self._pool.submit(handle.uid, [task]):
+            self._finish(handle.uid, ReadSample(failure(f"{type(error).__name__}: {error}"), [], 0.0, 0.0, failed=True))
+
+    def _start_worker(self, worker: int) -> bool:
+        """Start a worker. False if that failed, which was reported."""
+        options = WorkerOptions(kind=self._kind_name, batched=False, output="numpy", num_workers=self._num_workers)
+        try:
+            if self._kind is None or self._setup is None:
+                self._kind = create_kind(options)
+                self._setup = self._kind.pack(self._reader, as_read, self._source.worker_init_fn, "raise")
+            if self._pool is None:
+                self._pool = self._kind.create_pool()
+            self._starting.add(self._pool.start(worker, options, self._setup).uid)
+        except DatasetTransferError as error:
+            if self._kind_name == "thread":
+                self._report_problem(failure(f"{type(error).__name__}: {error}"))
+                return False
+            self._kind_name, self._kind = "thread", None
+            self._on_note(f"Read in threads, since worker processes cannot have it: {clean(error, 300)}")
+            return True
+        except OSError as error:
+            self._report_problem(failure(f"no worker could be started: {error}"))
+            return False
+        return True
+
+    def _report_problem(self, problem: str) -> None:
+        """No sample can be read for now. What is wanted is dropped: the user tries again."""
+        with self._lock:
+            self._queue.clear()
+        self._setup = None
+        self._on_problem(problem)
+
+    def _receive(self) -> None:
+        for message in [] if self._pool is None else self._pool.poll(0):
+            self._handle(message)
+
+    def _handle(self, message: WorkerMessage) -> None:
+        if isinstance(message, WorkerInitialized):
+            self._starting.discard(message.uid)
+            self._failed_starts = 0
+            self._on_problem("")
+        elif isinstance(message, WorkerInitFailed):
+            summary = f"The dataset cannot be used in a worker: {message.error.summary}"
+            self._report_problem(failure(summary, message.error.traceback))
+        elif isinstance(message, BatchDone):
+            self._on_done(message)
+        elif isinstance(message, WorkerGone):
+            self._on_gone(message)
+
+    def _on_done(self, message: BatchDone) -> None:
+        reading = self._busy.get(message.uid)
+        if reading is None or reading.job != message.number:  # it was given up
+            message.outcome.discard()
+            return
+        outcome: Any = message.outcome
+        if isinstance(outcome, WorkerFailure):
+            sample = ReadSample(failure(outcome.error.summary, outcome.error.traceback), [], 0.0, 0.0, failed=True)
+        else:
+            payload: BatchPayload = outcome
+            sample = payload.open()
+        self._finish(message.uid, sample)
+
+    def _on_gone(self, message: WorkerGone) -> None:
+        starting = message.uid in self._starting
+        self._starting.discard(message.uid)
+        if message.uid in self._busy:
+            code = message.exitcode
+            how = (
+                "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+            )
+            self._finish(message.uid, ReadSample(failure(f"The worker {how}."), [], 0.0, 0.0, failed=True))
+        elif starting and self._pool is not None:
+            self._failed_starts += 1
+            if self._failed_starts >= MAX_FAILED_STARTS:
+                self._report_problem(failure("Workers end before they are ready."))
+
+    def _finish(self, uid: int, sample: ReadSample) -> None:
+        reading = self._busy.pop(uid)
+        with self._lock:
+            self._queue.finish(reading.request)
+            if self._closed:
+                return
+            if sample.end is None:
+                self._cache.put(reading.request, sample)
+        self._on_read(reading.request, sample)
+
+    def _end_given_up(self) -> None:
+        with self._lock:
+            given_up, self._given_up = self._given_up, set()
+        for uid, reading in list(self._busy.items()):
+            if reading.request.index in given_up and self._pool is not None:
+                handle = self._pool.handles.get(uid)
+                after = duration(time.monotonic() - reading.began)
+                self._finish(uid, ReadSample(failure(f"Given up after {after}."), [], 0.0, 0.0, failed=True))
+                if handle is not None:
+                    handle.expected = True
+                    handle.kill()
+
+    def _stop(self) -> None:
+        """End all workers; what they are reading is dropped."""
+        pool, self._pool = self._pool, None
+        self._busy.clear()
+        self._starting.clear()
+        if pool is None:
+            return
+        hung = [handle for handle in pool.handles.values() if handle.busy_since() < float("inf")]
+        for handle in hung:
+            handle.expected = True
+            handle.kill()
+        pool.close(GRACE)
+        pool.dispose()
+
+
+_fetchers: weakref.WeakSet[SampleFetcher] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """End all workers when the interpreter exits."""
+    for fetcher in list(_fetchers):
+        fetcher.close()

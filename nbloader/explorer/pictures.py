@@ -1,0 +1,244 @@
+"""Arrays as pictures: which axes are rows, columns and channels, how values become brightness, PNG.
+
+PNG is written here: Pillow is no requirement, and pixels are exact.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nbloader._util.format import number
+from nbloader.explorer.values import CARD_ELEMENTS, figures_of, thinned, unit_range
+
+Layout: TypeAlias = Literal["HW", "HWC", "CHW"]
+Pixels: TypeAlias = "NDArray[np.uint8]"
+
+CHANNELS = (1, 3, 4)
+MIN_SIDE = 8
+"""Smallest height and width of an array that is taken for a picture because of its shape."""
+MASK_LABELS = 256
+"""Distinct values of a mask, at most."""
+BYTE, SHORT = 255, 65535
+INVALID = (214, 39, 140)
+"""Color of a pixel that is NaN or infinite."""
+LABEL_COLORS = np.array(
+    [
+        (0, 0, 0), (59, 143, 214), (224, 138, 30), (26, 158, 119), (209, 87, 58), (138, 102, 232), (199, 107, 176),
+        (168, 160, 60), (124, 196, 238), (120, 84, 60), (255, 214, 90), (70, 110, 70),
+    ],
+    np.uint8,
+)  # fmt: skip
+"""Of labels in a mask; 0 is the background."""
+
+
+class Picture(NamedTuple):
+    """What the browser gets of an array."""
+
+    png: bytes
+    width: int
+    """Of the array; the PNG may be smaller."""
+    height: int
+    note: str
+    """How values became brightness; empty for bytes."""
+
+
+def layout_of(shape: tuple[int, ...], *, least: int = MIN_SIDE) -> Layout | None:
+    """Which axes of an array are rows, columns and channels; None if it does not look like a picture.
+
+    Args:
+        shape: Of the array.
+        least: Smallest height and width.
+    """
+    if len(shape) == 2 and min(shape) >= least:
+        return "HW"
+    if len(shape) == 3:
+        first, middle, last = shape
+        if last in CHANNELS and min(first, middle) >= least:
+            return "HWC"
+        if first in CHANNELS and min(middle, last) >= least:
+            return "CHW"
+    return None
+
+
+def rows_columns(array: NDArray[Any], layout: Layout) -> NDArray[Any]:
+    """The array with the channels last."""
+    if layout == "HW":
+        return array[:, :, None]
+    return array if layout == "HWC" else np.moveaxis(array, 0, 2)
+
+
+def picture_of(array: NDArray[Any], layout: Layout, side: int) -> Picture | None:
+    """A picture of an array; None if its elements are no numbers.
+
+    Args:
+        array: Of numbers.
+        layout: Its axes.
+        side: Maximum width and height of the PNG.
+    """
+    pixels = rows_columns(array, layout)
+    height, width = pixels.shape[:2]
+    converted = _to_bytes(shrink(pixels, side), pixels)
+    if converted is None:
+        return None
+    image, note = converted
+    return Picture(png(image), width, height, note)
+
+
+def _to_bytes(small: NDArray[Any], whole: NDArray[Any]) -> tuple[Pixels, str] | None:
+    """Values as brightness, and how.
+
+    Args:
+        small: The pixels to convert.
+        whole: All pixels, whose range decides.
+    """
+    if small.dtype == np.uint8:
+        return small, ""
+    if small.dtype == np.bool_:
+        return small.astype(np.uint8) * np.uint8(BYTE), "False is black"
+    figures = figures_of(thinned(whole, CARD_ELEMENTS))
+    if figures is None:
+        return None
+    if small.dtype.kind == "c":
+        small = np.abs(small)
+    if figures.minimum is None or figures.maximum is None:
+        low, high, note = 0.0, 1.0, "no finite value"
+    else:
+        low, high, note = _range(figures.minimum, figures.maximum, whole.dtype)
+    with np.errstate(all="ignore"):
+        values = small.astype(np.float64)
+    image = np.rint(unit_range(values, low, high) * BYTE).astype(np.uint8)
+    invalid = ~np.isfinite(values).all(axis=2)
+    if invalid.any():
+        if image.shape[2] == 1:
+            image = np.repeat(image, 3, axis=2)
+        image[invalid, :3] = INVALID
+        note += "; not finite: pink"
+    return image, note
+
+
+def _range(low: float, high: float, dtype: np.dtype[Any]) -> tuple[float, float, str]:
+    """Which values are black and white: a range that is usual for the type if the values fill it, else their own."""
+    if dtype.kind in "iu":
+        if low >= 0 and high <= BYTE and high > 1:
+            return 0.0, BYTE, "0 to 255"
+        if dtype == np.uint16 and high > SHORT // 4:
+            return 0.0, SHORT, "0 to 65535"
+    elif low >= 0 and high <= 1:
+        return 0.0, 1.0, "0 to 1"
+    elif low >= -1 and high <= 1:
+        return -1.0, 1.0, "-1 to 1"
+    elif low >= 0 and high <= BYTE:
+        return 0.0, BYTE, "0 to 255"
+    if low == high:
+        return low - 1, high + 1, f"constant {number(low)}"
+    return low, high, f"{number(low)} to {number(high)}"
+
+
+def shrink(pixels: NDArray[Any], side: int, *, average: bool = True) -> NDArray[Any]:
+    """Reduce the size to at most `side`, by averaging blocks of pixels.
+
+    Args:
+        pixels: Height, width, channels.
+        side: Maximum height and width.
+        average: Otherwise one pixel of each block is taken, for labels.
+    """
+    height, width = pixels.shape[:2]
+    factor = -(-max(height, width) // side)
+    if factor <= 1:
+        return pixels
+    coarse = max(1, factor // 4) if average else factor  # averaging a sixteenth of a large picture is enough
+    pixels = pixels[::coarse, ::coarse]
+    height, width = pixels.shape[:2]
+    factor = -(-max(height, width) // side)
+    down, across = min(factor, height), min(factor, width)
+    if not average or factor <= 1 or pixels.dtype == np.bool_ or pixels.dtype.kind == "c":
+        return pixels[::down, ::across]
+    height, width = height // down * down, width // across * across
+    blocks = pixels[:height, :width].reshape(height // down, down, width // across, across, pixels.shape[2])
+    with np.errstate(all="ignore"):
+        if pixels.dtype.kind in "iu":
+            blocks = blocks.astype(np.float64)
+            return np.asarray(blocks.mean(axis=(1, 3)).astype(pixels.dtype))
+        return np.asarray(blocks.astype(np.float64).mean(axis=(1, 3)))
+
+
+def is_mask(array: NDArray[Any]) -> bool:
+    """Whether a two-dimensional array has few distinct whole numbers, as labels have."""
+    if array.ndim != 2 or array.dtype.kind not in "biu":
+        return False
+    return len(np.unique(thinned(array, CARD_ELEMENTS))) <= MASK_LABELS
+
+
+def colored_labels(mask: NDArray[Any]) -> Pixels:
+    """The labels of a mask in colors; 0 is black."""
+    labels = mask.astype(np.int64)
+    return LABEL_COLORS[np.where(labels == 0, 0, (labels - 1) % (len(LABEL_COLORS) - 1) + 1)]
+
+
+def to_rgb(array: NDArray[Any], layout: Layout, side: int) -> Pixels | None:
+    """The pixels of a picture in three channels, to be drawn on."""
+    pixels = rows_columns(array, layout)
+    converted = _to_bytes(shrink(pixels, side), pixels)
+    if converted is None:
+        return None
+    image = converted[0]
+    return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[:, :, :3].copy()
+
+
+def mask_over(image: Pixels, mask: NDArray[Any]) -> Pixels:
+    """Labels as colors over a picture of the same proportions."""
+    height, width = image.shape[:2]
+    rows = np.arange(height) * mask.shape[0] // height
+    columns = np.arange(width) * mask.shape[1] // width
+    labels = mask[np.ix_(rows, columns)]
+    mixed = (image.astype(np.uint16) + colored_labels(labels)) // 2
+    return np.where((labels != 0)[:, :, None], mixed.astype(np.uint8), image)
+
+
+def boxes_over(image: Pixels, corners: NDArray[np.float64]) -> Pixels:
+    """Outlines of boxes over a picture.
+
+    Args:
+        image: Is drawn on.
+        corners: Left, top, right and bottom of each box, in pixels of `image`.
+    """
+    height, width = image.shape[:2]
+    thick = max(1, round(max(height, width) / 200))
+    for at, box in enumerate(corners):
+        left, right = (int(np.clip(x, 0, width - 1)) for x in (box[0], box[2]))
+        top, bottom = (int(np.clip(y, 0, height - 1)) for y in (box[1], box[3]))
+        color = LABEL_COLORS[1 + at % (len(LABEL_COLORS) - 1)]
+        image[top : top + thick, left : right + 1] = color
+        image[max(0, bottom - thick + 1) : bottom + 1, left : right + 1] = color
+        image[top : bottom + 1, left : left + thick] = color
+        image[top : bottom + 1, max(0, right - thick + 1) : right + 1] = color
+    return image
+
+
+_COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
+"""PNG's color type by the number of channels."""
+
+
+def png(image: Pixels) -> bytes:
+    """Encode a picture.
+
+    Args:
+        image: Height, width, 1 to 4 channels.
+    """
+    height, width, channels = image.shape
+    lines = np.zeros((height, width * channels + 1), np.uint8)
+    flat = np.ascontiguousarray(image).reshape(height, width * channels)
+    lines[:, 1:] = flat
+    if height > 1:  # differences to the line above compress better
+        lines[1:, 0] = 2
+        lines[1:, 1:] = flat[1:] - flat[:-1]
+    header = struct.pack(">IIBBBBB", width, height, 8, _COLOR_TYPES[channels], 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 4)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )

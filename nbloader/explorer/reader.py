@@ -1,0 +1,231 @@
+"""Read one sample in a worker: `SampleReader` is the dataset that the explorer's workers have.
+
+    dataset[Request] -> the sample, timed -> describe -> ReadSample, some kB -> the notebook's process
+
+So a picture of 40 megapixels stays in the worker, and an error of a sample is a value here, not an exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from nbloader._util.format import clean
+from nbloader._util.signals import raised_by_handler
+from nbloader.events.remote_errors import describe as describe_error
+from nbloader.explorer import fields
+from nbloader.explorer.fields import FULL_TEXT, Names, Renderer, View
+
+PATH_NAMES = ("filename", "path")
+
+
+class Request(NamedTuple):
+    """One sample, under one seed, as one view wants it."""
+
+    index: int  # type: ignore[assignment]  # it hides tuple.index
+    draw: int = 0
+    """Which random draw: the same number gives the same augmentation."""
+    view: View = View()
+
+
+class ReadSample(NamedTuple):
+    """What became of a request."""
+
+    content: str
+    """JSON object: fields, or the error."""
+    buffers: list[bytes]
+    """Pictures and sounds, to which the fields refer by number."""
+    seconds: float
+    """Time that the dataset took for the sample."""
+    cpu_seconds: float
+    """CPU time of it, on the thread that asked the dataset."""
+    failed: bool = False
+    end: int | None = None
+    """Length of the stream, if it has no such sample."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes here, about."""
+        return len(self.content) + sum(map(len, self.buffers))
+
+
+class EndOfStreamError(Exception):
+    """The stream has fewer samples.
+
+    Args:
+        length: How many it has.
+    """
+
+    def __init__(self, length: int) -> None:
+        super().__init__(f"the stream has {length:,} samples")
+        self.length = length
+
+
+class _OwnLoop:
+    """An event loop of one worker thread, closed with it: what a dataset keeps open belongs to one loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+
+    def __del__(self) -> None:
+        self.loop.close()
+
+
+_local = threading.local()
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    if not hasattr(_local, "own"):
+        _local.own = _OwnLoop()
+    loop: asyncio.AbstractEventLoop = _local.own.loop
+    return loop
+
+
+async def _wait_for(sample: Awaitable[Any]) -> Any:
+    return await sample
+
+
+class SampleReader:
+    """The dataset of the explorer's workers: gives descriptions of the samples of another dataset.
+
+    Args:
+        dataset: Is subscripted with dataset indices.
+        names: Names of classes.
+        renderers: Of the user.
+    """
+
+    def __init__(self, dataset: Any, names: Names, renderers: Sequence[Renderer]) -> None:
+        self._dataset = dataset
+        self._names = names
+        self._renderers = renderers
+
+    def __getitem__(self, request: Request) -> ReadSample:
+        """Read a sample. Its generators are seeded: the request is a task with a seed of its own.
+
+        Raises:
+            Exception: Only what a signal handler raised.
+        """
+        begin, cpu_begin = time.perf_counter(), time.thread_time()
+        try:
+            sample = self._dataset[request.index]
+            if inspect.isawaitable(sample):  # `async def __getitem__`
+                sample = _event_loop().run_until_complete(_wait_for(sample))
+        except EndOfStreamError as error:
+            return ReadSample("{}", [], 0.0, 0.0, end=error.length)
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
+            seconds = time.perf_counter() - begin
+            return ReadSample(error_content(error), [], seconds, time.thread_time() - cpu_begin, failed=True)
+        seconds, cpu_seconds = time.perf_counter() - begin, time.thread_time() - cpu_begin
+        description = fields.describe(sample, self._names, self._renderers, request.view)
+        shown = description.fields if request.view.full else fields.card_fields(description)
+        cover = -1
+        if 0 <= description.cover < len(description.fields):
+            wanted = description.fields[description.cover]
+            cover = next((at for at, item in enumerate(shown) if item is wanted), -1)
+        content = {
+            "fields": [fields.to_json(item) for item in shown],
+            "cover": cover,
+            "nbytes": description.nbytes,
+            "left_out": description.left_out,
+        }
+        return ReadSample(json.dumps(content, allow_nan=False), description.buffers, seconds, cpu_seconds)
+
+
+def as_read(sample: ReadSample) -> ReadSample:
+    """The `collate_fn` of the explorer's workers: descriptions are no batches."""
+    return sample
+
+
+def error_content(error: BaseException) -> str:
+    """An exception as JSON: its text, its traceback, and the path of the file if it names one."""
+    info = describe_error(error, by_value=False)
+    path = next((value for name in PATH_NAMES if isinstance(value := getattr(error, name, None), str)), "")
+    return failure(info.summary, info.traceback, path)
+
+
+def failure(summary: str, details: str = "", path: str = "") -> str:
+    """What stands in the place of a sample that cannot be shown, as JSON.
+
+    Args:
+        summary: One line.
+        details: A traceback.
+        path: A file that is involved.
+    """
+    kept = details if len(details) <= FULL_TEXT else details[:1000] + "\n...\n" + details[1000 - FULL_TEXT :]
+    return json.dumps({"error": clean(summary, 400), "traceback": _printable(kept), "path": clean(path)})
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+class Stream:
+    """Samples of something that can only be iterated, by their position. The first ones are kept, the rest not read.
+
+    Args:
+        samples: Is iterated once, on the explorer's worker, as far as samples are asked for.
+        limit: Samples that are kept.
+    """
+
+    def __init__(self, samples: Iterable[Any], limit: int) -> None:
+        self._samples = samples
+        self._limit = limit
+        self._iterator: Iterator[Any] | None = None
+        self._seen: list[Any] = []
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Samples that can be asked for, as long as the end is not known."""
+        return self._limit
+
+    def __getitem__(self, index: int) -> Any:
+        """The sample at a position.
+
+        Raises:
+            EndOfStreamError: The stream ends before it.
+            Exception: What the iterator raised there.
+        """
+        with self._lock:
+            if self._iterator is None:
+                self._iterator = iter(self._samples)
+            while len(self._seen) <= index:
+                if self._error is not None:
+                    raise EndOfStreamError(len(self._seen) + (not isinstance(self._error, StopIteration)))
+                try:
+                    self._seen.append(next(self._iterator))
+                except StopIteration as error:
+                    self._error = error
+                    raise EndOfStreamError(len(self._seen)) from None
+                except Exception as error:
+                    self._error = error
+                    raise
+            return self._seen[index]
+
+
+class Adapted:
+    """A dataset whose samples another function gives, as for a dict of columns.
+
+    Args:
+        length: Samples.
+        getter: Gives a sample.
+    """
+
+    def __init__(self, length: int, getter: Callable[[int], Any]) -> None:
+        self._length = length
+        self._getter = getter
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        """The sample."""
+        return self._getter(index)

@@ -1,0 +1,128 @@
+"""Which sample is read next: a state machine without I/O, threads or a clock.
+
+    want(view, indices)  what a view has on screen, the middle first; replaces what the view wanted before
+    ask(request)         one sample in full, or under another seed: before anything that is only on screen
+    take() -> Request    what to read next
+    finish(request)      it was read, failed or was given up
+
+What was scrolled past is dropped by being replaced. A request that is being read is not read twice: a second view that
+wants it gets it with the first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Container, Iterable
+
+from nbloader.explorer.reader import ReadSample, Request
+
+
+class RequestQueue:
+    """What is wanted and what is being read."""
+
+    def __init__(self) -> None:
+        self._asked: OrderedDict[Request, None] = OrderedDict()
+        self._wanted: dict[str, list[Request]] = {}
+        self.reading: set[Request] = set()
+        """What was taken and has not finished."""
+
+    def want(self, view: str, indices: Iterable[int], have: Container[Request]) -> None:
+        """Replace what a view has on screen.
+
+        Args:
+            view: The view.
+            indices: Dataset indices, the most urgent first.
+            have: What was read already.
+        """
+        self._wanted[view] = [request for request in map(Request, indices) if request not in have]
+
+    def ask(self, request: Request) -> None:
+        """Read this next; what was asked for before follows."""
+        if request not in self.reading:
+            self._asked[request] = None
+            self._asked.move_to_end(request, last=False)
+
+    def forget(self, view: str) -> None:
+        """A view is gone."""
+        self._wanted.pop(view, None)
+
+    def clear(self) -> None:
+        """Nothing is wanted any more."""
+        self._asked.clear()
+        self._wanted.clear()
+
+    def take(self) -> Request | None:
+        """The next request; None if nothing is wanted that is not being read."""
+        while self._asked:
+            request, _ = self._asked.popitem(last=False)
+            if request not in self.reading:
+                self.reading.add(request)
+                return request
+        for view in list(self._wanted):
+            requests = self._wanted.pop(view)
+            while requests:
+                request = requests.pop(0)
+                if request not in self.reading:
+                    self.reading.add(request)
+                    self._wanted[view] = requests  # behind the other views: they are served in turn
+                    return request
+        return None
+
+    def finish(self, request: Request) -> None:
+        """It is no longer being read, nor wanted."""
+        self.reading.discard(request)
+        self._asked.pop(request, None)
+        for requests in self._wanted.values():
+            if request in requests:
+                requests.remove(request)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is wanted that is not being read."""
+        pending = self._asked or any(self._wanted.values())
+        return bool(pending) and any(
+            request not in self.reading for request in (*self._asked, *(r for rs in self._wanted.values() for r in rs))
+        )
+
+
+class SampleCache:
+    """What was read, by request; the oldest use is dropped first.
+
+    Args:
+        limit: Bytes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._samples: OrderedDict[Request, ReadSample] = OrderedDict()
+        self._limit = limit
+        self._nbytes = 0
+
+    def get(self, request: Request) -> ReadSample | None:
+        """What was read, which counts as a use."""
+        sample = self._samples.get(request)
+        if sample is not None:
+            self._samples.move_to_end(request)
+        return sample
+
+    def put(self, request: Request, sample: ReadSample) -> None:
+        """Keep what was read."""
+        self.drop(request)
+        self._samples[request] = sample
+        self._nbytes += sample.nbytes
+        while self._nbytes > self._limit and len(self._samples) > 1:
+            self.drop(next(iter(self._samples)))
+
+    def drop(self, request: Request) -> None:
+        """Forget it, if it is there."""
+        sample = self._samples.pop(request, None)
+        if sample is not None:
+            self._nbytes -= sample.nbytes
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._samples.clear()
+        self._nbytes = 0
+
+    def __contains__(self, request: object) -> bool:
+        """Whether it was read and kept."""
+        return request in self._samples

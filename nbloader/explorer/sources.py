@@ -1,0 +1,188 @@
+"""What `nbloader.explore(x)` takes, as samples by index: datasets, loaders, streams, arrays, dicts of columns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from nbloader._util.format import clean
+from nbloader.batch.rows import is_in_memory
+from nbloader.events import EventBus
+from nbloader.explorer.fields import Names
+from nbloader.explorer.reader import Adapted, Stream
+
+
+class FollowedLoader(Protocol):
+    """What the explorer uses of a loader of nbloader."""
+
+    events: EventBus
+    dataset: Any
+    workers: str
+
+    def on_wait(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """See `DataLoader`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Samples by index, and what is known of them."""
+
+    dataset: Any
+    """Is subscripted with 0 to `total - 1`."""
+    total: int
+    title: str
+    streaming: bool = False
+    """Whether `total` is a limit, and samples are read one after the other."""
+    names: Names = field(default_factory=dict)
+    workers: str = "process"
+    """The kind of workers that suits it."""
+    worker_init_fn: Callable[[int], object] | None = None
+    loader: FollowedLoader | None = None
+    """The loader of nbloader whose dataset it is."""
+    original: Any = None
+    """The dataset itself."""
+
+
+def source_of(x: Any, buffer: int) -> Source:
+    """Find out what the samples of an object are.
+
+    Args:
+        x: A loader, a dataset, an array, a dict of columns, or anything that can be iterated.
+        buffer: Samples of a stream that are kept.
+
+    Raises:
+        TypeError: It has no samples.
+    """
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and isinstance(x, torch_data.DataLoader):
+        return _of_loader(x, buffer)
+    return _of_dataset(x, buffer, type(x).__name__)
+
+
+def _of_loader(loader: Any, buffer: int) -> Source:
+    source = _of_dataset(loader.dataset, buffer, type(loader.dataset).__name__)
+    ours = hasattr(loader, "events") and hasattr(loader, "on_wait")
+    init_fn = loader.worker_init_fn if loader.num_workers else None
+    return Source(
+        source.dataset,
+        source.total,
+        source.title,
+        source.streaming,
+        source.names,
+        "thread" if source.streaming else getattr(loader, "workers", source.workers) if ours else source.workers,
+        init_fn,
+        loader if ours else None,
+        loader.dataset,
+    )
+
+
+def _of_dataset(x: Any, buffer: int, title: str) -> Source:
+    dataset, names = x, class_names(x)
+    torch_data = sys.modules.get("torch.utils.data")
+    iterable = torch_data is not None and isinstance(x, torch_data.IterableDataset)
+    if isinstance(x, Mapping):
+        dataset = _of_mapping(x)
+    elif hasattr(x, "iloc") and hasattr(x, "columns"):  # a data frame: x[0] would be a column
+        dataset = Adapted(len(x), partial(_row, x))
+    elif isinstance(x, (str, bytes)) or not (hasattr(x, "__getitem__") or hasattr(x, "__iter__")):
+        raise TypeError(
+            f"explore() takes a dataset, a loader, an array, a dict of columns or an iterable, not "
+            f"{type(x).__name__}: {clean(repr(x), 80)}"
+        )
+    if not iterable and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        in_memory = dataset is not x or isinstance(x, (list, tuple, range)) or is_in_memory(x)
+        workers = "thread" if in_memory else "process"
+        return Source(dataset, len(dataset), title, names=names, workers=workers, original=x)
+    if not hasattr(x, "__iter__"):
+        raise TypeError(
+            f"explore() needs the number of samples: {type(x).__name__} has __getitem__ but no __len__; add __len__, "
+            "or pass an iterable"
+        )
+    return Source(Stream(x, buffer), buffer, title, streaming=True, names=names, workers="thread", original=x)
+
+
+def _row(frame: Any, index: int) -> Any:
+    return frame.iloc[index].to_dict()
+
+
+def _column_sample(columns: Mapping[str, Any], index: int) -> dict[str, Any]:
+    return {name: column[index] for name, column in columns.items()}
+
+
+def _entry(values: Mapping[Any, Any], keys: Sequence[Any], index: int) -> dict[str, Any]:
+    return {"key": keys[index], "value": values[keys[index]]}
+
+
+def _of_mapping(x: Mapping[Any, Any]) -> Adapted:
+    """The rows of a dict of columns, as scikit-learn's datasets are; for any other dict its entries."""
+    lengths = {name: _length(value) for name, value in x.items()}
+    columns = [name for name, length in lengths.items() if length]
+    length = next((lengths[name] for name in ("data", "images", *columns) if lengths.get(name)), None)
+    rows = {str(name): x[name] for name in columns if lengths[name] == length}
+    if length is not None and (len(rows) > 1 or len(rows) == len(x)):
+        return Adapted(length, partial(_column_sample, rows))
+    keys = list(x)
+    return Adapted(len(keys), partial(_entry, x, keys))
+
+
+def _length(value: Any) -> int | None:
+    """Length of a column; None for what is none."""
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__getitem__") or hasattr(value, "columns"):
+        return None
+    try:
+        return len(value)
+    except TypeError:  # an array without axes
+        return None
+
+
+def class_names(dataset: Any) -> Names:
+    """The names of classes by field: torchvision's `classes`, scikit-learn's `target_names`, Hugging Face's features.
+
+    Args:
+        dataset: Any dataset; that of a `Subset` is looked into.
+    """
+    for _ in range(8):  # a Subset of a Subset
+        classes = dataset.get("target_names") if isinstance(dataset, Mapping) else getattr(dataset, "classes", None)
+        if found := _names(classes):
+            return {"*": found}
+        features = getattr(dataset, "features", None)
+        if isinstance(features, Mapping):
+            listed = {str(name): _names(getattr(feature, "names", None)) for name, feature in features.items()}
+            return {name: names for name, names in listed.items() if names}
+        inner = getattr(dataset, "dataset", None)
+        if inner is None or inner is dataset:
+            break
+        dataset = inner
+    return {}
+
+
+def _names(value: Any) -> list[str]:
+    """Names of classes; empty if these are none."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        return []
+    names = list(value)
+    return [clean(name) for name in names] if all(isinstance(name, str) for name in names) else []
+
+
+def delivered(loader: FollowedLoader | None, limit: int) -> list[int]:
+    """Dataset indices of the samples that a loader has delivered last, the newest batch first.
+
+    A record names the first eight of its batch.
+
+    Args:
+        loader: A loader of nbloader.
+        limit: Maximum number of indices.
+    """
+    found: dict[int, None] = {}
+    if loader is None:
+        return []
+    for record in reversed(loader.events.batches()):
+        for index in record.indices if isinstance(record.indices, (list, tuple)) else ():
+            if isinstance(index, int):
+                found[index] = None
+        if len(found) >= limit:
+            break
+    return list(found)[:limit]

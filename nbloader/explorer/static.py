@@ -1,0 +1,75 @@
+"""What was on screen as static HTML that needs no kernel, no script and no network. It stays below 300 kB."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+from nbloader._util.format import duration, plural
+from nbloader.explorer.reader import ReadSample
+
+MAX_PICTURES = 200_000
+"""Characters of all pictures."""
+MAX_CARDS = 60
+_CAPTION_FIRST = {"label": 0, "number": 1, "text": 2}
+"""Kinds of fields that a caption begins with, as in `explorer.js`."""
+
+
+def html(name: str, styles: str, title: str, total: int, cards: Iterable[tuple[int, ReadSample]]) -> str:
+    """A page of cards.
+
+    Args:
+        name: Identity of the explorer; its live views hide the static form.
+        styles: The style sheet.
+        title: Of the dataset.
+        total: Number of samples.
+        cards: Index and description of what was on screen.
+
+    Returns:
+        A fragment of HTML with its own styles.
+    """
+    room = MAX_PICTURES
+    boxes = []
+    for index, sample in list(cards)[:MAX_CARDS]:
+        content = json.loads(sample.content)
+        cover = _cover(content, sample, room)
+        room -= len(cover)
+        failed = " nbx-failed" if "error" in content else ""
+        boxes.append(
+            f'<div class="nbx-card{failed}"><div class="nbx-cover">{cover}</div><div class="nbx-foot">'
+            f'<span class="nbx-index">{index:,}</span><span class="nbx-cost">{duration(sample.seconds)}</span>'
+            f'<span class="nbx-caption">{_caption(content)}</span></div></div>'
+        )
+    small = re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", styles, flags=re.DOTALL)).strip()
+    shown = f", {len(boxes)} of them below" if boxes else ""
+    return (
+        f'<div class="nbl nbx nbl-static" data-nbl="{escape(name)}" role="group" aria-label="nbloader, last state">'
+        f'<style>{small}</style><div class="nbx-head"><span class="nbx-title">{escape(title)}: '
+        f'{plural(total, "sample")}{shown}</span></div><div class="nbx-page">{"".join(boxes)}</div></div>'
+    )
+
+
+def _cover(content: dict[str, Any], sample: ReadSample, room: int) -> str:
+    if "error" in content:
+        return f'<div class="nbx-error">{escape(content["error"])}</div>'
+    fields, at = content["fields"], content["cover"]
+    field = fields[at] if 0 <= at < len(fields) else None
+    if field is None:
+        return ""
+    if "picture" in field:
+        data = base64.b64encode(sample.buffers[field["picture"]]).decode()
+        if len(data) < room:
+            return f'<img class="nbx-picture" alt="" src="data:image/png;base64,{data}">'
+    return f'<div class="nbx-words">{escape(field["summary"])}</div>'
+
+
+def _caption(content: dict[str, Any]) -> str:
+    if "error" in content:
+        return "failed"
+    others = [field for at, field in enumerate(content["fields"]) if at != content["cover"] and field["kind"] != "none"]
+    others.sort(key=lambda field: _CAPTION_FIRST.get(field["kind"], len(_CAPTION_FIRST)))
+    return escape(" \N{MIDDLE DOT} ".join(field["summary"] for field in others[:3]))

@@ -1,0 +1,191 @@
+"""Any value of a sample as an array, and figures of it: range, mean, shares of NaN and Inf, a histogram.
+
+Nothing here raises for an odd array: an empty one, one of NaN only, of objects, of complex numbers, of type bfloat16.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BINS = 32
+"""Bins of a histogram."""
+CARD_ELEMENTS = 1 << 15
+"""Elements that the figures of a card are made of, at most; a sample in full takes `FULL_ELEMENTS`."""
+FULL_ELEMENTS = 1 << 21
+LIST_ELEMENTS = 1 << 16
+"""Elements of a list of numbers that are read, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayFigures:
+    """Figures of an array of numbers. They are of the finite elements; complex numbers count by their magnitude."""
+
+    count: int
+    """Elements of the array."""
+    read: int
+    """Elements that the figures are made of: a regular part of a large array."""
+    minimum: float | None
+    """None if no element is finite."""
+    maximum: float | None
+    mean: float | None
+    nan: float
+    """Share of the elements that are NaN, 0 to 1."""
+    inf: float
+    """Share of the elements that are infinite, 0 to 1."""
+    histogram: tuple[int, ...]
+    """Elements by value, in equal bins from `minimum` to `maximum`; empty if these are equal or None."""
+
+
+def as_array(value: Any) -> NDArray[Any] | None:
+    """A value as an array that shares its memory where possible; None if it is none.
+
+    Args:
+        value: An array, a tensor of any framework, a PIL image, a number of NumPy, or a list of numbers.
+    """
+    if isinstance(value, np.ndarray):
+        return value if type(value) is np.ndarray else np.asarray(value)
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _from_torch(torch, value)
+    if isinstance(value, (list, tuple)):
+        return _from_list(value)
+    if (hasattr(value, "__array__") or hasattr(value, "__array_interface__")) and not isinstance(value, type):
+        try:
+            array = np.asarray(value)
+        except Exception:  # noqa: BLE001 - code of another library: whatever it raises, the value is shown by its repr
+            return None
+        return array if array.dtype != object else None
+    return None
+
+
+def _from_torch(torch: Any, tensor: Any) -> NDArray[Any] | None:
+    if tensor.device.type == "meta":
+        return None
+    tensor = tensor.detach()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    tensor = tensor.cpu().resolve_conj().resolve_neg()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    try:
+        array: NDArray[Any] = tensor.numpy()
+    except TypeError:  # bfloat16 and the types of 8 bits, which NumPy lacks
+        array = tensor.float().numpy()
+    return array
+
+
+def _from_list(values: Sequence[Any]) -> NDArray[Any] | None:
+    """A list of numbers, or of equally long lists of numbers, as boxes are."""
+    if not values or len(values) > LIST_ELEMENTS:
+        return None
+    lines: Sequence[Sequence[Any]] = [values]
+    if all(type(value) in (list, tuple) for value in values):
+        lines = values
+        if len({len(line) for line in lines}) != 1 or len(values) * len(lines[0]) > LIST_ELEMENTS or not lines[0]:
+            return None
+    if not all(type(value) in (int, float, bool) for line in lines for value in line):
+        return None
+    try:
+        return np.asarray(values)
+    except OverflowError:
+        return None
+
+
+def numbers(array: NDArray[Any], limit: int) -> NDArray[np.float64] | None:
+    """The elements as floats, or a regular part of them; None if they are no numbers.
+
+    Args:
+        array: Any array.
+        limit: Maximum number of elements.
+    """
+    if array.dtype.kind in "OSUMm" or array.dtype.names is not None:
+        return None
+    part = thinned(array, limit)
+    with np.errstate(all="ignore"):
+        if part.dtype.kind == "c":
+            part = np.abs(part)
+        try:
+            values: NDArray[np.float64] = part.astype(np.float64).reshape(-1)
+        except (TypeError, ValueError):  # an untyped block of memory
+            return None
+    return values
+
+
+def thinned(array: NDArray[Any], limit: int) -> NDArray[Any]:
+    """Every k-th element along the long axes, so that about `limit` remain. No element is copied."""
+    while array.size > limit:
+        axis = int(np.argmax(array.shape))
+        step = min(array.shape[axis], max(2, array.size // limit)) if array.ndim == 1 else 2
+        array = array[(slice(None),) * axis + (slice(None, None, step),)]
+    return array
+
+
+def figures_of(array: NDArray[Any], limit: int = FULL_ELEMENTS) -> ArrayFigures | None:
+    """Figures of an array; None if its elements are no numbers.
+
+    Args:
+        array: Any array.
+        limit: Maximum number of elements to read.
+    """
+    values = numbers(array, limit)
+    if values is None:
+        return None
+    read = values.size
+    if not read:
+        return ArrayFigures(array.size, 0, None, None, None, 0.0, 0.0, ())
+    finite = values[np.isfinite(values)]
+    nan = float(np.count_nonzero(np.isnan(values))) / read
+    inf = float(read - finite.size) / read - nan
+    if not finite.size:
+        return ArrayFigures(array.size, read, None, None, None, nan, max(0.0, inf), ())
+    low, high = float(finite.min()), float(finite.max())
+    with np.errstate(all="ignore"):
+        scale = max(abs(low), abs(high)) or 1.0  # neither sums nor differences overflow
+        mean = min(max(float(np.mean(finite / scale)) * scale, low), high)
+        histogram = _histogram(finite, low, high)
+    return ArrayFigures(array.size, read, low, high, mean, nan, max(0.0, inf), histogram)
+
+
+def _histogram(finite: NDArray[np.float64], low: float, high: float) -> tuple[int, ...]:
+    if low == high:
+        return ()
+    position = unit_range(finite, low, high)
+    bins = np.clip((position * BINS).astype(np.int64), 0, BINS - 1)
+    return tuple(np.bincount(bins, minlength=BINS).tolist())
+
+
+def unit_range(values: NDArray[Any], low: float, high: float) -> NDArray[np.float64]:
+    """Map values from [low, high] to [0, 1], whatever the size of these; what is not finite becomes 0."""
+    with np.errstate(all="ignore"):
+        half = high / 2 - low / 2
+        mapped = (values.astype(np.float64) / 2 - low / 2) / half if half else np.zeros(values.shape)
+    return np.clip(np.nan_to_num(mapped, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
+
+
+def envelope(values: NDArray[Any], points: int) -> list[tuple[float, float]]:
+    """A signal in few points: the least and the greatest value of each section, scaled to 0 to 1.
+
+    Args:
+        values: One dimension.
+        points: Maximum number of sections.
+    """
+    read = numbers(values, 1 << 22)
+    if read is None or not read.size:
+        return []
+    finite = read[np.isfinite(read)]
+    if not finite.size:
+        return []
+    low, high = float(finite.min()), float(finite.max())
+    scaled = unit_range(read, low, high) if low < high else np.full(read.size, 0.5)
+    count = min(points, scaled.size)
+    starts = (np.arange(count) * scaled.size) // count
+    least, greatest = np.minimum.reduceat(scaled, starts), np.maximum.reduceat(scaled, starts)
+    return [(round(float(a), 3), round(float(b), 3)) for a, b in zip(least, greatest, strict=True)]

@@ -1,0 +1,98 @@
+// What the views of the dashboard and the explorer share. It is put in front of their code, into the same module.
+//
+// Texts may come from samples and errors: they go into the page through textContent and nothing else.
+
+function make(tag, className, parent, text) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== undefined) node.textContent = text;
+  parent?.append(node);
+  return node;
+}
+
+function write(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function button(parent, label, name, onclick) {
+  const node = make("button", "", parent, label);
+  node.type = "button";
+  node.setAttribute("aria-label", name);
+  node.addEventListener("click", onclick);
+  return node;
+}
+
+// The static form is in the notebook all the time. It is visible when no live view of the same widget is.
+const covered = new Map();
+function cover(id, add) {
+  const entry = covered.get(id) ?? { count: 0, style: null };
+  entry.count += add;
+  covered.set(id, entry);
+  if (entry.count && !entry.style) {
+    const form = `.nbl-static[data-nbl="${CSS.escape(id)}"]`;
+    entry.style = make("style", "", document.head, `${form}, .jp-OutputArea-child:has(${form}) { display: none; }`);
+  } else if (!entry.count) {
+    entry.style?.remove();
+    covered.delete(id);
+  }
+}
+
+function addStyles(id, text) {
+  const node = document.getElementById(id) ?? make("style", "", document.head);
+  node.id = id;
+  write(node, text);
+}
+
+// Connects a view with the kernel. `receive(message, buffers)` gets what is for all views or for this one;
+// `orphaned()` is called once, when the kernel is gone; `keys(event)` returns true if it has handled a key; `retheme()` is
+// called when the page changes its theme. Of what is returned, `answered()` ends the requests for the first message.
+function connect({ model, el, root, receive, orphaned, keys, retheme }) {
+  const view = crypto.randomUUID?.() ?? String(Math.random());
+  const send = (message) => { if (!connection.gone) model.send({ ...message, view }); };
+  let timer = null, delay = 1000;
+  const ask = () => {  // until answered: the kernel may be too busy the first time
+    send({ kind: "ready" });
+    timer = setTimeout(ask, delay);
+    delay = Math.min(2 * delay, 30000);
+  };
+  const orphan = () => {
+    if (connection.gone) return;
+    connection.gone = true;
+    clearTimeout(timer);
+    orphaned();
+  };
+  const kernel = model.widget_manager?.kernel;  // in JupyterLab and Notebook; elsewhere a CSS class says it
+  const onStatus = (_, status) => { if (["dead", "restarting", "autorestarting"].includes(status)) orphan(); };
+  const onMessage = (message, buffers) => {
+    if (!connection.gone && (message.to === undefined || message.to === view)) receive(message, buffers);
+  };
+  const onKey = (event) => {  // before JupyterLab, whose shortcuts would take the arrow keys
+    if (root.contains(event.target) && keys(event)) event.stopPropagation();
+  };
+  const life = new MutationObserver(() => { if (el.classList.contains("jupyter-widgets-disconnected")) orphan(); });
+  const themes = new MutationObserver(retheme);
+  const connection = {
+    send,
+    gone: false,
+    answered: () => clearTimeout(timer),
+    close: () => {
+      send({ kind: "gone" });
+      connection.gone = true;
+      clearTimeout(timer);
+      window.removeEventListener("keydown", onKey, true);
+      themes.disconnect();
+      life.disconnect();
+      kernel?.disposed?.disconnect(orphan);
+      kernel?.statusChanged?.disconnect(onStatus);
+      model.off("msg:custom", onMessage);
+    },
+  };
+  kernel?.disposed?.connect(orphan);
+  kernel?.statusChanged?.connect(onStatus);
+  themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
+  life.observe(el, { attributes: true, attributeFilter: ["class"] });
+  window.addEventListener("keydown", onKey, true);
+  model.on("msg:custom", onMessage);
+  ask();
+  return connection;
+}

@@ -1,0 +1,151 @@
+"""The explorer in a real browser: a million samples scroll, a hung one is given up, no text becomes markup."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.leaves_behind("the browser's driver keeps threads of its own"),
+]
+
+OPEN = """
+import nbloader, numpy as np
+from gallery import Shapes
+dataset = Shapes(1_000_000, raise_at=5, hang_at=777_777)
+view = nbloader.explore(dataset)
+view
+"""
+BUSY = """
+import time
+while not view.selected: time.sleep(0.05)
+print("selected", view.selected)
+"""
+LOW_CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
+
+
+def screenshot(page: Any, name: str) -> None:
+    """Save a screenshot of the page in the folder NBLOADER_SCREENSHOTS, if it is set."""
+    folder = os.environ.get("NBLOADER_SCREENSHOTS")
+    if folder:
+        page.screenshot(path=str(Path(folder) / f"explorer-{name}.png"))
+
+
+def set_theme(page: Any, theme: str) -> None:
+    """Change JupyterLab's theme and wait for it."""
+    page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", f"JupyterLab {theme}")
+    light = str(theme == "Light").lower()
+    page.wait_for_function("light => document.body.dataset.jpThemeLight === light", arg=light)
+    page.locator("#jupyterlab-splash").wait_for(state="detached")
+
+
+def test_a_million_samples_scroll_and_one_is_shown_in_full(  # noqa: PLR0915 - one kernel and one page for all
+    open_notebook: Any, window: Any
+) -> None:
+    asked: list[str] = []
+    window.on("request", lambda request: asked.append(request.url))
+    notebook = open_notebook(OPEN, BUSY, "print('good', len(view.good()), 'failed', view.failed); view.close()")
+    page = notebook.page
+    notebook.run_all()
+    live = page.locator(".nbl-live .nbx")
+    scroller = live.get_by_role("listbox")
+    live.locator(".nbx-card img").nth(8).wait_for()
+    live.locator(".nbx-card.nbx-failed", has_text="truncated file").wait_for()
+    page.mouse.move(0, 0)
+    screenshot(page, "light")
+    assert live.evaluate(LOW_CONTRAST) == []
+
+    # Any row: nodes only for what is on screen. The hung sample is given up while its neighbours are read.
+    live.get_by_label("go to the sample with this index").fill("777777")
+    live.get_by_label("go to the sample with this index").press("Enter")
+    live.locator(".nbx-card img[alt='sample 777778']").wait_for()
+    live.locator(".nbx-card img[alt='sample 777776']").wait_for()
+    assert live.locator(".nbx-card").count() < 60
+    live.get_by_role("button", name="Give up reading sample 777777").click()
+    live.locator(".nbx-card.nbx-failed", has_text="Given up after").wait_for()
+    scroller.focus()
+    page.keyboard.press("End")
+    live.locator(".nbx-card img[alt='sample 999999']").wait_for()
+    page.keyboard.press("Home")
+    live.locator(".nbx-card img[alt='sample 0']").wait_for()
+
+    # One sample in full, with the keyboard. Texts are texts.
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    detail = live.locator(".nbx-detail")
+    detail.get_by_text("<script>window.hacked = 1</script> shape 1").wait_for()
+    assert page.evaluate("() => window.hacked") is None
+    detail.get_by_text("square (1)").wait_for()
+    assert detail.locator("img").count() == 3  # image, mask and boxes over it
+    detail.get_by_role("button", name="Eight draws").click()
+    detail.locator(".nbx-draw img").nth(7).wait_for()
+    screenshot(page, "detail")
+    page.keyboard.press("Escape")
+    detail.wait_for(state="hidden")
+
+    # An error, in the dark.
+    live.locator(".nbx-card.nbx-failed", has_text="truncated file").click()
+    detail.locator("pre", has_text="gallery.py").wait_for()
+    detail.get_by_text("/data/5.jpg").last.wait_for()
+    set_theme(page, "Dark")
+    page.mouse.move(0, 0)
+    screenshot(page, "dark-error")
+    assert live.evaluate(LOW_CONTRAST) == []
+    set_theme(page, "Light")
+    page.keyboard.press("Escape")
+
+    live.get_by_role("button", name="Show a table").click()
+    live.locator(".nbx-columns", has_text="meta.exposure").wait_for()
+    live.locator(".nbx-line img").nth(5).wait_for()
+    screenshot(page, "table")
+    # A selection reaches Python while a cell is busy; the output then has what was on screen.
+    scroller.focus()
+    page.keyboard.press(" ")
+    assert "selected [5]" in notebook.wait_until_run(1)
+    output = notebook.wait_until_run(2)
+    assert "good 999999" in output
+    page.locator(".nbl-static:visible img").first.wait_for()
+    saved = notebook.save()
+    static = next(
+        o.data["text/html"] for o in saved.cells[0].outputs if "nbl-static" in o.get("data", {}).get("text/html", "")
+    )
+    assert len(static) < 300_000
+    assert notebook.path.stat().st_size - len(json.dumps(static)) < 5_000
+    screenshot(page, "static")
+    elsewhere = [url for url in asked if not url.startswith((notebook.server.url, "data:", "blob:"))]
+    assert not elsewhere, "everything comes from the server: nothing from a CDN, no other port"
+
+
+RUN = """
+import time, nbloader
+from gallery import Shapes
+loader = nbloader.DataLoader(Shapes(400), batch_size=4, num_workers=1, collate_fn=len)
+view = loader.explore(workers="thread")
+view
+"""
+LOOP = """
+epochs = 0
+while not view.selected:
+    for batch in loader: pass
+    epochs += 1
+print("selected", view.selected)
+view.close(); loader.close()
+"""
+
+
+def test_the_explorer_of_a_loader_works_while_the_loader_is_iterated(open_notebook: Any) -> None:
+    """On a kernel that handles messages during a cell only because `__next__` does."""
+    notebook = open_notebook(RUN, LOOP, kernel="ipykernel-6.30")
+    live = notebook.page.locator(".nbl-live .nbx")
+    notebook.run_all()
+    live.locator(".nbx-card img[alt='sample 0']").wait_for()
+    live.get_by_label("which samples are shown").select_option("delivered")
+    live.locator(".nbx-status", has_text="of 400").wait_for()
+    live.get_by_role("listbox").focus()
+    notebook.page.keyboard.press(" ")
+    assert "selected [" in notebook.wait_until_run(1)

@@ -1,0 +1,191 @@
+"""The Python half of the explorer: messages in, cards out, the selection, the static form, the end."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbloader.explorer import static, widget
+from nbloader.explorer.reader import ReadSample, SampleReader
+
+TIMEOUT = 20
+
+
+class Numbers:
+    """Samples whose text is markup; one raises."""
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        if index == 2:
+            raise ValueError("<b>no</b>")
+        return {"text": f"<script>{index}</script>", "n": index, "image": np.full((20, 20, 3), index, np.uint8)}
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """What goes to the browser."""
+    messages: queue.Queue[dict[str, Any]] = queue.Queue()
+    pages: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(
+        widget.LiveWidget, "send", lambda _self, message, buffers=None: messages.put(message | {"data": buffers})
+    )
+    monkeypatch.setattr(
+        widget, "display", lambda _name, _text, data, update=False: pages.put(data.get("text/html", ""))
+    )
+    monkeypatch.setattr(widget, "_write_static_in_time", lambda: None)
+    monkeypatch.setattr(widget, "_shown", [])
+    messages.pages = pages
+    return messages
+
+
+@pytest.fixture
+def view(sent):
+    explorer = open_explorer(Numbers())
+    say(explorer, kind="ready")
+    assert following(sent, "state")["total"] == 30
+    yield explorer
+    explorer.close()
+
+
+def open_explorer(x):
+    return widget.Explorer(x, num_workers=1, workers="thread", seed=0, buffer=20)
+
+
+def say(explorer, **message):
+    explorer._on_message({"view": "a", **message})
+
+
+def following(sent, kind):
+    """Wait for the next message of a kind."""
+    while True:
+        message = sent.get(timeout=TIMEOUT)
+        if message["kind"] == kind:
+            return message
+
+
+def cards(sent, *indices):
+    """Wait for the cards of these samples."""
+    found = {}
+    while set(indices) - set(found):
+        message = following(sent, "cards")
+        found |= {card["index"]: card | {"data": message["data"]} for card in message["cards"]}
+    return found
+
+
+def test_what_is_on_screen_is_sent_with_its_pictures_and_again_to_a_view_that_asks_again(view, sent):
+    say(view, kind="want", indices=[1, 2, 99, -1], screen=[1, 2])
+    first = cards(sent, 1, 2)
+    assert first[1]["data"][first[1]["first"] + first[1]["fields"][-1]["picture"]][:4] == b"\x89PNG"
+    assert first[2]["error"] == "ValueError: <b>no</b>"
+    assert view.failed == [2]
+    say(view, kind="want", indices=[1, 2], screen=[1, 2], view="b")
+    message = following(sent, "cards")
+    assert (message["to"], [card["index"] for card in message["cards"]]) == ("b", [1, 2])
+
+
+def test_one_sample_in_full_and_its_draws_go_to_the_view_that_asked(view, sent):
+    say(view, kind="open", index=3, draw=0, slices={})
+    message = following(sent, "sample")
+    assert (message["to"], message["index"]) == ("a", 3)
+    assert next(field for field in message["fields"] if field["path"] == "text")["text"] == "<script>3</script>"
+    say(view, kind="draws", index=3, count=3)
+    assert {following(sent, "draw")["draw"] for _ in range(3)} == {0, 1, 2}
+
+
+def test_the_selection_is_the_same_on_both_sides(view, sent):
+    say(view, kind="select", indices=[4, 2, 400])
+    assert view.selected == [4, 2]
+    view.selected = range(3)
+    assert following(sent, "selected")["indices"] == [4, 2]
+    assert following(sent, "selected")["indices"] == [0, 1, 2]
+    assert list(view.good().indices) == list(range(3, 30))
+    with pytest.raises(IndexError, match="there is no sample 30"):
+        view.selected = [30]
+    assert view.selected == [0, 1, 2]
+
+
+def test_lists_of_samples(view, sent):
+    say(view, kind="want", indices=[0, 2, 4], screen=[0, 2, 4])
+    cards(sent, 0, 2, 4)
+    view.selected = [9]
+    for name, expected in (("failed", {2}), ("selected", {9}), ("slowest", {0, 2, 4}), ("delivered", set())):
+        say(view, kind="order", name=name)
+        order = following(sent, "order")
+        assert set(np.frombuffer(order["data"][0]).astype(int).tolist()) == expected
+    say(view, kind="order", name="nonsense")
+    say(view, kind="nonsense")
+    say(view, kind="asset", name="../../secret")
+    assert sent.empty()
+    say(view, kind="asset", name="code")
+    assert following(sent, "asset")["data"][0][:2] == b"\x1f\x8b"
+
+
+def test_samples_that_failed_are_read_again_on_request(view, sent, monkeypatch):
+    say(view, kind="want", indices=[2], screen=[2])
+    cards(sent, 2)
+    monkeypatch.setattr(Numbers, "__getitem__", lambda _self, index: index)
+    view.retry()
+    assert following(sent, "again")["indices"] == [2]
+    assert "error" not in cards(sent, 2)[2]
+    assert view.failed == []
+
+
+def test_the_end_of_a_stream_becomes_its_length(sent):
+    explorer = open_explorer(iter("abc"))
+    say(explorer, kind="ready")
+    state = following(sent, "state")
+    assert (state["total"], state["streaming"]) == (20, True)
+    say(explorer, kind="want", indices=[7, 0], screen=[0, 7])
+    state = following(sent, "state")
+    while state["total"] != 3:
+        state = following(sent, "state")
+    assert not state["streaming"]
+    assert len(explorer) == 3
+    with pytest.raises(TypeError, match="no indices"):
+        explorer.good()
+    explorer.close()
+
+
+def test_the_static_form_has_what_was_on_screen_and_no_markup_of_samples(view, sent):
+    view.show()
+    say(view, kind="want", indices=[1, 2, 5], screen=[1, 2])
+    cards(sent, 1, 2, 5)
+    view.close()
+    page = ""
+    while "data:image/png" not in page:
+        page = sent.pages.get(timeout=TIMEOUT)
+    assert "&lt;b&gt;no&lt;/b&gt;" in page
+    assert "<script>" not in page
+    assert "<b>no" not in page
+    assert ">5<" not in page.replace("255", "")
+    assert view.widget.comm is None
+
+
+def test_the_static_form_is_small_however_much_is_on_screen():
+    reader = SampleReader(
+        [np.random.default_rng(i).integers(0, 255, (200, 200, 3)).astype(np.uint8) for i in range(9)], {}, ()
+    )
+    samples: list[ReadSample] = [reader[widget.Request(i)] for i in range(9)]
+    page = static.html("name", widget.styles(), "t" * 100, 10**6, [(i, samples[i % 9]) for i in range(400)])
+    assert len(page) < 300_000
+    assert page.count("<img") >= 1
+
+
+def test_an_explorer_that_nobody_holds_ends(sent):
+    explorer = open_explorer(Numbers())
+    say(explorer, kind="ready")
+    say(explorer, kind="want", indices=[0], screen=[0])
+    cards(sent, 0)
+    ref = weakref.ref(explorer)
+    if explorer._timer is not None:
+        explorer._timer.cancel()
+    del explorer
+    gc.collect()
+    assert ref() is None
