@@ -977,3 +977,23 @@ def test_without_uploads_there_are_no_upload_stats():
     assert upload_stats([record(0)]) is None
     got = upload_stats([record(0, placed=placed(1, 3, memory="copied"))])
     assert (got.pin, got.copy, got.gb_per_second, got.hidden) == (3.0, None, None, None)
+
+
+def test_the_start_of_workers_counts_for_the_epoch_that_waited_for_it():
+    stats = new_stats()
+    stats.update(EpochStarted(START, 0, 0, 20, 2))
+    stats.update(WorkerReady(START + 2 * S, 0, 1000, 2 * S))
+    stats.update(WorkerReady(START + 3 * S, 1, 1001, 3 * S))
+    now = START
+    for index in range(20):
+        batch = record(now, index=index, worker=index % 2, wait=3100 * MS if not index else MS)
+        stats.update(batch)
+        now = batch.returned
+    stats.update(EpochEnded(now, 0, 0, 20, "exhausted"))
+    s = stats.snapshot(gauges(now, state="idle"))
+    assert s.cause == "startup"
+    assert "the first batch came after 3.1 s, of which the workers took 3.0 s to start" in s.verdict
+    now = loop(stats, 20, begin=now + S, run=1, cycle=lambda index: {"wait": 3100 * MS} if not index else {})
+    s = stats.snapshot(gauges(now))
+    assert s.epoch_verdict.cause == "startup"
+    assert "to start" not in s.epoch_verdict.sentence, "these workers ran already"

@@ -58,6 +58,8 @@ POINT_BATCHES = 64
 """Maximum number of batches over which a point of the time series is computed."""
 HISTOGRAM_BATCHES = 500
 """Batches in the histogram of the time to produce one."""
+READY = 64
+"""Starts of workers that are kept."""
 SLOW_RUNS = 3
 """Iterators whose slowest samples are kept."""
 STUCK_S, STUCK_TIMES = 2.0, 10
@@ -115,7 +117,7 @@ class Aggregator:
         """Batches of the epoch that are in the sample."""
         self._measured: tuple[int, Evidence] | None = None
         """The last measurement of the epoch, and when it was made."""
-        self._worker_startup = 0
+        self._ready: collections.deque[WorkerReady] = collections.deque(maxlen=READY)
         self._error = ""
         self._ended: EpochEnded | None = None
         self._series = TimeSeries()
@@ -225,7 +227,7 @@ class Aggregator:
             case WorkerRestarted():
                 self._restarts[event.worker] += 1
             case WorkerReady():
-                self._worker_startup = max(self._worker_startup, event.startup_ns)
+                self._ready.append(event)
             case BatchFailed():
                 self._errors[event.worker] += 1
                 self._error = event.error
@@ -252,8 +254,6 @@ class Aggregator:
         if known:  # its batches were published before its EpochStarted
             return
         self._done = self._samples = self._epoch_waited = 0
-        if self._ended is None or self._run > 0 or self._sample.opening:
-            self._worker_startup = 0  # workers that start for this epoch report later
         self._sample = EpochSample()
         self._folded = 0
         self._ended = self._measured = None
@@ -444,7 +444,7 @@ class Aggregator:
             opening=sample.opening,
             worst=sample.worst,
             startup=first,
-            worker_startup=self._worker_startup / 1e9 if self._worker_startup else None,
+            worker_startup=max([e.startup_ns / 1e9 for e in self._ready if e.time >= self._began], default=None),
             waiting=waiting(g, self._pauses, g.now) if live else 0,
             waiting_for=g.waiting_for,
             pids={w.worker: w.pid for w in alive},

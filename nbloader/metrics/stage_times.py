@@ -113,14 +113,6 @@ def exposed_ns(placed: Placed) -> int:
     return elapsed_ns(max(placed.upload_begin, placed.needed), placed.uploaded) if placed.needed else 0
 
 
-def handover_share(records: Sequence[BatchRecord]) -> float:
-    """Share of a typical wait in which the batch was ready and was being pinned or uploaded."""
-    if not records or records[-1].placed is None:
-        return 0.0
-    handover = median([elapsed_ns(max(r.requested, r.in_order), r.delivered) for r in records])
-    return share_of(handover or 0, median([r.waited for r in records]) or 0)  # medians: the first wait is start-up
-
-
 def percentiles(ns: Sequence[int]) -> Percentiles:
     """Percentiles of sorted nanoseconds, in milliseconds."""
     n = len(ns)
