@@ -366,7 +366,7 @@ class Dispatcher(Generic[R]):
         for state in self.iterations.values():
             if state.parked or not state.waiting:
                 continue
-            depth = self.policy.extended_depth if state.extension else self.policy.queue_depth
+            depth = self._depth(state)
             if state.shards is not None or self.round_robin:
                 self._assign_to_slots(state, assigned, free=free)
                 continue
@@ -388,6 +388,10 @@ class Dispatcher(Generic[R]):
                 held[task.run, task.job] = task
                 assigned.setdefault(worker, []).append(task)
         return [Assign(worker, tasks) for worker, tasks in assigned.items()]
+
+    def _depth(self, state: IterationState[R]) -> int:
+        """Jobs that one worker may hold."""
+        return self.policy.extended_depth if state.extension else self.policy.queue_depth
 
     def _affords(self, state: IterationState[R]) -> bool:
         """Whether there is memory for the next job of an iteration. There always is for the batch to deliver next."""
@@ -417,7 +421,7 @@ class Dispatcher(Generic[R]):
         state.waiting = kept
 
     def _worker_for(self, state: IterationState[R], task: Task, absent: Counter[int]) -> int | None:
-        depth = self.policy.queue_depth
+        depth = self._depth(state)
         slot = self._slot(state, task)
         worker = self._by_slot.get(slot, -1)
         held = self._held.get(worker)
