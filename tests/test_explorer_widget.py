@@ -127,6 +127,21 @@ def test_lists_of_samples(view, sent):
     assert following(sent, "asset")["data"][0][:2] == b"\x1f\x8b"
 
 
+def test_what_was_looked_at_is_a_table_in_python_that_filters_the_list(view, sent):
+    assert view.rows() == []
+    assert len(view.to_pandas()) == 0
+    say(view, kind="want", indices=[4, 2, 0], screen=[4, 2, 0])
+    cards(sent, 0, 2, 4)
+    frame = view.to_pandas()
+    assert frame.index.tolist() == [0, 2, 4]
+    assert frame["n"].tolist()[::2] == [0, 4]
+    assert frame["error"].notna().tolist() == [False, True, False]
+    assert frame["seconds"].min() >= 0
+    assert view.filter(lambda row: row["n"] > 1) == [4]
+    order = following(sent, "order")
+    assert (order["to"], order["name"], np.frombuffer(order["data"][0]).tolist()) == ("a", "filtered", [4])
+
+
 def test_samples_that_failed_are_read_again_on_request(view, sent, monkeypatch):
     say(view, kind="want", indices=[2], screen=[2])
     cards(sent, 2)

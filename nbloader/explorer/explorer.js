@@ -9,7 +9,7 @@ const KEPT = 1500;  // cards that the page keeps
 const SLOW = 2000;  // ms after which a sample that is not there can be given up
 const SVG = "http://www.w3.org/2000/svg";
 const CAPTION_FIRST = { label: 0, number: 1, text: 2 };
-const ORDERS = { all: "All samples", selected: "Selected", failed: "Failed so far", slowest: "Slowest so far", delivered: "Delivered last" };
+const ORDERS = { all: "All samples", selected: "Selected", failed: "Failed so far", slowest: "Slowest so far", filtered: "Filtered in Python", delivered: "Delivered last" };
 
 const whole = (n) => n.toLocaleString("en-US");
 const time = (s) => (s < 1e-3 ? `${Math.round(s * 1e6)} µs` : s < 1 ? `${(s * 1e3).toFixed(s < 0.01 ? 1 : 0)} ms` : `${s.toFixed(1)} s`);

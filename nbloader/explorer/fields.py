@@ -15,6 +15,7 @@ The kind of a field is decided from what it is, in this order:
 from __future__ import annotations
 
 import dataclasses
+import math
 import reprlib
 import struct
 import traceback
@@ -99,6 +100,8 @@ class Field:
     type: str
     summary: str
     """One short line."""
+    value: bool | float | str | None = None
+    """A number, or the name of a label, for tables; None for anything else."""
     depth: int = 0
     shape: tuple[int, ...] | None = None
     dtype: str = ""
@@ -253,9 +256,10 @@ class _Describer:
     def _number(self, path: str, kind: str, value: Any) -> Field:
         name = self._class_name(path, value)
         if name is not None:
-            return Field(path, "label", kind, clean(f"{name} ({value})", SUMMARY))
+            return Field(path, "label", kind, clean(f"{name} ({value})", SUMMARY), value=name)
         text = str(value) if not isinstance(value, float) else f"{value:.10g}" if self._full else f"{value:.4g}"
-        return Field(path, "number", kind, clean(text, SUMMARY))
+        finite = value if isinstance(value, (bool, int, float)) and math.isfinite(value) else None
+        return Field(path, "number", kind, clean(text, SUMMARY), value=finite)
 
     def _class_name(self, path: str, value: Any) -> str | None:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -557,6 +561,8 @@ def to_json(item: Field) -> dict[str, Any]:
         value = getattr(item, name)
         if value:
             out[name] = value
+    if item.value is not None:
+        out["value"] = item.value
     if item.shape is not None:
         out["shape"] = list(item.shape)
     if item.picture >= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import dataclasses
 import json
 import threading
@@ -12,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from IPython import get_ipython
@@ -35,8 +36,14 @@ MAX_WANTED = 400
 """Samples that a view may have on screen."""
 MAX_DRAWS = 16
 """Draws of one sample side by side."""
+MAX_ROWS = 200_000
+"""Samples of which costs and values are kept."""
 MAX_DELIVERED = 2000
 """Samples that a loader has delivered last, in the list of these."""
+
+
+Row: TypeAlias = "dict[str, Any]"
+"""What is known of a sample, see `Explorer.rows`."""
 
 
 def styles() -> str:
@@ -86,7 +93,8 @@ class Explorer:
         self._notes: list[str] = []
         self._views: set[str] = set()
         self._draws: dict[Request, set[str]] = {}  # views that asked for this
-        self._costs: dict[int, tuple[float, bool]] = {}  # by index: seconds, and whether it failed
+        self._rows: dict[int, Row] = {}  # by index
+        self._filtered: list[int] = []
         self._on_screen: list[int] = []
         self._static_due = False
         self._timer: threading.Timer | None = None
@@ -175,7 +183,48 @@ class Explorer:
     def failed(self) -> list[int]:
         """Dataset indices of the samples that were looked at and could not be read."""
         with self._lock:
-            return [index for index, (_seconds, failed) in self._costs.items() if failed]
+            return [index for index, row in self._rows.items() if row["error"] is not None]
+
+    def rows(self) -> list[Row]:
+        """What is known of the samples that were looked at, the last 200,000, in the order of their indices.
+
+        Each is a dict with `index`, `seconds` and `cpu_seconds` (to read it), `nbytes`, `error` (None if it was read),
+        and the fields of the sample by name: numbers, names of labels, and texts cut to a line. Any other field (an
+        array, a picture) is a short text.
+        """
+        with self._lock:
+            return [dict(self._rows[index]) for index in sorted(self._rows)]
+
+    def to_pandas(self) -> Any:
+        """`rows()` as a `pandas.DataFrame`, with the dataset index as its index.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(self.rows(), columns=None if self._rows else ["index"]).set_index("index")
+
+    def filter(self, function: Callable[[Row], object]) -> list[int]:
+        """List only some of the samples that were looked at: `view.filter(lambda row: row["seconds"] > 0.1)`.
+
+        Args:
+            function: Gets a row as in `rows()`, and returns whether to list the sample. One that raises `KeyError` or
+                `TypeError` for a row (a sample that failed has no fields) does not list it.
+
+        Returns:
+            The dataset indices.
+        """
+        found = []
+        for row in self.rows():
+            with contextlib.suppress(KeyError, TypeError):
+                if function(row):
+                    found.append(row["index"])
+        with self._lock:
+            self._filtered = found
+        for view in list(self._views):
+            self._on_order(view, {"name": "filtered"})
+        return found
 
     def retry(self, indices: Iterable[int] | None = None) -> None:
         """Read samples again, with new workers and the dataset as it is now.
@@ -186,7 +235,7 @@ class Explorer:
         chosen = self.failed if indices is None else [int(index) for index in indices]
         with self._lock:
             for index in chosen:
-                self._costs.pop(index, None)
+                self._rows.pop(index, None)
         self._send({"kind": "again", "indices": chosen})
         self._fetcher.retry(chosen)
 
@@ -265,13 +314,16 @@ class Explorer:
         """Send the list of samples that a view shows instead of all."""
         name = message["name"]
         with self._lock:
-            costs = dict(self._costs)
+            rows = dict(self._rows)
+            filtered = list(self._filtered)
         if name == "selected":
             indices = self.selected
         elif name == "failed":
             indices = sorted(self.failed)
         elif name == "slowest":
-            indices = sorted(costs, key=lambda index: -costs[index][0])
+            indices = sorted(rows, key=lambda index: -rows[index]["seconds"])
+        elif name == "filtered":
+            indices = filtered
         elif name == "delivered":
             indices = [i for i in delivered(self._loader(), MAX_DELIVERED) if 0 <= i < self._total]
         else:
@@ -318,7 +370,10 @@ class Explorer:
             return
         with self._lock:
             if request == Request(request.index):
-                self._costs[request.index] = (sample.seconds, sample.failed)
+                self._rows.pop(request.index, None)
+                self._rows[request.index] = _row(request.index, sample)
+                if len(self._rows) > MAX_ROWS:
+                    del self._rows[next(iter(self._rows))]
             asked = request in self._draws
         if not request.view.full and not request.draw:
             self._send_cards([(request, sample)])
@@ -383,6 +438,24 @@ class Explorer:
             indices, total = self._on_screen, self._total
         cards = [(request.index, sample) for request, sample in self._fetcher.there(indices)]
         return static.html(self._name, styles(), self._source.title, total, cards)
+
+
+def _row(index: int, sample: ReadSample) -> Row:
+    """What is known of a sample. Its own fields cannot replace the first ones."""
+    content = json.loads(sample.content)
+    values = {
+        field["path"] or "value": field.get("value", field["summary"])
+        for field in content.get("fields", ())
+        if field["kind"] != "none"
+    }
+    known = {
+        "index": index,
+        "seconds": sample.seconds,
+        "cpu_seconds": sample.cpu_seconds,
+        "nbytes": content.get("nbytes"),
+        "error": content.get("error"),
+    }
+    return {**known, **values, **known}
 
 
 def _content(request: Request, sample: ReadSample, first_buffer: int) -> dict[str, Any]:
