@@ -26,7 +26,7 @@ READ_NS = 90_000_000
 """Time between two readings of counters, ns."""
 LOCK_WAITS = ("futex", "lock", "semaphore", "mutex")
 """Parts of the names of the kernel's functions in which a thread waits for a lock (of a file, too)."""
-_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_TICK = 1_000_000_000 // (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
 """Unit of the CPU times in /proc/PID/stat, ns."""
 _clock = time.perf_counter_ns
 
@@ -257,7 +257,7 @@ def worker_counters(worker: WorkerThread) -> WorkerCounters | None:
 
 def _contents(path: str) -> str:
     """The first 4 kB of a file; a third of the time of `Path.read_text`."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY)
     try:
         return os.read(fd, 4096).decode("ascii", "replace")
     finally:
