@@ -31,6 +31,7 @@ from nbloader.workers.fetcher import is_async
 KINDS = {
     "processes": {"num_workers": 2},
     "threads": {"num_workers": 2, "workers": "thread"},
+    "forked processes": {"num_workers": 1, "multiprocessing_context": "fork"},
     "no workers": {"num_workers": 0},
 }
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -461,7 +462,7 @@ def test_samples_stay_in_flight_although_some_take_longer(concurrency, size, lea
     workers = SimulatedWorkers(concurrency, size)
     dispatcher.worker_ready(0, 0)
     dispatcher.worker_ready(1, 1)
-    batches, taken = 200 * concurrency // size, 0
+    batches, taken = 120 * concurrency // size, 0
     while True:
         while dispatcher.take(0) is not None:
             taken += 1
