@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import queue
+import time
 import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
+from nbloader.errors import NbloaderError
 from nbloader.explorer import static, widget
 from nbloader.explorer.reader import ReadSample, SampleReader
 
@@ -140,6 +143,42 @@ def test_what_was_looked_at_is_a_table_in_python_that_filters_the_list(view, sen
     assert view.filter(lambda row: row["n"] > 1) == [4]
     order = following(sent, "order")
     assert (order["to"], order["name"], np.frombuffer(order["data"][0]).tolist()) == ("a", "filtered", [4])
+
+
+class Costly:
+    """Every fourth sample is of a class that takes longer."""
+
+    classes = ("day", "night")
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        night = index % 4 == 0
+        time.sleep(0.002 * night)
+        return {"label": int(night), "n": index}
+
+
+def test_a_scan_shows_which_class_makes_an_epoch_slow(sent):
+    explorer = open_explorer(Costly())
+    say(explorer, kind="ready")
+    with pytest.raises(KeyError, match="label"):
+        explorer.costs("label")
+    assert explorer.scan(40) == 40
+    assert explorer.scan(1000) == 100
+    night, day = explorer.costs("label")
+    assert (night["value"], night["samples"], night["share_of_samples"]) == ("night", 25, 0.25)
+    assert night["share_of_time"] > 0.5 > day["share_of_time"]
+    assert [message["kind"] for message in sent.queue if message["kind"] == "cards"] == []  # nothing was on screen
+    explorer.close()
+
+
+def test_a_scan_of_a_dataset_that_no_worker_can_use_raises(sent):
+    explorer = open_explorer(Numbers())
+    explorer._fetcher._source = dataclasses.replace(explorer._source, worker_init_fn=lambda _worker: 1 / 0)
+    with pytest.raises(NbloaderError, match="division by zero"):
+        explorer.scan(5)
+    explorer.close()
 
 
 def test_samples_that_failed_are_read_again_on_request(view, sent, monkeypatch):

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from IPython import get_ipython
 
+from nbloader.errors import NbloaderError
 from nbloader.explorer import static
 from nbloader.explorer.fetcher import SampleFetcher
 from nbloader.explorer.fields import Renderer, View
@@ -36,6 +37,10 @@ MAX_WANTED = 400
 """Samples that a view may have on screen."""
 MAX_DRAWS = 16
 """Draws of one sample side by side."""
+SCAN = "scan"
+"""Stands for a view in the fetcher's queue."""
+PUMP_INTERVAL = 0.1
+"""Seconds between two looks at messages of views during a scan, which keeps the main thread."""
 MAX_ROWS = 200_000
 """Samples of which costs and values are kept."""
 MAX_DELIVERED = 2000
@@ -99,6 +104,9 @@ class Explorer:
         self._static_due = False
         self._timer: threading.Timer | None = None
         self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
+        """Notified when a sample was read, and when none can be."""
+        self._scanned: set[int] = set()  # what a scan reads: its cards are not sent
         self._closed = False
 
         self.widget = LiveWidget(ASSETS, TEXT)
@@ -205,6 +213,76 @@ class Explorer:
 
         return pd.DataFrame(self.rows(), columns=None if self._rows else ["index"]).set_index("index")
 
+    def scan(self, count: int = 1000) -> int:
+        """Read samples that are spread evenly over the dataset, for `rows()`, `costs()` and `filter()`.
+
+        It waits; an interrupt ends it, and what was read is kept. Views work meanwhile, and their samples come first in
+        turn. Samples that were looked at before are not read again.
+
+        Args:
+            count: How many.
+
+        Returns:
+            Samples of which there are rows now.
+
+        Raises:
+            NbloaderError: No sample can be read.
+            TypeError: The dataset is a stream, which is read from its beginning.
+        """
+        if self._source.streaming:
+            raise TypeError("a stream cannot be scanned: its samples are read from the beginning, as you scroll")
+        chosen = np.unique(np.linspace(0, self._total - 1, min(count, self._total, MAX_ROWS)).astype(np.int64)).tolist()
+        with self._lock:
+            missing = [index for index in chosen if index not in self._rows]
+            self._scanned = set(missing)
+        try:
+            self._fetcher.want(SCAN, missing)
+            with self._news:
+                while not (self._closed or self._problem or self._scanned <= self._rows.keys()):
+                    self._news.wait(PUMP_INTERVAL)
+                    comm.pump()
+                if self._problem:
+                    raise NbloaderError(json.loads(self._problem)["error"])
+                return len(self._rows)
+        finally:
+            self._fetcher.forget(SCAN)
+            with self._lock:
+                self._scanned = set()
+
+    def costs(self, by: str) -> list[Row]:
+        """What samples cost by the value of a field, of those that were looked at; the most expensive value first.
+
+        Args:
+            by: The name of a field, such as "label".
+
+        Returns:
+            For each value a dict with `value`, `samples` (how many), `share_of_samples`, `share_of_time` and `seconds`
+            (on average).
+
+        Raises:
+            KeyError: No sample that was looked at has this field.
+        """
+        groups: dict[Any, list[float]] = {}
+        for row in self.rows():
+            if by in row:
+                groups.setdefault(row[by], []).append(row["seconds"])
+        if not groups:
+            raise KeyError(
+                f"no sample that was looked at has a field {by!r}: view.rows() lists them, view.scan() reads more"
+            )
+        samples, seconds = sum(map(len, groups.values())), sum(map(sum, groups.values()))
+        table = [
+            {
+                "value": value,
+                "samples": len(times),
+                "share_of_samples": len(times) / samples,
+                "share_of_time": sum(times) / seconds if seconds else 0.0,
+                "seconds": sum(times) / len(times),
+            }
+            for value, times in groups.items()
+        ]
+        return sorted(table, key=lambda line: -line["share_of_time"])
+
     def filter(self, function: Callable[[Row], object]) -> list[int]:
         """List only some of the samples that were looked at: `view.filter(lambda row: row["seconds"] > 0.1)`.
 
@@ -245,6 +323,7 @@ class Explorer:
             if self._closed:
                 return
             self._closed = True
+            self._news.notify_all()
             timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
@@ -374,8 +453,10 @@ class Explorer:
                 self._rows[request.index] = _row(request.index, sample)
                 if len(self._rows) > MAX_ROWS:
                     del self._rows[next(iter(self._rows))]
+                self._news.notify_all()
+            scanned = request.index in self._scanned and request.index not in self._on_screen
             asked = request in self._draws
-        if not request.view.full and not request.draw:
+        if not (request.view.full or request.draw or scanned):
             self._send_cards([(request, sample)])
             self._plan_static()
         if asked:
@@ -387,7 +468,9 @@ class Explorer:
 
     def _on_problem(self, problem: str) -> None:
         if problem != self._problem:
-            self._problem = problem
+            with self._news:
+                self._problem = problem
+                self._news.notify_all()
             self._send(self._state())
 
     def _answer(self, request: Request, sample: ReadSample) -> None:
