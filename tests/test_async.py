@@ -462,7 +462,7 @@ def test_samples_stay_in_flight_although_some_take_longer(concurrency, size, lea
     workers = SimulatedWorkers(concurrency, size)
     dispatcher.worker_ready(0, 0)
     dispatcher.worker_ready(1, 1)
-    batches, taken = 120 * concurrency // size, 0
+    batches, taken = 200 * concurrency // size, 0
     while True:
         while dispatcher.take(0) is not None:
             taken += 1
