@@ -16,7 +16,7 @@ until no other thread draws from torch's (`_fork_between_draws`). `make forks` c
 same, and the table in the README has the result.
 
 The price: what belongs to the main thread alone (values of a `threading.local`, `torch.no_grad()`) is not there in the
-worker. Context variables are.
+worker, and a connection of sqlite3 that only its own thread may use is refused. Context variables are there.
 
     pool: Forker.fork(run) -> thread: os.fork() -> worker: become a process of its own, run(), os._exit()
 """
