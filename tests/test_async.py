@@ -289,7 +289,7 @@ def test_what_a_killed_worker_was_processing_is_produced_by_others_once(tmp_path
 
 
 def test_the_batch_that_ends_workers_is_found_among_those_in_flight():
-    with DataLoader(Kills(80, bad=21), batch_size=4, concurrency=32, num_workers=1) as loader:
+    with DataLoader(Kills(80, bad=21), batch_size=4, concurrency=32, num_workers=1, max_restarts=MAX_DEATHS) as loader:
         epoch = iter(loader)
         assert flat(next(epoch) for _ in range(5)) == list(range(20))
         with pytest.raises(WorkerDiedError, match="batch 5"):
