@@ -205,6 +205,7 @@ class WorkerGroup:
         """A worker could not rebuild the dataset, or `worker_init_fn` raised: the others would fail, too."""
         handle = self.handles.get(message.uid)
         if handle is not None and self.pool is not None:  # otherwise all are being stopped
+            handle.expected = True  # it has ended by itself, maybe in the same poll
             where = f"raised in worker {handle.worker} while it rebuilt the dataset or ran worker_init_fn"
             self.init_error = rebuild(message.error, where, message.raised)
             self._fail(self.init_error)
