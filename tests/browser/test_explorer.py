@@ -94,6 +94,7 @@ def test_a_million_samples_scroll_and_one_is_shown_in_full(  # noqa: PLR0915 - o
     detail.get_by_text("/data/5.jpg").last.wait_for()
     set_theme(page, "Dark")
     page.mouse.move(0, 0)
+    live.locator(".nbx-card img").nth(4).wait_for()  # all rows are drawn again
     screenshot(page, "dark-error")
     assert live.evaluate(LOW_CONTRAST) == []
     set_theme(page, "Light")
