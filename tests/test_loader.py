@@ -39,6 +39,7 @@ from same import assert_same
 import nbloader
 from nbloader import DataLoader, LoaderClosedError
 from nbloader import events as ev
+from nbloader.sampling.epoch_plan import MapEpochPlan
 from nbloader.transport import forkserver
 
 
@@ -640,6 +641,24 @@ def test_the_transport_of_a_batch_is_recorded():
     assert transports(Images(4)) == {"segment"}
     assert transports(Numbers(4)) == {"inline"}
     assert transports(Images(4), transport="pickle") == {"pickle"}
+
+
+def test_a_batch_that_is_ready_does_not_wait_for_more_than_one_draw_of_a_slow_sampler(monkeypatch):
+    drawn = []
+    take = MapEpochPlan.take
+
+    def slow_take(plan, room, limit_ns=None):
+        batches = take(plan, room, None if limit_ns is None else 0)  # the limit is over after the first draw
+        drawn.append((limit_ns, len(batches)))
+        return batches
+
+    monkeypatch.setattr(MapEpochPlan, "take", slow_take)
+    with DataLoader(range(200), 2, num_workers=1, workers="thread", prefetch_factor=16) as loader:
+        assert flat(loader) == list(range(200))
+    (limit, prefetched), *others = drawn
+    assert limit is None
+    assert prefetched == 16
+    assert {number for _limit, number in others} <= {0, 1}
 
 
 def test_events_of_workers_and_epochs_are_in_order():

@@ -29,6 +29,9 @@ T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
 _new = tuple.__new__  # takes half as long as `_make`
 
+DRAWING_LIMIT_NS = 10_000_000
+"""How long a batch that can be delivered waits, at most, while more batches are drawn from a slow sampler. At least one
+is drawn each time."""
 PROFILED = "enumerate(DataLoader)#Epoch.__next__"
 """Range of torch's profiler around each wait for a batch; its tools recognize torch's loader by the first part."""
 KEPT_INDICES = 8
@@ -101,7 +104,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def prefetch(self) -> None:
         """Request the first batches."""
         if self._engine.prefetches:
-            self._refill(wait=False)
+            self._refill(wait=False, limit_ns=None)
 
     def drop(self) -> None:
         """Nobody will iterate: discard what was produced."""
@@ -219,12 +222,13 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             raise
         return got
 
-    def _refill(self, *, wait: bool = True, soon: bool = False) -> bool:
+    def _refill(self, *, wait: bool = True, soon: bool = False, limit_ns: int | None = DRAWING_LIMIT_NS) -> bool:
         """Request batches from the sampler as far as there is room, and assign them. Whether it gave any.
 
         Args:
             wait: Whether to wait for a source that has given nothing yet, if nothing else is outstanding.
             soon: See `Engine.add`.
+            limit_ns: See `EpochPlan.take`.
         """
         room = self._engine.refill_size(self._run)
         if self.plan.reader is not None:
@@ -232,7 +236,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         if not room:
             return False
         begin = _clock()
-        batches = self.plan.take(room)
+        batches = self.plan.take(room, limit_ns)
         self._sampling += _clock() - begin
         if batches:
             self._engine.add(self._run, batches, soon=soon)

@@ -8,6 +8,7 @@ A plan is drawn lazily: the sampler is asked for a batch when there is room to d
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.resumable_sampler import ResumableSampler, generators
 from nbloader.sampling.shard_plan import IteratorState, ShardPlan, ShardProgress
 from nbloader.sampling.source import SourceReader
+
+_clock = time.perf_counter_ns
 
 State = dict[str, Any]
 
@@ -113,11 +116,12 @@ class EpochPlan(ABC):
     """Number of the batch that `take` yields next. An interrupt may leave it higher."""
 
     @abstractmethod
-    def take(self, room: int) -> list[PlannedBatch]:
+    def take(self, room: int, limit_ns: int | None = None) -> list[PlannedBatch]:
         """The next batches to dispatch.
 
         Args:
             room: Maximum number of batches.
+            limit_ns: Nanoseconds after which a slow sampler is not asked for another one; None for no limit.
         """
 
     @abstractmethod
@@ -165,13 +169,13 @@ class MapEpochPlan(EpochPlan):
             # A sampler that has yielded its last batch may already be at the start of the next epoch.
             self._exhausted = True
 
-    def take(self, room: int) -> list[PlannedBatch]:
+    def take(self, room: int, limit_ns: int | None = None) -> list[PlannedBatch]:
         """See `EpochPlan`."""
         batches: list[PlannedBatch] = []
         if self._exhausted:
             return batches
         try:
-            self._draw(batches, room)
+            self._draw(batches, room, None if limit_ns is None else _clock() + limit_ns)
         except StopIteration:
             self._exhausted = True
         except Exception as error:  # code of the user's sampler; raised after the batches before it
@@ -186,8 +190,11 @@ class MapEpochPlan(EpochPlan):
             raise
         return batches
 
-    def _draw(self, batches: list[PlannedBatch], room: int) -> None:
-        """Draw batches from the sampler until there are `room`; an exception leaves those before it in the list."""
+    def _draw(self, batches: list[PlannedBatch], room: int, deadline: int | None) -> None:
+        """Draw batches from the sampler until there are `room`, or until the deadline (`perf_counter_ns`).
+
+        An exception leaves those before it in the list.
+        """
         while len(batches) < room:
             indices = next(self._sampler)
             number = self._drawn
@@ -200,6 +207,8 @@ class MapEpochPlan(EpochPlan):
             if self._batched and not isinstance(indices, (list, tuple, IndexArray)):
                 indices = _as_list(indices)
             batches.append(PlannedBatch(indices, mix(number, after=self._mixed_seed)))
+            if deadline is not None and _clock() >= deadline:
+                return
 
     def delivered(self, batch: NumberedBatch, samples: int) -> None:  # noqa: ARG002
         """See `EpochPlan`."""
@@ -270,7 +279,7 @@ class IterableEpochPlan(EpochPlan):
         )  # fmt: skip
         self.first = self.next_number = sum(p.position + len(p.beyond) for p in self.shards.progress)
 
-    def take(self, room: int) -> list[PlannedBatch]:
+    def take(self, room: int, limit_ns: int | None = None) -> list[PlannedBatch]:  # noqa: ARG002 - no sampler
         """See `EpochPlan`."""
         batches: list[PlannedBatch] = []
         for _ in range(room):
