@@ -652,7 +652,7 @@ def test_any_mutated_state_is_refused_at_once_or_loads(name, in_epoch, data):
         if value is KeyError:
             del inner[path[-1]]
         else:
-            inner[path[-1]] = value
+            inner[path[-1]] = copy.deepcopy(value)  # the next mutation may change it, too
     with contextlib.suppress(ValueError, TypeError):
         load_as_if_nothing_had_been_called(name, state)
 
