@@ -9,6 +9,7 @@ import heapq
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -83,7 +84,8 @@ def test_a_loader_works_in_a_running_event_loop_as_in_a_notebook():
         with DataLoader(Waits(20), batch_size=5) as loader:
             return flat(loader)
 
-    assert asyncio.run(cell()) == list(range(20))
+    with ThreadPoolExecutor(1) as thread:  # on the main thread the loop of the browser tests may be running
+        assert thread.submit(asyncio.run, cell()).result() == list(range(20))
 
 
 def test_getitems_is_one_call_a_batch_and_counts_as_its_samples():
