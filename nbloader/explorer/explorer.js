@@ -176,6 +176,10 @@ export function mount({ model, el, styles }) {
 
   const draw = () => {
     if (!state) return;
+    if (scroller.clientHeight !== deep) {  // for a moment, such as between two themes: no ResizeObserver tells when it ends
+      layout();
+      return;
+    }
     const [first, last] = visible();
     for (const [position, node] of nodes) {
       if (position < first || position >= last) {
