@@ -370,6 +370,35 @@ def test_any_damage_to_a_file_is_found(tmp_path_factory, position, cut):
     assert store.get(key_of(1)) is None
 
 
+def test_what_others_can_write_to_is_refused(tmp_path):
+    """Entries are unpickled: whoever can write them could run code here."""
+    store = DiskStore(str(tmp_path), 10**6)
+    store.put(key_of(1), encode(7), MS)
+    (file,) = (tmp_path / "v1").glob("*/*")
+    file.chmod(0o666)
+    with pytest.raises(PermissionError, match="other users can write"):
+        store.get(key_of(1))
+    (tmp_path / "v1").chmod(0o777)
+    with pytest.raises(PermissionError, match="other users can write"):
+        DiskStore(str(tmp_path), 10**6)
+
+
+def test_a_link_in_the_folder_leads_to_nothing_that_is_deleted(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_bytes(bytes(10**5))
+    store = DiskStore(str(tmp_path / "cache"), 1000)
+    (tmp_path / "cache" / "v1" / "ab").symlink_to(tmp_path / "mine")
+    store.tidy()
+    assert (tmp_path / "mine" / "file").exists()
+
+
+def test_a_folder_that_was_emptied_is_used_again(tmp_path):
+    store = DiskStore(str(tmp_path / "cache"), 10**6)
+    (tmp_path / "cache" / "v1").rmdir()
+    store.put(key_of(1), encode(7), MS)
+    assert store.get(key_of(1)) is not None
+
+
 def test_a_folder_keeps_to_its_limit_by_dropping_what_costs_least_per_byte(tmp_path):
     store = DiskStore(str(tmp_path), 200_000)
     for number in range(40):

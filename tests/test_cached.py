@@ -156,6 +156,16 @@ values = st.recursive(
 )
 
 
+def test_arrays_of_dates_have_digests():
+    def of(*values):
+        return digest.Digester().digest(np.array(values, "M8[D]"))
+
+    assert of("2020-01-01") == of("2020-01-01") != of("2020-01-02")
+    assert of() != of("2020-01-01")
+    table = np.zeros(2, [("day", "M8[D]"), ("value", "f4")])
+    assert digest.Digester().digest(table) == digest.Digester().digest(table.copy())
+
+
 @given(values, values)
 def test_digests_are_equal_for_equal_contents_only(one, other):
     digests = [digest.Digester().digest(value) for value in (one, other)]

@@ -14,7 +14,7 @@ import torch
 from nbloader import DataLoader
 from nbloader.explorer import fetcher as fetcher_module
 from nbloader.explorer.fetcher import SampleFetcher
-from nbloader.explorer.reader import ReadSample, Request
+from nbloader.explorer.reader import EndOfStreamError, ReadSample, Request, Stream
 from nbloader.explorer.requests import RequestQueue, SampleCache
 from nbloader.explorer.sources import delivered, source_of
 
@@ -248,3 +248,17 @@ def test_a_stream_is_read_as_far_as_it_is_looked_at_and_its_end_is_found():
         reader.fetcher.want("view", [9])
         reader.wait_for(9)
         assert reader.read[Request(9)].end == 5
+
+
+def test_a_sample_of_a_stream_that_raised_raises_again():
+    def numbers():
+        yield 1
+        raise KeyError("record 1")
+
+    stream = Stream(numbers(), 10)
+    assert stream[0] == 1
+    for _ in range(2):
+        with pytest.raises(KeyError, match="record 1"):
+            stream[1]
+    with pytest.raises(EndOfStreamError):
+        stream[2]

@@ -77,7 +77,7 @@ class CachedFunction(Transparent, Generic[P, R]):
             for value in args:
                 sha.update(digester.digest(value))
             for name, value in sorted(kwargs.items()):
-                sha.update(digester.digest(name) + digester.digest(value))
+                sha.update(b"%d %s" % (len(name), name.encode()) + digester.digest(value))
         except DigestError as error:
             raise TypeError(
                 f"an argument of the cached function {self._name} cannot be compared with that of other calls: "

@@ -174,7 +174,7 @@ class Digester:
         if kind in (set, frozenset):
             return _hash(kind.__name__.encode(), *sorted(map(self.digest, obj)))
         if kind is np.ndarray and not obj.dtype.hasobject:
-            return _hash(b"array", repr((obj.dtype.descr, obj.shape)).encode(), np.ascontiguousarray(obj).data)
+            return _hash(b"array", repr((obj.dtype.descr, obj.shape)).encode(), _memory(obj))
         if isinstance(obj, np.generic) and not obj.dtype.hasobject:
             return _hash(b"scalar", repr(obj.dtype.descr).encode(), obj.tobytes())
         if isinstance(obj, PurePath):
@@ -361,6 +361,11 @@ _SIMPLE: dict[type, Callable[[Any], bytes]] = {
     type(Ellipsis): lambda _obj: b"Ellipsis",
     type(NotImplemented): lambda _obj: b"NotImplemented",
 }
+
+
+def _memory(array: Any) -> Any:
+    """The bytes of an array of any dtype but object; dates have no buffer of their own."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else b""
 
 
 def _hash(*parts: Any) -> bytes:

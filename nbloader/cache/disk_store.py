@@ -10,7 +10,9 @@ the writer. Nothing is locked: two processes that write the same entry write the
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import struct
 import time
 import zlib
@@ -62,7 +64,7 @@ class DiskStore:
         limit: Bytes of files, at most.
 
     Raises:
-        OSError: The folder cannot be created or read.
+        OSError: The folder cannot be created or read, or other users can write to it: reading an entry unpickles it.
     """
 
     def __init__(self, folder: str, limit: int) -> None:
@@ -70,6 +72,7 @@ class DiskStore:
         self.limit = limit
         self._root = str(Path(folder) / VERSION)
         Path(self._root).mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(os.lstat(self._root), self._root)
         self.nbytes = 0
         """Size of all files when they were last looked at, and of those written since."""
         self._written = limit
@@ -118,10 +121,10 @@ class DiskStore:
         header = _HEADER.pack(_MAGIC, key, entry.nbytes, cost_ns // 1000, len(entry.meta), checksum)
         self._temporary += 1
         temporary = Path(f"{path}.{os.getpid()}.{id(self)}.{self._temporary}{_TEMPORARY}")
-        temporary.parent.mkdir(mode=0o700, exist_ok=True)
+        temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         parts: list[Any] = [header, entry.meta, *entry.buffers]
         try:
-            with temporary.open("xb", buffering=0) as file:
+            with open(temporary, "xb", buffering=0, opener=_private) as file:
                 for part in parts:
                     _write(file, memoryview(part).cast("B"))
             temporary.replace(path)
@@ -159,18 +162,33 @@ class DiskStore:
     def _files(self) -> Iterator[StoredFile]:
         with os.scandir(self._root) as folders:
             for folder in folders:
+                if not folder.is_dir(follow_symlinks=False):
+                    continue
                 with contextlib.suppress(OSError), os.scandir(folder.path) as files:  # or deleted just now
                     for file in files:
                         with contextlib.suppress(OSError):
-                            stat = file.stat()
-                            yield StoredFile(file.path, stat.st_size, stat.st_mtime)
+                            status = file.stat()
+                            yield StoredFile(file.path, status.st_size, status.st_mtime)
 
     def _path(self, key: bytes) -> str:
         name = key.hex()
         return f"{self._root}/{name[:2]}/{name}"
 
 
+def _private(path: str, flags: int) -> int:
+    """Open a file that is this user's, whatever the umask."""
+    return os.open(path, flags, 0o600)
+
+
+def _check_owner(status: os.stat_result, path: str) -> None:
+    """Raise PermissionError if another user may have written something."""
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        reason = "other users can write to it, and the entries of a cache are unpickled"
+        raise PermissionError(errno.EPERM, reason, path)
+
+
 def _read(fd: int, key: bytes) -> Found:
+    _check_owner(os.fstat(fd), key.hex())
     header = os.read(fd, _HEADER.size)
     if len(header) < _HEADER.size:
         raise DamagedError

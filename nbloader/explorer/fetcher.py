@@ -317,6 +317,7 @@ class SampleFetcher:
             self._failed_starts = 0
             self._on_problem("")
         elif isinstance(message, WorkerInitFailed):
+            self._starting.discard(message.uid)  # its end follows, and says less
             summary = f"The dataset cannot be used in a worker: {message.error.summary}"
             self._report_problem(failure(summary, message.error.traceback))
         elif isinstance(message, BatchDone):

@@ -198,6 +198,8 @@ class Stream:
                 self._iterator = iter(self._samples)
             while len(self._seen) <= index:
                 if self._error is not None:
+                    if index == len(self._seen) and not isinstance(self._error, StopIteration):
+                        raise self._error  # again: the sample may be looked at again
                     raise EndOfStreamError(len(self._seen) + (not isinstance(self._error, StopIteration)))
                 try:
                     self._seen.append(next(self._iterator))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from nbloader._util import torch_api
 from nbloader._util.format import clean
 from nbloader.batch.rows import is_in_memory
 from nbloader.events import EventBus
@@ -56,8 +56,7 @@ def source_of(x: Any, buffer: int) -> Source:
     Raises:
         TypeError: It has no samples.
     """
-    torch_data = sys.modules.get("torch.utils.data")
-    if torch_data is not None and isinstance(x, torch_data.DataLoader):
+    if isinstance(x, torch_api.DataLoader):
         return _of_loader(x, buffer)
     return _of_dataset(x, buffer, type(x).__name__)
 
@@ -81,8 +80,7 @@ def _of_loader(loader: Any, buffer: int) -> Source:
 
 def _of_dataset(x: Any, buffer: int, title: str) -> Source:
     dataset, names = x, class_names(x)
-    torch_data = sys.modules.get("torch.utils.data")
-    iterable = torch_data is not None and isinstance(x, torch_data.IterableDataset)
+    iterable = isinstance(x, torch_api.IterableDataset)
     if isinstance(x, Mapping):
         dataset = _of_mapping(x)
     elif hasattr(x, "iloc") and hasattr(x, "columns"):  # a data frame: x[0] would be a column

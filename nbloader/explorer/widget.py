@@ -235,6 +235,7 @@ class Explorer:
         with self._lock:
             missing = [index for index in chosen if index not in self._rows]
             self._scanned = set(missing)
+            self._problem = ""  # the dataset may have been repaired since
         try:
             self._fetcher.want(SCAN, missing)
             with self._news:
@@ -444,6 +445,7 @@ class Explorer:
             with self._lock:
                 ends, self._open_ended = self._open_ended, False
                 self._total = min(self._total, sample.end)
+                self._draws.pop(request, None)
             if ends:
                 self._send(self._state())
             return

@@ -173,10 +173,11 @@ class UsageLog:
         """
         if self._epoch_end is not None:
             return self._last
-        if not self._marks:
+        marks = list(self._marks)  # the consumer's thread may add another one meanwhile
+        if not marks:
             return None
-        begin = self._marks[0].totals
-        for mark in self._marks:
+        begin = marks[0].totals
+        for mark in marks:
             if mark.time > time:
                 break
             begin = mark.totals

@@ -196,7 +196,7 @@ class SampleLoop:
         self._at_once = self._batched and fetches_at_once(dataset)
         keep = {id(dataset), *map(id, open_datasets)}
         for old in [old for old in self._datasets if id(old) not in keep]:
-            self._datasets.remove(old)
+            self._datasets = [other for other in self._datasets if other is not old]
             self._keep_until_done(asyncio.create_task(_close(old)))
         if not any(old is dataset for old in self._datasets):
             self._datasets.append(dataset)
