@@ -19,9 +19,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SLOW_NS = 1_000_000
-"""CPU time to look at what a function refers to from which on a warning says what takes it."""
+"""CPU time, ns: if comparing what a function refers to takes longer, a warning says which objects take the time."""
 WATCHED = 3
-"""Calls that compute, in each process, after which it is looked whether the function has drawn random numbers."""
+"""Computing calls per process after which a check tells whether the function has drawn random numbers."""
 _MAIN = ("__main__", "__mp_main__")
 _clock = time.perf_counter_ns
 
@@ -40,7 +40,7 @@ class CachedFunction(Transparent, Generic[P, R]):
         sample_cache.add_user(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return what the function would return, and what may be changed.
+        """Return a copy of what the function would return, which the caller may modify.
 
         Raises:
             TypeError: See `cached`.
@@ -87,7 +87,7 @@ class CachedFunction(Transparent, Generic[P, R]):
         return sha.digest()[:SIZE]
 
     def _current_digest(self, cache: sample_cache.SampleCache) -> FunctionDigest:
-        """The digest of the code, which is computed again if anything has changed that the code refers to."""
+        """The digest of the code. It is computed again if anything that the code refers to has changed."""
         digest = self._digest
         if digest is not None:
             begin = time.thread_time_ns() if digest.mutable else 0
@@ -111,7 +111,7 @@ class CachedFunction(Transparent, Generic[P, R]):
         return digest
 
     def _check_draws(self, cache: sample_cache.SampleCache, states: list[Any]) -> None:
-        """Warn if a generator of this thread is not in the state in which it was."""
+        """Warn if the state of a generator of this thread has changed."""
         now = rng.states()
         if any(before is not None and before != after for before, after in zip(states, now, strict=True)):
             cache.warn_once(
@@ -162,30 +162,30 @@ def cached(function: Callable[P, R]) -> CachedFunction[P, R]:
             def __getitem__(self, i):
                 return random_crop(decode(self.files[i]))
 
-    A call returns what an earlier one, in any worker, returned for equal arguments and the same code. It returns a copy
-    that belongs to the caller. It works in worker processes, threads, and without workers; `nbloader.configure_cache`
-    sets the limits, and `loader.stats()` and the dashboard show hits and misses.
+    A call returns what an earlier call, in any worker, returned for equal arguments and the same code. The result is a
+    copy that the caller may modify. It works in worker processes, threads, and without workers;
+    `nbloader.configure_cache` sets the limits, and `loader.stats()` and the dashboard show hits and misses.
 
     **What counts as the same.** The code of the function, and of the functions and classes of your modules and of the
     notebook that it refers to by name; the values of its globals, defaults and closure; the versions of installed
-    packages; and the contents of the arguments. A text or a `Path` that names a file stands for that file with its
-    modification time and size. A file that was changed in the last 50 ms is read, and not cached. Not seen: files that
-    are no argument, functions that are found by a computed name, environment variables, and what the function draws
-    from a random generator or changes elsewhere.
+    packages; and the contents of the arguments. A string or a `Path` that names a file stands for that file, with
+    its size and its modification and change times. A file that was changed in the last 50 ms is read, but not cached.
+    Not detected: files that are not arguments, functions that are looked up by a computed name, environment variables,
+    and what the function draws from a random generator or changes elsewhere.
 
     **What it keeps.** Arrays, tensors, images, and whatever can be pickled. When the memory is used up, a new entry
-    replaces those that save less time per byte. An exception is not kept.
+    replaces others only if they save clearly less time per byte. An exception is not kept.
 
     Args:
-        function: A function, no coroutine, generator or method. Arguments must have contents that can be compared:
-            numbers, texts, paths, arrays, containers, instances that can be pickled.
+        function: A function; coroutine functions, generators and methods are rejected. Its arguments must have contents
+            that can be compared: numbers, strings, paths, arrays, containers, instances that can be pickled.
 
     Returns:
         A callable with the same arguments. `__wrapped__` is the function itself.
 
     Raises:
-        TypeError: It is none; and when it is called, if an argument or something that the code refers to has no
-            contents that could be compared, such as an open file.
+        TypeError: `function` is not such a function. Also raised by a call, if an argument or something that the code
+            refers to has no contents that can be compared, such as an open file.
     """
     if isinstance(function, CachedFunction):
         return function

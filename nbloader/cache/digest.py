@@ -1,7 +1,7 @@
 """Digests of content: equal values have equal digests, in all processes and after a restart.
 
-A pickle does not serve for that: it depends on which objects are identical, on the order of sets, and on what was
-interned. A digest is made of the parts of an object instead, with containers by their items and instances by what
+A pickle is not suitable: it depends on which objects are identical, on the order of sets, and on what was interned. A
+digest is made of the parts of an object instead, with containers by their items and instances by what
 `pickle` would call to rebuild them.
 
     function -> its code, defaults, closure, and the globals that the code names
@@ -60,7 +60,7 @@ advances in steps of up to 10 ms."""
 SETTLED_COARSE = 2.5
 """The same for a file system that keeps whole seconds."""
 MAX_PATH = 4096
-"""Characters up to which a text is taken for a possible path."""
+"""Characters. Longer strings are not checked for being a path."""
 
 _MAIN = frozenset({"__main__", SPAWNED_MAIN})
 _GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
@@ -99,7 +99,7 @@ class FileVersion(NamedTuple):
     modified: int
     """Time of the last change of its content, ns."""
     changed: int
-    """Time of the last change of its content or attributes, ns. Programs cannot set it, unlike the other one."""
+    """Time of the last change of its content or attributes, ns. Programs cannot set it, unlike `modified`."""
 
     @classmethod
     def now(cls, path: str) -> FileVersion | None:
@@ -113,7 +113,7 @@ class FileVersion(NamedTuple):
         return cls(os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns)  # noqa: PTH100 - as above
 
     def settled(self) -> bool:
-        """Whether a change that comes now would be seen: else one in the same tick of the clock might be missed."""
+        """Whether a change made now would be detected: one in the same tick of the file clock could be missed."""
         coarse = self.modified % 1_000_000_000 == 0
         return time.time_ns() - max(self.modified, self.changed) > 1e9 * (SETTLED_COARSE if coarse else SETTLED)
 
@@ -125,8 +125,8 @@ class Digester:
     """Computes digests.
 
     Args:
-        files: Whether a text or path that names a file stands for that file; else it is a text.
-        seen: Takes what the digest of a function rests on; None to remember nothing.
+        files: Whether a string or path that names a file stands for that file; otherwise it is a plain string.
+        seen: Records what the digest of a function depends on; None to record nothing.
     """
 
     def __init__(self, *, files: bool = False, seen: Dependencies | None = None) -> None:
@@ -403,7 +403,7 @@ def is_immutable(value: Any) -> bool:
 
 
 class Dependencies:
-    """What the digest of a function rests on."""
+    """What the digest of a function depends on."""
 
     def __init__(self) -> None:
         self.names: list[tuple[Mapping[str, Any], str, Any]] = []
@@ -426,7 +426,7 @@ class Dependencies:
             self._files.append((text, version))
 
     def unchanged(self) -> bool:
-        """Whether all of it is as it was, but for the objects that can change in place."""
+        """Whether all dependencies are unchanged, except for the objects that can change in place."""
         return (
             all(namespace.get(name, _MISSING) is value for namespace, name, value in self.names)
             and all(_identical(_parts_of(function), parts) for function, parts in self._functions)
@@ -460,13 +460,13 @@ class FunctionDigest:
         """The digest."""
 
     def holds(self) -> bool:
-        """Whether nothing has changed since."""
+        """Whether nothing has changed since the digest was computed."""
         return self._seen.unchanged() and all(
             Digester().digest(value) == digest for _name, value, digest in self._seen.mutable
         )
 
     def settled(self) -> bool:
-        """Whether a change of a file that the code names, which comes now, would be seen."""
+        """Whether a change made now to a file that the code names would be detected."""
         return all(version.settled() for version in self._seen.file_versions)
 
     @property

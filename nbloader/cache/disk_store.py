@@ -3,8 +3,9 @@
     folder/v1/3f/3f9a...: header with a checksum | meta | buffers
 
 A file is written under another name and then renamed, so that a reader finds a whole entry or none, whatever happens to
-the writer. Nothing is locked: two processes that write the same entry write the same file. What is damaged all the same
-(a full disk, a crash of the machine) is found by its checksum, deleted, and computed again.
+the writer. Nothing is locked: two processes that write the same entry write the same file. A file that is damaged
+nevertheless (by a full disk or a crash of the machine) is detected by its checksum and deleted, and its value is
+computed again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ KEPT_DAYS = 7.0
 FREED = 0.1
 """Part of the limit that becomes free when the limit is reached: finding the least useful files takes a while."""
 SCAN_EVERY = 0.05
-"""Part of the limit that a process writes before it looks again how much is there."""
+"""Part of the limit that a process writes before it checks the size of the folder again."""
 
 
 class DamagedError(Exception):
@@ -47,7 +48,7 @@ class DamagedError(Exception):
 
 
 class StoredFile(NamedTuple):
-    """A file of the cache, or one that became none."""
+    """A file of the cache, or a temporary file that was never renamed."""
 
     path: str
     nbytes: int
@@ -74,7 +75,7 @@ class DiskStore:
         Path(self._root).mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(os.lstat(self._root), self._root)
         self.nbytes = 0
-        """Size of all files when they were last looked at, and of those written since."""
+        """Size of all files at the last scan, plus that of the files written since."""
         self._written = limit
         """Bytes written since they were looked at; at first more than there can be."""
         self._temporary = 0
@@ -138,7 +139,7 @@ class DiskStore:
             self.tidy()
 
     def tidy(self) -> None:
-        """Look how much is there, and drop the least useful files if that is more than the limit."""
+        """Measure the size of the folder, and delete the least useful files if it exceeds the limit."""
         now, files, total = time.time(), [], 0
         for file in self._files():
             if file.path.endswith(_TEMPORARY):

@@ -1,4 +1,4 @@
-"""One value of the cache as bytes: a pickle, and the memory of its arrays beside it.
+"""One value of the cache as bytes: a pickle, and separately the memory of its arrays.
 
     meta:    number of buffers, size of the pickle | sizes of the buffers | pickle
     buffers: the memory of arrays and tensors, one after the other
@@ -18,7 +18,7 @@ import numpy as np
 from nbloader.batch.serialize import dump
 
 OUT_OF_BAND = 4096
-"""Bytes from which on the memory of an array is beside the pickle."""
+"""Bytes from which the memory of an array is stored outside the pickle."""
 _COUNTS = struct.Struct("<II")
 _BY_VALUE = b"cloudpickle"
 """Part of every pickle that holds code of the notebook by value."""

@@ -1,4 +1,4 @@
-"""The cache in shared memory: entries that all processes of a notebook read and write, without one that serves it.
+"""The cache in shared memory: entries that all processes of a notebook read and write, without a server process.
 
     index file: header | one row of counters per process | buckets of slots        mapped by all
     data file:  the entries, each at a place of its own                            read and written by system calls
@@ -6,13 +6,13 @@
 The notebook's process creates both files; workers receive their descriptors. They are memory files: they are gone with
 the last process that has them open, however it ends.
 
-**Writing.** Whoever adds or drops entries holds a lock. It is a lock of the index file, which the system releases when
-its owner dies. An entry gets its slot and its place with the lock, is written without it, and is then committed by one
-store. The place of an entry is never used for another one: a file of 64-bit size does not run out of places. A dropped
+**Writing.** A process that adds or drops entries holds a lock of the index file, which the system releases if its owner
+dies. An entry gets its slot and its place with the lock, is written without it, and is then committed by one store. The
+place of an entry is never reused for another entry: a file with 64-bit offsets does not run out of places. A dropped
 entry loses its slot first, and then its memory, which becomes a hole in the file.
 
 **Reading** takes no lock. A reader copies a slot, whose checksum tells whether the copy is whole; copies the entry; and
-looks whether the slot is still the same. If so, the entry had its memory all the time.
+checks that the slot is still the same. If so, the memory of the entry was not freed meanwhile.
 
 **A process that is killed** leaves the header marked as `DIRTY` if it was changing the index: the next one to take the
 lock counts entries and memory anew and frees memory that no slot refers to. If it was writing an entry, the slot is
@@ -83,7 +83,7 @@ _SLOT_DTYPE = np.dtype([
 ])  # fmt: skip
 _CHECK_AT, _LAST_AT, _GENERATION_AT, _FIELDS = 52, 56, 32, 56
 _STAMP = struct.Struct("<Q")
-"""In front of each entry: its generation."""
+"""Precedes each entry: its generation."""
 _FLOCK = struct.Struct("@hhqqi4x")
 _EPOCH_BITS = 20
 _KEEP_SIZE_PUNCH_HOLE = 0x03
@@ -148,7 +148,7 @@ class MemoryStore:
         self._room = 0
         self._unchecked = CHECK_EVERY
         self._least = 0.0
-        """What an entry must be worth at least to replace one, by the last search in vain."""
+        """Minimum worth that an entry needs to replace another, according to the last unsuccessful search."""
         self._searches_saved = 0
 
     @classmethod
@@ -535,7 +535,7 @@ class MemoryStore:
 
     @property
     def config(self) -> bytes:
-        """What all processes are to know."""
+        """Options that all processes follow."""
         size = int.from_bytes(self._map[CONFIG_AT : CONFIG_AT + 2], "little")
         return self._map[CONFIG_AT + 2 : CONFIG_AT + 2 + size]
 

@@ -5,9 +5,9 @@ least recently used one is no worse than the others, and a cache that replaced i
 itself, replace every entry before its next use. So an entry counts by the time that it saves per byte of memory, and a
 new entry replaces others only if it is worth clearly more than they are.
 
-Entries of code and files that nobody uses any more must go all the same. The mean number of accesses between two uses
-of an entry is the length of an epoch; in a shuffled one it is at most twice that. What has not been used for longer
-loses half of its worth with each further epoch.
+Entries of code and files that are no longer used must be dropped nevertheless. The mean number of accesses between two
+uses of an entry is the length of an epoch; in a shuffled one it is at most twice that. What has not been used for
+longer loses half of its worth with each further epoch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The cache of this process, and how its workers come to use the same one.
 
     notebook: first use, or first worker -> SampleCache: memory (shared), and a folder on disk if one is configured
-    worker:   share() -> descriptors beside its first message -> install()
+    worker:   share() -> descriptors sent with its first message -> install()
 
 There is one cache per notebook: any number of loaders and functions share it. It exists as long as there is a function
 that is cached.
@@ -46,12 +46,12 @@ class CacheOptions(NamedTuple):
     disk: int = DISK
 
     def to_bytes(self) -> bytes:
-        """What other processes are to know."""
+        """The options as bytes for other processes."""
         return b"" if self.directory is None else b"%d:%s" % (self.disk, os.fsencode(self.directory))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CacheOptions:
-        """The same in another process."""
+        """Rebuild the options in another process."""
         disk, separator, directory = data.partition(b":")
         if not (separator and disk.isdigit()):  # none, or they are being changed: then they will be read again
             return cls()
@@ -74,7 +74,7 @@ def _limit(options: CacheOptions, used: int = 0) -> int:
 class SampleCache:
     """The cache of this process: memory first, then the disk.
 
-    What fails is reported once, and the cache goes on without it.
+    If memory or disk fails, that is reported once, and the cache continues without it.
 
     Args:
         memory: The part in memory; None where there is none.
@@ -113,7 +113,7 @@ class SampleCache:
         self.memory.config = options.to_bytes()
 
     def get(self, key: bytes) -> Any:
-        """The value that is stored under a key; `MISSING` if there is none. It is counted."""
+        """The value that is stored under a key; `MISSING` if there is none. Counts a hit or a miss."""
         disk = False
         found = None if self.memory is None else self.memory.get(key)
         if found is None and (store := self._current_disk()) is not None:
@@ -249,15 +249,15 @@ def configure_cache(
 ) -> None:
     """Set the limits of the cache that all functions marked with `nbloader.cached` share.
 
-    It has an effect at once, also in workers that run. What is not passed gets its default.
+    The limits take effect at once, also in running workers. Arguments that are not passed get their defaults.
 
     Args:
         memory: Bytes of memory for entries, at most, for all processes together; each takes a multiple of 4 KiB. 0
             keeps nothing in memory. By default a quarter of the memory that is available now, or when the first cached
-            function is called; it takes no memory that the system has not left.
-        directory: A folder in which entries are kept too, so that they survive a restart. None for memory only. The
-            folder must be one that only you can write to: what is read from it is unpickled.
-        disk: Bytes of files in the folder, at most, nearly.
+            function is called. The cache never takes more than the memory that is available.
+        directory: A folder in which entries are also kept, so that they survive a restart. None for memory only. Only
+            you may have write access to the folder: its files are unpickled.
+        disk: Bytes of files in the folder, at most. The limit is approximate.
 
     Raises:
         TypeError: A limit is not an int.

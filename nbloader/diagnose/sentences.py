@@ -1,4 +1,4 @@
-"""Says what limited the loop over a span, with the numbers that it rests on and what would help. Pure."""
+"""Verdicts: what limited the loop over a span, with the evidence and a remedy, as sentences. Pure."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ def _collate(e: Evidence) -> str:
     make = e.fetch_ms + e.collate_ms
     computing = "" if e.collate_cpu is None else f", {percent(min(1.0, e.collate_cpu))} of it CPU time"
     return (
-        f"Collating is the bottleneck: {_waits(e)}; the samples of a batch take {_ms(e.fetch_ms)}, to collate them "
-        f"{_ms(e.collate_ms)} ({percent(e.collate_ms / make if make else 0)} of the workers' time{computing}). A "
-        f"faster collate function helps; so do more workers, as long as cores are free."
+        f"Collating is the bottleneck: {_waits(e)}; a batch takes {_ms(e.fetch_ms)} to fetch and {_ms(e.collate_ms)} "
+        f"to collate ({percent(e.collate_ms / make if make else 0)} of the workers' time{computing}). A faster "
+        f"collate function helps; so do more workers, as long as cores are free."
     )
 
 
@@ -216,9 +216,9 @@ def _transport(e: Evidence) -> str:
 def _huge(e: Evidence) -> str:
     rate = e.nbytes / max(1e-6, e.collate_ms / 1e3) / 1e9
     return (
-        f"The size of batches is the bottleneck: {_waits(e)}; to collate {megabytes(e.nbytes)} takes "
-        f"{_ms(e.collate_ms)} ({number(rate)} GB/s), the samples {_ms(e.fetch_ms)}. Smaller batches help: a smaller "
-        f"dtype (uint8 instead of float32), or fewer samples; more workers hardly do."
+        f"The size of batches is the bottleneck: {_waits(e)}; collating {megabytes(e.nbytes)} takes "
+        f"{_ms(e.collate_ms)} ({number(rate)} GB/s), fetching the samples {_ms(e.fetch_ms)}. Smaller batches help: a "
+        f"smaller dtype (uint8 instead of float32), or fewer samples; more workers hardly do."
     )
 
 

@@ -30,18 +30,18 @@ class Explore:
     ) -> Explorer:
         """Open an explorer on the samples of an object.
 
-        Nothing is copied to disk and no port is opened. Samples are read when they are on screen, in workers of their
-        own, with random generators that are seeded for each sample: the notebook's generators, and a loader's, are
-        not touched.
+        Nothing is copied to disk and no port is opened. Samples are read when they are on screen, in the explorer's own
+        workers, with random generators that are seeded for each sample: the generators of the notebook and of a loader
+        are not affected.
 
         Args:
             x: A map dataset, an iterable dataset, torch's loader, a loader of nbloader (also while it runs), an array,
-                a list, or a dict of columns. Of a loader, the samples of its dataset are shown.
-            num_workers: Samples that are read at the same time. A stream is read by one.
-            workers: "process", "thread", or None: as the loader; threads for what is in memory or is a stream; else
-                processes. What cannot be sent to processes is read in threads, and a line says so.
-            seed: Decides random augmentation: sample `i` is the same each time it is read.
-            buffer: Samples of a stream that can be seen: the first ones. They are kept in memory.
+                a list, or a dict of columns. For a loader, the samples of its dataset are shown.
+            num_workers: Number of workers, each of which reads one sample at a time. A stream is read by one worker.
+            workers: "process", "thread", or None: the kind of the loader; threads for data in memory and streams;
+                otherwise processes. A dataset that cannot be sent to processes is read in threads, and a line says so.
+            seed: Seed of random augmentation: sample `i` is the same each time it is read.
+            buffer: Number of samples of a stream that can be shown, from its beginning. They are kept in memory.
 
         Returns:
             The explorer. It is shown where a cell ends with it, or by `show()`.
@@ -64,10 +64,11 @@ class Explore:
         return Explorer(x, tuple(self._renderers), num_workers=num_workers, workers=workers, seed=seed, buffer=buffer)
 
     def renderer(self, applies: str | type | Callable[[str, Any], bool]) -> Callable[[F], F]:
-        """Register a function that makes a value of a sample something that can be shown.
+        """Register a function that converts a value of a sample to something that can be drawn.
 
         It runs in the workers. What it returns is drawn in place of the value: an array or a PIL image as a picture, a
-        text, a signal, a dict. It has an effect on explorers that are opened later; the last one registered wins.
+        string, a signal, a dict. It affects explorers that are opened later. If several renderers match, the one that
+        was registered last is used.
 
             @nbloader.explore.renderer("depth")
             def depth(value):
@@ -91,7 +92,7 @@ class Explore:
         self._renderers.clear()
 
     def __repr__(self) -> str:
-        """As it is called."""
+        """The name by which it is called."""
         return "<nbloader.explore: call it with a dataset or a loader>"
 
 

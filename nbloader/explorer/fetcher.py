@@ -13,7 +13,7 @@ without one; the next request starts another.
 | the dataset hangs                      | the sample can be given up; meanwhile another worker reads the others     |
 | the worker dies                        | the sample's place shows how; another worker starts                       |
 | the dataset cannot be sent to processes| it is read in threads, and `on_note` says so                              |
-| a worker cannot rebuild the dataset    | `on_problem`; what is wanted next tries again                             |
+| a worker cannot rebuild the dataset    | `on_problem`; the next request tries again                                |
 | `on_read` raises                       | a defect: logged, the thread ends, the next request starts another        |
 """
 
@@ -120,7 +120,7 @@ class SampleFetcher:
     # ---- any thread -------------------------------------------------------------------------------------------------
 
     def want(self, view: str, indices: Iterable[int]) -> list[tuple[Request, ReadSample]]:
-        """Say what a view has on screen. Returns what of it is there already; the rest comes with `on_read`."""
+        """Set what a view has on screen. Returns the samples that were already read; `on_read` gets the others."""
         with self._lock:
             wanted = list(indices)
             there = self.there(wanted)
@@ -129,12 +129,12 @@ class SampleFetcher:
         return there
 
     def there(self, indices: Iterable[int]) -> list[tuple[Request, ReadSample]]:
-        """What was read of these samples and is kept."""
+        """Those of these samples that were read and are still kept."""
         with self._lock:
             return [(r, sample) for r in map(Request, indices) if (sample := self._cache.get(r)) is not None]
 
     def ask(self, request: Request) -> ReadSample | None:
-        """Read one sample before the others. Returns it if it is there already; else it comes with `on_read`."""
+        """Read one sample before the others. Returns it if it was already read; otherwise `on_read` gets it."""
         with self._lock:
             sample = self._cache.get(request)
             if sample is None:
@@ -148,7 +148,7 @@ class SampleFetcher:
             self._queue.forget(view)
 
     def give_up(self, index: int) -> None:
-        """Stop to read a sample: its worker is ended."""
+        """Stop reading a sample, by ending its worker."""
         with self._lock:
             self._given_up.add(index)
         self._wakeup.set()
@@ -176,7 +176,7 @@ class SampleFetcher:
         self._wakeup.close()
 
     def _run(self) -> None:
-        """Have the thread look at the queue."""
+        """Make the thread check the queue."""
         if self._closed:
             return
         if self._thread is None and self._queue.waiting:

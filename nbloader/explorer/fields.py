@@ -2,11 +2,11 @@
 
     describe(sample, names, renderers, request) -> Description: fields, and binary buffers that they refer to
 
-A card is what the gallery and the table show of a sample: one picture and short texts. The description in full has
-figures, large pictures and whole texts. Both are bounded in size whatever the sample is, never raise, and contain no
-markup: the browser shows every text as text.
+A card is what the gallery and the table show of a sample: one picture and short strings. The full description has
+figures, large pictures and long strings. Both are bounded in size whatever the sample is, never raise, and contain no
+markup: the browser shows every string as plain text.
 
-The kind of a field is decided from what it is, in this order:
+The kind of a field is determined in this order:
 
     a renderer that was registered -> mapping, sequence, dataclass -> text, bytes, number, label
     -> array by its shape: mask, picture, volume, signal -> anything else: its repr
@@ -45,11 +45,11 @@ CARD_SIDE, FULL_SIDE = 192, 1024
 CARD_POINTS, FULL_POINTS = 96, 600
 """Sections of a signal."""
 SUMMARY, CARD_TEXT, FULL_TEXT = 80, 240, 20_000
-"""Characters of texts."""
+"""Maximum lengths of strings, characters."""
 FEW = 6
 """Elements of an array that its summary shows."""
 CARD_FIELDS = 24
-"""Fields of which a card has a text."""
+"""Maximum number of fields whose text a card shows."""
 AUDIO_SECONDS = 60
 """Length of the sound that is sent to the browser, at most."""
 LABEL_NAMES = ("label", "labels", "target", "targets", "class", "category", "y", "1", "")
@@ -72,7 +72,7 @@ class Renderer(NamedTuple):
     applies: str | type | Callable[[str, Any], bool]
     """The name of a field, a type, or a function of name and value."""
     draw: Callable[[Any], Any]
-    """Returns what to show instead of the value: a picture, a text, an array, a dict."""
+    """Returns what to show instead of the value: a picture, a string, an array, a dict."""
 
     def matches(self, path: str, value: Any) -> bool:
         """Whether it draws this field."""
@@ -409,7 +409,7 @@ class _Describer:
             self._replace_picture(target, pictures.Picture(pictures.png(drawn), *image.size, note))
 
     def _choose_cover(self) -> None:
-        """Which field stands for the sample: a picture, else a wave, else a text, else the first one."""
+        """Which field represents the sample: a picture, else a waveform, else a string, else the first one."""
         fields = self._out.fields
         ranks: list[Callable[[Field], bool]] = [
             lambda item: item.picture >= 0,
@@ -514,7 +514,7 @@ def _corners(value: Any, boxes: NDArray[Any], path: str, size: tuple[int, int]) 
 
 
 def _sound_of(value: Mapping[Any, Any]) -> tuple[NDArray[Any], int] | None:
-    """The samples and the rate of a mapping that is a sound, as Hugging Face's audio feature; None if it is none."""
+    """The samples and the rate of a mapping that is a sound, such as Hugging Face's audio feature; None for others."""
     rate = next((value[name] for name in RATE_NAMES if name in value), None)
     waves = next((value[name] for name in ("array", "waveform", "audio", "wave", "samples") if name in value), None)
     if rate is None or waves is None:
@@ -578,5 +578,5 @@ def to_json(item: Field) -> dict[str, Any]:
 
 
 def card_fields(description: Description) -> list[Field]:
-    """The fields of which a card has a text: the leaves, the first ones."""
+    """The fields whose text a card shows: the first leaves."""
     return [item for item in description.fields if item.kind != "tree"][:CARD_FIELDS]

@@ -1,6 +1,6 @@
 """Arrays as pictures: which axes are rows, columns and channels, how values become brightness, PNG.
 
-PNG is written here: Pillow is no requirement, and pixels are exact.
+PNG files are encoded here: Pillow is not required, and pixels are exact.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     dataset[Request] -> the sample, timed -> describe -> ReadSample, some kB -> the notebook's process
 
-So a picture of 40 megapixels stays in the worker, and an error of a sample is a value here, not an exception.
+So a picture of 40 megapixels stays in the worker. An error of a sample is returned as a value, not raised.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ReadSample(NamedTuple):
     seconds: float
     """Time that the dataset took for the sample."""
     cpu_seconds: float
-    """CPU time of it, on the thread that asked the dataset."""
+    """CPU time of that, on the thread that called the dataset."""
     failed: bool = False
     end: int | None = None
     """Length of the stream, if it has no such sample."""
@@ -170,7 +170,7 @@ class Stream:
     """Samples of something that can only be iterated, by their position. The first ones are kept, the rest not read.
 
     Args:
-        samples: Is iterated once, on the explorer's worker, as far as samples are asked for.
+        samples: Iterated once, in the explorer's worker, as far as samples are requested.
         limit: Samples that are kept.
     """
 
@@ -183,7 +183,7 @@ class Stream:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Samples that can be asked for, as long as the end is not known."""
+        """Number of samples that can be requested while the end is not known."""
         return self._limit
 
     def __getitem__(self, index: int) -> Any:

@@ -3,7 +3,7 @@
     want(view, indices)  what a view has on screen, the middle first; replaces what the view wanted before
     ask(request)         one sample in full, or under another seed: before anything that is only on screen
     take() -> Request    what to read next
-    finish(request)      it was read, failed or was given up
+    finish(request)      it was read, it failed, or it was given up
 
 What was scrolled past is dropped by being replaced. A request that is being read is not read twice: a second view that
 wants it gets it with the first.

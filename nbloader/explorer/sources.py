@@ -127,7 +127,7 @@ def _of_mapping(x: Mapping[Any, Any]) -> Adapted:
 
 
 def _length(value: Any) -> int | None:
-    """Length of a column; None for what is none."""
+    """Length of a column; None for a value that is not a column."""
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__getitem__") or hasattr(value, "columns"):
         return None
     try:
@@ -140,7 +140,7 @@ def class_names(dataset: Any) -> Names:
     """The names of classes by field: torchvision's `classes`, scikit-learn's `target_names`, Hugging Face's features.
 
     Args:
-        dataset: Any dataset; that of a `Subset` is looked into.
+        dataset: Any dataset; for a `Subset`, the dataset inside.
     """
     for _ in range(8):  # a Subset of a Subset
         classes = dataset.get("target_names") if isinstance(dataset, Mapping) else getattr(dataset, "classes", None)

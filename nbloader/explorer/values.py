@@ -43,7 +43,7 @@ class ArrayFigures:
 
 
 def as_array(value: Any) -> NDArray[Any] | None:
-    """A value as an array that shares its memory where possible; None if it is none.
+    """A value as an array that shares its memory where possible; None if it cannot be one.
 
     Args:
         value: An array, a tensor of any framework, a PIL image, a number of NumPy, or a list of numbers.

@@ -1,4 +1,4 @@
-"""`Explorer`: one source of samples, its views in the browser, and what can be done with it from Python."""
+"""`Explorer`: one source of samples, its views in the browser, and its Python interface."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ MAX_DRAWS = 16
 SCAN = "scan"
 """Stands for a view in the fetcher's queue."""
 PUMP_INTERVAL = 0.1
-"""Seconds between two looks at messages of views during a scan, which keeps the main thread."""
+"""Seconds between handling the messages of views during a scan, which blocks the main thread."""
 MAX_ROWS = 200_000
 """Samples of which costs and values are kept."""
 MAX_DELIVERED = 2000
-"""Samples that a loader has delivered last, in the list of these."""
+"""Maximum length of the list of samples that a loader has delivered last."""
 
 
 Row: TypeAlias = "dict[str, Any]"
@@ -189,16 +189,16 @@ class Explorer:
 
     @property
     def failed(self) -> list[int]:
-        """Dataset indices of the samples that were looked at and could not be read."""
+        """Dataset indices of the samples that could not be read."""
         with self._lock:
             return [index for index, row in self._rows.items() if row["error"] is not None]
 
     def rows(self) -> list[Row]:
-        """What is known of the samples that were looked at, the last 200,000, in the order of their indices.
+        """One row for each sample that was read or has failed (the last 200,000), in the order of their indices.
 
         Each is a dict with `index`, `seconds` and `cpu_seconds` (to read it), `nbytes`, `error` (None if it was read),
-        and the fields of the sample by name: numbers, names of labels, and texts cut to a line. Any other field (an
-        array, a picture) is a short text.
+        and the fields of the sample by name: numbers, names of labels, and strings cut to one line. Any other field (an
+        array, a picture) is a short string.
         """
         with self._lock:
             return [dict(self._rows[index]) for index in sorted(self._rows)]
@@ -216,14 +216,14 @@ class Explorer:
     def scan(self, count: int = 1000) -> int:
         """Read samples that are spread evenly over the dataset, for `rows()`, `costs()` and `filter()`.
 
-        It waits; an interrupt ends it, and what was read is kept. Views work meanwhile, and their samples come first in
-        turn. Samples that were looked at before are not read again.
+        The call blocks. An interrupt ends it, and the samples that were read are kept. Views work meanwhile, and their
+        samples are read first. Samples that were read before are not read again.
 
         Args:
-            count: How many.
+            count: Number of samples.
 
         Returns:
-            Samples of which there are rows now.
+            Number of samples for which there are rows now.
 
         Raises:
             NbloaderError: No sample can be read.
@@ -251,7 +251,7 @@ class Explorer:
                 self._scanned = set()
 
     def costs(self, by: str) -> list[Row]:
-        """What samples cost by the value of a field, of those that were looked at; the most expensive value first.
+        """The cost of the samples that were read, by the value of a field; the most expensive value first.
 
         Args:
             by: The name of a field, such as "label".
@@ -261,7 +261,7 @@ class Explorer:
             (on average).
 
         Raises:
-            KeyError: No sample that was looked at has this field.
+            KeyError: No sample that was read has this field.
         """
         groups: dict[Any, list[float]] = {}
         for row in self.rows():
@@ -285,7 +285,7 @@ class Explorer:
         return sorted(table, key=lambda line: -line["share_of_time"])
 
     def filter(self, function: Callable[[Row], object]) -> list[int]:
-        """List only some of the samples that were looked at: `view.filter(lambda row: row["seconds"] > 0.1)`.
+        """List only some of the samples that were read: `view.filter(lambda row: row["seconds"] > 0.1)`.
 
         Args:
             function: Gets a row as in `rows()`, and returns whether to list the sample. One that raises `KeyError` or
@@ -309,7 +309,7 @@ class Explorer:
         """Read samples again, with new workers and the dataset as it is now.
 
         Args:
-            indices: Which; those that failed when None.
+            indices: Which samples; None for those that failed.
         """
         chosen = self.failed if indices is None else [int(index) for index in indices]
         with self._lock:
@@ -511,7 +511,7 @@ class Explorer:
             self._timer.start()
 
     def write_static(self) -> None:
-        """Put what is on screen into the notebook, for the time when the kernel is gone."""
+        """Save what is on screen in the notebook, so that it is visible without the kernel."""
         with self._lock:
             if self._closed or not (self._static_due and self._shown):
                 return

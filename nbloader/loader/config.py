@@ -47,7 +47,7 @@ OnTimeout: TypeAlias = Literal["raise", "restart"]
 Device: TypeAlias = str | int | torch_api.device | Accelerator
 
 MAX_TIMEOUT = 2_147_483
-"""Seconds. The system's limit for a wait: it counts milliseconds in a C int."""
+"""Seconds. The system's limit for a wait, since it counts milliseconds in a C int."""
 DEFAULT_PREFETCH_FACTOR = 2
 """Batches requested ahead per worker where neither `prefetch_factor` nor `prefetch` is given."""
 PREFETCH_FACTOR_HINT = "it is the number of batches to request ahead, per worker"
@@ -57,7 +57,7 @@ class MapDataset(Protocol[T_co]):
     """Anything with `__getitem__` (and `__len__`, unless a sampler is given), such as a list or an array."""
 
     def __getitem__(self, index: int, /) -> T_co:
-        """Give one sample."""
+        """Return one sample."""
         ...
 
 
@@ -239,7 +239,7 @@ class LoaderConfig(Generic[T_co]):
         },
     )
     batch_size: int | None = _argument(
-        1, fixed=True, doc="Samples per batch; None passes samples on unbatched, as in torch."
+        1, fixed=True, doc="Samples per batch; None yields samples without batching, as in torch."
     )
     shuffle: bool | None = _argument(None, attribute=False, doc="Visit the samples in a new random order each epoch.")
     sampler: Iterable[Any] | None = _argument(
@@ -258,7 +258,7 @@ class LoaderConfig(Generic[T_co]):
         doc="Makes a batch from a list of samples. The default follows torch's `default_collate` and writes straight "
         "into shared memory.",
     )  # fmt: skip
-    pin_memory: bool = _argument(False, doc="Copy batches to pinned memory; without an accelerator a warning.")
+    pin_memory: bool = _argument(False, doc="Copy batches to pinned memory; a warning without an accelerator.")
     drop_last: bool = _argument(False, fixed=True, doc="Drop the last batch of an epoch if it is incomplete.")
     timeout: float = _argument(
         0, _timeout,
@@ -269,13 +269,13 @@ class LoaderConfig(Generic[T_co]):
         None, _function,
         doc="Called with the worker id in each worker before it starts, and again before each epoch unless "
         "`persistent_workers` is set. Each batch is seeded by its number, unless this function seeds a generator: "
-        "then, as in torch, each worker draws from its own, and batch i goes to worker i modulo their number.",
+        "then, as in torch, each worker draws from its own, and batch i goes to worker i modulo `num_workers`.",
     )  # fmt: skip
     multiprocessing_context: str | multiprocessing.context.BaseContext | None = _argument(
         None, attribute=False,
         doc='How worker processes start: "forkserver" (the default), "spawn" or "fork", or a context of '
         "`multiprocessing` with that start method. Forked workers are copies of this process: nothing is pickled, and "
-        "each epoch has new ones, unless `persistent_workers`.",
+        "each epoch has new ones, unless `persistent_workers=True`.",
     )  # fmt: skip
     generator: torch_api.Generator | None = _argument(
         None, _generator, doc="The `torch.Generator` that the order and the seeds are drawn from, as in torch."
@@ -289,9 +289,10 @@ class LoaderConfig(Generic[T_co]):
     )  # fmt: skip
     persistent_workers: bool = _argument(
         False, fixed=True,
-        doc="Worker processes always stay alive between epochs here. With False (the default, as in torch), each epoch "
-        "begins as in new ones: with the dataset as it is in this process, new seeds, and a call of `worker_init_fn`. "
-        "True keeps the workers' copy of the dataset with all changes that they made to it.",
+        doc="With False (the default, as in torch), each epoch begins as in new processes: with the dataset as it is "
+        "in this process, new seeds, and a call of `worker_init_fn`. True keeps the workers' copies of the dataset, "
+        "with all changes that they made to it. Worker processes stay alive between epochs in either case, except for "
+        'forked ones (`multiprocessing_context="fork"`) with False.',
     )  # fmt: skip
     pin_memory_device: str = _argument("", doc="Deprecated in torch; accepted and ignored.")
     in_order: bool = _argument(True, doc="False delivers batches in the order in which they are completed.")
@@ -303,16 +304,16 @@ class LoaderConfig(Generic[T_co]):
     workers: Workers = _argument(
         "process", _workers, fixed=True,
         doc='"process", or "thread" for threads of this process. With threads nothing is pickled or copied. '
-        "Unless Python is free-threaded, only one of them runs Python code at a time: use them for samples that are "
-        "waited for or loaded by native code. Batches are the same as with processes, except for a few random "
-        "functions. To that end functions of `random` and `numpy.random` are replaced while worker threads exist; "
-        "`nbloader.workers.thread_rng` lists both, and NBLOADER_THREAD_PATCHES=0 in the environment turns the "
-        "replacement off.",
+        "Unless Python is free-threaded, only one of them runs Python code at a time: use them for samples that wait "
+        "for I/O or are loaded by native code. Batches are the same as with processes, except for a few random "
+        "functions. For this purpose functions of `random`, `numpy.random` and torch are replaced while worker threads "
+        "exist. `nbloader.workers.thread_rng` lists the replaced functions and the exceptions; "
+        "NBLOADER_THREAD_PATCHES=0 in the environment turns the replacement off.",
     )  # fmt: skip
     output: Output = _argument(
         "torch", _output, fixed=True,
-        doc='"torch" for tensors or "numpy" for arrays. Arrays need no torch: a loader with them works where torch is '
-        "not installed, and draws its order and seeds from NumPy's global generator there.",
+        doc='"torch" for tensors or "numpy" for arrays. Arrays do not need torch: such a loader works where torch is '
+        "not installed, and then draws its order and seeds from NumPy's global generator.",
     )  # fmt: skip
     transport: Transport = _argument(
         "shared_memory", functools.partial(_choice, among=Transport), fixed=True,
@@ -321,14 +322,14 @@ class LoaderConfig(Generic[T_co]):
     dispatch: Dispatch = _argument(
         "least_loaded", functools.partial(_choice, among=Dispatch), fixed=True,
         doc='"least_loaded" assigns a batch to the worker with the least work. "round_robin" is torch\'s rule: batch i '
-        "of an epoch goes to worker i modulo their number, for datasets that keep something per worker; a slow batch "
+        "of an epoch goes to worker i modulo `num_workers`, for datasets that keep state per worker; a slow batch "
         "then delays those behind it.",
     )  # fmt: skip
     device: Device | Sequence[Device | None] | None = _argument(
         None, fixed=True,
         doc='Where batches are placed: None or "cpu", or an accelerator such as "cuda": then they are uploaded from '
         "pinned memory on a separate stream, whether or not `pin_memory` is set. With a list of devices each step "
-        "gives a list of batches, one per device; an incomplete last list follows `last_batch`.",
+        "yields a list of batches, one per device; an incomplete last list follows `last_batch`.",
     )  # fmt: skip
     upload_ahead: int = _argument(
         1, functools.partial(_natural, hint="0 uploads a batch when the loop asks for it"), fixed=True,
@@ -340,10 +341,10 @@ class LoaderConfig(Generic[T_co]):
         '"rollover": its samples start the next epoch.',
     )  # fmt: skip
     auto_reload: bool = _argument(
-        False, fixed=True, doc="Start to load the next epoch as soon as an epoch has been iterated to its end."
+        False, fixed=True, doc="Start loading the next epoch as soon as an epoch has been iterated to its end."
     )
     names: Sequence[str] | None = _argument(
-        None, _names, fixed=True, doc="Names for the parts of a batch: tuples and lists become dicts."
+        None, _names, fixed=True, doc="Names for the elements of a batch: tuples and lists become dicts."
     )
     chunk_size: int | None = _argument(
         None, fixed=True,
@@ -355,21 +356,21 @@ class LoaderConfig(Generic[T_co]):
     concurrency: int = _argument(
         64, _positive, fixed=True,
         doc="Samples that each worker fetches at a time if the dataset is asynchronous (`async def __getitem__` or "
-        "`async def __getitems__`): its event loop starts the next sample as soon as one has ended, across batches. So "
-        "many more batches are requested ahead, unless `prefetch` limits them. With `num_workers=0` a thread of this "
-        "process runs the event loop. Other datasets ignore it.",
+        "`async def __getitems__`): its event loop starts the next sample as soon as one has ended, across batches. "
+        "Therefore many more batches are requested ahead, unless `prefetch` limits them. With `num_workers=0` a thread "
+        "of this process runs the event loop. Other datasets ignore it.",
     )  # fmt: skip
     on_error: OnError = _argument(
         "raise", _on_error, fixed=True,
         doc='What to do when the dataset raises. "raise" raises in the loop. "skip" makes the batch from the other '
         "samples, and leaves it out if none is left. A function is called with (index, exception), where the dataset "
-        "runs, and returns a sample to use instead. What was skipped or replaced is counted, and kept with its "
-        "traceback, in `stats()`.",
+        "runs, and returns a sample to use instead. Samples that were skipped or replaced are counted, and kept "
+        "with their tracebacks, in `stats()`.",
     )  # fmt: skip
     on_timeout: OnTimeout = _argument(
         "raise", functools.partial(_choice, among=OnTimeout), fixed=True,
         doc='"raise" raises `LoaderTimeoutError` with the stack of the worker that is processing the batch. "restart" '
-        "replaces that worker and has the batch loaded again; it raises after three workers have failed to produce "
+        "replaces that worker, and the batch is loaded again; it raises after three workers have failed to produce "
         "the batch, or if a worker takes longer than 30 s to start.",
     )  # fmt: skip
     max_restarts: int = _argument(
@@ -514,7 +515,7 @@ class LoaderConfig(Generic[T_co]):
 
     @property
     def batches_per_step(self) -> int | None:
-        """How many batches a step of the loop gets, as a list; None where it gets one batch, not in a list."""
+        """Number of batches in the list that a step of the loop receives; None if a step receives a single batch."""
         return len(self.devices) if isinstance(self.device, (list, tuple)) else None
 
     def attributes(self) -> dict[str, Any]:
@@ -553,9 +554,9 @@ ARGUMENTS = frozenset(name for name, _declared in _declarations())
 # ---- the constructor's signature and documentation ----------------------------------------------------------------
 
 _CALL = "DataLoader.__init__()"
-"""How Python's own errors of a wrong call begin: programs parse them."""
+"""How Python's own errors about a wrong call begin: programs parse them."""
 _SYNONYMS = {"n_jobs": "num_workers", "batchify_fn": "collate_fn", "bs": "batch_size"}
-"""Names in other libraries that do not resemble ours."""
+"""Names of arguments in other libraries that do not resemble ours."""
 
 
 def constructor(
@@ -647,7 +648,7 @@ def check_dataset(dataset: Any, sampler: Any, *, iterable: bool) -> None:
     """Check before an epoch that a dataset gives samples.
 
     That is not checked when the loader is created: programs create loaders with a stand-in for the dataset, such as
-    None or a mock, which they never iterate.
+    None or a mock, and never iterate them.
 
     Args:
         dataset: The dataset.
@@ -675,7 +676,7 @@ def check_dataset(dataset: Any, sampler: Any, *, iterable: bool) -> None:
 
 
 def with_current_class(dataset: Any) -> Any:
-    """Give an object the present definition of its class, in place.
+    """Give an object the current definition of its class, in place.
 
     Raises:
         TypeError: Python does not allow it (the new class has another layout, such as other `__slots__`).

@@ -85,7 +85,7 @@ def _close_all() -> None:
 
 
 class DataLoader(torch_api.DataLoader[T_co]):
-    """Loads batches of samples; a drop-in for `torch.utils.data.DataLoader` that can be watched and controlled.
+    """Loads batches of samples; a drop-in replacement for `torch.utils.data.DataLoader` with a live view and controls.
 
     It is a subclass of torch's loader, because programs check for that with `isinstance`, but shares no code with it.
     Where torch is not installed, it is a class of its own and needs `output="numpy"`.
@@ -138,7 +138,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
 
     @functools.cached_property
     def _parts(self) -> _Parts:
-        """What belongs to this object alone. A copy, and a loader from a pickle, has its own when it needs them."""
+        """State that belongs to this object alone. A copy or an unpickled loader creates its own when it needs it."""
         config = self._config
         bus = ev.EventBus()
         transfer = self._make_transfer()
@@ -162,7 +162,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return placement.device_transfer(list(config.devices), pin=pin, ahead=config.upload_ahead)
 
     def _close_with(self, engine: Engine) -> weakref.finalize[Any, Any]:
-        """Have an engine closed with this loader, or when the interpreter exits."""
+        """Close an engine with this loader, or when the interpreter exits."""
         finalizer = weakref.finalize(self, engine.close_soon)
         finalizer.atexit = False  # at exit `_close_all` closes every engine
         _engines.add(engine)
@@ -176,7 +176,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def from_source(cls, source: Callable[[int], Sequence[Any]], batch_size: int, **arguments: Any) -> DataLoader[Any]:
         """Create a loader over a source: a function that decides what to load next, as in DI-engine.
 
-        The source is called on a thread of its own, ahead of the loop by the prefetch window and two batches. One
+        The source is called on a separate thread, ahead of the loop by the prefetch window and two batches. One
         iterator continues until the source raises StopIteration.
 
         Args:
@@ -197,12 +197,12 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def from_torch(cls, loader: torch_api.DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:
         """Create a loader that yields what an existing loader of torch yields.
 
-        A loader that Accelerate prepared is a shell around torch's loader, for placement, gradient accumulation and
-        synchronized shuffling: there the loader inside is replaced, and the same shell is returned.
+        A loader that Accelerate prepared is a wrapper around torch's loader, for placement, gradient accumulation and
+        synchronized shuffling: the loader inside is replaced, and the same wrapper is returned.
 
         Args:
-            loader: torch's loader, or what Lightning or Accelerate made of one. Its dataset, samplers and functions
-                are reused.
+            loader: torch's loader, or one that Lightning or Accelerate has prepared. Its dataset, samplers and
+                functions are reused.
             changes: Arguments of this class to change, such as `num_workers=4`.
 
         Raises:
@@ -271,9 +271,9 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return self._dataset_kind == _DatasetKind.Iterable
 
     def refresh(self) -> None:
-        """Start to load the first batches of the next epoch now, as Gluon's loader does.
+        """Start loading the first batches of the next epoch now, as Gluon's loader does.
 
-        The next `iter(loader)` takes them. What its order depends on (samplers, generators, the seed) is drawn now.
+        The next `iter(loader)` uses them. What its order depends on (samplers, generators, the seed) is drawn now.
         Where nothing can be loaded ahead (`num_workers=0`, `prefetch=0`) nothing happens.
 
         Raises:
@@ -285,7 +285,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
             self._parts.prefetch.start(self._make_epoch)
 
     def clean(self) -> None:
-        """Discard what `refresh()` or `auto_reload` has started, as Gluon's loader does."""
+        """Discard the epoch that `refresh()` or `auto_reload` has started, as Gluon's loader does."""
         self._parts.prefetch.discard()
 
     def _make_epoch(self) -> EpochIterator[Any]:
@@ -419,9 +419,9 @@ class DataLoader(torch_api.DataLoader[T_co]):
 
         Args:
             dataset: The new dataset; of the same length if an epoch is in progress. None keeps the old object and
-                gives it the present definition of its class (from a notebook cell or a reloaded module).
-            keep: Whether batches that are already produced are delivered; False has them produced again with the new
-                dataset.
+                gives it the current definition of its class (from a notebook cell or a reloaded module).
+            keep: Whether batches that are already produced are delivered; with False they are produced again with
+                the new dataset.
 
         Raises:
             DatasetTransferError: It cannot be sent to workers; the old one stays.
@@ -443,7 +443,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         self._parts.bus.publish(ev.DatasetReloaded(_clock()))
 
     def _load(self) -> bool:
-        """Give the engine the dataset and the functions that workers need. Returns whether they differ from before."""
+        """Give the engine the dataset and the functions that workers need. Returns whether they have changed."""
         collate = collate_for_workers(self.collate_fn, batched=self._auto_collation)
         if collate is not None and self._config.chunk is not None:
             collate = list  # the consumer collates all chunks at once
@@ -455,7 +455,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def num_workers(self) -> int:
         """Number of workers. Assign another number at any time, also during an epoch and from any thread.
 
-        The batches that a leaving worker was assigned are produced by others. In workers that already run,
+        If a worker is removed, others produce the batches that it was assigned. In workers that already run,
         `get_worker_info().num_workers` keeps its value. A change from or to 0 takes effect with the next epoch.
 
         Raises:
@@ -505,13 +505,13 @@ class DataLoader(torch_api.DataLoader[T_co]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
 
     def restart_workers(self, ids: int | Iterable[int] | None = None) -> None:
-        """Replace workers by new ones, at any time and from any thread; returns at once.
+        """Replace workers with new ones, at any time and from any thread; returns at once.
 
         The batches that they were assigned are produced by others; the consumer gets every batch once and in order.
-        Modules that were edited are imported anew. Without workers nothing happens.
+        New workers import the current version of edited modules. Without workers nothing happens.
 
         Args:
-            ids: A worker id, or several; all when None.
+            ids: A worker id, or several; None for all workers.
 
         Raises:
             ValueError: There is no such worker.
@@ -523,11 +523,11 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def stack(self, worker: int) -> str:
         """The current Python stack of a worker, innermost frame first, even while it hangs in C code. From any thread.
 
-        A worker process is asked by a signal. The signal interrupts C functions that sleep and do not resume by
+        The request to a worker process is a signal. It interrupts C functions that sleep and do not resume by
         themselves (the C library's `sleep`, not Python's).
 
         Args:
-            worker: A worker id. For a loader without workers 0, and the stack is that of the main thread.
+            worker: A worker id. Without workers it is 0, and the stack is that of the main thread.
 
         Raises:
             ValueError: There is no such worker.
@@ -589,8 +589,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
         """Predict the rate with other settings, from the newest epoch; `print` the result.
 
         The epoch's last 400 batches are replayed through a model of the loader: workers, prefetch window, order, and
-        cores that are shared. There is no prediction if a replay with the present settings differs from what was
-        measured by more than 10 %, or if the cause is one that the model lacks (a lock, other programs, pickling).
+        shared cores. There is no prediction if a replay with the present settings differs from the measurement by
+        more than 10 %, or if the model lacks the cause (a lock, other programs, pickling).
         Nothing is started or changed.
 
         Args:
@@ -650,7 +650,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def explore(self, **options: Any) -> Explorer:
         """Look at the samples of the dataset, also while this loader runs: see `nbloader.explore`.
 
-        Samples are read by workers of the explorer's own; those of the loader, and its random numbers, stay untouched.
+        The explorer has its own workers, which read the samples. The loader's workers and random numbers are not
+        affected.
 
         Args:
             **options: Arguments of `nbloader.explore`, such as `num_workers=4`.
@@ -665,7 +666,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def progress(self, **options: Any) -> Iterator[Any]:
         """Iterate with a progress bar in the terminal: `for batch in loader.progress():`.
 
-        Beside tqdm's own figures it shows the share of time that the loop waits, and at the end what limited it.
+        In addition to tqdm's own figures it shows the share of time that the loop waits, and at the end what limited
+        the loop.
 
         Args:
             **options: Options of `tqdm.tqdm`, such as `desc`, `leave` or `file`.
@@ -690,7 +692,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         StatefulDataLoader.
 
         From the first call on, what would be drawn from torch's global generator (the order with `shuffle=True` and no
-        `generator=`, and the seeds) is drawn from a seed of the loader's own, here and in the process that resumes:
+        `generator=`, and the seeds) is derived from the loader's own seed, here and in the process that resumes:
         both then yield the same later epochs, which `torch.manual_seed` no longer changes.
 
         Raises:
@@ -707,7 +709,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         the number of workers here.
 
         All of the state is checked before anything is changed. The state of a custom sampler is first loaded into a
-        copy of the sampler, which is asked for one index; those of an iterable dataset into
+        copy of the sampler, from which one index is drawn; the states of an iterable dataset are first loaded into
         pickled copies of it.
 
         Args:
@@ -740,8 +742,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
         """Copying and pickling give a loader with the same attributes and its own workers, before its first epoch.
 
         The object is created before its attributes, since its collate function may be one of its own methods. Python
-        itself restores them: `__setstate__` would be found by shells such as Accelerate's, which delegate what they
-        lack to the loader inside.
+        itself restores them: `__setstate__` would be found by wrappers such as Accelerate's, which delegate missing
+        attributes to the loader inside.
         """
         return (
             blank,
@@ -756,8 +758,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def close(self) -> None:
         """End the workers now. The loader cannot be used any more; closing twice is harmless.
 
-        From any thread, a subscriber of events, a callback or a signal handler. A loop that iterates the loader ends
-        with `LoaderClosedError`, unless it had all of its batches.
+        It may be called from any thread, a subscriber of events, a callback or a signal handler. A loop that
+        iterates the loader ends with `LoaderClosedError`, unless it has received all of its batches.
         """
         self.clean()
         if self._parts.engine.close():
@@ -769,7 +771,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         self._parts.finalizer.detach()
 
     def __enter__(self) -> DataLoader[T_co]:
-        """Give the loader itself."""
+        """Return the loader itself."""
         return self
 
     def __exit__(self, *_exc: object) -> None:

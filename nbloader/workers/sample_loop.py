@@ -5,15 +5,15 @@
             |                                    +-- at most `concurrency`; the next one starts as soon as one has ended
             +-- the worker's connection or inbox, which wakes the loop
 
-A worker holds several batches at once. It begins a batch, which nobody can take back from then on, when there is room
-for its first sample; samples start in the order of the batches and of their positions. A batch is handed over when all
-of its samples are there, so batches may overtake each other: the consumer puts them in order.
+A worker holds several batches at once. It begins a batch when there is room for its first sample; from then on the
+batch cannot be revoked. Samples start in the order of the batches and of their positions. A batch is handed over when
+all of its samples are complete, so batches may overtake each other: the consumer puts them in order.
 
-Iterations do not overlap in a worker. Nor does a batch with others if it was among those that were being processed
-when two workers died: whether it is the cause shows when it is produced alone.
+Iterations do not overlap in a worker. If a batch was among those that were being processed when two workers died, it is
+produced alone, which shows whether it is the cause.
 
-What a sample draws comes from random generators of its own, which are seeded by the seed of its batch and its position
-(`rng.seed_task`): the same numbers whatever the order in which samples continue. `collate_fn` and `__getitems__` draw
+Each sample draws from its own random generators, which are seeded by the seed of its batch and its position
+(`rng.seed_task`): it draws the same numbers, in whatever order samples continue. `collate_fn` and `__getitems__` draw
 from generators that are seeded by the seed of the batch.
 """
 
@@ -59,19 +59,19 @@ class BatchSource(Protocol):
     """What feeds a `SampleLoop`: the connection of a worker process, or the inbox of a worker thread."""
 
     def attach(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
-        """From now on, call `wake` in this loop when there is something to receive."""
+        """Start calling `wake` in this loop when there is something to receive."""
 
     def detach(self) -> None:
-        """Do so no longer."""
+        """Stop calling `wake`."""
 
     def receive(self) -> bool:
-        """Take note of what has arrived, without waiting. False if the worker is to end."""
+        """Process the messages that have arrived, without waiting. False if the worker must end."""
 
     def next_batch(self) -> QueuedBatch | None:
         """Take the next batch from the queue; None if there is none."""
 
     def claim(self, task: Any) -> bool:
-        """Begin a batch of the queue. False if it was taken back."""
+        """Begin a batch of the queue. False if it was revoked."""
 
     def switch(self, run: int) -> bool:
         """Begin with another iteration. False if that failed, which has been reported."""
@@ -113,7 +113,7 @@ class BegunBatch:
         self.position = AT_ONCE
         """Position of the sample that raised `error`."""
         self.closed = False
-        """Whether nothing counts any more that its samples do."""
+        """Whether the outcome of its samples is ignored from now on."""
 
     @property
     def complete(self) -> bool:
@@ -128,7 +128,7 @@ _MISSING = object()
 class SampleLoop:
     """Runs the samples of several batches concurrently on an event loop of its own.
 
-    For the code that collates it is what a `MapFetcher` is: `fetch` returns the samples of the batch that
+    It has the interface of a `MapFetcher` for the code that collates: `fetch` returns the samples of the batch that
     `BatchSource.produce` is called for.
 
     Args:
@@ -321,7 +321,7 @@ class SampleLoop:
         self._ended(batch, AT_ONCE, len(batch.indices), 0)
 
     async def _fetch_again(self, batch: BegunBatch, error: Exception) -> None:
-        """Find out which samples raise, after the call for all of them has raised."""
+        """Find out which samples raise, after `__getitems__` has raised."""
         if self._on_error == "raise":
             batch.error = error
             return
@@ -484,7 +484,7 @@ class SampleLoop:
 
 
 async def _result(value: Any) -> Any:
-    """What an awaitable gives; the value itself if it is none."""
+    """The result of an awaitable; any other value unchanged."""
     return await value if hasattr(type(value), "__await__") else value
 
 
