@@ -294,7 +294,7 @@ def internal_exceptions():
     while pending:
         for kind in pending.pop().__subclasses__():
             pending.append(kind)
-            if kind.__module__.startswith("nbloader."):
+            if kind.__module__.startswith("nbloader.") and not kind.__module__.startswith("nbloader.explorer."):
                 found[kind.__name__] = kind
     return found
 
