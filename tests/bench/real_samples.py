@@ -8,12 +8,8 @@ loader as a program of that package would give them: torch's collate function, t
 
 from __future__ import annotations
 
-import atexit
-import importlib.metadata
 import json
-import shutil
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -226,6 +222,10 @@ def webdataset_batched(length: int) -> Workload:
 
 
 def _stream(length: int) -> Any:
+    import atexit
+    import shutil
+    import tempfile
+
     import webdataset as wds
 
     folder = Path(tempfile.mkdtemp(prefix="nbloader-shards-"))
@@ -269,6 +269,8 @@ def package_of(name: str) -> str:
 
 def is_installed(name: str) -> bool:
     """Whether the package that a workload needs is installed."""
+    import importlib.metadata  # here, since the workers of other rows import this module
+
     try:
         return not package_of(name) or bool(importlib.metadata.distribution(package_of(name)))
     except importlib.metadata.PackageNotFoundError:
