@@ -357,7 +357,7 @@ class Explorer:
         self._ask(view, Request(int(message["index"]), int(message["draw"]), View(True, slices)))
 
     def _on_draws(self, view: str, message: Mapping[str, Any]) -> None:
-        for draw in reversed(range(min(int(message["count"]), MAX_DRAWS))):  # what is asked for last is read first
+        for draw in reversed(range(min(int(message["count"]), MAX_DRAWS))):  # the last request is read first
             self._ask(view, Request(int(message["index"]), draw))
 
     def _on_select(self, _view: str, message: Mapping[str, Any]) -> None:

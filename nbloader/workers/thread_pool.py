@@ -110,7 +110,7 @@ class CancelJobs(NamedTuple):
 
 
 Item: TypeAlias = "Task | ForgetIteration | CancelJobs | None"
-"""What a worker thread is told; None to end."""
+"""A message to a worker thread; None to end."""
 
 
 class LoopInbox:
@@ -148,7 +148,7 @@ class ThreadHandle(WorkerHandle):
     Args:
         worker: Worker id.
         messages: Where the thread reports.
-        inbox: Where it is told what to do.
+        inbox: Messages to it.
     """
 
     status: LocalStatus
@@ -495,7 +495,7 @@ class ConcurrentThreadWorker:
         worker: The thread.
         context: Its random generators.
         random: The random generators of asyncio tasks.
-        inbox: Where it is told what to do.
+        inbox: Messages to it.
     """
 
     def __init__(self, worker: ThreadWorker, context: ThreadContext, random: TaskContext, inbox: LoopInbox) -> None:
