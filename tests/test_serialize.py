@@ -137,4 +137,4 @@ def test_arrays_whose_dtype_was_unpickled_are_sent_beside_the_pickle():
     """As in a worker whose dataset holds them: such a dtype is another object than NumPy's own, and not "built in"."""
     dtype = pickle.loads(pickle.dumps(np.dtype(np.float32)))
     array = np.ndarray(5, dtype, bytearray(20))
-    assert dump_object({"a": [array, "text"]}).runs == [(("f", False), 0, [array])]
+    assert dump_object({"a": [array, "text"]}).runs == [(("f", False), [0], [array])]

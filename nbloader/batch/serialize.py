@@ -19,6 +19,8 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Iterable
+from itertools import accumulate, groupby, repeat
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
@@ -173,6 +175,8 @@ class Form(NamedTuple):
     """Whether the array becomes a tensor."""
 
 
+USABLE = 0x0101
+"""What an array must be, as in `ndarray.flags.num`: contiguous in C's order, and aligned."""
 BUFFER = Form("", tensors=False)
 """A buffer from which `pickle` itself builds an object."""
 
@@ -181,8 +185,8 @@ class Run(NamedTuple):
     """Arrays of one form that are adjacent in a batch's memory."""
 
     form: Form
-    start: int
-    """Where the first begins, bytes."""
+    starts: list[int]
+    """Where each of them begins, bytes."""
     arrays: list[Any]
 
 
@@ -197,13 +201,13 @@ class PickledObject(NamedTuple):
     def write(self, memory: Memory) -> None:
         """Copy the arrays into the memory. The small ones of a run are joined first: faster than one by one."""
         view = memoryview(memory).cast("B")
-        for _form, start, arrays in self.runs:
+        for _form, starts, arrays in self.runs:
             data = b"".join(arrays) if len(arrays) > 1 else pickle.PickleBuffer(arrays[0]).raw()
-            view[start : start + len(data)] = data
+            view[starts[0] : starts[0] + len(data)] = data
 
     def message(self) -> bytes:
         """What `load_object` needs beside that memory."""
-        runs = [(*form, start, [array.shape for array in arrays]) for form, start, arrays in self.runs]
+        runs = [(*form, starts, [array.shape for array in arrays]) for form, starts, arrays in self.runs]
         return pickle.dumps((self.data, runs), 5)
 
 
@@ -214,21 +218,46 @@ def dump_object(obj: Any, *, out_of_band: bool = True) -> PickledObject:
     extractor = _ArrayExtractor()
     remainder = extractor.extract(obj)
     buffers: list[pickle.PickleBuffer] = []
-    data = dump(remainder if extractor.all_distinct() else obj, buffers.append)
-    found = iter(extractor.found)
+    extracted = extractor.all_distinct()
+    data = dump(remainder if extracted else obj, buffers.append)
+    found = extractor.found
+    if not extracted or len(found) != len(buffers):  # pickle has found others
+        placed = iter(found)
+        found = [next(placed) if buffer is PLACEHOLDER else (BUFFER, buffer.raw()) for buffer in buffers]
+    return PickledObject(data, *_arrange(found))
+
+
+def _arrange(found: list[tuple[Form, Any]]) -> tuple[list[Run], int]:
+    """Arrange arrays in memory.
+
+    Returns:
+        The runs, in the order of the arrays, and the memory that they need, bytes.
+    """
     runs: list[Run] = []
-    last, begin, end = BUFFER, 0, 0
-    arrays: list[Any] = []
-    for buffer in buffers:
-        form, array = next(found) if buffer is PLACEHOLDER else (BUFFER, buffer.raw())
-        nbytes = array.nbytes
-        if form is not last or form is BUFFER or nbytes >= ALIGN_FROM or end - begin >= MAX_RUN:
-            last, begin, arrays = form, aligned(end), []
-            end = begin
-            runs.append(Run(form, begin, arrays))
-        arrays.append(array)
-        end += nbytes
-    return PickledObject(data, runs, end)
+    end = 0
+    for form, group in groupby(found, itemgetter(0)):
+        arrays = [array for _form, array in group]
+        sizes = [array.nbytes for array in arrays]
+        begin = 0
+        while begin < len(arrays):  # usually once
+            stop = len(arrays)
+            if form is BUFFER or sum(sizes) > MAX_RUN or max(sizes) >= ALIGN_FROM:
+                stop = _end_of_run(form, sizes, begin)
+            starts = list(accumulate(sizes[begin:stop], initial=aligned(end)))
+            end = starts.pop()
+            runs.append(Run(form, starts, arrays[begin:stop]))
+            begin = stop
+    return runs, end
+
+
+def _end_of_run(form: Form, sizes: list[int], begin: int) -> int:
+    """The number of the first array, after the one with which a run begins, that is not part of it."""
+    total = sizes[begin]
+    for number in range(begin + 1, len(sizes)):
+        if form is BUFFER or sizes[number] >= ALIGN_FROM or total >= MAX_RUN:
+            return number
+        total += sizes[number]
+    return len(sizes)
 
 
 def load_object(message: Any, memory: Memory) -> Any:
@@ -238,22 +267,24 @@ def load_object(message: Any, memory: Memory) -> Any:
         return pickle.loads(data)
     view, ndarray = memoryview(memory).cast("B"), np.ndarray
     buffers: list[Any] = []
-    for char, tensors, begin, shapes in runs:
+    for char, tensors, starts, shapes in runs:
         if not char:
-            ((nbytes,),) = shapes
+            ((begin,), ((nbytes,),)) = starts, shapes
             buffers.append(view[begin : begin + nbytes])
             continue
-        start = begin
-        for shape in shapes:
-            array: Any = ndarray(shape, char, memory, start)
-            start += array.nbytes
-            buffers.append(_tensor(array) if tensors else array)
+        arrays = map(ndarray, shapes, repeat(np.dtype(char)), repeat(memory), starts)
+        buffers.extend(map(_tensor, arrays) if tensors else arrays)
     return pickle.loads(data, buffers=buffers)
 
 
 def dump_extras(extras: list[Any]) -> bytes:
     """The parts of a batch that are not arrays, pickled; empty where there are none."""
     return dump(extras, None) if extras else b""
+
+
+def _form(dtype: Any, *, tensors: bool) -> Form:
+    plain = dtype.kind in "biufc" and dtype.isnative and dtype.isbuiltin != ADDED_TO_NUMPY
+    return Form(dtype.char, tensors) if plain else BUFFER
 
 
 def _tensor(array: Any) -> Any:
@@ -289,11 +320,23 @@ class _ArrayExtractor:
         values = obj.values() if kind is dict else obj
         if levels > 1:
             parts = [self.extract(value, levels - 1) for value in values]
-        elif self._kinds.isdisjoint(map(type, values)):
-            return obj
         else:
-            parts = self._leaves(values)
+            kinds = set(map(type, values))
+            if self._kinds.isdisjoint(kinds):
+                return obj
+            parts = (self._uniform(list(values)) if kinds == {np.ndarray} else None) or self._leaves(values)
         return dict(zip(obj, parts, strict=True)) if kind is dict else kind(parts)
+
+    def _uniform(self, arrays: list[Any]) -> list[Any] | None:
+        """As `_leaves`, for arrays of one form: twice as fast. None if they are not."""
+        dtype = arrays[0].dtype  # most arrays have the same object
+        usable = [array.dtype is dtype and array.size and array.flags.num & USABLE == USABLE for array in arrays]
+        form = _form(dtype, tensors=False)
+        if form is BUFFER or not all(usable):
+            return None
+        self._seen.extend(map(id, arrays))
+        self.found.extend(zip(repeat(form), arrays, strict=False))
+        return [PLACEHOLDER] * len(arrays)
 
     def _leaves(self, values: Iterable[Any]) -> list[Any]:
         out, seen, found, kinds, ndarray = [], self._seen, self.found, self._kinds, np.ndarray
@@ -306,13 +349,12 @@ class _ArrayExtractor:
                 continue
             seen.append(id(obj))
             array = obj if kind is ndarray else self._array_of(obj)
-            if array is None or not array.size or not (array.flags.c_contiguous and array.flags.aligned):
+            if array is None or not array.size or array.flags.num & USABLE != USABLE:
                 out.append(obj)
                 continue
             if array.dtype is not dtype or kind is not last:
                 dtype, last = array.dtype, kind
-                plain = dtype.kind in "biufc" and dtype.isnative and dtype.isbuiltin != ADDED_TO_NUMPY
-                form = Form(dtype.char, kind is not ndarray) if plain else BUFFER
+                form = _form(dtype, tensors=kind is not ndarray)
             if form is BUFFER:
                 out.append(obj)
             else:

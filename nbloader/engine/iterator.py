@@ -171,6 +171,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
                 with record_function(PROFILED):
                     return self._next()
             return self._next()
+        except StopIteration:
+            raise
         except BaseException as error:
             if not isinstance(error, Exception) or raised_by_handler(error):
                 self._check_complete()
