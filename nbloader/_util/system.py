@@ -25,6 +25,23 @@ _PAGEMAP = Path("/proc/self/pagemap")
 _FILE_BIT, _SWAPPED_BIT, _PRESENT_BIT = 61, 62, 63
 
 
+class CurrentProcess:
+    """This process. A forked child is another one."""
+
+    __slots__ = ("pid",)
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        """Read once, since the system call takes 0.3 us."""
+        os.register_at_fork(after_in_child=self._update)
+
+    def _update(self) -> None:
+        self.pid = os.getpid()
+
+
+current_process = CurrentProcess()
+
+
 class CgroupVersion(NamedTuple):
     """Names of the files in which one version of control groups keeps limits."""
 

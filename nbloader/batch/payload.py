@@ -7,11 +7,11 @@ of `events.failures` are the possible outcomes of a dispatched batch (`BatchOutc
 from __future__ import annotations
 
 import itertools
-import os
 import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nbloader._util.system import current_process
 from nbloader.batch.header import HEADER_SIZE, IN_ARENA, NOT_MEASURED, PICKLED, BatchHeader, unpack_header
 from nbloader.batch.rebuild import Build, builder
 from nbloader.batch.serialize import load_object
@@ -252,7 +252,12 @@ class LocalPayload(_Payload):
         extras: list[Any] | None = None,
     ) -> None:
         super().__init__(
-            header, worker=worker, pid=os.getpid(), received=header.collate_end, transport="local", in_arena=in_arena
+            header,
+            worker=worker,
+            pid=current_process.pid,
+            received=header.collate_end,
+            transport="local",
+            in_arena=in_arena,
         )
         self._batch = batch
         self.extras = extras or []

@@ -23,7 +23,6 @@ import collections
 import contextlib
 import functools
 import itertools
-import os
 import threading
 import time
 from _thread import get_ident
@@ -31,6 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from nbloader import events as ev
+from nbloader._util.system import current_process
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch import chunking
 from nbloader.batch.payload import BatchOutcome, BatchPayload, JoinedPayload
@@ -146,7 +146,7 @@ class Engine:
         self._memory = MemoryWatch()
         self._memory_noticed = False
         self._num_workers = config.num_workers
-        self._owner = os.getpid()
+        self._owner = current_process.pid
         self._holder = 0  # the thread that has the lock, if not the supervisor
         self._waiting: dict[int, Wakeup] = {}  # iterations whose consumer waits
         self._driving = -1  # the iteration whose consumer holds the lock
@@ -206,13 +206,14 @@ class Engine:
         Raises:
             NbloaderError: A signal handler or a finalizer has interrupted a change, and wants another one.
         """
-        if self._owner != os.getpid():
+        if self._owner != current_process.pid:
             self._after_fork()
-        if self._interrupted_here():
+        thread = get_ident()
+        if self._holder == thread and self.lock.locked():  # see `_interrupted_here`
             raise NbloaderError(INTERRUPTED)
         try:
             with self.lock:
-                self._holder = get_ident()
+                self._holder = thread
                 try:
                     return action(*args)
                 except BaseException as error:
@@ -246,7 +247,7 @@ class Engine:
 
     def _after_fork(self) -> None:
         """In a forked child: the workers are the parent's, and its lock may be held by a thread that is not here."""
-        self._owner = os.getpid()
+        self._owner = current_process.pid
         self.lock = threading.Lock()
         self._waiting.clear()
         if self._supervisor is None:
@@ -1081,7 +1082,7 @@ class Engine:
         Returns:
             Whether the loader was open.
         """
-        if self._owner != os.getpid() and self._supervisor is not None:
+        if self._owner != current_process.pid and self._supervisor is not None:
             return False
         if self._interrupted_here():
             open_before = not self.closed
@@ -1095,7 +1096,7 @@ class Engine:
 
     def close_soon(self) -> None:
         """The loader is gone: have the supervisor stop the workers. For a finalizer, which may run at any moment."""
-        if self._owner != os.getpid():
+        if self._owner != current_process.pid:
             return
         if self._group.pool is not None:
             self._command(self._close)
