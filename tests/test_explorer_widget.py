@@ -181,6 +181,17 @@ def test_a_scan_of_a_dataset_that_no_worker_can_use_raises(sent):
     explorer.close()
 
 
+def test_a_defect_of_the_explorer_ends_a_scan_with_its_error_and_the_next_scan_works(sent, monkeypatch, caplog):
+    explorer = open_explorer(Numbers())
+    with monkeypatch.context() as patched:
+        patched.setattr("nbloader.explorer.widget._row", lambda _index, _sample: 1 / 0)
+        with pytest.raises(NbloaderError, match="The explorer failed: ZeroDivisionError"):
+            explorer.scan(5)
+    assert "the explorer's thread failed" in caplog.text
+    assert explorer.scan(5) == 5
+    explorer.close()
+
+
 def test_samples_that_failed_are_read_again_on_request(view, sent, monkeypatch):
     say(view, kind="want", indices=[2], screen=[2])
     cards(sent, 2)

@@ -14,7 +14,7 @@ without one; the next request starts another.
 | the worker dies                        | the sample's place shows how; another worker starts                       |
 | the dataset cannot be sent to processes| it is read in threads, and `on_note` says so                              |
 | a worker cannot rebuild the dataset    | `on_problem`; the next request tries again                                |
-| `on_read` raises                       | a defect: logged, the thread ends, the next request starts another        |
+| `on_read` raises                       | a defect: logged, `on_problem`; the next request starts another thread    |
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
 from nbloader.errors import DatasetTransferError
 from nbloader.events.failures import WorkerFailure
+from nbloader.events.remote_errors import describe
 from nbloader.explorer.reader import ReadSample, Request, SampleReader, as_read, failure
 from nbloader.explorer.requests import RequestQueue, SampleCache
 from nbloader.explorer.sources import Source
@@ -206,12 +207,16 @@ class SampleFetcher:
                     quiet_since = now
                     continue
                 self._wakeup.wait(self._pool.fileno() if self._pool is not None else None, self._timeout(quiet_since))
-        except Exception:  # a defect here or in `on_read`: the next request starts again
+        except Exception as error:  # a defect here or in `on_read`: the next request starts again
             log.exception("the explorer's thread failed")
             self._stop()
-            with self._lock:
-                self._thread = None
+            self._setup = None
+            with self._lock:  # together: a request that comes now must not be dropped
+                self._queue.clear()
                 self._queue.reading.clear()
+                self._thread = None
+            info = describe(error, by_value=False)
+            self._on_problem(failure(f"The explorer failed: {info.summary}", info.traceback))
 
     def _timeout(self, quiet_since: float) -> float | None:
         """Seconds until something is due without a message."""

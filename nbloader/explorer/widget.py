@@ -237,7 +237,8 @@ class Explorer:
             self._scanned = set(missing)
             self._problem = ""  # the dataset may have been repaired since
         try:
-            self._fetcher.want(SCAN, missing)
+            for request, sample in self._fetcher.want(SCAN, missing):  # read before, but not in the list of rows
+                self._on_read(request, sample)
             with self._news:
                 while not (self._closed or self._problem or self._scanned <= self._rows.keys()):
                     self._news.wait(PUMP_INTERVAL)
