@@ -166,6 +166,18 @@ def test_what_the_replacement_raises_is_raised():
             next(epoch)
 
 
+def test_a_replacement_may_raise_what_is_not_an_exception():
+    def cancel(_index, _error):
+        raise asyncio.CancelledError
+
+    with threaded(Raises(12, 5), batch_size=4, on_error=cancel) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(RuntimeError, match="CancelledError"):
+            next(batches)
+        assert next(batches).tolist() == [8, 9, 10, 11]
+
+
 def test_a_sample_that_never_ends_is_named_by_the_timeout():
     with (
         threaded(Hangs(40, 13), batch_size=4, timeout=1) as loader,

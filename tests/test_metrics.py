@@ -500,7 +500,7 @@ def used(**changes: Any) -> Usage:
             2,
             None,
             "workers_compute_full",
-            "use 1.80 of 2 cores, so cheaper transforms help, more workers do not.",
+            "use 1.80 of 2 cores, so cheaper transforms help and more workers do not.",
         ),
         (0.45, 2, used(worker_cores=0.98, core_wait=0.45), "workers_compute_full", "use 1.96 of 2 cores, so cheaper"),
         (0.08, 2, None, "workers_wait", "92 % waiting (disk, network, sleep), so more workers help, even beyond"),

@@ -105,8 +105,8 @@ def _compute(e: Evidence) -> str:
 
 def _compute_full(e: Evidence) -> str:
     return (
-        f"{_workers(e)} Fetching is {_cpu(e)} CPU time; workers and loop use {_cores(e)}, so cheaper transforms help, "
-        f"more workers do not."
+        f"{_workers(e)} Fetching is {_cpu(e)} CPU time; workers and loop use {_cores(e)}, so cheaper transforms help "
+        f"and more workers do not."
     )
 
 
@@ -191,7 +191,7 @@ def _window(e: Evidence) -> str:
     return (
         f"The prefetch window is too small: {_waits(e)}, while {plural(e.workers, 'worker')} "
         f"{'is' if e.workers == 1 else 'are'} busy {percent(e.utilization)} of the time; all {e.window} batches of the "
-        f"window were requested at {percent(e.full)} of the deliveries. A larger prefetch_factor helps, more workers "
+        f"window were requested at {percent(e.full)} of the deliveries. A larger prefetch_factor helps; more workers "
         f"do not."
     )
 

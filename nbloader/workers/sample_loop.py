@@ -359,6 +359,8 @@ class SampleLoop:
                 batch.samples[position] = on_error(batch.indices[position], error)
             except Exception as raised:  # noqa: BLE001 - the user's code: it is raised in the consumer
                 on_error, error = "raise", raised
+            except BaseException as raised:  # noqa: BLE001 - as for samples
+                on_error, error = "raise", self._interrupted(batch, raised)
         if on_error == "raise":
             if batch.error is None:
                 batch.error, batch.position = error, position
