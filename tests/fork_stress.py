@@ -1,10 +1,12 @@
 """Fork thousands of workers while threads of this process hold locks, and count those that hang.
 
     python tests/fork_stress.py --seconds 300
+    python tests/fork_stress.py --seconds 300 --here
 
 For each activity, threads do nothing else, and loaders with `multiprocessing_context="fork"` run epochs with new
 workers. Each worker logs, draws from all global generators, allocates memory and uses OpenMP; its samples are compared
-with those of an undisturbed process. The main thread has used OpenMP before. Prints a table by activity.
+with those of an undisturbed process. The main thread has used OpenMP before. Prints a table by activity. With --here
+the dataset holds a connection of sqlite3, so that the main thread forks.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import contextlib
 import logging
 import os
 import random
+import sqlite3
 import sys
 import threading
 import time
@@ -38,9 +41,11 @@ class Samples:
 
     Args:
         threads: Threads of OpenMP in each worker.
+        connection: What only the main thread may use; or None.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, connection: sqlite3.Connection | None) -> None:
+        self.connection = connection
         self.threads = threads
         self.matrix = torch.arange(250_000.0).reshape(500, 500) / 250_000
 
@@ -49,6 +54,8 @@ class Samples:
 
     def __getitem__(self, i: int) -> list[float]:
         torch.set_num_threads(self.threads)
+        if self.connection is not None:
+            assert self.connection.execute("SELECT 1").fetchone() == (1,)
         log.warning("sample %s", i)
         numbers = [random.random(), float(np.random.rand()), float(torch.rand(()))]
         blocks = [bytearray(random.randrange(1000, 300_000)) for _ in range(50)]
@@ -135,7 +142,9 @@ def main() -> int:
     """Run all activities, each for the same time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--here", action="store_true", help="fork from the main thread")
     arguments = parser.parse_args()
+    connection = sqlite3.connect(":memory:") if arguments.here else None
     warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores: on purpose
     log.addHandler(logging.FileHandler(os.devnull))
     log.propagate = False
@@ -145,7 +154,7 @@ def main() -> int:
     print("| other threads | OpenMP threads of a worker | forks | hung | forks/s |\n|---|---|---|---|---|", flush=True)
     for what, makers in ACTIVITIES.items():
         for threads in (1, 2):
-            dataset = Samples(threads)
+            dataset = Samples(threads, connection)
             count: collections.Counter[str] = collections.Counter()
             how = {
                 "num_workers": WORKERS, "multiprocessing_context": "fork", "dispatch": "round_robin",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import gc
@@ -20,6 +21,7 @@ import threading
 import time
 import warnings
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import light
@@ -33,6 +35,7 @@ from nbloader import DataLoader, DatasetTransferError, WorkerStartError, get_wor
 from nbloader._util import rng
 from nbloader.loader import torch_compat
 from nbloader.transport import forker
+from nbloader.workers.reachable import holds_for_this_thread
 
 pytestmark = [
     pytest.mark.skipif(not forker.SUPPORTED, reason="needs Linux and os.pidfd_open"),
@@ -221,6 +224,101 @@ def test_fork_is_used_when_it_is_asked_for(monkeypatch):
     monkeypatch.setattr(forker, "SUPPORTED", False)
     with pytest.warns(UserWarning, match="forkserver"):
         assert torch_compat.start_method(multiprocessing.get_context("fork")) == "forkserver"
+
+
+@pytest.fixture
+def squares(tmp_path):
+    """Opens a database with the squares of 0 to 99, with the default options."""
+    with sqlite3.connect(tmp_path / "squares.db") as connection:
+        connection.execute("CREATE TABLE squares (i, square)")
+        connection.executemany("INSERT INTO squares VALUES (?, ?)", [(i, i * i) for i in range(100)])
+    connection.close()
+    opened = []
+
+    def connect():
+        opened.append(sqlite3.connect(tmp_path / "squares.db"))
+        return opened[-1]
+
+    yield connect
+    for connection in opened:
+        with contextlib.suppress(sqlite3.ProgrammingError):  # another thread has opened and closed it
+            connection.close()
+
+
+class Squares(Calls):
+    """Reads them. If no row is there, computes with two threads of OpenMP."""
+
+    def __init__(self, connection):
+        super().__init__(self.read, 60, connection=connection)
+
+    def read(self, i):
+        torch.set_num_threads(2)
+        assert torch.ones(1_000_000).exp().sum() > 0
+        return self.connection.execute("SELECT square FROM squares WHERE i = ?", [i]).fetchone()[0], os.getpid()
+
+
+def died(loader):
+    return [event for event in loader.events.recent() if type(event).__name__ == "WorkerDied"]
+
+
+def test_a_connection_of_sqlite3_with_default_options(squares):
+    """Only the thread that opened it may use it: that thread forks, also to replace a worker, after the next wait."""
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert torch.ones(1_000_000).exp().sum() > 0  # this thread has threads of OpenMP
+        with DataLoader(Squares(squares()), 2, prefetch_factor=1, **FORK) as loader:
+            epoch = iter(loader)
+            got = [next(epoch)]
+            assert loader.stack(0).endswith(" in become_worker\n")  # without the frames of this test
+            os.kill(pids(loader)[0], signal.SIGKILL)
+            wait_for(lambda: died(loader), "the supervisor to see the end of the worker")
+            assert pids(loader) == []
+            got.append(next(epoch))
+            loader.num_workers = 2
+            while len(pids(loader)) < 2:
+                got.append(next(epoch))
+            loader.restart_workers()
+            wait_for(lambda: len(died(loader)) == 3)
+            got += epoch
+            assert flat(squares for squares, _pids in got) == [i * i for i in range(60)]
+            assert len({pid for _squares, pids in got for pid in pids.tolist()}) > 2
+            assert os.getpid() not in {pid for _squares, pids in got for pid in pids.tolist()}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_connection_of_sqlite3_that_another_thread_has_opened(squares):
+    """It works where that thread iterates the loader. Elsewhere an error names the way out, as in worker threads."""
+
+    def read():
+        connection = squares()
+        with DataLoader(Squares(connection), 20, **FORK) as loader:
+            return flat(squares for squares, _pids in loader), connection
+
+    with ThreadPoolExecutor(1) as pool:
+        read_there, connection = pool.submit(read).result()
+        assert read_there == [i * i for i in range(60)]
+        for how in (FORK, {"num_workers": 1, "workers": "thread"}):
+            with DataLoader(Squares(connection), 2, **how) as loader, pytest.raises(sqlite3.ProgrammingError) as raised:
+                next(iter(loader))
+            assert "check_same_thread=False" in raised.value.__notes__[-1]
+        pool.submit(connection.close).result()
+
+
+def test_where_a_connection_is_found(tmp_path):
+    bound, free = sqlite3.connect(":memory:"), sqlite3.connect(":memory:", check_same_thread=False)
+    namespace = {"connection": bound}
+    exec("def read(i): return connection.execute('SELECT 1')\nclass Reads:\n  __getitem__ = read", namespace)
+    cursor = bound.cursor()
+    for found in (bound, [bound], {"a": [free, bound]}, lambda: cursor, namespace["read"], namespace["Reads"]()):
+        assert holds_for_this_thread(None, found)
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(holds_for_this_thread, bound).result()
+    bound.close()
+    for found in (bound, free, [free], None):
+        assert not holds_for_this_thread(found)
+    free.close()
 
 
 # ---- what must not be inherited
@@ -572,6 +670,24 @@ def test_a_worker_that_was_forked_during_an_interrupt_is_ended(monkeypatch):
     forks.close()
     assert not psutil.pid_exists(process.pid)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_an_interrupt_between_the_fork_and_its_end_leaves_no_process(monkeypatch):
+    made = []
+
+    def interrupted(pid):
+        made.append(pid)
+        raise KeyboardInterrupt
+
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    forks = forker.Forker()
+    monkeypatch.setattr(forker, "ForkedProcess", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        forks.fork_here(signal.pause)
+    assert not psutil.pid_exists(made[0])
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+    assert gc.isenabled()
+    forks.close()
 
 
 def test_workers_end_with_the_thread_that_forked_them():

@@ -46,7 +46,7 @@ def test_stack_of_a_hanging_worker(how, method, tmp_path, monkeypatch):
         texts = {loader.stack(0) for _ in range(3)}
         for text in texts:
             assert "Current thread" in text
-            assert text.endswith(" in serve_forks\n" if method == "fork" else 'File "<string>", line 1 in <module>\n')
+            assert text.endswith(" in become_worker\n" if method == "fork" else 'File "<string>", line 1 in <module>\n')
             where = stack_probe.place(text)
             assert where.startswith(light.__file__)
             assert where.endswith(f"in {how.__name__}")

@@ -136,7 +136,7 @@ class Engine:
         self._dispatcher: Dispatcher[BatchOutcome] = Dispatcher(self._policy, round_robin=config.round_robin)
         self._events: collections.deque[ev.Event] = collections.deque()  # to be published without the lock
         self._group = WorkerGroup(
-            self._events.append, self._dispatcher, config, on_message=self._handle, on_failure=self._wake_consumers
+            self._events.append, self._dispatcher, config, on_message=self._handle, wake_consumers=self._wake_consumers
         )
         # Read without the lock: only the consumer adds batches, and a stale count merely delays a request.
         self.refill_size = self._dispatcher.refill_size
@@ -648,6 +648,8 @@ class Engine:
             delivery = self._next(run)
             if delivery is None:
                 self._raise(self._group.take_error())
+                if self._group.awaits_consumer:
+                    self._ensure_running()
         self._driving = -1
         self._last_request = time.monotonic()
         if delivery is not None:

@@ -74,7 +74,8 @@ class WorkerGroup:
         dispatcher: Is notified of workers that can be given batches.
         config: What the loader asks for.
         on_message: Takes the last messages of workers that are being stopped.
-        on_failure: Called when the group cannot work any more; `fatal` says why.
+        wake_consumers: Called when the group cannot work any more (`fatal` says why), and when a worker must be started
+            by a consumer.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class WorkerGroup:
         config: EngineConfig,
         *,
         on_message: Callable[[WorkerMessage], None],
-        on_failure: Callable[[], None],
+        wake_consumers: Callable[[], None],
     ) -> None:
         self.pool: WorkerPool | None = None
         """The workers; None before the first iteration, after a long idle time and after a failure."""
@@ -100,7 +101,9 @@ class WorkerGroup:
         self._slots = [WorkerSlot() for _ in range(config.num_workers)]
         dispatcher.slots = config.num_workers
         self._on_message = on_message
-        self._on_failure = on_failure
+        self._wake_consumers = wake_consumers
+        self.awaits_consumer = False
+        """Whether a worker is missing, since it must be started by a consumer (`WorkerPool.can_start`)."""
         self._setup: WorkerSetup | None = None
         self._deaths = 0
         self._server_ended = 0  # when the end of a fork server was counted last
@@ -148,15 +151,16 @@ class WorkerGroup:
         return self._setup is not None
 
     def start(self) -> bool:
-        """Start the workers if there are none. Returns whether there were none.
+        """Start the workers that are missing. Called by consumers. Returns whether there was none.
 
         Raises:
             WorkerStartError: The system did not provide a process or a pipe.
         """
+        self.awaits_consumer = False
         if self.pool is not None:
             for worker, slot in enumerate(self._slots):
-                if slot.handle is None and self.pool is not None:  # it died while no iteration was open
-                    self._replace(worker, slot.exit_reason)
+                if slot.handle is None and self.pool is not None:  # it died while no iteration was open, or see below
+                    self._replace_now(worker, slot.exit_reason)
             return False
         self.fatal = None
         worker = 0
@@ -273,7 +277,16 @@ class WorkerGroup:
             self._replace(handle.worker, reason)
 
     def _replace(self, worker: int, reason: str) -> None:
-        if self._start_another(worker):
+        """Start another worker. If this is not the right thread for it, the next consumer that waits does it."""
+        if self.pool is None or self.pool.can_start():
+            self._replace_now(worker, reason)
+            return
+        slot = self._slots[worker]
+        slot.handle, slot.exit_reason, self.awaits_consumer = None, reason, True
+        self._wake_consumers()
+
+    def _replace_now(self, worker: int, reason: str) -> None:
+        if self._start_another(worker) and reason:
             self._publish(ev.WorkerRestarted(_clock(), worker, reason))
 
     def _start_another(self, worker: int) -> bool:
@@ -290,7 +303,7 @@ class WorkerGroup:
         self.kill()
         self.stop(0)
         self.fatal = error
-        self._on_failure()
+        self._wake_consumers()
 
     # ---- restart, end -------------------------------------------------------------------------------------------
 
@@ -353,7 +366,7 @@ class WorkerGroup:
         self._slots += [WorkerSlot() for _ in new]
         for worker in new:
             if self.pool is not None:
-                self._start_another(worker)
+                self._replace(worker, "")
 
     def kill(self) -> None:
         """Kill all workers; `stop` cleans up after them."""

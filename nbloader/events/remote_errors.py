@@ -16,6 +16,11 @@ import cloudpickle
 from nbloader.errors import WorkerTraceback
 
 _PACKAGE = __name__.partition(".")[0]
+_OF_ANOTHER_THREAD = "SQLite objects created in a thread can only be used in that same thread"
+_USE_IN_ANOTHER_THREAD = (
+    "A worker is another thread than the one that opened this connection. Open it with "
+    "sqlite3.connect(..., check_same_thread=False), or in worker_init_fn"
+)
 
 
 class ErrorInfo(NamedTuple):
@@ -97,7 +102,7 @@ def rebuild(error: ErrorInfo, note: str, raised: Exception | None = None) -> Exc
         if isinstance(raised, StopIteration):
             raised, cause = RuntimeError(error.summary), raised
             raised.__cause__ = cause
-        add_note(raised, note)
+        _add_notes(raised, error, note)
         return raised
     rebuilt: Any = None
     if error.pickled is not None:
@@ -108,9 +113,15 @@ def rebuild(error: ErrorInfo, note: str, raised: Exception | None = None) -> Exc
     # A StopIteration would end the loop as if the epoch were over.
     usable = isinstance(rebuilt, Exception) and not isinstance(rebuilt, StopIteration)
     result: Exception = rebuilt if usable else RuntimeError(error.summary)
-    add_note(result, note)
+    _add_notes(result, error, note)
     result.__cause__ = WorkerTraceback(f"{note}:\n{error.traceback.rstrip()}")
     return result
+
+
+def _add_notes(result: Exception, error: ErrorInfo, note: str) -> None:
+    add_note(result, note)
+    if error.message.startswith(_OF_ANOTHER_THREAD):
+        add_note(result, _USE_IN_ANOTHER_THREAD)
 
 
 def add_note(error: BaseException, note: str) -> None:

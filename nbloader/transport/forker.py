@@ -16,14 +16,21 @@ until no other thread draws from torch's (`_fork_between_draws`). `make forks` c
 same, and the table in the README has the result.
 
 The price: what belongs to the main thread alone (values of a `threading.local`, `torch.no_grad()`) is not there in the
-worker, and a connection of sqlite3 that only its own thread may use is refused. Context variables are there.
+worker. Context variables are there.
+
+A connection of sqlite3 is usable only on the thread that opened it, which sqlite3 knows by its identifier, and a forked
+process has the identifier of the thread that forked it. So for datasets that hold such a connection the consumer's
+thread forks (`fork_here`), with the same care, and after it has ended its threads of OpenMP: the next parallel region
+starts others. Workers then also have what else belongs to that thread, as torch's have, and end with it.
 
     pool: Forker.fork(run) -> thread: os.fork() -> worker: become a process of its own, run(), os._exit()
+    pool: Forker.fork_here(run) -> os.fork() ------------^
 """
 
 from __future__ import annotations
 
 import _thread
+import collections
 import contextlib
 import contextvars
 import ctypes
@@ -43,6 +50,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from nbloader.transport.forkserver import die_with_parent, run_and_exit
@@ -63,7 +71,12 @@ DRAWING_THREADS = 4
 LOCK_PAUSE_US = 100
 """Microseconds in which one of them can take it."""
 
-_one_at_a_time = threading.Lock()
+OPENMP_SOFT_PAUSE = 1
+"""`omp_pause_soft` of the OpenMP API: release threads, keep settings."""
+
+_one_at_a_time = threading.RLock()
+"""A signal handler may start a loader while its thread forks."""
+_release = operator.methodcaller("release")
 _held: list[Any] = []
 """Locks that are held during a fork."""
 _inherited_streams: list[object] = []
@@ -127,7 +140,7 @@ class _Request:
 
 
 class Forker:
-    """Forks this process, on a thread that does nothing else. The processes are killed when it is closed."""
+    """Forks this process. What its own thread has forked is killed when it is closed."""
 
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
@@ -154,8 +167,28 @@ class Forker:
         self._unclaimed.discard(request.forked)
         return request.forked
 
+    def fork_here(self, run: Callable[[], object]) -> ForkedProcess:
+        """Fork a process from the calling thread: `threading.get_ident()` is the same there.
+
+        Args:
+            run: See `fork`.
+
+        Raises:
+            OSError: See `fork`.
+        """
+        process = _Request(run).process
+        _end_openmp_threads()
+        signals = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            forked = _fork(process, signals, self._unclaimed)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+        self._unclaimed.discard(forked)
+        return forked
+
     def close(self) -> None:
-        """End the thread, and with it every process that still runs."""
+        """End the thread, and with it every process that it has forked and that still runs."""
         self._requests.put(None)
         self._ended.acquire()
         while self._unclaimed:
@@ -169,15 +202,11 @@ class Forker:
 def serve_forks(
     requests: queue.SimpleQueue[_Request | None], unclaimed: set[ForkedProcess], ended: _thread.LockType
 ) -> None:
-    """The thread. `stack_probe` recognizes this function as the outermost one of a worker.
-
-    It is not started by `threading`, which would take the forked copy for a thread that is not the main one.
-    """
+    """The thread. If `threading` had started it, its forked copy would not count as the main thread."""
     signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a worker starts without handlers
     while (request := requests.get()) is not None:
         try:
-            request.forked = request.context.run(_fork, request.process, signals)
-            unclaimed.add(request.forked)
+            request.forked = request.context.run(_fork, request.process, signals, unclaimed)
         except OSError as error:
             request.error = error
         request.answered.set()
@@ -185,22 +214,39 @@ def serve_forks(
     ended.release()
 
 
-def _fork(process: multiprocessing.Process, signals: set[int | signal.Signals]) -> ForkedProcess:
+def _fork(
+    process: multiprocessing.Process, signals: set[int | signal.Signals], unclaimed: set[ForkedProcess]
+) -> ForkedProcess:
     parent = os.getpid()
-    # No collection: garbage is the parent's to finalize, with the files that it would flush.
-    with _one_at_a_time, _locks_of_logging(), _no_collection() as collects:
-        pid = _fork_between_draws()
-        if pid == 0:
-            _become_worker(process, parent, signals, collects=collects)
+    pids: list[int] = []
     try:
-        return ForkedProcess(pid)
-    except OSError:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        # No collection: garbage is the parent's to finalize, with the files that it would flush.
+        with _one_at_a_time, _locks_of_logging(), _no_collection() as collects:
+            _fork_between_draws(pids)
+            if pids == [0]:
+                become_worker(process, parent, signals, collects=collects)
+        forked = ForkedProcess(pids[0])
+    except BaseException:  # an interrupt, too
+        if pids and pids[0] > 0:
+            os.kill(pids[0], signal.SIGKILL)
+            os.waitpid(pids[0], 0)
         raise
+    unclaimed.add(forked)
+    return forked
 
 
-def _fork_between_draws() -> int:
+def _end_openmp_threads() -> None:
+    """End the threads of OpenMP that belong to this thread. Its forked copy would wait for them forever.
+
+    Only GNU's library needs it, of which several copies may be loaded. The others prepare themselves for a fork.
+    """
+    lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
+    for path in {line.split(maxsplit=5)[5] for line in lines if "/libgomp" in line}:
+        with contextlib.suppress(OSError, AttributeError):  # the file was replaced, or is older than OpenMP 5.0
+            ctypes.CDLL(path, os.RTLD_NOLOAD | os.RTLD_LAZY).omp_pause_resource_all(OPENMP_SOFT_PAUSE)
+
+
+def _fork_between_draws(pids: list[int]) -> None:
     """As `os.fork()`, at a moment when no other thread draws numbers from torch's global generator.
 
     A thread that draws holds a lock of the generator, but not the interpreter lock. `get_state()` waits for the former
@@ -209,6 +255,9 @@ def _fork_between_draws() -> int:
     instructions, and in the hooks that `os.fork()` calls (`os.register_at_fork`). Hence the functions that `os.fork()`
     consists of are called one by one, by iterators: without an instruction in between. (Where there is no interpreter
     lock, only draws that have begun are waited for.)
+
+    Args:
+        pids: Gets what `os.fork()` would return. If an interrupt follows, the caller finds it there.
 
     Raises:
         OSError: There is no memory for another process, or there are too many.
@@ -221,7 +270,6 @@ def _fork_between_draws() -> int:
         pause = functools.partial(c.usleep, LOCK_PAUSE_US)
         waits = generator.get_state, *(pause, generator.get_state) * (DRAWING_THREADS - 1)
     call = operator.methodcaller("__call__")
-    pids: list[int] = []
     before = map(call, (python.PyOS_BeforeFork, *waits))
     fork = map(pids.append, map(call, (c.fork,)))
     after = {0: python.PyOS_AfterFork_Child}
@@ -234,7 +282,6 @@ def _fork_between_draws() -> int:
         raise
     if pids[0] < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return pids[0]
 
 
 @functools.cache
@@ -258,9 +305,8 @@ def _locks_of_logging() -> Iterator[None]:
         _held[:] = held
         yield
     finally:
+        collections.deque(map(_release, held), maxlen=0)  # in one call: an interrupt may come between two
         _held.clear()
-        for lock in reversed(held):
-            lock.release()
 
 
 def _locks() -> Iterator[Any]:
@@ -284,16 +330,21 @@ def _no_collection() -> Iterator[bool]:
             gc.enable()
 
 
-def _become_worker(
+def become_worker(
     process: multiprocessing.Process, parent: int, signals: set[int | signal.Signals], *, collects: bool
 ) -> NoReturn:
-    """In the forked process: make it a process of its own, run what it is for, and exit."""
+    """In the forked process: make it a process of its own, run what it is for, and exit.
+
+    `stack_probe` recognizes this function: those that have called it belong to the notebook.
+    """
     global _one_at_a_time  # noqa: PLW0603 - it is held, by the parent
     try:
+        sys.settrace(None)  # the notebook's debugger
+        sys.setprofile(None)
         gc.freeze()  # a collection would copy the pages of all objects, and finalize what is the parent's
         if collects:
             gc.enable()
-        _one_at_a_time = threading.Lock()
+        _one_at_a_time = threading.RLock()
         for lock in reversed(_held):
             with contextlib.suppress(RuntimeError):  # logging has replaced its locks
                 lock.release()

@@ -46,9 +46,10 @@ microseconds of CPU time, however long the process waits for a core."""
 QUIET = 0.2
 """Seconds without another line after which faulthandler's stack with an unusual outermost frame counts as complete."""
 
+_FORKED = " in become_worker\n"
+"""Of forker.py: what called it are frames of the notebook, of which a forked worker has a copy."""
 _OUTERMOST = (
     '  File "<string>", line 1 in <module>\n',
-    " in serve_forks\n",  # of forker.py
     "  ...\n",  # after a hundred frames
 )
 _MAX_FRAMES = 100
@@ -152,7 +153,7 @@ def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
     deadline = time.monotonic() + WAIT
     before = _MainThread.of(pid)
     send(SIGNAL)
-    while not text.endswith((_END, *_OUTERMOST)):
+    while not (text.endswith((_END, *_OUTERMOST)) or _FORKED in text):
         if poll.poll(1000 * (QUIET if text else AGAIN)):
             more = _read(fd)
             if not more:  # the other end is closed
@@ -167,7 +168,9 @@ def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
             f"the worker (pid {pid}) did not respond to a stack request within {WAIT:g} s: it has ended, or is "
             "stopped, or is blocked in the kernel (a disk or a driver), where signals are not delivered"
         )
-    return text.rstrip(_END).replace(_OF_FAULTHANDLER, f"Current thread 0x{pid:016x} (most recent call first):\n")
+    text = text.rstrip(_END)
+    own, forked, _of_the_notebook = text.rpartition(_FORKED)
+    return (own + forked or text).replace(_OF_FAULTHANDLER, f"Current thread 0x{pid:016x} (most recent call first):\n")
 
 
 class _MainThread(NamedTuple):

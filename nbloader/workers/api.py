@@ -289,6 +289,10 @@ class WorkerPool(ABC):
             OSError: The system provides no process, thread, pipe or memory.
         """
 
+    def can_start(self) -> bool:
+        """Whether `start` serves its purpose on any thread, or else this is the right one: the consumer's."""
+        return True
+
     @abstractmethod
     def submit(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
         """Have a worker produce batches, one after the other. It reports `BatchDone` or `ShardExhausted` for each.

@@ -23,6 +23,7 @@ import socket
 import subprocess
 import time
 import weakref
+from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ from nbloader.transport.template import Template
 from nbloader.workers import process_worker
 from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.iterations import Parts
+from nbloader.workers.reachable import holds_for_this_thread
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus
 from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker
 
@@ -306,6 +308,8 @@ class ProcessPool(WorkerPool):
         self._allocator = ArenaAllocator(output, self._arenas)
         self._handles: dict[int, ProcessHandle] = {}
         self._forker: Forker | None = None
+        self._thread: int | None = None
+        """Identifier of the only thread that forks, since the dataset holds what only that thread may use."""
         self._environment: Environment | None = None
         self._environment_of = -1
         """The iteration at whose beginning that was the notebook's."""
@@ -359,6 +363,10 @@ class ProcessPool(WorkerPool):
                 self._send_setup(handle, theirs, start, setup)
         return handle
 
+    def can_start(self) -> bool:
+        """See `WorkerPool`."""
+        return self._thread in (None, get_ident())
+
     def _send_setup(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: ProcessSetup) -> None:
         pickled = setup.pickled
         files = pickled.files()
@@ -398,6 +406,7 @@ class ProcessPool(WorkerPool):
     def _fork(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: LocalSetup) -> None:
         if self._forker is None:
             self._forker = Forker()
+            self._thread = get_ident() if holds_for_this_thread(*setup) else None
         sample_cache.share()  # a cache that is created later would be another one
 
         def work() -> None:
@@ -414,7 +423,8 @@ class ProcessPool(WorkerPool):
             setup_complete()
             process_worker.main_forked(sock, status, stack, start, Parts(*setup))
 
-        child = self._forker.fork(work)
+        here = self._thread == get_ident()
+        child = self._forker.fork_here(work) if here else self._forker.fork(work)
         handle.lifeline = child.fd
         self._launched(handle, child)
 

@@ -1,4 +1,4 @@
-"""A bounded look at what a dataset refers to: whether it holds a random generator, and whether it was changed.
+"""A bounded look at what a dataset refers to: a random generator, what belongs to a thread, and whether it was changed.
 
 A dataset may refer to millions of objects. At most `MAX_OBJECTS` of them are visited, those near to it first, and of a
 large container its first items: a generator is an attribute of the dataset or of a transform, rarely item 5,000.
@@ -12,6 +12,7 @@ import gc
 import itertools
 import random
 import sys
+import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -44,6 +45,50 @@ def holds_generator(*roots: Any) -> bool:
         elif is_generator(obj) and id(obj) not in shared:
             return True
     return False
+
+
+def holds_for_this_thread(*roots: Any) -> bool:
+    """Whether objects, or their functions by globals, hold a connection of sqlite3 that only this thread may use."""
+    connection_type = getattr(sys.modules.get("sqlite3"), "Connection", None)
+    if connection_type is None:
+        return False
+    connections: dict[int, Any] = {}
+    for obj in _visit(roots):
+        for found in (obj, *_globals_of(obj)):
+            if issubclass(type(found), connection_type):
+                connections[id(found)] = found
+    return any(_usable(connection) and not _usable_elsewhere(connection) for connection in connections.values())
+
+
+def _globals_of(obj: Any) -> list[Any]:
+    """The values of the globals that a function names, or the methods of a class."""
+    functions = vars(obj).values() if isinstance(obj, type) else (obj,)
+    return [
+        function.__globals__.get(name)
+        for function in functions
+        if isinstance(function, FunctionType)
+        for name in function.__code__.co_names
+    ]
+
+
+def _usable(connection: Any) -> bool:
+    """Whether a connection of sqlite3 is open, and this thread may use it."""
+    import sqlite3
+
+    try:
+        sqlite3.Connection.cursor(connection)
+    except sqlite3.Error:
+        return False
+    return True
+
+
+def _usable_elsewhere(connection: Any) -> bool:
+    """Whether other threads may use it, too (`check_same_thread=False`)."""
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(_usable(connection)))
+    thread.start()
+    thread.join()
+    return answers == [True]
 
 
 def is_generator(obj: Any) -> bool:
