@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         LoaderClosedError,
         LoaderTimeoutError,
         NbloaderError,
+        ReplayError,
         WorkerDiedError,
         WorkerStartError,
     )
@@ -40,6 +41,7 @@ _MODULES = {
     "LoaderClosedError": "nbloader.errors",
     "LoaderTimeoutError": "nbloader.errors",
     "NbloaderError": "nbloader.errors",
+    "ReplayError": "nbloader.errors",
     "WorkerDiedError": "nbloader.errors",
     "WorkerStartError": "nbloader.errors",
     "cached": "nbloader.cache.cached_function",
@@ -59,6 +61,7 @@ __all__ = [
     "LoaderClosedError",
     "LoaderTimeoutError",
     "NbloaderError",
+    "ReplayError",
     "WorkerDiedError",
     "WorkerStartError",
     "cached",

@@ -37,5 +37,9 @@ class DatasetTransferError(NbloaderError, TypeError):
     """The dataset, or a function passed to the loader, cannot be pickled."""
 
 
+class ReplayError(NbloaderError, LookupError):
+    """A batch cannot be made again: `DataLoader.replay`. The message says why."""
+
+
 class WorkerTraceback(NbloaderError):  # noqa: N818 - it is a traceback, shown as the cause of an error
     """The traceback of an error in a worker, as text: the `__cause__` of the error raised in the notebook."""

@@ -152,7 +152,10 @@ def test_an_error_has_the_traceback_of_the_dataset_and_a_note():
     assert flat(got) == [0, 1, 2, 3, 6, 7]
     assert raised.value.__cause__ is None
     assert [frame.name for frame in traceback.extract_tb(raised.tb)][-2:] == ["__getitem__", "call"]
-    assert raised.value.__notes__ == ["raised in this process while fetching sample 5 of batch 2"]
+    assert raised.value.__notes__ == [
+        "raised in this process while fetching sample 5 of batch 2",
+        "to debug this sample: loader.debug(epoch=0, batch=2, index=5)",
+    ]
 
 
 def test_a_forked_child_goes_on_with_the_epoch():

@@ -202,7 +202,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         if payload.failed:
             plan.delivered(task, 0)
             self._resources.returned = task.number
-            raise payload.to_exception(task.number, task.indices, batched=self._batched)
+            epoch = None if plan.order is None else self._run
+            raise payload.to_exception(task.number, task.indices, batched=self._batched, epoch=epoch)
         batch = payload.open() if self._transfer is None else self._move(self._transfer, got)
         if self._names is not None:
             batch = name_parts(batch, self._names)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbloader.events.records import BatchFailed, SampleFailed
-from nbloader.events.remote_errors import ErrorInfo, SampleFailure, rebuild
+from nbloader.events.remote_errors import ErrorInfo, SampleFailure, add_note, rebuild
 
 MAX_INDICES_LENGTH = 300
 """Maximum number of characters of dataset indices in a message."""
@@ -63,22 +63,29 @@ class WorkerFailure(_NoBatch):
         sample = indices[self.position] if self.position >= 0 else None
         return BatchFailed(now, run, number, self.worker, sample, self.error.summary)
 
-    def to_exception(self, number: int, indices: Any, *, batched: bool) -> Exception:
+    def to_exception(self, number: int, indices: Any, *, batched: bool, epoch: int | None = None) -> Exception:
         """The exception to raise in the consumer.
 
         Args:
             number: Batch number.
             indices: The dataset indices of the batch; a single one if batching is off.
             batched: Whether samples make batches.
+            epoch: Number of the epoch, if `DataLoader.debug` can make the batch again: then a note says how.
         """
         where = f"worker {self.worker} (pid {self.pid})" if self.worker >= 0 else "this process"
+        sample = ""
         if self.stage == "fetch" and batched and self.position >= 0:
             what = f"fetching sample {indices[self.position]!r} of batch {number}"
+            sample = f", index={indices[self.position]!r}"
         elif self.stage == "fetch":
             what = f"fetching {indices!r}"
         else:
             what = f"collating batch {number}"
-        return rebuild(self.error, f"raised in {where} while {what}", self.raised)
+        error = rebuild(self.error, f"raised in {where} while {what}", self.raised)
+        if epoch is not None:
+            this = "sample" if sample or not batched else "batch"
+            add_note(error, f"to debug this {this}: loader.debug(epoch={epoch}, batch={number}{sample})")
+        return error
 
 
 def samples_failed(
@@ -118,7 +125,7 @@ class LoaderFailure(_NoBatch):
         """None: no worker failed."""
         return None
 
-    def to_exception(self, number: int, indices: Any, *, batched: bool) -> Exception:  # noqa: ARG002
+    def to_exception(self, number: int, indices: Any, *, batched: bool, epoch: int | None = None) -> Exception:  # noqa: ARG002
         """The exception to raise in the consumer."""
         return self.error
 

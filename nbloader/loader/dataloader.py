@@ -43,6 +43,7 @@ from nbloader.device.transfer import DeviceTransfer
 from nbloader.engine.config import EngineConfig
 from nbloader.engine.engine import IDLE_TIMEOUT, Engine
 from nbloader.engine.iterator import Consumer, DeviceGroups, EpochIterator, IteratorContext, check_names
+from nbloader.errors import ReplayError
 from nbloader.loader import config as cfg
 from nbloader.loader import reruns, torch_compat
 from nbloader.loader.checkpoint import Checkpoint, State
@@ -50,9 +51,11 @@ from nbloader.loader.config import LoaderConfig
 from nbloader.loader.control import Control
 from nbloader.loader.epoch_prefetch import EpochPrefetch
 from nbloader.loader.monitor import Monitor
+from nbloader.loader.replay import EpochHistory, ReplayedBatch, ReplaySetup
 from nbloader.metrics.snapshot import Point, Snapshot
 from nbloader.report.trace import Trace
 from nbloader.sampling import datapipes
+from nbloader.sampling.epoch_order import EpochOrder
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochContext, batches_of
 from nbloader.sampling.samplers import warn_if_no_samples
 from nbloader.sampling.shard_plan import IterableOptions
@@ -154,6 +157,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
             checkpoint=Checkpoint(config),
             prefetch=EpochPrefetch(),
             monitor=Monitor(bus, engine, transfer),
+            history=EpochHistory(),
         )
 
     def _make_transfer(self) -> DeviceTransfer | None:
@@ -292,6 +296,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         parts = self._parts
         run, parts.iterations = parts.iterations, parts.iterations + 1
         plan = parts.checkpoint.plan_epoch(self._epoch_context())
+        parts.history.add(run, plan.order)
         if not (self.persistent_workers and parts.engine.loaded) and self._load():
             parts.engine.replace_all()
         context = IteratorContext(
@@ -319,14 +324,14 @@ class DataLoader(torch_api.DataLoader[T_co]):
             generator=self.generator,
             in_order=self.in_order,
             num_shards=self.num_workers,
-            chunk_spec=(
-                None
-                if config.chunk is None
-                else ChunkSpec(config.chunk, collate_for_workers(self.collate_fn, batched=True))
-            ),
+            chunk_spec=self._chunk_spec(),
             promised_length=self._IterableDataset_len_called,
             index_arrays=config.chunk is None and self._gathers(),
         )
+
+    def _chunk_spec(self) -> ChunkSpec | None:
+        chunk = self._config.chunk
+        return None if chunk is None else ChunkSpec(chunk, collate_for_workers(self.collate_fn, batched=True))
 
     def _gathers(self) -> bool:
         """Whether batches are gathered by indexing the dataset's arrays."""
@@ -444,10 +449,15 @@ class DataLoader(torch_api.DataLoader[T_co]):
 
     def _load(self) -> bool:
         """Give the engine the dataset and the functions that workers need. Returns whether they have changed."""
+        collate = self._worker_collate_fn()
+        return self._parts.engine.load(self.dataset, collate, self.worker_init_fn, self._config.on_error)
+
+    def _worker_collate_fn(self) -> Callable[[list[Any]], Any] | None:
+        """The collate function of workers; None for nbloader's own."""
         collate = collate_for_workers(self.collate_fn, batched=self._auto_collation)
         if collate is not None and self._config.chunk is not None:
-            collate = list  # the consumer collates all chunks at once
-        return self._parts.engine.load(self.dataset, collate, self.worker_init_fn, self._config.on_error)
+            return list  # the consumer collates all chunks at once
+        return collate
 
     # ---- control ----------------------------------------------------------------------------------------------------
 
@@ -572,6 +582,114 @@ class DataLoader(torch_api.DataLoader[T_co]):
             A function that unregisters it.
         """
         return self._parts.engine.callbacks.add(callback)
+
+    # ---- one batch again --------------------------------------------------------------------------------------------
+
+    def replay(self, epoch: int | ev.BatchRecord, batch: int | None = None) -> ReplayedBatch:
+        """Make a batch again that was delivered, in this process: the same bytes, from the same seeds.
+
+            loader.replay(2, 117).batch           # batch 117 of epoch 2, as it was delivered
+            loader.replay(2, 117).sample(3)       # its sample at position 3, as the dataset returned it
+            loader.replay(loader.events.batches()[-1]).batch
+
+        The last 256 epochs of this loader can be replayed, whatever the number of workers was, and whatever happened to
+        them. It can be called at any time, also in the loop, and changes neither the random generators of this process
+        nor the epoch. The batch is on the CPU, wherever the loader uploads it.
+
+        What runs is the dataset and its functions as they are now: if they have changed since, the result follows them.
+        The indices are drawn again from copies of the samplers. Those of custom samplers, which may depend on anything,
+        are logged instead: the last million.
+
+        Not replayed are iterable datasets, sources, and datasets or `worker_init_fn` with random generators of their
+        own, since these samples depend on all that were read before.
+
+        Args:
+            epoch: Number of the epoch, as in `BatchRecord.epoch`; or the record of a batch.
+            batch: Number of the batch, as in `BatchRecord.index`. A batch that is not delivered yet is allowed, except
+                with custom samplers. Groups of batches (`batches_per_step`) are counted as single batches.
+
+        Returns:
+            The batch. It is made when `.batch` or `.sample()` is first used.
+
+        Raises:
+            ReplayError: The batch is not known any more, or cannot be made again; the message says why.
+            TypeError: There is no batch number.
+        """
+        if isinstance(epoch, ev.BatchRecord):
+            record = epoch
+            epoch, batch = record.epoch, record.index
+        if batch is None:
+            raise TypeError("replay() takes the numbers of an epoch and of a batch, or a BatchRecord")
+        return ReplayedBatch(self._replay_setup(), epoch, batch, self._order(epoch))
+
+    def debug(
+        self, index: Any = None, *, epoch: int | None = None, batch: int | None = None, post_mortem: bool = False
+    ) -> None:
+        """Make a sample again in the debugger, with the same seed and data as in the worker: IPython's debugger or pdb.
+
+            loader.debug(123)                               # sample 123, as in the newest epoch
+            loader.debug(epoch=2, batch=7, index=123)       # as the message of an error says
+            loader.debug(epoch=2, batch=7)                  # the whole batch, until something raises
+
+        The prompt comes at the first line of the dataset's `__getitem__` (of the dataset inside, for torch's `Subset`
+        and `ConcatDataset`), and again at the line that raises, if one does: enter `c` to go there. `q` ends it. The
+        samples before it in the batch are made first, since they draw from the same generators. Afterwards the random
+        generators of this process are as before.
+
+        As with `replay`, what runs is the dataset as it is now. After the class was edited in a cell, call `reload()`
+        first.
+
+        Args:
+            index: Dataset index of the sample. Without it the whole batch is made, with its collation, and the prompt
+                comes at the line that raises.
+            epoch: Number of the epoch; the newest by default.
+            batch: Number of the batch; by default the first batch of the epoch with this sample.
+            post_mortem: Whether the prompt comes only at the line that raises.
+
+        Raises:
+            ReplayError: As `replay`; or the sample is not in this batch, or the dataset is asynchronous.
+            TypeError: Neither a sample nor a batch is given.
+        """
+        if index is None and batch is None:
+            raise TypeError("debug() takes the index of a sample, or the number of a batch")
+        if epoch is None:
+            epoch = self._parts.history.newest
+        order = self._order(epoch)
+        if batch is None:
+            batch = order.find(index, batched=self._auto_collation)
+            if batch is None:
+                raise ReplayError(f"epoch {epoch} has no sample {index!r}, as far as it is known")
+        ReplayedBatch(self._replay_setup(), epoch, batch, order).debug(index, post_mortem=post_mortem)
+
+    def _order(self, epoch: int) -> EpochOrder:
+        """The order of an epoch.
+
+        Raises:
+            ReplayError: It is not known.
+        """
+        if self._is_iterable:
+            raise ReplayError(
+                f"the dataset ({type(self.dataset).__name__}) can only be iterated: a batch depends on all that its "
+                "iterator has yielded before, so it cannot be made again alone. Give the dataset `__getitem__` and "
+                "`__len__`, or iterate again from a state_dict()"
+            )
+        return self._parts.history.order(epoch)
+
+    def _replay_setup(self) -> ReplaySetup:
+        config, num_workers = self._config, self.num_workers
+        return ReplaySetup(
+            dataset=self.dataset,
+            collate_fn=self._worker_collate_fn(),
+            worker_init_fn=self.worker_init_fn if num_workers else None,
+            on_error=config.on_error,
+            batched=self._auto_collation,
+            output=config.output,
+            num_workers=num_workers,
+            process=num_workers > 0 and config.workers == "process",
+            chunk_spec=self._chunk_spec(),
+            names=self._names,
+            concurrency=config.concurrency if is_async(self.dataset) else 0,
+        )
 
     # ---- observation ------------------------------------------------------------------------------------------------
 
@@ -819,6 +937,7 @@ class _Parts:
     checkpoint: Checkpoint
     prefetch: EpochPrefetch
     monitor: Monitor
+    history: EpochHistory
     iterations: int = 0
     """Epochs that were started."""
 

@@ -20,6 +20,7 @@ from nbloader._util.rng import mix
 from nbloader._util.signals import raised_by_handler
 from nbloader.errors import LoaderClosedError
 from nbloader.sampling import datapipes, samplers
+from nbloader.sampling.epoch_order import EpochOrder, LoggedOrder, Numbering, order_of
 from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.resumable_sampler import ResumableSampler, generators
 from nbloader.sampling.shard_plan import IteratorState, ShardPlan, ShardProgress
@@ -104,6 +105,8 @@ class EpochPlan(ABC):
     """The shards of an iterable dataset."""
     reader: SourceReader | None = None
     """The reader of a source (`DataLoader.from_source`)."""
+    order: EpochOrder | None = None
+    """The indices of all batches, also of those that were delivered; None where samples have no indices."""
     chunk_spec: ChunkSpec | None = None
     """How batches are divided into chunks; None where they are produced whole."""
     error: Exception | None = None
@@ -165,6 +168,15 @@ class MapEpochPlan(EpochPlan):
         self.seed = self._sampler.seed
         self._mixed_seed = mix(self.seed)
         self.total = samplers.length(context.index_sampler)
+        self._log: LoggedOrder | None = None
+        if self.reader is None:
+            self.order = order_of(
+                self._sampler, self.total, Numbering(self._position, tuple(sorted(self._beyond))),
+                index_sampler=context.index_sampler, generator=context.generator, base_seed=base_seed,
+                arrays=context.index_arrays,
+            )  # fmt: skip
+            if isinstance(self.order, LoggedOrder):
+                self._log = self.order
         if self._sampler.keeps_states and self._position == self.total:
             # A sampler that has yielded its last batch may already be at the start of the next epoch.
             self._exhausted = True
@@ -206,6 +218,8 @@ class MapEpochPlan(EpochPlan):
             self.next_number += 1
             if self._batched and not isinstance(indices, (list, tuple, IndexArray)):
                 indices = _as_list(indices)
+            if self._log is not None:
+                self._log.add(number, indices)
             batches.append(PlannedBatch(indices, mix(number, after=self._mixed_seed)))
             if deadline is not None and _clock() >= deadline:
                 return

@@ -1,0 +1,405 @@
+"""Batches that were delivered, made again in this process: `DataLoader.replay` and `DataLoader.debug`.
+
+    epoch begins -> EpochHistory.add(): its seed and the order of its batches, about 10 kB, without the dataset
+    replay(epoch, batch) -> EpochHistory -> indices and seed -> ReplayedBatch -> the code that worker threads run
+
+The seed belongs to the batch, and what its samples draw follows from that. So it does not matter which worker of how
+many has produced it, nor how often.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+from nbloader._util import rng
+from nbloader._util.rng import mix
+from nbloader.batch.chunking import join_chunks
+from nbloader.batch.task import ChunkedBatch, Task
+from nbloader.engine.iterator import name_parts
+from nbloader.errors import NbloaderError, ReplayError
+from nbloader.events.failures import WorkerFailure
+from nbloader.events.remote_errors import add_note, rebuild
+from nbloader.sampling.epoch_order import EpochOrder, NotKeptError
+from nbloader.sampling.epoch_plan import ChunkSpec
+from nbloader.transport.messages import BatchDone, WorkerGone, WorkerInitFailed, WorkerInitialized
+from nbloader.workers.api import LocalSetup, WorkerOptions
+from nbloader.workers.batch_builder import BatchBuilder
+from nbloader.workers.fetcher import MapFetcher, fetch_each, innermost
+from nbloader.workers.in_process import OWN_GENERATORS, as_in_worker
+from nbloader.workers.inline_pool import NO_WORKER
+from nbloader.workers.reachable import holds_generator
+from nbloader.workers.registry import create_kind
+from nbloader.workers.status import LocalStatus, WorkerState
+
+MAX_EPOCHS = 256
+"""Epochs that are kept; each takes 1 to 20 kB."""
+MAX_LOGGED = 1 << 20
+"""Indices of custom samplers that are kept in addition, over all epochs but the last."""
+GRACE = 1.0
+"""Seconds that the thread of an event loop has to end."""
+
+Outcome: TypeAlias = Any
+"""A `BatchOutcome`."""
+
+
+class EpochHistory:
+    """The orders of the last epochs of a loader, by the number of the iteration (`BatchRecord.epoch`)."""
+
+    def __init__(self) -> None:
+        self._orders: collections.OrderedDict[int, EpochOrder | None] = collections.OrderedDict()
+
+    def add(self, epoch: int, order: EpochOrder | None) -> None:
+        """An epoch begins.
+
+        Args:
+            epoch: Its number.
+            order: Its order; None if its samples have no indices.
+        """
+        self._orders[epoch] = order
+        logged = sum(kept.kept for kept in self._orders.values() if kept is not None)
+        while len(self._orders) > MAX_EPOCHS or (logged > MAX_LOGGED and len(self._orders) > 1):
+            dropped = self._orders.popitem(last=False)[1]
+            logged -= 0 if dropped is None else dropped.kept
+
+    @property
+    def newest(self) -> int:
+        """Number of the epoch that began last.
+
+        Raises:
+            ReplayError: None has begun.
+        """
+        if not self._orders:
+            raise ReplayError("this loader has not been iterated: there is no epoch to replay")
+        return next(reversed(self._orders))
+
+    def order(self, epoch: int) -> EpochOrder:
+        """The order of an epoch.
+
+        Raises:
+            ReplayError: It is not known.
+        """
+        newest = self.newest
+        if epoch not in self._orders:
+            oldest = next(iter(self._orders))
+            raise ReplayError(
+                f"epoch {epoch} is not known: this loader has epochs {oldest} to {newest} (numbered from 0, as in "
+                "BatchRecord.epoch; older ones are forgotten)"
+            )
+        order = self._orders[epoch]
+        if order is None:
+            raise ReplayError(
+                "the samples of a source have no indices, by which they could be fetched again: batches of "
+                "DataLoader.from_source cannot be replayed"
+            )
+        return order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySetup:
+    """What workers are given, as the loader has it now."""
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any] | None
+    """As workers have it: None for nbloader's own."""
+    worker_init_fn: Callable[[int], object] | None
+    """None without workers."""
+    on_error: Any
+    batched: bool
+    output: str
+    num_workers: int
+    process: bool
+    """Whether workers are processes."""
+    chunk_spec: ChunkSpec | None
+    names: tuple[str, ...] | None
+    concurrency: int
+    """0 if the dataset is not asynchronous."""
+
+
+class _Part(NamedTuple):
+    """The part of a batch that is produced under one seed: all of it, or a chunk."""
+
+    indices: Any
+    seed: int
+    position: int
+    """Position of a sample in the part."""
+
+
+class _Failed(NamedTuple):
+    """In the place of a sample that raised."""
+
+    error: Exception
+
+
+class ReplayedBatch:
+    """A batch of an earlier moment, which is made again when it is asked for. The result of `DataLoader.replay`.
+
+    Neither the random generators of this process nor the loader's iterators are affected. What runs is the dataset as
+    it is now: if it, its class or its files have changed since, the result follows them.
+
+    Args:
+        setup: What the loader has now.
+        epoch: Number of the epoch.
+        number: Number of the batch.
+        order: The order of the epoch.
+
+    Raises:
+        ReplayError: The batch is not known, or cannot be made again.
+    """
+
+    def __init__(self, setup: ReplaySetup, epoch: int, number: int, order: EpochOrder) -> None:
+        if holds_generator(setup.dataset, setup.collate_fn, setup.worker_init_fn, setup.on_error):
+            raise ReplayError(
+                f"the dataset ({type(setup.dataset).__name__}) or a function of the loader has a random generator of "
+                f"its own. {OWN_GENERATORS}"
+            )
+        try:
+            planned = order.planned(number)
+        except NotKeptError as error:
+            raise ReplayError(f"batch {number} of epoch {epoch} cannot be replayed: {error}") from error
+        self._setup = setup
+        self._base_seed = order.seed
+        self.epoch = epoch
+        """Number of the epoch, as in `BatchRecord.epoch`."""
+        self.number = number
+        """Number of the batch in the epoch, as in `BatchRecord.index`."""
+        self.indices: Any = planned.indices
+        """Its dataset indices; a single one where automatic batching is off."""
+        self.seed = planned.seed
+        """What the random generators are seeded with before its first sample."""
+
+    def __repr__(self) -> str:
+        """One line."""
+        return f"<batch {self.number} of epoch {self.epoch}: {len(self)} samples; .batch, .sample(position), .debug()>"
+
+    def __len__(self) -> int:
+        """Samples that were drawn for it. `on_error` may have skipped some."""
+        return len(self.indices) if self._setup.batched else 1
+
+    @cached_property
+    def batch(self) -> Any:
+        """The batch as it was delivered, on the CPU.
+
+        Raises:
+            ReplayError: No sample is left, since all were skipped.
+            Exception: Whatever the dataset or the collate function raises.
+        """
+        with self._as_in_worker() as dataset:
+            outcome = self._outcome(dataset)
+            if outcome.failed:
+                raise outcome.to_exception(self.number, self.indices, batched=self._setup.batched)
+            if outcome.empty:
+                raise ReplayError(f"all samples of batch {self.number} were skipped: it was not delivered")
+            batch = outcome.open()
+        return batch if self._setup.names is None else name_parts(batch, self._setup.names)
+
+    def sample(self, position: int) -> Any:
+        """A sample as the dataset returned it, before collation.
+
+        The samples of a batch draw from the same generators one after another, so those before it are fetched, too.
+
+        Args:
+            position: Its position in the batch, from 0; in `indices`, where skipped samples count.
+
+        Raises:
+            IndexError: The batch is smaller.
+            Exception: Whatever the dataset raises for this sample; for an earlier one, unless `on_error` handles it.
+        """
+        position = self._checked(position)
+        part = self._part(position)
+        with self._as_in_worker() as dataset:
+            if self._setup.concurrency:
+                samples = self._fetch_async(part)
+            else:
+                rng.seed_everything(part.seed)
+                samples = self._fetch(dataset, part, part.position + 1)
+        sample = samples[part.position]
+        if isinstance(sample, _Failed):
+            raise sample.error
+        return sample
+
+    def debug(self, index: Any = None, *, post_mortem: bool = False) -> None:
+        """Make the batch, or one of its samples, in the debugger. See `DataLoader.debug`.
+
+        Args:
+            index: Dataset index of a sample of this batch.
+            post_mortem: Whether to begin at the line that raises.
+
+        Raises:
+            ReplayError: The sample is not in this batch, or the dataset is asynchronous.
+        """
+        from nbloader.workers import debugger  # imports pdb
+
+        setup = self._setup
+        if setup.concurrency:
+            raise ReplayError(
+                "samples of an asynchronous dataset run on an event loop, and a notebook has one already: they cannot "
+                "be stepped through. replay(...).sample(position) makes one again"
+            )
+        if index is None:
+            self._debug_batch()
+            return
+        indices = list(self.indices) if setup.batched else [self.indices]
+        if index not in indices:
+            raise ReplayError(f"sample {index!r} is not in batch {self.number} of epoch {self.epoch}: {indices}")
+        part = self._part(indices.index(index))
+        with self._as_in_worker() as dataset:
+            stop_in = () if post_mortem else debugger.code_of(dataset)
+            if not (stop_in or post_mortem):
+                raise ReplayError(f"{type(dataset).__name__}.__getitem__ is not written in Python: nothing to debug")
+            rng.seed_everything(part.seed)
+            if _at_once(dataset):
+                raised = debugger.debug(lambda: dataset.__getitems__(part.indices), stop_in)
+            else:
+                self._fetch(dataset, part, part.position)  # those before it
+                raised = debugger.debug(lambda: dataset[index], stop_in)
+        if post_mortem and raised is None:
+            print(f"sample {index!r} of batch {self.number}, epoch {self.epoch}, was made without an error")  # noqa: T201
+
+    def _debug_batch(self) -> None:
+        from nbloader.workers import debugger
+
+        with self._as_in_worker() as dataset:
+            outcome = self._outcome(dataset)
+            if isinstance(outcome, WorkerFailure) and outcome.raised is not None:
+                debugger.post_mortem(outcome.raised)
+            else:
+                print(f"batch {self.number} of epoch {self.epoch} was made without an error")  # noqa: T201
+
+    # ---- as workers do ----------------------------------------------------------------------------------------------
+
+    def _as_in_worker(self) -> AbstractContextManager[Any]:
+        setup = self._setup
+        init_fn = None if setup.concurrency else setup.worker_init_fn  # the thread of the event loop calls it
+        return as_in_worker(
+            setup.dataset, init_fn, num_workers=setup.num_workers, base_seed=self._base_seed, process=setup.process
+        )
+
+    def _checked(self, position: int) -> int:
+        size = len(self)
+        if not -size <= position < size:
+            raise IndexError(f"batch {self.number} of epoch {self.epoch} has {size} samples, so none at {position}")
+        return position % size
+
+    def _part(self, position: int) -> _Part:
+        """The part of the batch with the sample at a position."""
+        setup = self._setup
+        if not setup.batched:
+            return _Part([self.indices], self.seed, 0)
+        indices = list(self.indices)
+        if setup.chunk_spec is None:
+            return _Part(self.indices, self.seed, position)
+        size = setup.chunk_spec.size
+        chunk, position = divmod(position, size)
+        return _Part(indices[chunk * size : (chunk + 1) * size], mix(self.seed, chunk), position)
+
+    def _fetch(self, dataset: Any, part: _Part, count: int) -> Sequence[Any]:
+        """Fetch the first samples of a part; one call of `__getitems__` fetches all of them."""
+        setup, status = self._setup, LocalStatus(os.getpid())
+        on_error: Any = setup.on_error
+
+        def noted(index: Any, error: Exception) -> _Failed:
+            if callable(on_error):  # it may draw, too
+                on_error(index, error)
+            return _Failed(error)
+
+        together = setup.batched and hasattr(dataset, "__getitems__")
+        if together and (_at_once(dataset) or on_error != "raise"):
+            fetcher = MapFetcher(
+                dataset, batched=True, collates=False, output=setup.output, status=status,
+                on_error="raise" if on_error == "raise" else noted,
+            )  # fmt: skip
+            return fetcher.fetch(part.indices).samples  # type: ignore[no-any-return]
+
+        def handle(position: int, error: Exception) -> _Failed:
+            if on_error == "raise" and position < part.position:
+                wanted = part.indices[part.position]
+                add_note(error, f"raised by sample {part.indices[position]!r}, which precedes {wanted!r} in the batch")
+                raise error
+            return noted(part.indices[position], error)
+
+        return fetch_each(  # type: ignore[no-any-return]
+            dataset, part.indices[:count], batched=True, status=status, on_error=handle
+        ).samples
+
+    def _outcome(self, dataset: Any) -> Outcome:
+        """Produce the batch."""
+        setup = self._setup
+        task = Task(self.epoch, self.number, self.indices, self.seed, job=self.number)
+        if setup.chunk_spec is None:
+            return self._produce(dataset, [task])[0]
+        whole = ChunkedBatch[Outcome](task, setup.chunk_spec.size)
+        chunks = whole.split(0)
+        for chunk, outcome in zip(chunks, self._produce(dataset, chunks), strict=True):
+            whole.add(chunk, outcome)
+        return join_chunks(whole, setup.chunk_spec.collate_fn)
+
+    def _produce(self, dataset: Any, tasks: Sequence[Task]) -> list[Outcome]:
+        setup = self._setup
+        if setup.concurrency:
+            return self._produce_async(setup, tasks)
+        builder = BatchBuilder(
+            dataset, setup.collate_fn, LocalStatus(os.getpid(), WorkerState.IDLE), batched=setup.batched,
+            output=setup.output, on_error=setup.on_error, worker=NO_WORKER,
+        )  # fmt: skip
+        return [builder.build_outcome(task, rng.seed_everything) for task in tasks]
+
+    # ---- asynchronous datasets --------------------------------------------------------------------------------------
+
+    def _fetch_async(self, part: _Part) -> Sequence[Any]:
+        """Fetch the samples of a part of an asynchronous dataset, each of which has a seed of its own."""
+        on_error: Any = self._setup.on_error
+
+        def noted(index: Any, error: Exception) -> _Failed:
+            if callable(on_error):
+                on_error(index, error)
+            return _Failed(error)
+
+        setup = replace(self._setup, batched=True, collate_fn=_as_they_are, on_error=noted)
+        task = Task(self.epoch, self.number, part.indices, part.seed, job=self.number)
+        [outcome] = self._produce_async(setup, [task])
+        if outcome.failed:
+            raise outcome.to_exception(self.number, self.indices, batched=True)
+        return outcome.open()  # type: ignore[no-any-return]
+
+    def _produce_async(self, setup: ReplaySetup, tasks: Sequence[Task]) -> list[Outcome]:
+        """Produce on a thread with an event loop of its own: this one may have a running loop, as in a notebook."""
+        options = WorkerOptions(
+            kind="thread", batched=setup.batched, output=setup.output, seed=self._base_seed,
+            concurrency=setup.concurrency,
+        )  # fmt: skip
+        functions = setup.collate_fn, setup.worker_init_fn, setup.on_error
+        pool = create_kind(options).create_pool()
+        handle = pool.start(0, options, LocalSetup(setup.dataset, *functions))
+        outcomes: dict[int, Outcome] = {}
+        try:
+            while len(outcomes) < len(tasks):
+                for message in pool.poll(None):
+                    if isinstance(message, WorkerInitialized):
+                        if message.in_turn:
+                            raise ReplayError(f"worker_init_fn seeds a random generator. {OWN_GENERATORS}")
+                        pool.submit(handle.uid, tasks)
+                    elif isinstance(message, WorkerInitFailed):
+                        raise rebuild(message.error, "raised in worker_init_fn", message.raised)
+                    elif isinstance(message, BatchDone):
+                        outcomes[message.number] = message.outcome
+                    elif isinstance(message, WorkerGone):
+                        raise NbloaderError(f"the thread of the event loop has ended: {handle.stderr_tail}")
+        finally:
+            pool.close(GRACE)
+            pool.dispose()
+        return [outcomes[task.job] for task in tasks]
+
+
+def _at_once(dataset: Any) -> bool:
+    """Whether one call fetches several samples. A `Subset` has `__getitems__` for any dataset."""
+    return any(hasattr(part, "__getitems__") for part in innermost(dataset))
+
+
+def _as_they_are(samples: list[Any]) -> list[Any]:
+    return samples

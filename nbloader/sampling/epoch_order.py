@@ -1,0 +1,325 @@
+"""The indices of the batches of an epoch that has begun, to be given once more: what `DataLoader.replay` needs.
+
+    epoch begins -> order_of() -> EpochOrder.planned(number): the indices and the seed of any batch, at any later time
+
+An order is drawn again from copies of the samplers and from the states that the generators had when the epoch began,
+as by a resumed epoch. That works for samplers whose order depends on nothing but a length and a generator. For other
+samplers, which may depend on anything, the indices are logged when they are drawn.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from nbloader._util import torch_api
+from nbloader._util.rng import PreservedRandomState, mix
+from nbloader.sampling import samplers
+from nbloader.sampling.index_arrays import IndexArray
+from nbloader.sampling.resumable_sampler import ResumableSampler, generators
+
+MAX_LOGGED = 1 << 20
+"""Indices that the log of an epoch keeps, those of the newest batches: 8 MB of integers."""
+
+
+class NotKeptError(LookupError):
+    """The indices of a batch are not known. The message says why."""
+
+
+class Numbering(NamedTuple):
+    """How the batches of an epoch are numbered: without gaps, also if it was resumed from a state."""
+
+    position: int = 0
+    """Batches that were delivered in order before the epoch was resumed."""
+    beyond: tuple[int, ...] = ()
+    """Numbers of the batches that were delivered before, out of order; ascending. They are not delivered again."""
+
+    def drawn(self, number: int) -> int:
+        """Number of a batch in the order in which the sampler yields them.
+
+        Args:
+            number: As in `BatchRecord.index`.
+
+        Raises:
+            NotKeptError: It was delivered out of order, before the epoch was resumed.
+        """
+        if number < self.position:
+            return number
+        drawn = number - len(self.beyond)
+        if drawn < self.position:
+            raise NotKeptError(
+                f"batch {number} was delivered before the state was saved from which this epoch was resumed"
+            )
+        for other in self.beyond:
+            drawn += other <= drawn
+        return drawn
+
+    def number(self, drawn: int) -> int | None:
+        """The reverse of `drawn`; None for a batch that is not delivered."""
+        if drawn < self.position:
+            return drawn
+        return None if drawn in self.beyond else drawn + sum(other > drawn for other in self.beyond)
+
+
+class Planned(NamedTuple):
+    """A batch as it was planned."""
+
+    indices: Any
+    """A list or a tuple of dataset indices; a single index where automatic batching is off."""
+    seed: int
+
+
+class EpochOrder(ABC):
+    """The batches of one epoch.
+
+    Args:
+        seed: Base seed of the epoch.
+        total: Batches of the whole epoch; None where unknown.
+        numbering: How they are numbered.
+    """
+
+    kept = 0
+    """Indices that it keeps in memory."""
+
+    def __init__(self, seed: int, total: int | None, numbering: Numbering) -> None:
+        self.seed = seed
+        self.total = total
+        self._numbering = numbering
+        self._mixed_seed = mix(seed)
+
+    def planned(self, number: int) -> Planned:
+        """The indices and the seed of a batch.
+
+        Args:
+            number: As in `BatchRecord.index`.
+
+        Raises:
+            NotKeptError: There is no such batch, or its indices are not known any more.
+            Exception: Whatever the sampler raises.
+        """
+        if number < 0 or (self.total is not None and number >= self.total):
+            raise NotKeptError(f"it has {'an unknown number of' if self.total is None else self.total} batches, from 0")
+        drawn = self._numbering.drawn(number)
+        return Planned(as_list(self._indices(drawn)), mix(drawn, after=self._mixed_seed))
+
+    def find(self, index: Any, *, batched: bool) -> int | None:
+        """Number of the first batch with a sample; None if none is known.
+
+        Args:
+            index: The dataset index.
+            batched: Whether the sampler yields batches of indices.
+        """
+        for drawn, indices in self._batches():
+            if index in indices if batched else index == indices:
+                number = self._numbering.number(drawn)
+                if number is not None:
+                    return number
+        return None
+
+    @abstractmethod
+    def _indices(self, drawn: int) -> Any:
+        """Those of a batch.
+
+        Raises:
+            NotKeptError: There is no such batch, or it is not known any more.
+        """
+
+    @abstractmethod
+    def _batches(self) -> Iterator[tuple[int, Any]]:
+        """The batches that are known, with their numbers."""
+
+
+class RedrawnOrder(EpochOrder):
+    """An order that is drawn again.
+
+    Args:
+        total: See `EpochOrder`.
+        numbering: See `EpochOrder`.
+        index_sampler: A copy of the batch sampler, or of the sampler where automatic batching is off (`frozen`).
+        generator: The generator from which the epoch's base seed was drawn; None for torch's default one.
+        base_seed: The epoch's base seed if it was not drawn, else None.
+        state: The state of the `ResumableSampler` at the begin of the epoch.
+        arrays: Whether batches were drawn as arrays of indices.
+    """
+
+    def __init__(
+        self,
+        total: int | None,
+        numbering: Numbering,
+        *,
+        index_sampler: Any,
+        generator: Any,
+        base_seed: int | None,
+        state: dict[str, Any],
+        arrays: bool,
+    ) -> None:
+        super().__init__(state["seed"], total, numbering)
+        self._sampler = index_sampler
+        self._generator = generator
+        self._base_seed = base_seed
+        self._state = state
+        self._arrays = arrays
+
+    def _draw(self, position: int) -> Iterator[Any]:
+        """Draw again what comes after `position` batches. No object of the user changes."""
+        own = {id(source): _new_generator(source) for source in generators(self._sampler, self._generator)}
+        generator = own.get(id(self._generator), self._generator)
+        with PreservedRandomState():
+            return ResumableSampler(
+                _copy(self._sampler, own), generator, loader_seed=None, base_seed=self._base_seed,
+                resume_from=self._state, position=position, arrays=self._arrays,
+            )  # fmt: skip
+
+    def _indices(self, drawn: int) -> Any:
+        for indices in self._draw(drawn):
+            return indices
+        raise NotKeptError("it has fewer batches")
+
+    def _batches(self) -> Iterator[tuple[int, Any]]:
+        return enumerate(self._draw(0))
+
+
+class LoggedOrder(EpochOrder):
+    """An order that is logged: of a sampler that may depend on anything."""
+
+    def __init__(self, seed: int, total: int | None, numbering: Numbering) -> None:
+        super().__init__(seed, total, numbering)
+        self._log: collections.OrderedDict[int, Any] = collections.OrderedDict()
+
+    def add(self, drawn: int, indices: Any) -> None:
+        """Log the indices of a batch. The sampler may change the list later.
+
+        Args:
+            drawn: Its number in the order in which the sampler yields them.
+            indices: The indices; a single one where automatic batching is off.
+        """
+        if type(indices) is list:
+            indices = _packed(indices)
+        self._log[drawn] = indices
+        self.kept += _size(indices)
+        while self.kept > MAX_LOGGED and len(self._log) > 1:
+            self.kept -= _size(self._log.popitem(last=False)[1])
+
+    def _indices(self, drawn: int) -> Any:
+        try:
+            indices = self._log[drawn]
+        except KeyError:
+            first = next(iter(self._log), None)
+            known = "none is known" if first is None else f"known are {first} to {next(reversed(self._log))}"
+            raise NotKeptError(
+                "its indices came from a custom sampler, which may depend on anything, so that they are logged when "
+                f"they are drawn; of this epoch {known} (the last {MAX_LOGGED:,} indices are kept)"
+            ) from None
+        return indices.tolist() if isinstance(indices, array.array) else indices
+
+    def _batches(self) -> Iterator[tuple[int, Any]]:
+        return iter(list(self._log.items()))
+
+
+def order_of(
+    sampler: ResumableSampler,
+    total: int | None,
+    numbering: Numbering,
+    *,
+    index_sampler: Any,
+    generator: Any,
+    base_seed: int | None,
+    arrays: bool,
+) -> RedrawnOrder | LoggedOrder:
+    """The order of an epoch that begins now.
+
+    Args:
+        sampler: Iterates over the samplers.
+        total: See `EpochOrder`.
+        numbering: See `EpochOrder`.
+        index_sampler: The batch sampler, or the sampler where automatic batching is off.
+        generator: The generator from which the epoch's base seed is drawn; None for torch's default one.
+        base_seed: The epoch's base seed if it is not drawn, else None.
+        arrays: Whether batches are drawn as arrays of indices.
+    """
+    copied = frozen(index_sampler)
+    if copied is None:
+        return LoggedOrder(sampler.seed, total, numbering)
+    return RedrawnOrder(
+        total, numbering, index_sampler=copied, generator=generator, base_seed=base_seed, state=sampler.state(),
+        arrays=arrays,
+    )  # fmt: skip
+
+
+def frozen(sampler: Any) -> Any:
+    """A copy of a sampler that yields what the sampler would yield now, and refers to no dataset.
+
+    Returns:
+        None if the order depends on more than a length and a generator, such as on weights or on a list of indices,
+        which the user may change.
+    """
+    if type(sampler) is range:
+        return sampler
+    if type(sampler) not in _redrawable():
+        return None
+    copied = copy.copy(sampler)
+    for name in ("data_source", "dataset"):
+        source = vars(copied).get(name)
+        if source is not None:
+            length = samplers.length(source)
+            if length is None:
+                return None
+            setattr(copied, name, range(length))
+    inner = vars(copied).get("sampler")
+    if inner is not None:
+        copied.sampler = frozen(inner)
+        if copied.sampler is None:
+            return None
+    return copied
+
+
+def _redrawable() -> set[type]:
+    """Samplers whose order depends on nothing but their own numbers, the length of a dataset and a generator."""
+    from nbloader._util.torch_api import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+
+    ours = {samplers.FullBatches, samplers.IntervalSampler, samplers.FilterSampler, samplers.LargeRandomSampler}
+    return {BatchSampler, SequentialSampler, RandomSampler, DistributedSampler, *ours}
+
+
+def _copy(sampler: Any, own: dict[int, Any]) -> Any:
+    """A copy of a frozen sampler that draws from other generators.
+
+    Args:
+        sampler: The sampler.
+        own: The other generators, by the ids of those in whose place they are.
+    """
+    if type(sampler) is range:
+        return sampler
+    copied = copy.copy(sampler)
+    if "sampler" in vars(copied):
+        copied.sampler = _copy(copied.sampler, own)
+    if "generator" in vars(copied):
+        copied.generator = own.get(id(copied.generator), copied.generator)
+    return copied
+
+
+def _new_generator(generator: torch_api.Generator) -> Any:
+    """A generator of the same kind; `ResumableSampler` sets its state."""
+    return torch_api.Generator(device=generator.device)
+
+
+def as_list(indices: Any) -> Any:
+    """Arrays of indices as lists."""
+    return indices.array.tolist() if isinstance(indices, IndexArray) else indices
+
+
+def _packed(indices: list[Any]) -> Any:
+    """A copy of a list; an array if they are Python integers. Others, such as NumPy's, are kept as they are."""
+    if set(map(type, indices)) <= {int}:
+        with contextlib.suppress(OverflowError):
+            return array.array("q", indices)
+    return list(indices)
+
+
+def _size(indices: Any) -> int:
+    return len(indices) if isinstance(indices, (list, tuple, array.array)) else 1

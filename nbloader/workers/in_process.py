@@ -1,0 +1,84 @@
+"""Run a dataset on this thread as a worker would, and leave the random generators of the process as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nbloader._util import rng
+from nbloader._util.rng import PreservedRandomState
+from nbloader.errors import ReplayError
+from nbloader.workers.fetcher import shallow_copy
+from nbloader.workers.worker_info import ProcessContext, WorkerInfo, get_worker_info
+
+OWN_GENERATORS = (
+    "Such batches go to workers in turn, and what a worker draws depends on all the batches that it had before: they "
+    "cannot be made again alone. Draw from `random`, `numpy.random` or torch's global generator in __getitem__, which "
+    "nbloader seeds for each batch"
+)
+"""Why a batch cannot be made again, if the generators are not seeded for each batch."""
+
+
+@contextlib.contextmanager
+def as_in_worker(
+    dataset: Any,
+    worker_init_fn: Callable[[int], object] | None,
+    *,
+    num_workers: int,
+    base_seed: int,
+    process: bool,
+) -> Iterator[Any]:
+    """Context manager for code of the user that a worker has run, or would run.
+
+    `worker_init_fn` is called for worker 0, and `get_worker_info()` answers as there. Without that function
+    `get_worker_info()` returns None, as without workers.
+
+    Args:
+        dataset: The dataset. Where `worker_init_fn` is called, a shallow copy of it is used, on which that function can
+            set attributes.
+        worker_init_fn: The function, or None.
+        num_workers: Number of workers.
+        base_seed: Base seed of the epoch.
+        process: Whether the worker is a process, in which torch computes with one thread, so that sums are rounded as
+            there.
+
+    Yields:
+        The dataset to use.
+
+    Raises:
+        ReplayError: `worker_init_fn` has seeded a generator.
+        Exception: Whatever `worker_init_fn` raises.
+    """
+    with PreservedRandomState(), _one_thread() if process else contextlib.nullcontext():
+        if worker_init_fn is None:
+            yield dataset
+            return
+        dataset = shallow_copy(dataset)
+        context, before = ProcessContext(), get_worker_info()
+        context.set_worker_info(WorkerInfo(0, num_workers, base_seed, dataset))
+        try:
+            rng.seed_everything(base_seed)
+            worker_init_fn(0)
+            if rng.was_seeded():
+                raise ReplayError(f"worker_init_fn seeds a random generator. {OWN_GENERATORS}")
+            yield dataset
+        finally:
+            context.set_worker_info(before)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute with one thread, as in worker processes."""
+    torch = sys.modules.get("torch")
+    if torch is None or "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
