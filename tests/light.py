@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import pathlib
 import time
@@ -94,3 +95,49 @@ class RecordsPids(Numbers):
     def __getitem__(self, i):
         self.pids[i] = os.getpid()
         return i
+
+
+class Hot(Numbers):
+    """Most of the time of a sample goes into one line, which a comment marks."""
+
+    def __init__(self, n: int, how: str):
+        super().__init__(n)
+        self.how = how
+
+    def __getitem__(self, i):
+        sum(k for k in range(300))
+        getattr(self, self.how)()
+        return i
+
+    def computing(self):
+        sum(k * k for k in range(100_000))  # hot: computing
+
+    def waiting(self):
+        sum(k for k in range(300))
+        time.sleep(0.01)  # hot: waiting
+
+    def helping(self):
+        help_hot()
+
+    def library(self):
+        json.dumps([1.5, {"a": 2}] * 1500, indent=1)  # hot: library
+
+    def reading(self):
+        total = 0
+        for k in range(150_000):
+            total += k  # hot: reading
+        for _ in range(4):
+            pathlib.Path(__file__).stat()
+
+    def collating(self):
+        pass
+
+
+def help_hot():
+    sum(k for k in range(300))
+    sum(k * k for k in range(100_000))  # hot: helping
+
+
+def collate_hot(samples):
+    sorted(range(200_000), key=lambda k: -k)  # hot: collating
+    return samples

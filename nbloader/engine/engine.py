@@ -47,6 +47,7 @@ from nbloader.engine.worker_output import WorkerOutput
 from nbloader.errors import DatasetTransferError, LoaderClosedError, LoaderTimeoutError, NbloaderError
 from nbloader.events.failures import LoaderFailure, abbreviated, samples_failed
 from nbloader.events.gauges import Gauges, WorkerGauge
+from nbloader.metrics.hot_lines import StackCount
 from nbloader.metrics.probe import WorkerThread
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan, PlannedBatch
 from nbloader.scheduler.dispatcher import Cancel, Dispatcher, Revoke, WaitPlan
@@ -59,12 +60,14 @@ from nbloader.transport.messages import (
     OutputText,
     ShardAdvanced,
     ShardExhausted,
+    StacksSampled,
     WorkerGone,
     WorkerInitFailed,
     WorkerInitialized,
     WorkerLaunched,
 )
 from nbloader.workers.api import Produced, WorkerPool, WorkerSetup
+from nbloader.workers.status import PRODUCING
 from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
@@ -96,6 +99,15 @@ class Awaited(NamedTuple):
     """perf_counter ns."""
 
 
+class StackSamples(NamedTuple):
+    """Samples of what workers execute."""
+
+    busy: bool
+    """Whether one of the workers was producing a batch."""
+    stacks: list[StackCount]
+    """Those that are there at once; worker processes send theirs."""
+
+
 class Wait(NamedTuple):
     """How a consumer waits, determined with the lock.
 
@@ -122,6 +134,8 @@ class Engine:
         self.closed = False
         self.lock = threading.Lock()
         self.callbacks = WaitCallbacks()
+        self.on_stacks: Callable[[Iterable[StackCount]], object] = _ignore
+        """Takes samples of what workers execute. Called with the lock."""
         self._config = config
         self._policy = PrefetchPolicy(
             config.num_workers,
@@ -164,6 +178,7 @@ class Engine:
             ShardExhausted: self._on_shard_exhausted,
             ShardAdvanced: self._on_shard_advanced,
             OutputText: self._on_output,
+            StacksSampled: self._on_stacks_sampled,
             WorkerLaunched: self._on_worker(self._group.on_launched),
             WorkerInitialized: self._on_worker(self._group.on_initialized),
             WorkerInitFailed: self._on_worker(self._on_init_failed),
@@ -180,6 +195,11 @@ class Engine:
     def inline(self) -> bool:
         """Whether the consumer's own thread produces the batches."""
         return self._config.kind.inline
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the workers are threads of this process."""
+        return self._config.options.kind != "process"
 
     @property
     def prefetches(self) -> bool:
@@ -413,6 +433,9 @@ class Engine:
 
     def _on_output(self, message: OutputText) -> None:
         self._output.add(message.stream, message.text)
+
+    def _on_stacks_sampled(self, message: StacksSampled) -> None:
+        self.on_stacks(message.stacks)
 
     def _on_worker(self, handle: Callable[[Any], None]) -> Callable[[Any], None]:
         """A handler for a stage in the life of a worker, which consumers look at."""
@@ -950,6 +973,24 @@ class Engine:
         """The threads that load, by worker id; none of an inline worker, which is the consumer's thread."""
         return () if self.inline else cast("tuple[WorkerThread, ...]", self._exclusively(self._group.threads))
 
+    def sample_stacks(self, first: int, count: int) -> StackSamples:
+        """Sample what some workers execute. Called without the lock.
+
+        Args:
+            first: The first of them; any number.
+            count: How many, at most.
+        """
+        pool = self._group.pool
+        handles = [] if pool is None else list(pool.handles.values())  # a copy at one moment, with the interpreter lock
+        stacks, busy = [], False
+        for i in range(min(count, len(handles))):
+            handle = handles[(first + i) % len(handles)]
+            busy = busy or handle.status.state in PRODUCING
+            sample = handle.sample_stack()
+            if sample is not None:
+                stacks.append(sample)
+        return StackSamples(busy, stacks)
+
     def stack(self, worker: int) -> str:
         """The Python stack of a worker now.
 
@@ -1122,6 +1163,10 @@ class Engine:
         self._group.unload()
         self._wake_consumers()
         return True
+
+
+def _ignore(_stacks: object) -> None:
+    pass
 
 
 def _opens_at_once(ready: Delivery) -> bool:

@@ -27,7 +27,7 @@ from nbloader.transport.messages import (
     WorkerMessage,
 )
 from nbloader.workers.api import WorkerHandle, WorkerPool, WorkerSetup
-from nbloader.workers.status import WorkerState
+from nbloader.workers.status import PRODUCING
 from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
@@ -37,7 +37,6 @@ GRACE = 0.5
 MAX_FAILED_STARTS = 3
 """Workers in a row that may die before they are ready."""
 BY_REQUEST = "restarted by request"
-PRODUCING = (WorkerState.FETCHING, WorkerState.COLLATING)
 
 
 class WorkerSlot:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from nbloader._util.code_places import with_source_lines
 from nbloader.errors import WorkerTraceback
 
 _PACKAGE = __name__.partition(".")[0]
@@ -38,6 +39,10 @@ class ErrorInfo(NamedTuple):
         """Type and message."""
         return f"{self.type_name}: {self.message}"
 
+    def with_source_lines(self) -> ErrorInfo:
+        """In the notebook's process: with the lines of cells in the traceback."""
+        return self._replace(traceback=with_source_lines(self.traceback))
+
 
 class SampleFailure(NamedTuple):
     """A sample that could not be fetched; `on_error` let its batch be produced."""
@@ -49,6 +54,10 @@ class SampleFailure(NamedTuple):
     traceback: str
     done: str
     """"skipped", "replaced", or "retried": `__getitems__` raised, and the samples were then fetched one by one."""
+
+    def with_source_lines(self) -> SampleFailure:
+        """See `ErrorInfo`."""
+        return self._replace(traceback=with_source_lines(self.traceback))
 
 
 def describe(error: BaseException, *, by_value: bool = True) -> ErrorInfo:

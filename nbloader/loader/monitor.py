@@ -14,7 +14,9 @@ from nbloader.engine.engine import Engine
 from nbloader.events import EpochEnded, EpochStarted, EventBus
 from nbloader.events.records import LifecycleEvent
 from nbloader.loader.config import DEFAULT_PREFETCH_FACTOR
+from nbloader.loader.line_profiler import LineProfiler
 from nbloader.metrics.aggregator import Aggregator
+from nbloader.metrics.hot_lines import HotLines
 from nbloader.metrics.probe import ProcessProbe, UsageProbe
 from nbloader.metrics.rates import RATE_NS
 from nbloader.metrics.snapshot import Point, Snapshot
@@ -52,6 +54,8 @@ class Monitor:
         self._aggregator = Aggregator(judge, on_lifecycle=self._on_lifecycle)
         self._probe = ProcessProbe()
         self._usage = UsageProbe()
+        self.lines = LineProfiler(engine)
+        """Samples the lines that workers execute."""
         events.subscribe(self._aggregator.update)
         monitor_ref = weakref.ref(self)
 
@@ -70,8 +74,10 @@ class Monitor:
     def _on_lifecycle(self, event: LifecycleEvent) -> None:
         if isinstance(event, EpochStarted):
             self._usage.begin_epoch()
+            self.lines.epoch_began(event.run)
         elif isinstance(event, EpochEnded):
             self._usage.end_epoch()
+            self.lines.epoch_ended(event.run)
 
     def follow(self, engine: Engine, transfer: DeviceTransfer | None) -> None:
         """Observe another engine, which has taken the place of the present one.
@@ -82,6 +88,11 @@ class Monitor:
         """
         self._engine = engine
         self._transfer = transfer
+        self.lines.follow(engine)
+
+    def hot_lines(self) -> HotLines:
+        """See `DataLoader.hot_lines`."""
+        return self.lines.result()
 
     def stats(self, *, iterated: bool) -> Snapshot:
         """See `DataLoader.stats`.

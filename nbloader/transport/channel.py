@@ -89,6 +89,8 @@ class Kind(IntEnum):
     """To the fork server, with four descriptors: start a template (template.py)."""
     TEMPLATE = 20
     """To a template, with descriptors: what it is to rebuild. From it: the source files of what it has rebuilt."""
+    STACKS = 22
+    """From the worker: samples of what it executed."""
 
 
 class Channel:

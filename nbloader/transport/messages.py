@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from nbloader.batch.payload import BatchOutcome
 from nbloader.events.remote_errors import ErrorInfo, SampleFailure
+from nbloader.metrics.hot_lines import StackCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,15 @@ class OutputText:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class StacksSampled:
+    """Samples of what the worker executed, since the message before."""
+
+    uid: int
+    stacks: Sequence[StackCount]
+
+
 WorkerMessage: TypeAlias = (
     "WorkerLaunched | WorkerInitialized | WorkerInitFailed | DescriptorsExhausted | WorkerGone | BatchDone"
-    " | ShardExhausted | ShardAdvanced | OutputText"
+    " | ShardExhausted | ShardAdvanced | OutputText | StacksSampled"
 )

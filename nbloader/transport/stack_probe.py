@@ -30,6 +30,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from nbloader._util.code_places import cell_name, is_library
 from nbloader.errors import NbloaderError
 
 SIGNAL: int = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
@@ -58,7 +59,6 @@ _BEGIN, _END = "\2", "\3"  # of a response of Python code
 _OF_FAULTHANDLER = "Stack (most recent call first):\n"
 _YEARS = 1_000_000_000  # seconds
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-_OURS = str(Path(__file__).parents[1])
 
 
 _awaited: Callable[[], Any] | None = None
@@ -272,16 +272,5 @@ def place(stack: str) -> str:
     frames: list[tuple[str, str, str]] = _FRAME.findall(main.partition("\n\n")[0])
     if not frames:
         return "an unknown place"
-    import sysconfig  # workers do without
-
-    not_the_users = (_OURS, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen ", "<string>")
-    path, line, name = next((f for f in frames if not f[0].startswith(not_the_users)), frames[0])
-    return f"{_cell(path) or path}, line {line} in {name}"
-
-
-def _cell(path: str) -> str:
-    """The name of a cell, "Cell In[3]", for the file name that IPython gives to its code; else ""."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    named = shell.compile.format_code_name(path) if shell is not None else None
-    return " ".join(named) if named else ""
+    path, line, name = next((f for f in frames if not is_library(f[0])), frames[0])
+    return f"{cell_name(path) or path}, line {line} in {name}"

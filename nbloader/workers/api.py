@@ -26,6 +26,7 @@ from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
 from nbloader.errors import NbloaderError
 from nbloader.events.gauges import WorkerGauge
+from nbloader.metrics.hot_lines import StackCount
 from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.transport.messages import WorkerMessage
@@ -146,6 +147,14 @@ class WorkerHandle:
             NbloaderError: There is no stack. The function raises it if the worker does not respond.
         """
         raise NbloaderError(f"workers of the kind {self.kind!r} do not report their stack")
+
+    def sample_stack(self) -> StackCount | None:
+        """Sample its stack, if it produces a batch. Called without the engine's lock, on the line profiler's thread.
+
+        Returns:
+            The sample. None if it comes later, with `StacksSampled`, or if there is none.
+        """
+        return None
 
     def busy_since(self) -> float:
         """When it began to fetch or collate, `time.perf_counter_ns()`; infinity if it does neither."""

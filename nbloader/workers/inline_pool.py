@@ -15,6 +15,8 @@ from __future__ import annotations
 import collections
 import os
 import pickle
+import threading
+from _thread import get_ident
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -25,6 +27,7 @@ from nbloader._util import rng
 from nbloader.batch.chunk_arena import provide_arena
 from nbloader.batch.task import Task
 from nbloader.events.failures import EmptyBatch
+from nbloader.metrics.hot_lines import StackCount
 from nbloader.transport import stack_probe
 from nbloader.transport.messages import (
     BatchDone,
@@ -37,6 +40,7 @@ from nbloader.transport.messages import (
 from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.iterable_fetcher import IterableFetcher
+from nbloader.workers.line_sampler import ThreadSampler
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
 from nbloader.workers.worker_info import ProcessContext, WorkerInfo
 
@@ -77,6 +81,14 @@ class InlineContext(ProcessContext):
             super().set_worker_info(None)
 
 
+class ConsumerThread(NamedTuple):
+    """The thread that produced the last batch."""
+
+    ident: int
+    native_id: int
+    """The system's id of it."""
+
+
 class InlineHandle(WorkerHandle):
     """The inline worker.
 
@@ -103,6 +115,8 @@ class InlineHandle(WorkerHandle):
         self.ready = True
         self._on_kill = on_kill
         self._context = InlineContext()
+        self._thread: ConsumerThread | None = None
+        self._lines = ThreadSampler(BatchBuilder.build.__code__)
         self.iterable_fetcher: IterableFetcher | None = None
         if options.iterable is not None:
             self.iterable_fetcher = IterableFetcher(
@@ -119,6 +133,11 @@ class InlineHandle(WorkerHandle):
         """See `WorkerHandle`: the main thread is the worker."""
         return stack_probe.of_main_thread
 
+    def sample_stack(self) -> StackCount | None:
+        """See `WorkerHandle`."""
+        thread = self._thread
+        return None if thread is None else self._lines.sample(thread.ident, thread.native_id, self.status)
+
     def kill(self) -> None:
         """Stop before the next sample, also if another thread is processing a batch."""
         self.status.abandon()
@@ -131,6 +150,8 @@ class InlineHandle(WorkerHandle):
             BaseException: What the user's code raises, if it is not an `Exception`.
         """
         status = self.status
+        if self._thread is None or self._thread.ident != get_ident():
+            self._thread = ConsumerThread(get_ident(), threading.get_native_id())
         status.run, status.number = task.run, task.job
         generators = rng.LazyRandomState()
         try:

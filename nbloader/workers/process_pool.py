@@ -56,6 +56,7 @@ from nbloader.transport.messages import (
     OutputText,
     ShardAdvanced,
     ShardExhausted,
+    StacksSampled,
     WorkerGone,
     WorkerInitFailed,
     WorkerInitialized,
@@ -66,11 +67,11 @@ from nbloader.transport.mp_objects import InheritedState
 from nbloader.transport.process_setup import ProcessSetup
 from nbloader.transport.stack_probe import StackPipe
 from nbloader.transport.template import Template
-from nbloader.workers import process_worker
+from nbloader.workers import line_sampler, process_worker
 from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.iterations import Parts
 from nbloader.workers.reachable import holds_for_this_thread
-from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus
+from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus
 from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker
 
 log = logging.getLogger(__name__)
@@ -264,6 +265,19 @@ class ProcessHandle(WorkerHandle):
         if not pid:
             raise NbloaderError(f"worker {self.worker} is being started: it has no Python stack yet")
         return self.stack_pipe.stack_request(pid, lambda: self.gone)
+
+    def sample_stack(self) -> None:
+        """See `WorkerHandle`. The sample comes with a message of the worker."""
+        status = self.status
+        if self.gone or line_sampler.SIGNAL is None or status.state not in PRODUCING:
+            return
+        pid = status.pid  # set: it produces a batch
+        if line_sampler.is_running(pid):
+            status.computing += 1
+        else:
+            status.waiting += 1
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, line_sampler.SIGNAL)
 
     def begun(self, held: list[Task]) -> list[Task]:
         """See `WorkerHandle`."""
@@ -600,8 +614,10 @@ class ProcessPool(WorkerPool):
             elif kind == Kind.READY:
                 handle.ready = True
                 messages.append(WorkerInitialized(uid, in_turn=bytes(body) == IN_TURN))
+            elif kind == Kind.STACKS:
+                messages.append(StacksSampled(uid, pickle.loads(body)))
             elif kind == Kind.INIT_ERROR:
-                messages.append(WorkerInitFailed(uid, pickle.loads(body)))
+                messages.append(WorkerInitFailed(uid, pickle.loads(body).with_source_lines()))
 
     @staticmethod
     def _read_segments(handle: ProcessHandle, kind: int, body: Bytes) -> None:
@@ -622,10 +638,11 @@ class ProcessPool(WorkerPool):
     def _read_failure(self, handle: ProcessHandle, kind: int, body: Bytes) -> Iterator[BatchDone]:
         if kind == Kind.ERROR:
             run, number, stage, position, error = pickle.loads(body)
-            failure = WorkerFailure(handle.worker, handle.pid, stage, position, error)
+            failure = WorkerFailure(handle.worker, handle.pid, stage, position, error.with_source_lines())
             yield BatchDone(handle.uid, run, number, failure, handle.take_failed_samples())
         else:
-            run, number, left, handle.failed_samples = pickle.loads(body)
+            run, number, left, failed = pickle.loads(body)
+            handle.failed_samples = [failure.with_source_lines() for failure in failed]
             if not left:
                 yield BatchDone(handle.uid, run, number, EmptyBatch(), handle.take_failed_samples())
 

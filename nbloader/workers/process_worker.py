@@ -44,6 +44,7 @@ from nbloader.transport.channel import IN_TURN, Bytes, Channel, Kind
 from nbloader.transport.mp_objects import run_finalizers
 from nbloader.workers.fetcher import FetchedBatch, MapFetcher, is_async, raise_if_none
 from nbloader.workers.iterations import InheritedParts, Iteration, Iterations, Parts, PartsSource, PickledParts
+from nbloader.workers.line_sampler import LineSampler
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus
 from nbloader.workers.task_claims import CLAIMS_SIZE, MAX_BLOCK, TaskClaims
 from nbloader.workers.worker_info import ProcessContext
@@ -166,6 +167,8 @@ def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWork
     status = SharedStatus.at(memory)
     claims = TaskClaims(memory, SHARED_STATUS_SIZE, assets.status, MAX_BLOCK if start.in_order else 1)
     stack_probe.answer(assets.stack)
+    lines = LineSampler(status, WorkerLoop._produce.__code__)
+    lines.install()
     status.since, status.pid = _clock(), os.getpid()
     try:
         iterations = Iterations(start, assets.source())
@@ -173,7 +176,7 @@ def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWork
         channel.send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
         return None
     channel.send(Kind.READY, IN_TURN if iterations.in_turn else b"")
-    worker_loop = WorkerLoop(channel, start, iterations, status, claims, assets.frames)
+    worker_loop = WorkerLoop(channel, start, iterations, status, claims, lines, assets.frames)
     if start.streaming is None and is_async(iterations.current.parts.dataset):
         claims.claim_one_by_one()
         return ConcurrentWorkerLoop(worker_loop, start.concurrency)
@@ -217,6 +220,7 @@ class WorkerLoop:
         iterations: The copies of the dataset and functions.
         status: Where the worker publishes what it is doing.
         claims: Tells which queued tasks were given to other workers.
+        lines: Samples what this process executes, if that is requested.
         frames: Frames that were received already.
     """
 
@@ -227,9 +231,11 @@ class WorkerLoop:
         iterations: Iterations,
         status: WorkerStatus,
         claims: TaskClaims,
+        lines: LineSampler,
         frames: list[tuple[int, Bytes]],
     ) -> None:
         self._channel = channel
+        self._lines = lines
         self._batched = start.batched
         self._status = status
         self._claims = claims
@@ -406,6 +412,8 @@ class WorkerLoop:
         end = _clock()
         self._slow = end - fetched.begin >= MEASURE_NS
         status.state, status.since = _SENDING, end
+        if self._lines.unsent and self._lines.due(end):
+            self._send(Kind.STACKS, pickle.dumps(self._lines.take(end), 5))
         flush(sys.stdout)
         header = pack_header(  # the fields of BatchHeader
             task.run, task.number, layout, segment, nbytes, len(extras), fetched.size, fetched.begin, fetched.end, end,

@@ -17,6 +17,9 @@ class WorkerState(IntEnum):
     SENDING = 4
 
 
+PRODUCING = (WorkerState.FETCHING, WorkerState.COLLATING)
+
+
 class WorkerAbandonedError(Exception):
     """The worker was abandoned: its batch is discarded, and it ends. Raised in a worker thread between two samples.
 
@@ -57,6 +60,8 @@ class SharedStatus(ctypes.Structure):
         ("since", ctypes.c_int64),
         ("position", ctypes.c_int64),
         ("pid", ctypes.c_int64),
+        ("computing", ctypes.c_int64),
+        ("waiting", ctypes.c_int64),
     )
 
     state: int
@@ -65,6 +70,10 @@ class SharedStatus(ctypes.Structure):
     since: int
     position: int
     pid: int
+    computing: int
+    """Samples of its stack that were requested while it computed; the notebook's process writes this and the next."""
+    waiting: int
+    """Samples that were requested while it waited."""
 
     @classmethod
     def at(cls, memory: Any) -> SharedStatus:

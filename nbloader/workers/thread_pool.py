@@ -30,6 +30,7 @@ from nbloader.batch.payload import LocalPayload
 from nbloader.batch.task import ALONE_AFTER, Task
 from nbloader.errors import DatasetTransferError
 from nbloader.events.remote_errors import describe, user_traceback
+from nbloader.metrics.hot_lines import StackCount
 from nbloader.transport import stack_probe
 from nbloader.transport.messages import (
     BatchDone,
@@ -46,6 +47,7 @@ from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOpt
 from nbloader.workers.batch_builder import BatchBuilder, keep_state
 from nbloader.workers.fetcher import is_async, shallow_copy
 from nbloader.workers.iterable_fetcher import IterableFetcher
+from nbloader.workers.line_sampler import ThreadSampler
 from nbloader.workers.message_queue import MessageQueue
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
@@ -165,6 +167,7 @@ class ThreadHandle(WorkerHandle):
         self.pending: set[tuple[int, int]] = set()
         """(run, job) of the tasks that it has not begun. A task that is not in here was cancelled."""
         self.traceback = ""
+        self._lines = ThreadSampler(BatchBuilder.build.__code__)
         self._messages = messages
 
     @property
@@ -180,6 +183,11 @@ class ThreadHandle(WorkerHandle):
     def stack_request(self) -> Callable[[], str]:
         """See `WorkerHandle`."""
         return lambda: stack_probe.of_thread(self.thread.ident, self.awaited)
+
+    def sample_stack(self) -> StackCount | None:
+        """See `WorkerHandle`."""
+        ident = self.thread.ident
+        return None if ident is None else self._lines.sample(ident, self.native_id, self.status)
 
     def begun(self, held: list[Task]) -> list[Task]:
         """See `WorkerHandle`."""

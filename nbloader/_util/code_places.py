@@ -1,0 +1,68 @@
+"""Places in source code as a user names them: "cell 4 line 12", "data.py:12"; and the text of a line."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import re
+import sys
+from pathlib import Path
+
+from nbloader._util.system import working_directory
+
+PACKAGE = str(Path(__file__).parents[1]) + os.sep
+"""Where the modules of nbloader lie."""
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_NO_FILE = ("<frozen ", "<string>")
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in .+\n(?!    )', re.MULTILINE)
+"""A frame of a traceback without the text of its line."""
+_NUMBER = re.compile(r"\d+")
+
+
+@functools.cache
+def is_library(file: str) -> bool:
+    """Whether code is not the user's own: of nbloader, of Python, or of an installed package.
+
+    Args:
+        file: `co_filename` of the code.
+    """
+    import sysconfig  # workers do without
+
+    begins = (PACKAGE, sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("purelib") + os.sep, *_NO_FILE)
+    return file.startswith(begins) or any(part in file for part in _PACKAGES)
+
+
+def cell_name(file: str) -> str:
+    """The name of a cell, "Cell In[3]", for the file name that IPython gives to its code; else ""."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    named = shell.compile.format_code_name(file) if shell is not None else None
+    return " ".join(named) if named else ""
+
+
+def place_of(file: str, line: int) -> str:
+    """A line as a user names it: "cell 4 line 12", "data.py:12" (below the working directory), "PIL/Image.py:2185"."""
+    number = _NUMBER.search(cell_name(file))
+    if number is not None:
+        return f"cell {number[0]} line {line}"
+    path = Path(file)
+    below = working_directory()
+    if below is not None and not is_library(file) and path.is_relative_to(below):
+        return f"{path.relative_to(below)}:{line}"
+    return f"{Path(*path.parts[-2:])}:{line}"
+
+
+def source_line(file: str, line: int) -> str:
+    """The text of a line, without indentation; "" if it is not known. In the notebook's process, cells are known."""
+    return linecache.getline(file, line).strip()
+
+
+def with_source_lines(traceback: str) -> str:
+    """A traceback of another process, with the lines that are missing: that process does not know the cells."""
+
+    def complete(frame: re.Match[str]) -> str:
+        text = source_line(frame[1], int(frame[2]))
+        return f"{frame[0]}    {text}\n" if text else frame[0]
+
+    return _FRAME.sub(complete, traceback)

@@ -1,0 +1,138 @@
+"""Samples the stacks of the workers while an epoch runs, if that was requested.
+
+One thread of the notebook's process samples a few workers at a time, in turn, so that the cost does not grow with their
+number. It exists only while an epoch is open. Workers that do not produce a batch are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+
+from nbloader._util.code_places import is_library, place_of, source_line
+from nbloader.engine.engine import Engine
+from nbloader.metrics.hot_lines import HotLines, LineProfile, find_hot_lines
+
+INTERVAL = 0.05
+"""Mean time between two samples of a worker, seconds. The time varies by half of it, so that no rhythm of the dataset
+is met."""
+IDLE_INTERVAL = 0.25
+"""The same while no worker is busy."""
+PROMPT = 1e-4
+"""Seconds; see `_prompt_switches`."""
+AT_ONCE = 4
+"""Workers that are sampled at a time."""
+
+
+class LineProfiler:
+    """Turns sampling on and off, and keeps the samples.
+
+    Args:
+        engine: The loader's engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.on = False
+        """Whether samples are taken while an epoch runs."""
+        self._profile = LineProfile()
+        self._engine = engine
+        self._open: set[int] = set()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        """Ends the present thread; set if there is none."""
+        self._stop.set()
+        self._turn = 0
+        self.follow(engine)
+
+    def follow(self, engine: Engine) -> None:
+        """Sample the workers of another engine, which has taken the place of the present one."""
+        self._engine = engine
+        engine.on_stacks = self._profile.add
+
+    def switch(self, *, on: bool) -> None:
+        """Take samples from now on, without those of before; or no longer. From any thread."""
+        if on:
+            self._profile.clear()
+        with self._lock:
+            self.on = on
+            self._start_or_stop()
+
+    def epoch_began(self, run: int) -> None:
+        """An iteration begins."""
+        with self._lock:
+            self._open.add(run)
+            self._start_or_stop()
+
+    def epoch_ended(self, run: int) -> None:
+        """An iteration has ended."""
+        with self._lock:
+            self._open.discard(run)
+            self._start_or_stop()
+
+    def result(self) -> HotLines:
+        """The samples so far, by line."""
+        return find_hot_lines(
+            self._profile.stacks(), profiling=self.on, is_library=is_library, source=source_line, place=place_of
+        )
+
+    def _start_or_stop(self) -> None:
+        wanted = self.on and bool(self._open)
+        if not wanted:
+            self._stop.set()
+        elif self._stop.is_set():
+            self._stop = threading.Event()
+            threading.Thread(
+                target=_sample, args=(weakref.ref(self), self._stop), name="nbloader-lines", daemon=True
+            ).start()
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the workers are threads of this process."""
+        return self._engine.in_process
+
+    def tick(self) -> bool:
+        """Sample some workers. Returns whether one was busy."""
+        samples = self._engine.sample_stacks(self._turn, AT_ONCE)
+        self._turn += AT_ONCE
+        self._profile.add(samples.stacks)
+        return samples.busy
+
+
+@contextlib.contextmanager
+def _prompt_switches() -> Iterator[float]:
+    """Let this thread interrupt others that compute after `PROMPT`, not 5 ms, when it wants the interpreter lock.
+
+    Otherwise it would get the lock when another thread releases it, and find most threads that compute in a call that
+    does so, such as a read of a file, although they are there for a small part of the time.
+
+    Returns:
+        The usual interval, seconds. It is in force again after a wait of that order.
+    """
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(min(PROMPT, usual))
+    try:
+        yield usual
+    finally:
+        sys.setswitchinterval(usual)
+
+
+def _sample(profiler_ref: weakref.ref[LineProfiler], stop: threading.Event) -> None:
+    """The thread. It does not keep the profiler, and so the loader, alive."""
+    jitter = random.Random()  # noqa: S311 - not the global generator, which belongs to the program
+    interval = INTERVAL
+    while not stop.wait(interval * jitter.uniform(0.5, 1.5)):
+        profiler = profiler_ref()
+        if profiler is None:
+            return
+        if profiler.in_process:
+            with _prompt_switches() as usual:
+                stop.wait(2 * usual * jitter.random())
+                busy = profiler.tick()
+        else:
+            busy = profiler.tick()
+        interval = INTERVAL if busy else min(2 * interval, IDLE_INTERVAL)
+        del profiler

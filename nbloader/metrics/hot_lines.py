@@ -1,0 +1,227 @@
+"""The lines of code that workers spend their time on: sampled stacks, merged over workers and sorted. Pure.
+
+    workers: StackCount ... -> LineProfile.add() -> find_hot_lines() -> HotLines
+
+A sample goes to the innermost line of the user's own code: a line that calls a library has the time of the library.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nbloader._util.format import clean, percent, plural
+
+MAX_STACKS = 2000
+"""Different stacks that a profile keeps. What comes after them is counted by its outermost line alone."""
+STAGE_FILE = "<nbloader>"
+"""The file of `CodeLine`s that stand for work of nbloader itself, such as the default collation."""
+SHOWN = 12
+"""Lines in the text form."""
+_SOURCE, _PLACE = 60, 60
+
+
+class CodeLine(NamedTuple):
+    """A line that was on a stack."""
+
+    file: str
+    """`co_filename` of its code."""
+    function: str
+    line: int
+
+
+class StackCount(NamedTuple):
+    """How often a stack was found."""
+
+    stack: tuple[CodeLine, ...]
+    """From `__getitem__` (or `collate_fn`, ...) to the innermost frame."""
+    computing: float
+    """Samples in which the worker computed, or could have."""
+    waiting: float
+    """Samples in which it waited for something else than a core."""
+
+
+class LineProfile:
+    """Merges the samples of all workers. Thread-safe; the number of stacks is limited."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[CodeLine, ...], tuple[float, float]] = {}
+
+    def add(self, counts: Iterable[StackCount]) -> None:
+        """Add samples."""
+        with self._lock:
+            for stack, computing, waiting in counts:
+                key = stack if stack in self._counts or len(self._counts) < MAX_STACKS else stack[:1]
+                before = self._counts.get(key, (0.0, 0.0))
+                self._counts[key] = before[0] + computing, before[1] + waiting
+
+    def clear(self) -> None:
+        """Forget all samples."""
+        with self._lock:
+            self._counts.clear()
+
+    def stacks(self) -> tuple[StackCount, ...]:
+        """All stacks, the most frequent first."""
+        with self._lock:
+            found = [StackCount(stack, *count) for stack, count in self._counts.items()]
+        return tuple(sorted(found, key=lambda s: (-s.computing - s.waiting, s.stack)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotLine:
+    """A line of code, and the share of the workers' time that goes into it."""
+
+    share: float
+    """Share of the samples in which it was the innermost line of the user's own code, 0 to 1."""
+    computing: float
+    """The part of `share` in which the worker computed, or could have."""
+    waiting: float
+    """The part of `share` in which it waited: for a disk, a network, a lock, a sleep."""
+    total: float
+    """Share of the samples in which the line was on the stack: with the user's functions that it calls."""
+    source: str
+    """The text of the line; "" if it is not known."""
+    place: str
+    """Where it is: "cell 4 line 12", "data.py:12"."""
+    function: str
+    """The function that it belongs to."""
+    file: str
+    """The file name of its code."""
+    line: int
+    """Its number in the file or cell; 0 for work of nbloader itself."""
+
+    def __str__(self) -> str:
+        """One line."""
+        parts = f"{percent(self.computing)} computing, {percent(self.waiting)} waiting"
+        return f"{percent(self.share)}  {self.source or self.function}  ({self.place}; {parts})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotLines:
+    """The lines that workers spend their time on, those with the largest share first. Printing it gives a table."""
+
+    lines: tuple[HotLine, ...] = ()
+    samples: int = 0
+    """Number of samples: moments at which a busy worker was looked at."""
+    computing: float = 0.0
+    """Share of the samples in which the workers computed."""
+    waiting: float = 0.0
+    """Share of the samples in which they waited."""
+    profiling: bool = False
+    """Whether samples are taken while an epoch runs."""
+    stacks: tuple[StackCount, ...] = ()
+    """The sampled stacks, as for a flame graph; the most frequent first."""
+
+    def __iter__(self) -> Iterator[HotLine]:
+        """The lines."""
+        return iter(self.lines)
+
+    def __len__(self) -> int:
+        """The number of lines."""
+        return len(self.lines)
+
+    def __getitem__(self, position: int) -> HotLine:
+        """A line; 0 is the one with the largest share."""
+        return self.lines[position]
+
+    def __repr__(self) -> str:
+        """A table of the first lines."""
+        return str(self)
+
+    def __str__(self) -> str:
+        """A table of the first lines."""
+        if not self.lines:
+            if self.profiling:
+                return "No samples of the workers' lines yet."
+            return "The workers' lines are not sampled: call loader.profile_lines() before or during an epoch."
+        split = f"{percent(self.computing)} computing, {percent(self.waiting)} waiting"
+        rows = [("share", "computing", "waiting", "line", "place")]
+        rows += [_row(line) for line in self.lines[:SHOWN]]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = [
+            f"{share:>{widths[0]}}  {computing:>{widths[1]}}  {waiting:>{widths[2]}}  {source:<{widths[3]}}  {place}"
+            for share, computing, waiting, source, place in rows
+        ]
+        more = len(self.lines) - SHOWN
+        return "\n".join(
+            [
+                f"Where the workers' time goes, {plural(self.samples, 'sample')}: {split}",
+                *table,
+                *([f"and {plural(more, 'more line')}"] if more > 0 else []),
+            ]
+        )
+
+
+def _row(line: HotLine) -> tuple[str, str, str, str, str]:
+    place = line.place if line.file == STAGE_FILE else f"{line.place}, in {line.function}"
+    source, place = clean(line.source or line.function, _SOURCE), clean(place, _PLACE)
+    return percent(line.share), percent(line.computing), percent(line.waiting), source, place
+
+
+def blamed_line(stack: tuple[CodeLine, ...], is_library: Callable[[str], bool]) -> CodeLine:
+    """The line that a sample goes to: the innermost one of the user's own code, or of all if there is none.
+
+    Of functions in one line (a generator expression, a lambda), it is in the outermost.
+
+    Args:
+        stack: From the outermost to the innermost.
+        is_library: Whether a file is not the user's own code.
+    """
+    found = next((line for line in reversed(stack) if not is_library(line.file)), stack[-1])
+    return next(line for line in stack if (line.file, line.line) == (found.file, found.line))
+
+
+def find_hot_lines(
+    stacks: tuple[StackCount, ...],
+    *,
+    profiling: bool,
+    is_library: Callable[[str], bool],
+    source: Callable[[str, int], str],
+    place: Callable[[str, int], str],
+) -> HotLines:
+    """Attribute samples to lines.
+
+    Args:
+        stacks: What was sampled.
+        profiling: See `HotLines`.
+        is_library: Whether a file is not the user's own code.
+        source: The text of a line.
+        place: What to call a line.
+    """
+    own: dict[CodeLine, tuple[float, float]] = {}
+    total: collections.Counter[CodeLine] = collections.Counter()
+    for stack, computing, waiting in stacks:
+        blamed = blamed_line(stack, is_library)
+        before = own.get(blamed, (0.0, 0.0))
+        own[blamed] = before[0] + computing, before[1] + waiting
+        for line in set(stack):
+            total[line] += computing + waiting  # type: ignore[assignment]
+    computing, waiting = (sum(s.computing for s in stacks), sum(s.waiting for s in stacks))
+    samples = computing + waiting
+    lines = [
+        HotLine(
+            share=(c + w) / samples,
+            computing=c / samples,
+            waiting=w / samples,
+            total=total[line] / samples,
+            source="" if line.file == STAGE_FILE else source(line.file, line.line),
+            place="nbloader" if line.file == STAGE_FILE else place(line.file, line.line),
+            function=line.function,
+            file=line.file,
+            line=line.line,
+        )
+        for line, (c, w) in own.items()
+        if c + w > 0
+    ]
+    return HotLines(
+        lines=tuple(sorted(lines, key=lambda x: (-x.share, x.file, x.line, x.function))),
+        samples=round(samples),
+        computing=computing / samples if samples else 0.0,
+        waiting=waiting / samples if samples else 0.0,
+        profiling=profiling,
+        stacks=stacks,
+    )

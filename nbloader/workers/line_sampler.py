@@ -1,0 +1,184 @@
+"""Samples of what a worker executes: its Python stack at one moment, and whether it computed or waited.
+
+    line profiler, in the notebook     WorkerHandle.sample_stack()
+      process: reads from /proc whether it runs, counts that in its status, sends a signal
+                    -> LineSampler, in the worker: counts the stack -> message, once in a while
+      thread:  ThreadSampler reads its stack
+
+A worker process is sampled from outside, and at a signal. A thread in the worker would get the interpreter lock only
+when the worker releases it, and so find it mostly in calls that release it, such as reads of files; and each sample
+would stop a worker that computes until that thread has got a core.
+
+Python runs the handler of a signal at the end of a call of C code, so several signals may be handled at once: the
+status has the number of samples, and the stack counts for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from types import CodeType, FrameType
+
+from nbloader._util.code_places import PACKAGE
+from nbloader.metrics.hot_lines import STAGE_FILE, CodeLine, StackCount
+from nbloader.metrics.probe import cpu_times
+from nbloader.workers.status import PRODUCING, SharedStatus, WorkerState, WorkerStatus
+
+SIGNAL: int | None = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
+"""None: worker processes cannot be sampled on this system. `stack_probe` uses the two signals before it."""
+MAX_FRAMES = 60
+"""Frames of a stack, the innermost ones."""
+MAX_UNSENT = 500
+"""Stacks that a worker keeps between two messages; further ones are not counted."""
+SEND_NS = 1_000_000_000
+"""Time after which samples are sent, ns."""
+SENT_PER_UNSENT = 8
+"""Samples are sent before that if those before are no more than so many times as many: of a short epoch, nearly all
+arrive."""
+_clock = time.perf_counter_ns
+
+
+def user_lines(frame: FrameType | None, root: CodeType, stage: int) -> tuple[CodeLine, ...] | None:
+    """The lines on a stack, without those of nbloader, from the outermost that nbloader calls.
+
+    Args:
+        frame: The innermost frame.
+        root: The function of nbloader that produces a batch; what is outside of it is cut off.
+        stage: The state of the worker, for a stack without a line of other code.
+
+    Returns:
+        None if the thread does not produce a batch.
+    """
+    lines: list[CodeLine] = []
+    while frame is not None and frame.f_code is not root:
+        code = frame.f_code
+        if len(lines) < MAX_FRAMES and not code.co_filename.startswith(PACKAGE):
+            name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified names
+            lines.append(CodeLine(code.co_filename, name, frame.f_lineno))
+        frame = frame.f_back
+    if frame is None:
+        return None
+    return tuple(reversed(lines)) or (CodeLine(STAGE_FILE, WorkerState(stage).name.lower(), 0),)
+
+
+class LineSampler:
+    """In a worker process: counts the stack of the main thread at each signal.
+
+    Args:
+        status: The status of the worker; the notebook counts samples there.
+        root: See `user_lines`.
+    """
+
+    def __init__(self, status: SharedStatus, root: CodeType) -> None:
+        self._status = status
+        self._root = root
+        self._counts: dict[tuple[CodeLine, ...], tuple[int, int]] = {}
+        self._computing, self._waiting = status.computing, status.waiting
+        self.unsent = 0
+        """Samples since the last message."""
+        self._sent = 0
+        self._sent_at = 0
+
+    def install(self) -> None:
+        """Let the main thread of this process respond to the signal."""
+        if SIGNAL is not None:
+            signal.signal(SIGNAL, self._sample)
+            signal.siginterrupt(SIGNAL, False)  # reads and writes of C libraries go on
+
+    def _sample(self, _signal: int, frame: FrameType | None) -> None:
+        status = self._status
+        computing, waiting = status.computing, status.waiting
+        new = computing - self._computing, waiting - self._waiting
+        self._computing, self._waiting = computing, waiting
+        stack = user_lines(frame, self._root, status.state)
+        if stack is None or (stack not in self._counts and len(self._counts) >= MAX_UNSENT):
+            return
+        before = self._counts.get(stack, (0, 0))
+        self._counts[stack] = before[0] + new[0], before[1] + new[1]
+        self.unsent += sum(new)
+
+    def due(self, now: int) -> bool:
+        """Whether samples should be sent.
+
+        Args:
+            now: `time.perf_counter_ns()`.
+        """
+        return self.unsent * SENT_PER_UNSENT >= self._sent or now - self._sent_at >= SEND_NS
+
+    def take(self, now: int) -> list[StackCount]:
+        """Take the samples since the last message. A signal may come at any moment.
+
+        Args:
+            now: `time.perf_counter_ns()`.
+        """
+        counts = self._counts
+        self._counts = {}
+        self._sent += self.unsent
+        self.unsent, self._sent_at = 0, now
+        return [StackCount(stack, *count) for stack, count in counts.items()]
+
+
+def is_running(pid: int) -> bool:
+    """Whether the main thread of a process computes, or could if it had a core; also if the system does not say."""
+    return _state(f"/proc/{pid}/task/{pid}/stat") in "R?"
+
+
+class ThreadSampler:
+    """Samples a thread of this process.
+
+    Args:
+        root: See `user_lines`.
+    """
+
+    def __init__(self, root: CodeType) -> None:
+        self._root = root
+        self._before = (0, 0)
+        """Time, and the CPU time of the thread (with what it waited for a core), ns."""
+
+    def sample(self, ident: int, native_id: int, status: WorkerStatus) -> StackCount | None:
+        """The present stack of the thread; None if it does not produce a batch.
+
+        A thread that waits for the interpreter lock may have been stopped by this one: it counts as computing by its
+        share of CPU time since the last call.
+
+        Args:
+            ident: The thread.
+            native_id: The system's id of it.
+            status: The status of the worker.
+        """
+        pid = os.getpid()
+        now, times = _clock(), cpu_times(pid, native_id)
+        used = 0 if times is None else times.running + times.waiting
+        before, self._before = self._before, (now, used)
+        stage = status.state
+        stack = user_lines(sys._current_frames().get(ident), self._root, stage) if stage in PRODUCING else None
+        if stack is None:
+            return None
+        share = min(1.0, (used - before[1]) / max(now - before[0], 1)) if before[0] else 0.5
+        task = f"/proc/{pid}/task/{native_id}"
+        if _state(f"{task}/stat") in "R?":
+            share = 1.0
+        elif not any(part in (waits_in := _contents(f"{task}/wchan")) for part in ("futex", "?")) and waits_in != "0":
+            share = 0.0
+        return StackCount(stack, share, 1 - share)
+
+
+def _state(path: str) -> str:
+    """Linux's letter for what a thread does; "?" if it is not known."""
+    return _contents(path).rpartition(") ")[2][:1] or "?"
+
+
+def _contents(path: str) -> str:
+    """The first 4 kB of a file of /proc; "?" if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return "?"
+    try:
+        return os.read(fd, 4096).decode("ascii", "replace")
+    except OSError:
+        return "?"
+    finally:
+        os.close(fd)

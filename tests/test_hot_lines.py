@@ -1,0 +1,293 @@
+"""The lines that workers spend their time on: samples are merged and attributed, and planted slow lines are found."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+
+import light
+import pytest
+from datasets import run_script, wait_for
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbloader import DataLoader
+from nbloader._util.code_places import is_library, place_of, source_line, with_source_lines
+from nbloader.events import EpochEnded
+from nbloader.metrics import hot_lines
+from nbloader.metrics.hot_lines import STAGE_FILE, CodeLine, HotLines, LineProfile, StackCount, find_hot_lines
+from nbloader.workers import line_sampler
+from nbloader.workers.line_sampler import LineSampler, user_lines
+from nbloader.workers.status import SharedStatus, WorkerState
+
+LINES = st.builds(CodeLine, st.sampled_from(["data.py", "lib.py", "cell"]), st.sampled_from("fg"), st.integers(1, 3))
+STACKS = st.lists(LINES, min_size=1, max_size=4).map(tuple)
+COUNTS = st.lists(st.builds(StackCount, STACKS, st.integers(0, 9), st.integers(0, 9)), max_size=30)
+
+
+def found(stacks: tuple[StackCount, ...]) -> HotLines:
+    return find_hot_lines(
+        stacks,
+        profiling=True,
+        is_library=lambda file: file == "lib.py",
+        source=lambda file, line: f"text of {file} {line}",
+        place=lambda file, line: f"{file}:{line}",
+    )
+
+
+def totals(counts: list[StackCount] | tuple[StackCount, ...]) -> tuple[float, float]:
+    return sum(c.computing for c in counts), sum(c.waiting for c in counts)
+
+
+# ---- merging ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.unit
+@given(COUNTS, st.integers(1, 8))
+def test_merging_loses_no_sample_and_keeps_few_stacks(counts: list[StackCount], most: int):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hot_lines, "MAX_STACKS", most)
+        profile = LineProfile()
+        for count in counts:
+            profile.add([count])
+        merged = profile.stacks()
+    assert totals(merged) == totals(counts)
+    assert len(merged) <= most + len({count.stack[0] for count in counts})
+    assert len({count.stack for count in merged}) == len(merged)
+
+
+@pytest.mark.unit
+@given(COUNTS, COUNTS)
+def test_the_order_of_workers_does_not_matter(one: list[StackCount], other: list[StackCount]):
+    first, second = LineProfile(), LineProfile()
+    for profile, parts in ((first, (one, other)), (second, (other, one))):
+        for part in parts:
+            profile.add(part)
+    assert first.stacks() == second.stacks()
+
+
+@pytest.mark.unit
+@given(COUNTS)
+def test_shares_are_sorted_and_add_up(counts: list[StackCount]):
+    profile = LineProfile()
+    profile.add(counts)
+    hot = found(profile.stacks())
+    assert [line.share for line in hot] == sorted((line.share for line in hot), reverse=True)
+    assert sum(line.share for line in hot) == pytest.approx(1 if any(totals(counts)) else 0)
+    assert all(line.share == pytest.approx(line.computing + line.waiting) for line in hot)
+    assert all(line.share <= line.total + 1e-9 <= 1 + 2e-9 for line in hot)
+
+
+@pytest.mark.unit
+def test_a_line_has_the_time_of_libraries_that_it_calls_and_not_of_the_users_functions():
+    caller, helper = CodeLine("data.py", "get", 3), CodeLine("data.py", "help", 9)
+    library, inside = CodeLine("lib.py", "resize", 70), CodeLine("data.py", "get.<lambda>", 3)
+    hot = found(
+        (
+            StackCount((caller, library), 4, 0),
+            StackCount((caller, helper), 0, 3),
+            StackCount((caller, inside), 2, 0),
+            StackCount((library,), 1, 0),
+        )
+    )
+    assert [(line.place, line.function, line.share, line.total) for line in hot] == [
+        ("data.py:3", "get", 0.6, 0.9),
+        ("data.py:9", "help", 0.3, 0.3),
+        ("lib.py:70", "resize", 0.1, 0.5),
+    ]
+    assert (hot[0].computing, hot[0].waiting, hot[1].waiting) == (0.6, 0.0, 0.3)
+    assert (hot.samples, hot.computing, hot.waiting, len(hot)) == (10, 0.7, 0.3, 3)
+    assert str(hot[1]) == "30 %  text of data.py 9  (data.py:9; 0 % computing, 30 % waiting)"
+    assert (
+        repr(hot)
+        == """\
+Where the workers' time goes, 10 samples: 70 % computing, 30 % waiting
+share  computing  waiting  line               place
+ 60 %       60 %      0 %  text of data.py 3  data.py:3, in get
+ 30 %        0 %     30 %  text of data.py 9  data.py:9, in help
+ 10 %       10 %      0 %  text of lib.py 70  lib.py:70, in resize"""
+    )
+
+
+@pytest.mark.unit
+def test_without_samples_the_text_says_what_to_do():
+    assert "profile_lines()" in str(HotLines())
+    assert str(HotLines(profiling=True)) == "No samples of the workers' lines yet."
+    assert "and 3 more lines" in str(found(tuple(StackCount((CodeLine("f", "f", i),), 1, 0) for i in range(15))))
+
+
+# ---- stacks and places ----------------------------------------------------------------------------------------------
+
+
+def frame_here():
+    return sys._getframe()
+
+
+@pytest.mark.unit
+def test_stacks_begin_below_the_code_that_produces_a_batch():
+    def produce():
+        return user_lines(frame_here(), produce.__code__, WorkerState.COLLATING)
+
+    lines = produce()
+    assert lines is not None
+    assert [line.function.rpartition(".")[2] for line in lines] == ["frame_here"]
+    assert user_lines(frame_here(), produce.__code__, WorkerState.FETCHING) is None
+    here = frame_here()
+    stage = user_lines(here, here.f_code, WorkerState.COLLATING)
+    assert stage == (CodeLine(STAGE_FILE, "collating", 0),)
+    assert find_hot_lines(
+        (StackCount(stage, 1, 0),), profiling=True, is_library=is_library, source=source_line, place=place_of
+    )[0].place == "nbloader"  # fmt: skip
+
+
+@pytest.mark.unit
+@pytest.mark.skipif(line_sampler.SIGNAL is None, reason="there are no real-time signals")
+def test_a_signal_that_is_handled_late_counts_for_all_samples(monkeypatch):
+    status = SharedStatus()
+    sampler = LineSampler(status, test_a_signal_that_is_handled_late_counts_for_all_samples.__code__)
+    status.computing, status.waiting, status.state = 3, 2, WorkerState.FETCHING
+    sampler._sample(0, sys._getframe())
+    status.computing += 1
+    sampler._sample(0, sys._getframe())
+    assert sampler.due(0)
+    (count,) = sampler.take(0)
+    assert (count.stack[0].function, count.computing, count.waiting) == ("fetching", 4, 2)
+    assert not sampler.unsent
+    monkeypatch.setattr(line_sampler, "MAX_UNSENT", 0)
+    status.computing += 1
+    sampler._sample(0, sys._getframe())
+    assert sampler.take(0) == []
+
+
+@pytest.mark.unit
+def test_places(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert place_of(str(tmp_path / "data" / "photos.py"), 12) == "data/photos.py:12"
+    assert place_of("/home/me/project/data.py", 12) == "project/data.py:12"
+    assert is_library(json.__file__)
+    assert is_library(pytest.__file__)
+    assert is_library(line_sampler.__file__)
+    assert not is_library(__file__)
+    assert source_line(__file__, 1).startswith('"""The lines')
+    assert source_line("/nowhere.py", 1) == ""
+
+
+@pytest.mark.unit
+def test_tracebacks_get_the_lines_that_are_missing():
+    text = (
+        "Traceback (most recent call last):\n"
+        f'  File "{__file__}", line 1, in __getitem__\n'
+        f'  File "{__file__}", line 3, in f\n    there already\n'
+        '  File "/nowhere.py", line 4, in g\n'
+        "ValueError: no\n"
+    )
+    completed = with_source_lines(text)
+    assert completed.count("\n") == text.count("\n") + 1
+    assert f"line 1, in __getitem__\n    {source_line(__file__, 1)}\n  File" in completed
+    assert with_source_lines(completed) == completed
+
+
+# ---- real workers ---------------------------------------------------------------------------------------------------
+
+KINDS = {"process": {"num_workers": 2}, "thread": {"num_workers": 2, "workers": "thread"}, "inline": {}}
+PLANTED = [
+    ("process", "computing"),
+    ("process", "waiting"),
+    ("process", "helping"),
+    ("process", "library"),
+    ("process", "reading"),
+    ("process", "collating"),
+    ("thread", "waiting"),
+    ("thread", "reading"),
+    ("inline", "waiting"),
+    ("inline", "reading"),
+]
+
+
+@pytest.mark.parametrize(("kind", "how"), PLANTED)
+def test_a_planted_line_is_named_first(kind, how):
+    arguments = {"output": "numpy", **KINDS[kind]}
+    if how == "collating":
+        arguments["collate_fn"] = light.collate_hot
+    with DataLoader(light.Hot(16, how), 2, persistent_workers=kind == "process", **arguments) as loader:
+        loader.profile_lines()
+
+        def enough():
+            for _ in loader:
+                pass
+            return loader.hot_lines().samples >= 12
+
+        wait_for(enough)
+        hot = loader.hot_lines()
+    assert hot[0].source.endswith(f"# hot: {how}"), hot
+    assert hot[0].file == light.__file__
+    assert hot[0].share > 0.5
+    assert (hot[0].waiting > hot[0].computing) == (how == "waiting"), hot
+    assert hot[0].function in {f"Hot.{how}", how, "help_hot", "collate_hot"}
+
+
+def sampling_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "nbloader-lines"]
+
+
+def test_profiling_can_be_switched_while_a_loop_runs_and_only_busy_workers_are_sampled():
+    with DataLoader(light.Hot(10_000, "waiting"), 2, num_workers=1, output="numpy") as loader:
+        epoch = iter(loader)
+        next(epoch)
+        assert not sampling_threads()
+        assert not loader.hot_lines().profiling
+        loader.profile_lines()
+        assert sampling_threads()
+        while not loader.hot_lines().samples:
+            next(epoch)
+        loader.profile_lines(on=False)
+        wait_for(lambda: not sampling_threads())
+        samples = loader.hot_lines().samples
+        assert samples
+        loader.profile_lines()
+        assert not loader.hot_lines().samples
+        ended = []
+        loader.events.subscribe(lambda event: ended.append(event) if isinstance(event, EpochEnded) else None)
+        del epoch
+        wait_for(lambda: ended and not sampling_threads())
+        engine = loader._parts.engine
+        (handle,) = engine._group.pool.handles.values()
+        wait_for(lambda: handle.status.state == WorkerState.IDLE)
+        before = handle.status.computing + handle.status.waiting
+        assert not engine.sample_stacks(0, 4).busy
+        assert handle.status.computing + handle.status.waiting == before
+
+
+def test_lines_and_tracebacks_of_cells(tmp_path):
+    done = run_script(
+        """
+        from IPython.core.interactiveshell import InteractiveShell
+        from nbloader import DataLoader
+        shell = InteractiveShell.instance()
+        shell.run_cell('''
+        import time
+        class InCell:
+            def __len__(self):
+                return 100
+            def __getitem__(self, i):
+                time.sleep(0.01)
+                if i == 99:
+                    raise ValueError("in a cell")
+                return i
+        ''', store_history=True)
+        with DataLoader(shell.user_ns["InCell"](), 1, num_workers=1, output="numpy") as loader:
+            loader.profile_lines()
+            try:
+                for _ in loader:
+                    pass
+            except ValueError as error:
+                print(error.__cause__)
+            first = loader.hot_lines()[0]
+            print(first.source, "|", first.place)
+        """,
+        tmp_path,
+        warnings="default",
+    )
+    assert "time.sleep(0.01) | cell 1 line 6" in done.stdout, done
+    assert '    raise ValueError("in a cell")\n' in done.stdout
