@@ -29,6 +29,12 @@ def execute(loader: LoaderControl, message: Mapping[str, Any]) -> None:
         loader.resume()
     elif name == "step":
         loader.step()
+    elif name == "tune":
+        loader.tune()
+    elif name == "stop_tuning" and loader.tuning is not None:
+        loader.tuning.stop()
+    elif name == "undo_tuning" and loader.tuning is not None:
+        loader.tuning.undo()
     elif name == "resize" and value is not None:
         loader.num_workers = int(value)
     elif name == "prefetch" and value is not None:

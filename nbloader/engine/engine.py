@@ -934,6 +934,11 @@ class Engine:
         self._dispatcher.step()
         self._wake_consumers()
 
+    @property
+    def draws_by_worker(self) -> bool:
+        """Whether random numbers may depend on the number of workers: batches go to workers in turn."""
+        return self._dispatcher.round_robin
+
     def resize(self, num_workers: int) -> None:
         """Use so many workers from now on."""
         self._command(lambda: self._resize(num_workers))

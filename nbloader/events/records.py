@@ -254,6 +254,20 @@ class WorkersResized:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingTried:
+    """`DataLoader.tune` has measured a setting."""
+
+    time: int
+    """When, ns."""
+    num_workers: int
+    prefetch_factor: int
+    rate: float
+    """Batches per second."""
+    kept: bool
+    """Whether it was faster than those before it, and stays."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoaderPaused:
     """The loader was paused: no batch is delivered or dispatched until `resume()`."""
 
@@ -305,6 +319,7 @@ LifecycleEvent: TypeAlias = (
     | BatchFailed
     | SampleFailed
     | WorkersResized
+    | SettingTried
     | LoaderPaused
     | LoaderResumed
     | DatasetReloaded

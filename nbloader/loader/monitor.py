@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
 
     from nbloader.dashboard.page import Report
+    from nbloader.metrics.control import SettingSearch
 
 
 def _settings(arguments: dict[str, Any], cores: int) -> Settings:
@@ -56,6 +57,8 @@ class Monitor:
         self._usage = UsageProbe()
         self.lines = LineProfiler(engine)
         """Samples the lines that workers execute."""
+        self.tuning: SettingSearch | None = None
+        """The newest search for better settings."""
         events.subscribe(self._aggregator.update)
         monitor_ref = weakref.ref(self)
 
@@ -94,6 +97,16 @@ class Monitor:
         """See `DataLoader.hot_lines`."""
         return self.lines.result()
 
+    @property
+    def closed(self) -> bool:
+        """Whether the loader was closed."""
+        return self._engine.closed
+
+    @property
+    def draws_by_worker(self) -> bool:
+        """See `Engine.draws_by_worker`."""
+        return self._engine.draws_by_worker
+
     def stats(self, *, iterated: bool) -> Snapshot:
         """See `DataLoader.stats`.
 
@@ -109,7 +122,8 @@ class Monitor:
             gauges = dataclasses.replace(gauges, cache=cache)
         self._read_counters()
         usage = self._usage.since(gauges.now - RATE_NS)
-        return self._aggregator.snapshot(self._probe.fill(gauges), usage, self._usage.epoch())
+        snapshot = self._aggregator.snapshot(self._probe.fill(gauges), usage, self._usage.epoch())
+        return snapshot if self.tuning is None else dataclasses.replace(snapshot, tuning=self.tuning.gauge)
 
     def what_if(self, changed: dict[str, Any], given: dict[str, Any], *, iterated: bool) -> Prediction:
         """See `DataLoader.what_if`.

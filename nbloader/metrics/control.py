@@ -9,7 +9,24 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from nbloader.events import EventBus
-from nbloader.metrics.snapshot import Point, Snapshot
+from nbloader.metrics.snapshot import Point, Snapshot, TuningGauge
+
+
+class SettingSearch(Protocol):
+    """A search for better settings."""
+
+    @property
+    def gauge(self) -> TuningGauge:
+        """Its state."""
+        ...
+
+    def stop(self) -> None:
+        """End it soon. The best setting so far stays."""
+        ...
+
+    def undo(self) -> None:
+        """End it, and return to the settings before it."""
+        ...
 
 
 class LoaderControl(Protocol):
@@ -45,6 +62,15 @@ class LoaderControl(Protocol):
 
     @prefetch_factor.setter
     def prefetch_factor(self, value: int) -> None: ...
+
+    @property
+    def tuning(self) -> SettingSearch | None:
+        """The newest search for better settings; None without one."""
+        ...
+
+    def tune(self) -> SettingSearch:
+        """Search for better settings while the loop runs. Returns at once."""
+        ...
 
     def stats(self) -> Snapshot:
         """A snapshot of the loader. Cheap enough to be taken four times per second."""

@@ -180,6 +180,16 @@ class Verdict(NamedTuple):
     """The second cause, if there are two; "" otherwise."""
 
 
+class TuningGauge(NamedTuple):
+    """A search for better settings."""
+
+    running: bool
+    changed: bool
+    """Whether it has found a better setting, which is used."""
+    text: str
+    """Its result, or what it waits for."""
+
+
 NO_VERDICT = Verdict()
 """The verdict of a loader that has not been iterated."""
 
@@ -291,6 +301,8 @@ class Snapshot:
     """What limited it over the whole of the newest epoch so far; kept likewise."""
     cache: CacheGauge | None = None
     """The cache of samples, which all loaders share; None if no function is cached (`nbloader.cached`)."""
+    tuning: TuningGauge | None = None
+    """The newest search of `tune()`; None without one."""
 
     def __repr__(self) -> str:
         """One line; `print` the snapshot for all of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from nbloader._util.format import clean, duration, final_message, plural
+from nbloader._util.format import clean, duration, final_message, number, plural
 from nbloader.events import (
     BatchFailed,
     BatchRecord,
@@ -17,6 +17,7 @@ from nbloader.events import (
     LoaderPaused,
     LoaderResumed,
     SampleFailed,
+    SettingTried,
     SupervisorFailed,
     WorkerDied,
     WorkerReady,
@@ -85,6 +86,11 @@ def _supervisor_failed(e: SupervisorFailed) -> Described:
     return "error", f"the supervisor thread failed and was restarted: {clean(e.error)}"
 
 
+def _setting_tried(e: SettingTried) -> Described:
+    what = f"num_workers={e.num_workers}, prefetch_factor={e.prefetch_factor}"
+    return "command", f"tried {what}: {number(e.rate)} batches/s, {'kept' if e.kept else 'undone'}"
+
+
 _DESCRIBE: dict[type, Callable[[Any], Described]] = {
     BatchRecord: lambda e: ("epoch", f"batch {e.index} delivered"),
     WorkerStarted: lambda e: ("worker", f"worker {e.worker} started, pid {e.pid}"),
@@ -96,6 +102,7 @@ _DESCRIBE: dict[type, Callable[[Any], Described]] = {
     BatchFailed: _batch_failed,
     SampleFailed: _sample_failed,
     WorkersResized: lambda e: ("command", f"number of workers changed from {e.before} to {e.after}"),
+    SettingTried: _setting_tried,
     LoaderPaused: lambda _: ("command", "paused"),
     LoaderResumed: lambda _: ("command", "resumed"),
     DatasetReloaded: lambda _: ("command", "dataset reloaded"),

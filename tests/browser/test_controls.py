@@ -82,6 +82,42 @@ def test_stepping_delivers_one_batch_at_a_time(open_notebook: Any) -> None:
     assert "100" in notebook.wait_until_run(1)
 
 
+SLOW = """
+from nbloader import DataLoader
+import time
+class Slow:
+    def __len__(self): return 4_000_000
+    def __getitem__(self, i):
+        time.sleep(0.005)
+        return i
+loader = DataLoader(Slow(), batch_size=4, num_workers=1, workers="thread")
+loader
+"""
+FIND = """
+from nbloader import events as ev
+for batch in loader:
+    if loader.stats().tuning and loader.tuning.finished and loader.num_workers == 1:
+        break
+print([e.num_workers for e in loader.events.recent() if isinstance(e, ev.SettingTried)][:2])
+"""
+
+
+def test_a_search_for_better_settings_is_started_stopped_and_undone_while_a_cell_is_busy(open_notebook: Any) -> None:
+    notebook = open_notebook(SLOW, FIND)
+    page = notebook.page
+    notebook.run_all()
+    page.get_by_role("button", name="Try other numbers of workers").click()
+    said = page.locator(".nbl-live .nbl-said")
+    said.filter(has_text="DataLoader(..., num_workers=2, prefetch_factor=2)").wait_for()
+    screenshot(page, "tuning")
+    page.get_by_role("button", name="End the search").click()
+    said.filter(has_text="The search was stopped").wait_for()
+    screenshot(page, "tuned")
+    page.get_by_role("button", name="Return to the settings before the search").click()
+    assert "[1, 2]" in notebook.wait_until_run(1)
+    said.filter(has_text="The settings before the search are back").wait_for()
+
+
 FOREIGN = """
 import json
 from nbloader import DataLoader

@@ -20,6 +20,12 @@ export function create(el, api) {
     restart.begin("restarting…", ({ incarnations }) => incarnations.every((now, worker) => now !== before[worker]));
     api.command("restart");
   }), "Restart all");
+  const tune = new Pending(button(actions, "Tune", "", () => {
+    const { running, changed } = data.tuning ?? {};
+    const before = JSON.stringify([running, changed]);
+    tune.begin("…", ({ tuning }) => JSON.stringify([tuning?.running, tuning?.changed]) !== before);
+    api.command(running ? "stop_tuning" : changed ? "undo_tuning" : "tune");
+  }), "Tune");
   button(actions, "Save trace", "Save a trace of the recent batches for Perfetto", () => api.request("trace"));
 
   const sliders = make("div", "nbl-sliders", line);
@@ -51,12 +57,26 @@ export function create(el, api) {
   const workers = addSlider("Workers", "Number of workers", 1, "resize");
   const prefetch = addSlider("Prefetch", "Batches prefetched per worker", 0, "prefetch");
 
+  const tuned = make("p", "nbl-said", el);
   const said = make("p", "nbl-said", el);
   said.setAttribute("role", "status");
   const say = (text) => {
     write(said, text);
     clearTimeout(silence);
     silence = setTimeout(() => write(said, ""), SAID);
+  };
+
+  const showTuning = (tuning) => {
+    const { running, changed, text } = tuning ?? {};
+    tune.node.hidden = !data.workers;
+    tune.idle = running ? "Stop tuning" : changed ? "Undo tuning" : "Tune";
+    const name = running ? "End the search; the best setting so far stays"
+      : changed ? "Return to the settings before the search"
+      : "Try other numbers of workers and batches to prefetch while the loop runs, for a minute, and keep what is faster";
+    tune.node.title = name;
+    tune.node.setAttribute("aria-label", name);
+    tune.check(data);
+    write(tuned, text ?? "");
   };
 
   return {
@@ -68,6 +88,7 @@ export function create(el, api) {
       restart.check(data);
       restart.node.hidden = !data.incarnations.length;
       sliders.hidden = !data.workers;
+      showTuning(data.tuning);
       setSlider(workers, data.workers, data.maxWorkers);
       setSlider(prefetch, data.prefetch, 8);
     },

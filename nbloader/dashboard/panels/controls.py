@@ -24,12 +24,14 @@ class Controls(Panel):
 
     def payload(self, frame: Frame) -> dict[str, Any]:
         """What the buttons depend on. A worker's `incarnation` changes when it is restarted."""
+        tuning = frame.snapshot.tuning
         return {
             "state": frame.snapshot.state,
             "incarnations": [incarnation(w.pid, w.restarts) for w in frame.snapshot.workers],
             "workers": frame.num_workers,
             "maxWorkers": max(MAX_WORKERS, frame.num_workers),
             "prefetch": frame.prefetch_factor,
+            "tuning": None if tuning is None else tuning._asdict(),
         }
 
     def respond(self, request: Mapping[str, Any], loader: LoaderControl) -> Reply | None:

@@ -1,0 +1,209 @@
+"""The search for better settings while a loop runs: which are tried, kept and undone, and that it changes no batch."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from datasets import wait_for
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbloader import DataLoader, LoaderClosedError
+from nbloader import events as ev
+from nbloader.diagnose.tune import GAIN, MAX_PREFETCH, Measurement, Search, Setting, is_faster, measure, table
+from nbloader.events import BatchRecord
+
+MS = 1_000_000
+
+
+def search(rate, start, max_workers=16, wait_share=0.5):
+    found = Search(Setting(*start), max_workers)
+    while (setting := found.next()) is not None:
+        found.measured(setting, Measurement(rate(*setting), 0.001, wait_share, 100, 1.0))
+    return found
+
+
+def record(number, delivered, *, run=0, waited=0):
+    blank = BatchRecord(*(0,) * len(BatchRecord._fields))
+    return blank._replace(run=run, index=number, delivered=delivered * MS, requested=(delivered - waited) * MS)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("rate", "start", "best"),
+    [
+        (lambda workers, _: min(workers, 6), (1, 2), (8, 2)),
+        (lambda workers, _: min(workers, 6), (6, 2), (6, 2)),
+        (lambda workers, _: min(workers, 100), (3, 2), (16, 2)),  # as many as allowed
+        (lambda workers, _: 20 - workers, (8, 2), (1, 2)),  # too many
+        (lambda workers, prefetch: min(workers, 4) * min(prefetch, 8), (1, 2), (4, 8)),
+        (lambda _workers, _prefetch: 10, (4, 2), (4, 2)),  # nothing helps
+    ],
+)
+def test_the_search_finds_the_best_setting(rate, start, best):
+    found = search(rate, start)
+    assert found.best.setting == best
+    assert len(found.trials) <= 9
+    assert len({trial.setting for trial in found.trials}) == len(found.trials)
+
+
+@pytest.mark.unit
+@given(
+    rates=st.dictionaries(st.tuples(st.integers(1, 32), st.integers(1, 64)), st.floats(1, 100)),
+    start=st.tuples(st.integers(1, 32), st.integers(1, 40)),
+    most=st.integers(1, 32),
+)
+def test_whatever_the_rates_are_the_search_ends_within_its_limits(rates, start, most):
+    found = search(lambda *setting: rates.get(setting, 10.0), start, most)
+    assert found.trials[0].setting == start
+    assert len(found.trials) < 30
+    for trial in found.trials[1:]:
+        assert 1 <= trial.setting.num_workers <= max(most, start[0])
+        assert 1 <= trial.setting.prefetch_factor <= max(MAX_PREFETCH, start[1])
+    kept = [trial.measured.rate for trial in found.trials if trial.kept]
+    assert all(later > (1 + GAIN) * earlier for earlier, later in itertools.pairwise(kept))
+    assert found.best is [trial for trial in found.trials if trial.kept][-1]
+
+
+@pytest.mark.unit
+def test_a_loop_that_hardly_waits_ends_the_search():
+    found = search(lambda workers, _: workers, (2, 2), wait_share=0.01)
+    assert [trial.setting for trial in found.trials] == [(2, 2)]
+    assert found.free
+
+
+@pytest.mark.unit
+def test_where_draws_depend_on_the_workers_only_the_window_is_searched():
+    found = Search(Setting(4, 2), 16)
+    found.measured(found.next(), Measurement(10, 0.001, 0.5, 100, 1.0))
+    found.keep_workers()
+    assert found.next() == (4, 4)
+    assert {trial.setting.num_workers for trial in search(lambda w, p: w * p, (4, 2), 4).trials} == {4}
+
+
+@pytest.mark.unit
+def test_a_measurement_leaves_out_the_time_between_epochs():
+    records = [record(i, 10 * i, waited=4) for i in range(31)]
+    records += [record(i, 5000 + 10 * i, run=1, waited=4) for i in range(31)]
+    measured = measure(records)
+    assert measured.rate == pytest.approx(100)
+    assert measured.wait_share == pytest.approx(0.4)
+    assert (measured.batches, measured.seconds) == (60, pytest.approx(0.6))
+    assert measured.error == pytest.approx(0)
+    assert measure(records[:1]) is measure([]) is None
+
+
+@pytest.mark.unit
+def test_a_gain_within_the_noise_is_none():
+    exact = Measurement(100, 0.0, 0.5, 100, 1.0)
+    assert is_faster(exact._replace(rate=104), exact)
+    assert not is_faster(exact._replace(rate=102), exact)
+    assert not is_faster(exact._replace(rate=110, error=0.06), exact)
+
+
+@pytest.mark.unit
+def test_the_table_shows_what_was_kept():
+    found = search(lambda workers, _: min(workers, 2), (1, 2), 4)
+    lines = table(found.trials, found.best).splitlines()
+    assert [line.split()[-1] for line in lines[:3]] == ["faster", "best", "undone"]
+    assert lines[0].startswith("num_workers=1, prefetch_factor=2")
+
+
+class Waiting:
+    """Samples of some milliseconds, with a draw each."""
+
+    def __init__(self, length, seconds=0.004):
+        self.length, self.seconds = length, seconds
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        time.sleep(self.seconds)
+        return i, int(np.random.randint(1 << 30))
+
+
+def loop(loader, until, batches):
+    """Iterate until a condition holds."""
+    while not until():
+        for batch in loader:
+            batches.append(batch)
+            if until():
+                break
+
+
+def test_more_workers_are_found_while_the_loop_runs_and_no_batch_changes():
+    with DataLoader(Waiting(40_000), 4, num_workers=1, workers="thread") as loader:
+        tuning = loader.tune(10, max_workers=2)
+        assert loader.tuning is tuning
+        assert loader.stats().tuning.running
+        torch.manual_seed(5)
+        batches = []
+        for batch in loader:
+            batches.append(batch)
+            if tuning.finished and loader.num_workers == tuning.best.setting.num_workers:
+                break
+        assert tuning.best.setting.num_workers > 1, str(tuning)
+        assert tuning.code == str(tuning.best.setting)
+        assert "times as fast" in str(tuning)
+        tried = [e for e in loader.events.recent() if isinstance(e, ev.SettingTried)]
+        assert [(e.num_workers, e.prefetch_factor, e.kept) for e in tried] == [
+            (*t.setting, t.kept) for t in tuning.trials
+        ]
+        assert loader.stats().tuning.changed
+        tuning.undo()
+        assert (loader.num_workers, loader.prefetch_factor) == (1, 2)
+        assert not loader.stats().tuning.changed
+    torch.manual_seed(5)
+    with DataLoader(Waiting(40_000, 0), 4, num_workers=2, workers="thread") as plain:
+        for mine, expected in zip(batches, plain, strict=False):
+            assert all(map(torch.equal, mine, expected))
+
+
+def test_a_search_is_stopped_undone_and_ended_by_other_changes():
+    with DataLoader(Waiting(100_000), 4, num_workers=2, workers="thread") as loader:
+        stopped = loader.tune(600, max_workers=2)
+        assert "Waiting for a loop" in str(stopped)
+        stopped.stop()
+        assert stopped.wait(30)
+        assert "stopped" in str(stopped)
+        changed = loader.tune(600, max_workers=2)
+        loader.num_workers = 3
+        assert changed.wait(30)
+        assert loader.num_workers == 3, "the user's"
+        assert "other code" in str(changed)
+        undone = loader.tune(600, max_workers=8)
+        batches = []
+        consumer = threading.Thread(target=loop, args=(loader, lambda: undone.finished, batches))
+        consumer.start()
+        wait_for(lambda: loader.num_workers != 3 or undone.finished)
+        undone.undo()
+        consumer.join()
+        wait_for(lambda: (loader.num_workers, loader.prefetch_factor) == (3, 2))
+
+
+def test_a_closed_or_forgotten_loader_ends_the_search():
+    loader = DataLoader(Waiting(100), 4, num_workers=1, workers="thread")
+    closed = loader.tune()
+    loader.close()
+    assert closed.wait(30)
+    assert "closed" in str(closed)
+    with pytest.raises(LoaderClosedError):
+        loader.tune()
+    forgotten = DataLoader(Waiting(100), 4, num_workers=1, workers="thread").tune()
+    assert forgotten.wait(30)
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match=r"num_workers=0 has none: assign loader.num_workers = 1"):
+        DataLoader([1, 2, 3]).tune()
+    with DataLoader([1, 2, 3], num_workers=1, workers="thread") as loader:
+        with pytest.raises(ValueError, match="seconds=0"):
+            loader.tune(0)
+        with pytest.raises(ValueError, match="max_workers=0"):
+            loader.tune(max_workers=0)
