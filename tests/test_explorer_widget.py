@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import io
 import queue
+import random
+import sys
 import time
 import weakref
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nbloader import DataLoader
 from nbloader.errors import NbloaderError
 from nbloader.explorer import static, widget
 from nbloader.explorer.reader import ReadSample, SampleReader
@@ -190,6 +194,74 @@ def test_a_defect_of_the_explorer_ends_a_scan_with_its_error_and_the_next_scan_w
     assert "the explorer's thread failed" in caplog.text
     assert explorer.scan(5) == 5
     explorer.close()
+
+
+class Drawing(Numbers):
+    """Samples draw a number; one raises after it has drawn."""
+
+    def __getitem__(self, index):
+        drawn = random.random()
+        if index == 2:
+            raise ValueError("no")
+        return {"n": index, "drawn": drawn}
+
+
+def test_a_sample_as_the_loader_delivered_it_beside_its_draws(sent):
+    with DataLoader(Drawing(), 10, shuffle=True, on_error="skip") as loader:
+        delivered = [
+            {n.item(): v.item() for b in loader for n, v in zip(b["n"], b["drawn"], strict=True)} for _ in "ab"
+        ]
+        explorer = open_explorer(loader)
+        say(explorer, kind="ready")
+        say(explorer, kind="draws", index=5, count=2)
+        batches = following(sent, "delivered")
+        assert batches["problem"] == ""
+        for epoch, batch, position in batches["batches"]:
+            assert loader.replay(epoch, batch).sample(position) == {"n": 5, "drawn": delivered[epoch][5]}
+        came = {}
+        while len(came) < 4:
+            message = following(sent, "draw")
+            drawn = next(field["value"] for field in message["fields"] if field["path"] == "drawn")
+            came[message["delivery"][0] if message["delivery"] else f"draw {message['draw']}"] = drawn
+        assert {0: delivered[0][5], 1: delivered[1][5]}.items() <= came.items()
+        assert came["draw 0"] != came["draw 1"]
+        explorer.close()
+    dataset = Drawing()
+    dataset.own = random.Random(1)
+    with DataLoader(dataset, 10, on_error="skip") as loader:
+        list(loader)
+        explorer = open_explorer(loader)
+        say(explorer, kind="ready")
+        say(explorer, kind="draws", index=1, count=1)
+        assert "random generator of its own" in following(sent, "delivered")["problem"]
+        explorer.close()
+
+
+def test_a_sample_in_the_debugger_has_the_numbers_of_the_explorer(sent, monkeypatch, capsys):
+    explorer = open_explorer(Drawing())
+    say(explorer, kind="ready")
+    say(explorer, kind="draws", index=3, count=2)
+    seen = {}
+    while len(seen) < 2:
+        message = following(sent, "draw")
+        seen[message["draw"]] = next(field["value"] for field in message["fields"] if field["path"] == "drawn")
+    state = random.getstate()
+    for draw in (0, 1):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("n\np drawn\nc\n"))
+        explorer.debug(3, draw)
+        said = capsys.readouterr().out
+        assert "drawn = random.random()" in said
+        assert repr(seen[draw]) in said
+    monkeypatch.setattr(sys, "stdin", io.StringIO("p drawn\nq\n"))
+    explorer.debug(2, post_mortem=True)
+    assert 'raise ValueError("no")' in capsys.readouterr().out
+    assert random.getstate() == state
+    explorer.close()
+    for x in ([1, 2], iter("ab"), {"a": np.ones(3), "b": np.ones(3)}):
+        explorer = open_explorer(x)
+        with pytest.raises(TypeError, match="cannot be debugged"):
+            explorer.debug(0)
+        explorer.close()
 
 
 def test_samples_that_failed_are_read_again_on_request(view, sent, monkeypatch):

@@ -313,6 +313,38 @@ def test_a_batch_of_the_epoch_that_runs():
         assert raw(later) == raw(batch)
 
 
+@pytest.mark.parametrize("name", ["chunks", "asynchronous", "subset", "unbatched"])
+def test_where_a_sample_was_delivered(name):
+    with make(name) if name == "unbatched" else OPTIONS[name]() as loader:
+        assert loader.deliveries(7) == []
+        list(loader)
+        list(loader)
+        running = iter(loader)
+        next(running)
+        next(running)  # with it the record of the first batch is published
+        again = [loader.replay(2, number) for number in range(2)]
+        first, second = (each.indices[0] if isinstance(each.indices, list) else each.indices for each in again)
+        assert [d.epoch for d in loader.deliveries(second)] == [1, 0]
+        assert [d.epoch for d in loader.deliveries(first, limit=2)] == [2, 1]
+        for delivery in loader.deliveries(first):
+            batch = loader.replay(delivery.epoch, delivery.batch)
+            indices = batch.indices if isinstance(batch.indices, list) else [batch.indices]
+            assert indices[delivery.position] == first
+            if name == "chunks":
+                assert delivery.before == tuple(indices[delivery.position // 2 * 2 : delivery.position])
+            if name in ("asynchronous", "unbatched"):
+                assert delivery.before == ()
+            if name != "asynchronous":
+                random.seed(delivery.seed)
+                for index in delivery.before:
+                    loader.dataset[index]
+                assert batch.sample(delivery.position)[1] == random.random()
+    with OPTIONS["at once"]() as loader:
+        list(loader)
+        with pytest.raises(ReplayError, match=r"AtOnce\.__getitems__ fetches the samples of a batch together"):
+            loader.deliveries(7)
+
+
 class OwnGenerator(Numbers):
     def __init__(self, n):
         super().__init__(n)

@@ -132,7 +132,7 @@ export function mount({ model, el, styles }) {
 
   let state = null, mode = "gallery", order = null, orderName = "all";
   let top = 0, width = 0, deep = 0, across = 1, high = LINE, wide = CARD, current = 0, expectedScroll = -1;
-  let opened = null;  // { index, draw, slices, sample, draws }
+  let opened = null;  // { index, draw, slices, sample, draws, delivered }
   let selected = new Set(), columns = [], lastWanted = "", frame = 0, ticking = null, pending = 0;
   const cards = new Map(), asked = new Map(), nodes = new Map();  // by index, by index, by position
 
@@ -396,7 +396,7 @@ export function mount({ model, el, styles }) {
   const open = (index, draw = 0, slices = {}) => {
     if (index === undefined) return;
     const same = opened?.index === index;
-    opened = { index, draw, slices, sample: same ? opened.sample : null, draws: same ? opened.draws : null };
+    opened = { index, draw, slices, sample: same ? opened.sample : null, draws: same ? opened.draws : null, delivered: same ? opened.delivered : null };
     connection.send({ kind: "open", index, draw, slices });
     drawDetail();
     layout();
@@ -440,14 +440,15 @@ export function mount({ model, el, styles }) {
       drawDetail();
     });
     if (opened.draws) {
-      const row = make("div", "nbx-draws", detail);
-      for (let draw = 0; draw < 8; draw++) {
-        const box = make("div", "nbx-draw", row);
-        const cover = make("div", "nbx-cover", box);
-        const card = opened.draws.get(draw);
-        if (card) drawCover(cover, card);
-        make("div", "nbl-note", box, `draw ${draw}`);
-      }
+      drawBeside([...Array(8).keys()].map((draw) => ({ card: opened.draws.get(draw), lines: [`draw ${draw}`] })));
+      const { batches, problem } = opened.delivered ?? { batches: [], problem: "" };
+      if (batches.length) make("div", "nbl-note", detail, "As the loader delivered it:");
+      else if (problem) make("div", "nbl-note", detail, `As delivered: not shown. ${problem}`);
+      drawBeside(batches.map(([epoch, batch, position]) => ({
+        card: opened.draws.get(`${epoch}:${batch}`),
+        lines: [`epoch ${whole(epoch)}`, `batch ${whole(batch)}`],
+        code: `loader.replay(${epoch}, ${batch}).sample(${position})`,
+      })));
     }
     if (!sample) make("p", "nbl-note", detail, "reading…");
     else if (sample.error !== undefined) drawFailure(sample);
@@ -462,10 +463,25 @@ export function mount({ model, el, styles }) {
     detail.scrollTop = scrolled;
     if (focused) [...detail.querySelectorAll("button, input")].find((node) => node.getAttribute("aria-label") === focused)?.focus();
   };
+  const drawBeside = (versions) => {
+    if (!versions.length) return;
+    const row = make("div", "nbx-draws", detail);
+    for (const { card, lines, code } of versions) {
+      const box = make("div", "nbx-draw", row);
+      const cover = make("div", "nbx-cover", box);
+      if (card) drawCover(cover, card);
+      for (const line of lines) make("div", "nbl-note", box, line);
+      if (code) box.title = code;
+    }
+  };
   const drawFailure = (sample) => {
     make("p", "nbx-error", detail, sample.error);
     if (sample.path) make("p", "nbl-note", detail, sample.path);
     if (sample.traceback) make("pre", "nbx-text", detail, sample.traceback);
+    if (!state.streaming) {
+      const how = make("p", "nbl-note", detail, "To debug this sample: ");
+      make("code", "", how, `view.debug(${sample.index}${sample.draw ? `, draw=${sample.draw}` : ""})`);
+    }
     button(detail, "Try again", "Read this sample again", () => connection.send({ kind: "retry", indices: [sample.index] }));
   };
   const drawField = (field, media) => {
@@ -550,8 +566,11 @@ export function mount({ model, el, styles }) {
       opened.sample?.media.release();
       opened.sample = { ...message, media: new Media(message.first, buffers) };
       drawDetail();
+    } else if (message.kind === "delivered" && opened?.index === message.index) {
+      opened.delivered = message;
+      drawDetail();
     } else if (message.kind === "draw" && opened?.index === message.index && opened.draws) {
-      opened.draws.set(message.draw, { ...message, media: new Media(message.first, buffers) });
+      opened.draws.set(message.delivery?.join(":") ?? message.draw, { ...message, media: new Media(message.first, buffers) });
       drawDetail();
     }
   };

@@ -96,9 +96,9 @@ class SampleFetcher:
     ) -> None:
         self._source = source
         self._reader = SampleReader(source.dataset, source.names, renderers)
-        self._num_workers = 1 if source.streaming else num_workers
-        self._kind_name = kind
-        self._seed = seed
+        self.num_workers = 1 if source.streaming else num_workers
+        self.kind = kind
+        self.seed = seed
         self._on_read, self._on_note, self._on_problem = on_read, on_note, on_problem
         self._cache = SampleCache(CACHE_BYTES)
         self._queue = RequestQueue()
@@ -233,7 +233,7 @@ class SampleFetcher:
     def _may_start(self) -> bool:
         """Whether another worker may be started because all are busy."""
         spare = 0 if self._source.streaming else SPARE
-        return len(self._handles()) < self._num_workers + spare and not self._starting
+        return len(self._handles()) < self.num_workers + spare and not self._starting
 
     def _handles(self) -> list[WorkerHandle]:
         return [] if self._pool is None else [h for h in self._pool.handles.values() if not h.expected]
@@ -263,7 +263,7 @@ class SampleFetcher:
             if idle is None:
                 handles = self._handles()
                 late = self._busy and time.monotonic() - self._all_busy_since() >= PATIENCE
-                if len(handles) < self._num_workers or (late and self._may_start()):
+                if len(handles) < self.num_workers or (late and self._may_start()):
                     if not self._start_worker(len(handles)):
                         return
                     continue
@@ -277,7 +277,7 @@ class SampleFetcher:
         if self._pool is None:
             return
         self._jobs += 1
-        seed = mix(self._seed, request.index, request.draw)
+        seed = sample_seed(self.seed, request)
         task = Task(0, self._jobs, request, seed, job=self._jobs)
         self._busy[handle.uid] = _Reading(request, self._jobs, time.monotonic())
         for _task, error in self._pool.submit(handle.uid, [task]):
@@ -285,7 +285,7 @@ class SampleFetcher:
 
     def _start_worker(self, worker: int) -> bool:
         """Start a worker. False if that failed, which was reported."""
-        options = WorkerOptions(kind=self._kind_name, batched=False, output="numpy", num_workers=self._num_workers)
+        options = WorkerOptions(kind=self.kind, batched=False, output="numpy", num_workers=self.num_workers)
         try:
             if self._kind is None or self._setup is None:
                 self._kind = create_kind(options)
@@ -294,10 +294,10 @@ class SampleFetcher:
                 self._pool = self._kind.create_pool()
             self._starting.add(self._pool.start(worker, options, self._setup).uid)
         except DatasetTransferError as error:
-            if self._kind_name == "thread":
+            if self.kind == "thread":
                 self._report_problem(failure(f"{type(error).__name__}: {error}"))
                 return False
-            self._kind_name, self._kind = "thread", None
+            self.kind, self._kind = "thread", None
             self._on_note(f"Read in threads, since worker processes cannot have it: {clean(error, 300)}")
             return True
         except OSError as error:
@@ -392,6 +392,16 @@ class SampleFetcher:
             handle.kill()
         pool.close(GRACE)
         pool.dispose()
+
+
+def sample_seed(seed: int, request: Request) -> int:
+    """What the generators are seeded with for a request.
+
+    Args:
+        seed: That of the explorer.
+        request: The sample.
+    """
+    return mix(seed, request.index, request.draw) if request.delivery is None else request.delivery.seed
 
 
 _fetchers: weakref.WeakSet[SampleFetcher] = weakref.WeakSet()

@@ -20,6 +20,7 @@ from nbloader._util.signals import raised_by_handler
 from nbloader.events.remote_errors import describe as describe_error
 from nbloader.explorer import fields
 from nbloader.explorer.fields import FULL_TEXT, Names, Renderer, View
+from nbloader.workers.in_process import Delivery
 
 PATH_NAMES = ("filename", "path")
 
@@ -31,6 +32,8 @@ class Request(NamedTuple):
     draw: int = 0
     """Which random draw: the same number gives the same augmentation."""
     view: View = View()
+    delivery: Delivery | None = None
+    """As it was delivered in this batch; None for a random draw of its own."""
 
 
 class ReadSample(NamedTuple):
@@ -110,11 +113,15 @@ class SampleReader:
         Raises:
             Exception: Only what a signal handler raised.
         """
+        for index in () if request.delivery is None else request.delivery.before:  # they draw, too
+            try:
+                self._fetch(index)
+            except Exception as error:  # as with `on_error`
+                if raised_by_handler(error):
+                    raise
         begin, cpu_begin = time.perf_counter(), time.thread_time()
         try:
-            sample = self._dataset[request.index]
-            if inspect.isawaitable(sample):  # `async def __getitem__`
-                sample = _event_loop().run_until_complete(_wait_for(sample))
+            sample = self._fetch(request.index)
         except EndOfStreamError as error:
             return ReadSample("{}", [], 0.0, 0.0, end=error.length)
         except Exception as error:
@@ -136,6 +143,12 @@ class SampleReader:
             "left_out": description.left_out,
         }
         return ReadSample(json.dumps(content, allow_nan=False), description.buffers, seconds, cpu_seconds)
+
+    def _fetch(self, index: int) -> Any:
+        sample = self._dataset[index]
+        if inspect.isawaitable(sample):  # `async def __getitem__`
+            return _event_loop().run_until_complete(_wait_for(sample))
+        return sample
 
 
 def as_read(sample: ReadSample) -> ReadSample:

@@ -13,6 +13,7 @@ from nbloader.batch.rows import is_in_memory
 from nbloader.events import EventBus
 from nbloader.explorer.fields import Names
 from nbloader.explorer.reader import Adapted, Stream
+from nbloader.workers.in_process import Delivery
 
 
 class FollowedLoader(Protocol):
@@ -21,6 +22,9 @@ class FollowedLoader(Protocol):
     events: EventBus
     dataset: Any
     workers: str
+
+    def deliveries(self, index: Any, limit: int = ...) -> list[Delivery]:
+        """See `DataLoader`."""
 
     def on_wait(self, callback: Callable[[], object]) -> Callable[[], None]:
         """See `DataLoader`."""

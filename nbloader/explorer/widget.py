@@ -18,15 +18,19 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from IPython import get_ipython
 
-from nbloader.errors import NbloaderError
+from nbloader._util import rng
+from nbloader._util.format import clean
+from nbloader.errors import NbloaderError, ReplayError
 from nbloader.explorer import static
-from nbloader.explorer.fetcher import SampleFetcher
+from nbloader.explorer.fetcher import SampleFetcher, sample_seed
 from nbloader.explorer.fields import Renderer, View
 from nbloader.explorer.reader import ReadSample, Request
 from nbloader.explorer.sources import Source, delivered, source_of
 from nbloader.frontend import comm
 from nbloader.frontend.live import Assets, LiveWidget, with_base, with_helpers
 from nbloader.frontend.outputs import display, running_cell
+from nbloader.workers.fetcher import is_async
+from nbloader.workers.in_process import Delivery, as_in_worker
 
 HERE = Path(__file__).parent
 TEXT = "nbloader explorer"
@@ -319,6 +323,37 @@ class Explorer:
         self._send({"kind": "again", "indices": chosen})
         self._fetcher.retry(chosen)
 
+    def debug(self, index: int, draw: int = 0, *, post_mortem: bool = False) -> None:
+        """Read a sample in the debugger, in this process and with the seed that it has here: IPython's debugger or pdb.
+
+        The prompt comes at the first line of the dataset's `__getitem__` and at the line that raises, as with
+        `DataLoader.debug`, which makes a sample as it was delivered in a batch.
+
+        Args:
+            index: Its dataset index.
+            draw: Which random draw.
+            post_mortem: Whether the prompt comes only at the line that raises.
+
+        Raises:
+            TypeError: The dataset is a stream or asynchronous, or its `__getitem__` is not written in Python.
+            ReplayError: `worker_init_fn` seeds a random generator.
+        """
+        from nbloader.workers import debugger  # imports pdb
+
+        source = self._source
+        stop_in = debugger.code_of(source.dataset, "__getitem__") if source.dataset is source.original else set()
+        if source.streaming or is_async(source.dataset) or not stop_in:
+            raise TypeError(
+                f"{source.title} cannot be debugged by the index of a sample: it has no __getitem__ in Python"
+            )
+        request = Request(index, draw)
+        process = self._fetcher.kind == "process"
+        with as_in_worker(
+            source.dataset, source.worker_init_fn, num_workers=self._fetcher.num_workers, base_seed=0, process=process
+        ) as dataset:
+            rng.seed_everything(sample_seed(self._fetcher.seed, request))
+            debugger.debug(lambda: dataset[index], () if post_mortem else stop_in)
+
     def close(self) -> None:
         """End the workers and leave the static form. Closing twice is harmless."""
         with self._lock:
@@ -358,8 +393,24 @@ class Explorer:
         self._ask(view, Request(int(message["index"]), int(message["draw"]), View(True, slices)))
 
     def _on_draws(self, view: str, message: Mapping[str, Any]) -> None:
+        index = int(message["index"])
+        for delivery in reversed(self._deliveries(view, index)):
+            self._ask(view, Request(index, delivery=delivery))
         for draw in reversed(range(min(int(message["count"]), MAX_DRAWS))):  # the last request is read first
-            self._ask(view, Request(int(message["index"]), draw))
+            self._ask(view, Request(index, draw))
+
+    def _deliveries(self, view: str, index: int) -> list[Delivery]:
+        """The batches of the last epochs with a sample; also send them to a view."""
+        loader, found, problem = self._loader(), list[Delivery](), ""
+        if loader is None:
+            return found
+        try:
+            found = loader.deliveries(index)
+        except ReplayError as error:
+            problem = clean(error, 400)
+        batches = [[delivery.epoch, delivery.batch, delivery.position] for delivery in found]
+        self._send({"kind": "delivered", "index": index, "batches": batches, "problem": problem}, to=view)
+        return found
 
     def _on_select(self, _view: str, message: Mapping[str, Any]) -> None:
         self.selected = [index for index in message["indices"] if 0 <= index < self._total]
@@ -459,7 +510,7 @@ class Explorer:
                 self._news.notify_all()
             scanned = request.index in self._scanned and request.index not in self._on_screen
             asked = request in self._draws
-        if not (request.view.full or request.draw or scanned):
+        if not (request.view.full or request.draw or request.delivery or scanned):
             self._send_cards([(request, sample)])
             self._plan_static()
         if asked:
@@ -556,6 +607,7 @@ def _content(request: Request, sample: ReadSample, first_buffer: int) -> dict[st
         **json.loads(sample.content),
         "index": request.index,
         "draw": request.draw,
+        "delivery": None if request.delivery is None else [request.delivery.epoch, request.delivery.batch],
         "seconds": sample.seconds,
         "cpu_seconds": sample.cpu_seconds,
         "first": first_buffer,

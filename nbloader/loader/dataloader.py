@@ -62,6 +62,7 @@ from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.sampling.source import SourceDataset, SourceSampler
 from nbloader.workers.api import WorkerOptions
 from nbloader.workers.fetcher import is_async
+from nbloader.workers.in_process import Delivery
 from nbloader.workers.inline_pool import INLINE
 from nbloader.workers.registry import create_kind
 
@@ -662,6 +663,34 @@ class DataLoader(torch_api.DataLoader[T_co]):
             if batch is None:
                 raise ReplayError(f"epoch {epoch} has no sample {index!r}, as far as it is known")
         ReplayedBatch(self._replay_setup(), epoch, batch, order).debug(index, post_mortem=post_mortem)
+
+    def deliveries(self, index: Any, limit: int = 4) -> list[Delivery]:
+        """How a sample was delivered in the last epochs, the newest first: epoch, batch, position and seed.
+
+            for delivery in loader.deliveries(4711):
+                loader.replay(delivery.epoch, delivery.batch).sample(delivery.position)
+
+        The newest 10,000 batches count, of which the event bus has the records. Of an epoch that delivered the sample
+        several times, the first time counts.
+
+        Args:
+            index: Dataset index of the sample.
+            limit: Number of epochs that are searched.
+
+        Raises:
+            ReplayError: Batches of this loader cannot be replayed, or their samples are fetched together; the message
+                says why.
+        """
+        numbers: dict[int, set[int]] = {}
+        for record in self._parts.bus.batches():
+            numbers.setdefault(record.epoch, set()).add(record.index)
+        found = []
+        for epoch in sorted(numbers, reverse=True)[:limit]:
+            order = self._order(epoch)
+            number = order.find(index, batched=self._auto_collation)
+            if number is not None and number in numbers[epoch]:
+                found.append(ReplayedBatch(self._replay_setup(), epoch, number, order).delivery(index))
+        return found
 
     def _order(self, epoch: int) -> EpochOrder:
         """The order of an epoch.

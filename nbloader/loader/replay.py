@@ -31,7 +31,7 @@ from nbloader.transport.messages import BatchDone, WorkerGone, WorkerInitFailed,
 from nbloader.workers.api import LocalSetup, WorkerOptions
 from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.fetcher import MapFetcher, fetch_each, innermost
-from nbloader.workers.in_process import OWN_GENERATORS, as_in_worker
+from nbloader.workers.in_process import OWN_GENERATORS, Delivery, as_in_worker
 from nbloader.workers.inline_pool import NO_WORKER
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.registry import create_kind
@@ -223,6 +223,25 @@ class ReplayedBatch:
             raise sample.error
         return sample
 
+    def delivery(self, index: Any) -> Delivery:
+        """How one of its samples is made again.
+
+        Args:
+            index: Its dataset index.
+
+        Raises:
+            ReplayError: The dataset fetches the samples of a batch together; or the sample is not in this batch.
+        """
+        setup = self._setup
+        if setup.batched and _at_once(setup.dataset):
+            raise ReplayError(f"{type(setup.dataset).__name__}.__getitems__ fetches the samples of a batch together")
+        position = self._position(index)
+        part = self._part(position)
+        seed, before = part.seed, tuple(part.indices[: part.position])
+        if setup.concurrency:  # each sample has a seed of its own
+            seed, before = mix(seed, part.position), ()
+        return Delivery(self.epoch, self.number, position, seed, before)
+
     def debug(self, index: Any = None, *, post_mortem: bool = False) -> None:
         """Make the batch, or one of its samples, in the debugger. See `DataLoader.debug`.
 
@@ -244,12 +263,9 @@ class ReplayedBatch:
         if index is None:
             self._debug_batch()
             return
-        indices = list(self.indices) if setup.batched else [self.indices]
-        if index not in indices:
-            raise ReplayError(f"sample {index!r} is not in batch {self.number} of epoch {self.epoch}: {indices}")
-        part = self._part(indices.index(index))
+        part = self._part(self._position(index))
         with self._as_in_worker() as dataset:
-            stop_in = () if post_mortem else debugger.code_of(dataset)
+            stop_in = () if post_mortem else debugger.code_of(dataset, "__getitems__", "__getitem__")
             if not (stop_in or post_mortem):
                 raise ReplayError(f"{type(dataset).__name__}.__getitem__ is not written in Python: nothing to debug")
             rng.seed_everything(part.seed)
@@ -279,6 +295,12 @@ class ReplayedBatch:
         return as_in_worker(
             setup.dataset, init_fn, num_workers=setup.num_workers, base_seed=self._base_seed, process=setup.process
         )
+
+    def _position(self, index: Any) -> int:
+        indices = list(self.indices) if self._setup.batched else [self.indices]
+        if index not in indices:
+            raise ReplayError(f"sample {index!r} is not in batch {self.number} of epoch {self.epoch}: {indices}")
+        return indices.index(index)
 
     def _checked(self, position: int) -> int:
         size = len(self)

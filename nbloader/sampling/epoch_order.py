@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import array
 import collections
-import contextlib
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -165,23 +164,23 @@ class RedrawnOrder(EpochOrder):
         self._state = state
         self._arrays = arrays
 
-    def _draw(self, position: int) -> Iterator[Any]:
+    def _draw(self, position: int, *, arrays: bool) -> Iterator[Any]:
         """Draw again what comes after `position` batches. No object of the user changes."""
         own = {id(source): _new_generator(source) for source in generators(self._sampler, self._generator)}
         generator = own.get(id(self._generator), self._generator)
         with PreservedRandomState():
             return ResumableSampler(
                 _copy(self._sampler, own), generator, loader_seed=None, base_seed=self._base_seed,
-                resume_from=self._state, position=position, arrays=self._arrays,
+                resume_from=self._state, position=position, arrays=arrays,
             )  # fmt: skip
 
     def _indices(self, drawn: int) -> Any:
-        for indices in self._draw(drawn):
+        for indices in self._draw(drawn, arrays=self._arrays):
             return indices
         raise NotKeptError("it has fewer batches")
 
     def _batches(self) -> Iterator[tuple[int, Any]]:
-        return enumerate(self._draw(0))
+        return enumerate(self._draw(0, arrays=True))  # which is faster
 
 
 class LoggedOrder(EpochOrder):
@@ -316,8 +315,10 @@ def as_list(indices: Any) -> Any:
 def _packed(indices: list[Any]) -> Any:
     """A copy of a list; an array if they are Python integers. Others, such as NumPy's, are kept as they are."""
     if set(map(type, indices)) <= {int}:
-        with contextlib.suppress(OverflowError):
+        try:
             return array.array("q", indices)
+        except OverflowError:
+            pass
     return list(indices)
 
 

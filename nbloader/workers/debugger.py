@@ -20,14 +20,19 @@ from nbloader.workers.fetcher import innermost
 _PACKAGE = __name__.partition(".")[0]
 
 
-def code_of(dataset: Any) -> set[CodeType]:
+def code_of(dataset: Any, *names: str) -> set[CodeType]:
     """The functions that give the samples of a dataset: of the one inside torch's `Subset` and `ConcatDataset`.
 
-    `__getitems__` is what counts if there is one. Empty if the functions are not written in Python.
+    Args:
+        dataset: The dataset.
+        names: The names of these functions; what counts is the first that there is.
+
+    Returns:
+        Empty if the functions are not written in Python.
     """
     codes = set()
     for part in innermost(dataset):
-        method = getattr(type(part), "__getitems__", None) or getattr(type(part), "__getitem__", None)
+        method = next(filter(None, (getattr(type(part), name, None) for name in names)), None)
         code = getattr(inspect.unwrap(method), "__code__", None) if method is not None else None
         if isinstance(code, CodeType):
             codes.add(code)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbloader._util import rng
 from nbloader._util.rng import PreservedRandomState
@@ -20,6 +20,21 @@ OWN_GENERATORS = (
     "nbloader seeds for each batch"
 )
 """Why a batch cannot be made again, if the generators are not seeded for each batch."""
+
+
+class Delivery(NamedTuple):
+    """How a sample was delivered, and how it is made again: seed the generators, fetch those before it, fetch it."""
+
+    epoch: int
+    """Number of the epoch, as in `BatchRecord.epoch`."""
+    batch: int
+    """Number of the batch, as in `BatchRecord.index`."""
+    position: int
+    """Its position in the batch, from 0."""
+    seed: int
+    """What the random generators are seeded with."""
+    before: tuple[Any, ...]
+    """Dataset indices of the samples that drew from the same generators before."""
 
 
 @contextlib.contextmanager
