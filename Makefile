@@ -12,8 +12,8 @@
 # make forks           fork workers while threads hold locks, and count those that hang (SECONDS=300)
 # make soak-dashboard  run the dashboard in a browser and check that nothing grows (SECONDS=600)
 # make faults          measure how long recovery from each fault takes: the table in the README
-# make planted         how often the verdict is right: loaders with planted causes (ONLY=collate,lock SEEDS=3); writes
-#                      build/planted/table.md
+# make bench-diagnosis how often the verdict is right (loaders with planted causes; ONLY=collate,lock SEEDS=3), and how
+#                      close predictions and the tuner come (ONLY=predictions, ONLY=tuner); writes to build/planted
 # make clean           remove .venv, caches and build outputs
 #
 # All targets use .venv, which is created with PYTHON (3.10 or newer) when it does not exist.
@@ -38,7 +38,7 @@ MADE := $(VENV)/.made
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo check test lint bench bench-gpu soak fuzz forks soak-dashboard faults planted clean
+.PHONY: demo check test lint bench bench-gpu soak fuzz forks soak-dashboard faults bench-diagnosis clean
 
 demo: $(MADE)-demo
 	@if [ "$(BROWSER)" = none ]; then \
@@ -81,8 +81,13 @@ soak-dashboard: $(MADE)-test
 faults: $(MADE)-test
 	$(PY) tests/bench/faults.py
 
-planted: $(MADE)-test
+bench-diagnosis: $(MADE)-test
+ifeq ($(filter predictions tuner,$(ONLY)),)
 	$(PY) tests/planted.py $(if $(ONLY),--only '$(ONLY)') $(if $(SEEDS),--seeds $(SEEDS))
+endif
+ifneq ($(or $(filter predictions tuner,$(ONLY)),$(if $(ONLY),,all)),)
+	$(PY) tests/predictions.py $(if $(ONLY),--only '$(ONLY)')
+endif
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -1,8 +1,8 @@
 """How often the verdict is right: loaders with a planted cause, and what the verdict about their epoch says.
 
-    make planted                     all workloads, each in turn
-    make planted ONLY=collate,lock   those whose names begin so
-    make planted SEEDS=3             each so many times
+    make bench-diagnosis                     all workloads, each in turn
+    make bench-diagnosis ONLY=collate,lock   those whose names begin so
+    make bench-diagnosis SEEDS=3             each so many times
 
 Each workload is a real loader with real workers, whose dataset, sampler, collate function, worker or loop is made slow
 in one way, or in two. The truth is a set of causes: a verdict is right if its first cause is among them, and if a pair
