@@ -12,7 +12,7 @@ export function create(el, { make, write, note, unfolded }) {
   const cells = [];  // of workers
   let order = null;
 
-  const drawBox = ({ id, title, note: text, mark, alarm, off }) => {
+  const drawBox = ({ id, title, note: text, mark, alarm }) => {
     if (!boxes.has(id)) {
       const node = make("div", "", root);
       node.setAttribute("role", "listitem");
@@ -27,7 +27,7 @@ export function create(el, { make, write, note, unfolded }) {
       boxes.set(id, parts);
     }
     const parts = boxes.get(id);
-    parts.node.className = `nbl-box nbl-box-${id}${mark ? ` nbl-${mark}` : ""}${off ? " nbl-off" : ""}`;
+    parts.node.className = `nbl-box nbl-box-${id}${mark ? ` nbl-${mark}` : ""}`;
     write(parts.title, title);
     write(parts.note, text);
     write(parts.alarm, alarm);

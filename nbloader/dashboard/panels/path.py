@@ -44,8 +44,6 @@ class Box:
     mark: Mark = ""
     """Highlights the box; `alarm` says why."""
     alarm: str = ""
-    off: bool = False
-    """Batches do not pass it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +111,11 @@ def describe(s: Snapshot) -> PathDescription:
 
 def _box(
     name: str, title: str, batches: Sequence[int] = (), *, count: int | None = None, note: str = "", mark: Mark = "",
-    alarm: str = "", off: bool = False,
+    alarm: str = "",
 ) -> Box:  # fmt: skip
     tokens = batches[: TOKENS * 3 // max(3, len(str(max(batches, default=0))))]
     more = (len(batches) if count is None else max(count, len(batches))) - len(tokens)
-    return Box(name, title, tokens, more, note, mark, alarm, off)
+    return Box(name, title, tokens, more, note, mark, alarm)
 
 
 def _remaining(s: Snapshot) -> str:
@@ -162,11 +160,12 @@ def _reorder(s: Snapshot, early: list[int]) -> Box:
     missing = s.waiting_for
     if missing is None:
         return _box("reorder", "Reorder buffer", early, count=s.reordering, note=f"{s.reordering} waiting")
-    who = next((f" (worker {w.worker})" for w in s.workers if w.batch == missing and not w.left), "")
-    return _box(
-        "reorder", "Reorder buffer", early, count=s.reordering, mark="waiting",
-        alarm=f"{plural(s.reordering, 'batch')} behind {missing}{who}",
-    )  # fmt: skip
+    producer = next((w for w in s.workers if w.batch == missing and not w.left), None)
+    who = "" if producer is None else f" (worker {producer.worker})"
+    text = f"{plural(s.reordering, 'batch')} behind {missing}{who}"
+    if producer is not None and producer.stuck:
+        return _box("reorder", "Reorder buffer", early, count=s.reordering, mark="waiting", alarm=text)
+    return _box("reorder", "Reorder buffer", early, count=s.reordering, note=text)  # which is what the buffer is for
 
 
 def _ready(s: Snapshot, ready: list[int]) -> Box:
@@ -192,7 +191,8 @@ def _is_full(s: Snapshot) -> bool:
     return bool(s.window) and s.ready >= max(1, _FULL * s.window) and not starved
 
 
-def _device(s: Snapshot) -> tuple[Box, Box]:
+def _device(s: Snapshot) -> tuple[Box, ...]:
+    """The stages between the buffer and the loop that are in use."""
     pinned, sent = "pinned memory", clean(s.device, 24)
     if s.uploads is not None:
         pinned = "in place" if s.uploads.ways[0].memory == "registered" else f"copy, {duration(s.uploads.pin / 1e3)}"
@@ -202,10 +202,8 @@ def _device(s: Snapshot) -> tuple[Box, Box]:
             sent += f", {number(s.uploads.gb_per_second)} GB/s"
         if s.uploads.hidden is not None:
             sent += f", {percent(s.uploads.hidden)} hidden"
-    return (
-        _box("pin", "Pin", note=pinned if s.pinned else "off", off=not s.pinned),
-        _box("upload", "Upload", s.begun, note=sent or "off", off=not s.device),
-    )
+    pin = (_box("pin", "Pin", note=pinned),) if s.pinned else ()
+    return (*pin, _box("upload", "Upload", s.begun, note=sent)) if s.device else pin
 
 
 def _in_process(s: Snapshot) -> Box:
@@ -233,9 +231,7 @@ def _unbroken(text: str) -> str:
 
 
 def _box_html(box: dict[str, Any], path: dict[str, Any]) -> str:
-    classes = " ".join(
-        ("nbl-box", f"nbl-box-{box['id']}", *([f"nbl-{box['mark']}"] if box["mark"] else []), *["nbl-off"] * box["off"])
-    )
+    classes = " ".join(("nbl-box", f"nbl-box-{box['id']}", *([f"nbl-{box['mark']}"] if box["mark"] else [])))
     inside = _workers_html(path) if box["id"] == "workers" else _tokens_html(box, path["wanted"])
     return (
         f'<div class="{classes}"><div class="nbl-box-title">{escape(box["title"])}</div>{inside}'

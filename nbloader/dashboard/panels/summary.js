@@ -29,7 +29,7 @@ export function create(el, { make, write }) {
     write(value.children[0], tile.value);
     write(value.children[1], tile.unit && ` ${tile.unit}`);
     write(note, tile.note);
-    node.title = tile.note;
+    node.title = tile.note ? `${tile.tip}. ${tile.note}` : tile.tip;
   };
 
   return {

@@ -64,6 +64,17 @@ def _progress(s: Snapshot) -> dict[str, Any]:
     return {"share": share, "text": text}
 
 
+TIPS = {
+    "Throughput": "Batches that your loop received per second, over the last 5 seconds",
+    "Time left": "Until the end of the epoch, at the rate of the last seconds",
+    "Epoch duration": "From the start of the epoch to its end, pauses included",
+    "Loop waiting": "Share of the last 5 seconds in which your loop waited for a batch",
+    "In flight": "Batches that are requested and not delivered; the prefetch window limits them",
+    "Time per batch": "Mean time to fetch and collate a batch",
+}
+"""Tooltips of the tiles."""
+
+
 def _tiles(s: Snapshot) -> list[dict[str, str]]:
     if s.epoch < 0:
         return [_tile(label, NONE) for label in ("Throughput", "Time left", "Loop waiting", "In flight")]
@@ -99,7 +110,7 @@ def _ahead(s: Snapshot) -> dict[str, str]:
 
 
 def _tile(label: str, value: str, unit: str = "", note: str = "") -> dict[str, str]:
-    return {"label": label, "value": value, "unit": unit, "note": note}
+    return {"label": label, "value": value, "unit": unit, "note": note, "tip": TIPS[label]}
 
 
 def _tile_html(tile: dict[str, str]) -> str:

@@ -15,14 +15,14 @@ export function create(el, api) {
   const notes = make("p", "nbl-notes", el);
 
   const buildHeads = (columns) => {
-    heads = columns.map((name, column) => {
+    heads = columns.map(([name, tip], column) => {
       const node = make("th", "", headRow);
       node.scope = "col";
       button(node, name, name, () => {
         sorting = { column, down: sorting.column === column ? !sorting.down : column > 0 };  // largest first
         sorted = 0;
         order();
-      }).title = `Sort by ${name.toLowerCase()}`;
+      }).title = `${tip}. Click to sort.`;
       return node;
     });
     make("td", "nbl-act", headRow);

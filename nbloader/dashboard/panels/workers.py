@@ -16,10 +16,19 @@ if TYPE_CHECKING:
     from nbloader.metrics.control import LoaderControl
     from nbloader.metrics.snapshot import Snapshot, WorkerStats
 
-COLUMNS = (
-    "Worker", "State", "Current batch", "Queued", "Produced", "Rate", "Errors", "CPU", "Private + shared", "Restarts",
-)  # fmt: skip
-"""Headings; in the live view a column of buttons follows."""
+COLUMNS = {
+    "Worker": "Id of the worker, and its process",
+    "State": "What it does now",
+    "Current batch": "The batch that it processes, the sample of it, and for how long",
+    "Queued": "Batches that it was assigned and has not begun",
+    "Produced": "Batches that it has produced",
+    "Rate": "Batches that it produced per second, over the last 5 seconds",
+    "Errors": "Batches in which it raised an exception",
+    "CPU": "Share of one core that its process uses",
+    "Private + shared": "Memory of its process alone, and memory that it shares with others",
+    "Restarts": "How often it was replaced",
+}
+"""Headings, and their tooltips; in the live view a column of buttons follows."""
 STATIC_ROWS = 64
 """Workers listed in the static form."""
 STACK_LINES = 200
@@ -49,7 +58,7 @@ class Workers(Panel):
         """Everything but the rows."""
         s = frame.snapshot
         return {
-            "columns": list(COLUMNS),
+            "columns": [*COLUMNS.items()],
             "count": len(s.workers),
             "errors": s.errors,
             "deaths": s.deaths,
