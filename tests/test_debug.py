@@ -13,6 +13,7 @@ import types
 import numpy as np
 import pytest
 import torch
+import waits
 from datasets import Augmented, Numbers
 from torch.utils.data import Subset
 
@@ -160,6 +161,15 @@ def test_what_cannot_be_debugged_says_why():
             loader.debug(10)
         with pytest.raises(TypeError, match="the index of a sample, or the number of a batch"):
             loader.debug()
+
+
+def test_samples_that_are_awaited_cannot_be_debugged():
+    with DataLoader(waits.Raises(10, 7), 5) as loader:
+        with pytest.raises(ValueError, match="bad sample 7") as raised:
+            list(loader)
+        assert not any("loader.debug" in note for note in raised.value.__notes__)
+        with pytest.raises(ReplayError, match="samples of an asynchronous dataset run on an event loop"):
+            loader.debug(7)
 
 
 def test_an_error_before_the_sample_is_raised():

@@ -9,11 +9,14 @@ import queue
 import random
 import sys
 import time
+import types
 import weakref
 from typing import Any
 
 import numpy as np
 import pytest
+import waits
+from torch.utils.data import Subset
 
 from nbloader import DataLoader
 from nbloader.errors import NbloaderError
@@ -235,6 +238,57 @@ def test_a_sample_as_the_loader_delivered_it_beside_its_draws(sent):
         say(explorer, kind="draws", index=1, count=1)
         assert "random generator of its own" in following(sent, "delivered")["problem"]
         explorer.close()
+
+
+class Turns(waits.Augmented):
+    """Samples are awaited."""
+
+    async def __getitem__(self, index):
+        _index, drawn, *_rest = await super().__getitem__(index)
+        return {"n": index, "drawn": drawn}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"on_error": "skip"},
+        {"on_error": "skip", "chunk_size": 5},
+        {"on_error": lambda _index, _error: {"n": -1, "drawn": random.random()}},
+        {"dataset": Turns(30, 3)},
+        {"dataset": Subset(Drawing(), range(3, 30))},
+        {"dataset": [{"n": i, "drawn": i / 7} for i in range(30)]},
+    ],
+)
+def test_a_batch_with_every_sample_as_it_was_delivered(sent, monkeypatch, options):
+    with DataLoader(**{"dataset": Drawing(), "batch_size": 10, "shuffle": True, **options}) as loader:
+        epochs = [list(loader), list(loader)]
+        explorer = open_explorer(loader)
+        indices = loader.replay(1, 1).indices
+        with monkeypatch.context() as patched:
+            patched.setattr("IPython.get_ipython", lambda: types.SimpleNamespace(kernel=True))
+            batch = explorer.batch(1, 1)
+        say(batch, kind="ready")
+        state = following(sent, "state")
+        assert (state["title"], state["total"], state["debuggable"], state["fixed"]) == (
+            "Batch 1 of epoch 1",
+            10,
+            False,
+            True,
+        )
+        assert "\N{MULTIPLICATION SIGN}".join(map(str, epochs[1][1]["drawn"].shape)) in state["notes"][0]
+        assert f"dataset indices: {', '.join(map(str, indices))}" in state["notes"][0]
+        say(batch, kind="want", indices=list(range(10)), screen=list(range(10)))
+        shown = cards(sent, *range(10))
+        came = [{f["path"]: f["value"] for f in shown[at].get("fields", ())} for at in range(10)]
+        delivered = {n.item(): v.item() for n, v in zip(epochs[1][1]["n"], epochs[1][1]["drawn"], strict=True)}
+        assert {made["n"]: made["drawn"] for made in came if made} == {n: v for n, v in delivered.items() if n >= 0}
+        assert batch.failed == [position for position, index in enumerate(indices) if index == 2 and not came[position]]
+        batch.close()
+        explorer.close()
+    explorer = open_explorer(Numbers())
+    with pytest.raises(TypeError, match="for the explorer of a loader"):
+        explorer.batch(0, 0)
+    explorer.close()
 
 
 def test_a_sample_in_the_debugger_has_the_numbers_of_the_explorer(sent, monkeypatch, capsys):

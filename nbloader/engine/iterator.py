@@ -49,6 +49,8 @@ class IteratorContext(NamedTuple):
     """Whether samples make batches."""
     names: tuple[str, ...] | None
     """Names of the parts of a batch."""
+    debuggable: bool
+    """Whether `DataLoader.debug` can make a sample again, if it has an index."""
 
 
 class Consumer(NamedTuple):
@@ -82,6 +84,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._transfer = context.transfer
         self._batched = context.batched
         self._names = context.names
+        self._debuggable = context.debuggable
         self._run = run
         self._sampling = 0
         """Time in the sampler since the last batch was delivered, ns."""
@@ -202,7 +205,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         if payload.failed:
             plan.delivered(task, 0)
             self._resources.returned = task.number
-            epoch = None if plan.order is None else self._run
+            epoch = self._run if self._debuggable and plan.order is not None else None
             raise payload.to_exception(task.number, task.indices, batched=self._batched, epoch=epoch)
         batch = payload.open() if self._transfer is None else self._move(self._transfer, got)
         if self._names is not None:

@@ -431,6 +431,7 @@ export function mount({ model, el, styles }) {
     pick.setAttribute("aria-pressed", String(selected.has(index)));
     button(bar, "×", "Close the sample", close).classList.add("nbx-close");
     const draws = make("div", "nbx-bar", detail);
+    draws.hidden = state.fixed;
     make("span", "nbl-note", draws, `random draw ${opened.draw}`);
     button(draws, "Another draw", "The same sample under another seed", () => open(index, opened.draw + 1, opened.slices));
     if (opened.draw) button(draws, "First", "The first draw", () => open(index, 0, opened.slices));
@@ -478,7 +479,7 @@ export function mount({ model, el, styles }) {
     make("p", "nbx-error", detail, sample.error);
     if (sample.path) make("p", "nbl-note", detail, sample.path);
     if (sample.traceback) make("pre", "nbx-text", detail, sample.traceback);
-    if (!state.streaming) {
+    if (state.debuggable) {
       const how = make("p", "nbl-note", detail, "To debug this sample: ");
       make("code", "", how, `view.debug(${sample.index}${sample.draw ? `, draw=${sample.draw}` : ""})`);
     }

@@ -11,6 +11,7 @@ from nbloader._util import torch_api
 from nbloader._util.format import clean
 from nbloader.batch.rows import is_in_memory
 from nbloader.events import EventBus
+from nbloader.explorer.batch_samples import BatchSamples
 from nbloader.explorer.fields import Names
 from nbloader.explorer.reader import Adapted, Stream
 from nbloader.workers.in_process import Delivery
@@ -24,6 +25,9 @@ class FollowedLoader(Protocol):
     workers: str
 
     def deliveries(self, index: Any, limit: int = ...) -> list[Delivery]:
+        """See `DataLoader`."""
+
+    def replay(self, epoch: int, batch: int) -> Any:
         """See `DataLoader`."""
 
     def on_wait(self, callback: Callable[[], object]) -> Callable[[], None]:
@@ -48,6 +52,10 @@ class Source:
     """The loader of nbloader whose dataset it is."""
     original: Any = None
     """The dataset itself."""
+    fixed: bool = False
+    """Whether samples have one form, whatever is drawn."""
+    note: str = ""
+    """A line of text about it."""
 
 
 def source_of(x: Any, buffer: int) -> Source:
@@ -62,6 +70,11 @@ def source_of(x: Any, buffer: int) -> Source:
     """
     if isinstance(x, torch_api.DataLoader):
         return _of_loader(x, buffer)
+    if isinstance(x, BatchSamples):
+        return Source(
+            x, len(x), x.title, names=class_names(x), workers=x.workers, worker_init_fn=x.worker_init_fn,
+            original=x.dataset, fixed=True, note=x.note,
+        )  # fmt: skip
     return _of_dataset(x, buffer, type(x).__name__)
 
 

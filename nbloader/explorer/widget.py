@@ -99,7 +99,7 @@ class Explorer:
         self._shown = False
         self._selected: dict[int, None] = {}
         self._problem = ""
-        self._notes: list[str] = []
+        self._notes: list[str] = [self._source.note] if self._source.note else []
         self._views: set[str] = set()
         self._draws: dict[Request, set[str]] = {}  # views that asked for this
         self._rows: dict[int, Row] = {}  # by index
@@ -323,6 +323,33 @@ class Explorer:
         self._send({"kind": "again", "indices": chosen})
         self._fetcher.retry(chosen)
 
+    @property
+    def _debuggable(self) -> bool:
+        """Whether a sample is the result of the dataset's own `__getitem__`."""
+        source = self._source
+        return source.dataset is source.original and not (source.streaming or is_async(source.dataset))
+
+    def batch(self, epoch: int, batch: int) -> Explorer:
+        """A batch of the loader: each of its samples as it was delivered, and types, shapes and bytes of the batch.
+
+        Args:
+            epoch: Number of the epoch, as in `BatchRecord.epoch`.
+            batch: Number of the batch, as in `BatchRecord.index`.
+
+        Returns:
+            An explorer of its own, whose samples are numbered by their position in the batch. It is shown where a cell
+            ends with it, or by `show()`.
+
+        Raises:
+            TypeError: This is not the explorer of an nbloader loader.
+            ReplayError: The batch cannot be made again; see `DataLoader.replay`.
+        """
+        loader = self._loader()
+        if loader is None:
+            raise TypeError("batch() is for the explorer of a loader of nbloader that still exists: loader.explore()")
+        explorer: Explorer = loader.replay(epoch, batch).explore()
+        return explorer
+
     def debug(self, index: int, draw: int = 0, *, post_mortem: bool = False) -> None:
         """Read a sample in the debugger, in this process and with the seed that it has here: IPython's debugger or pdb.
 
@@ -341,8 +368,8 @@ class Explorer:
         from nbloader.workers import debugger  # imports pdb
 
         source = self._source
-        stop_in = debugger.code_of(source.dataset, "__getitem__") if source.dataset is source.original else set()
-        if source.streaming or is_async(source.dataset) or not stop_in:
+        stop_in = debugger.code_of(source.dataset, "__getitem__")
+        if not (self._debuggable and stop_in):
             raise TypeError(
                 f"{source.title} cannot be debugged by the index of a sample: it has no __getitem__ in Python"
             )
@@ -484,6 +511,8 @@ class Explorer:
                 "title": self._source.title,
                 "total": self._total,
                 "streaming": self._open_ended,
+                "debuggable": self._debuggable,
+                "fixed": self._source.fixed,
                 "selected": list(self._selected),
                 "loader": self._loader() is not None,
                 "notes": list(self._notes),

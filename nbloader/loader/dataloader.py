@@ -303,8 +303,9 @@ class DataLoader(torch_api.DataLoader[T_co]):
         if not (self.persistent_workers and parts.engine.loaded) and self._load():
             parts.engine.replace_all()
         context = IteratorContext(
-            parts.engine, parts.bus, parts.transfer, batched=self._auto_collation, names=self._names
-        )
+            parts.engine, parts.bus, parts.transfer, batched=self._auto_collation, names=self._names,
+            debuggable=not parts.demand.concurrency,
+        )  # fmt: skip
         return EpochIterator(context, run, plan)
 
     def _take_prefetched(self) -> EpochIterator[Any] | None:

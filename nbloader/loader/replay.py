@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from nbloader._util import rng
 from nbloader._util.rng import mix
@@ -30,12 +30,21 @@ from nbloader.sampling.epoch_plan import ChunkSpec
 from nbloader.transport.messages import BatchDone, WorkerGone, WorkerInitFailed, WorkerInitialized
 from nbloader.workers.api import LocalSetup, WorkerOptions
 from nbloader.workers.batch_builder import BatchBuilder
-from nbloader.workers.fetcher import MapFetcher, fetch_each, innermost
-from nbloader.workers.in_process import OWN_GENERATORS, Delivery, as_in_worker
+from nbloader.workers.in_process import (
+    OWN_GENERATORS,
+    Delivery,
+    FailedSample,
+    as_in_worker,
+    fetch_samples,
+    fetches_together,
+)
 from nbloader.workers.inline_pool import NO_WORKER
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.registry import create_kind
 from nbloader.workers.status import LocalStatus, WorkerState
+
+if TYPE_CHECKING:
+    from nbloader.explorer.widget import Explorer
 
 MAX_EPOCHS = 256
 """Epochs that are kept; each takes 1 to 20 kB."""
@@ -130,12 +139,6 @@ class _Part(NamedTuple):
     """Position of a sample in the part."""
 
 
-class _Failed(NamedTuple):
-    """In the place of a sample that raised."""
-
-    error: Exception
-
-
 class ReplayedBatch:
     """A batch of an earlier moment, which is made again when it is asked for. The result of `DataLoader.replay`.
 
@@ -219,7 +222,7 @@ class ReplayedBatch:
                 rng.seed_everything(part.seed)
                 samples = self._fetch(dataset, part, part.position + 1)
         sample = samples[part.position]
-        if isinstance(sample, _Failed):
+        if isinstance(sample, FailedSample):
             raise sample.error
         return sample
 
@@ -233,7 +236,7 @@ class ReplayedBatch:
             ReplayError: The dataset fetches the samples of a batch together; or the sample is not in this batch.
         """
         setup = self._setup
-        if setup.batched and _at_once(setup.dataset):
+        if setup.batched and fetches_together(setup.dataset):
             raise ReplayError(f"{type(setup.dataset).__name__}.__getitems__ fetches the samples of a batch together")
         position = self._position(index)
         part = self._part(position)
@@ -241,6 +244,38 @@ class ReplayedBatch:
         if setup.concurrency:  # each sample has a seed of its own
             seed, before = mix(seed, part.position), ()
         return Delivery(self.epoch, self.number, position, seed, before)
+
+    def explore(self, **options: Any) -> Explorer:
+        """Look at the samples of the batch as they were delivered, and at what the batch consists of.
+
+        Args:
+            **options: Arguments of `nbloader.explore`.
+
+        Raises:
+            RuntimeError: This is not a notebook.
+        """
+        from nbloader.explorer import explore
+        from nbloader.explorer.batch_samples import BatchSamples, facts
+
+        setup = self._setup
+        size = len(self) if setup.chunk_spec is None else setup.chunk_spec.size
+        parts = [self._part(position) for position in range(0, len(self), size or 1)]
+        try:
+            note = facts(self.batch)
+        except Exception as error:  # noqa: BLE001 - the user's code; the samples show which of them raises
+            note = f"The batch cannot be made: {type(error).__name__}: {error}"
+        samples = BatchSamples(
+            setup.dataset,
+            [(part.indices, part.seed) for part in parts],
+            on_error=setup.on_error,
+            batched=setup.batched,
+            asynchronous=setup.concurrency > 0,
+            title=f"Batch {self.number} of epoch {self.epoch}",
+            note=note,
+            workers="process" if setup.process else "thread",
+            worker_init_fn=setup.worker_init_fn,
+        )
+        return explore(samples, **{"num_workers": 1, **options})
 
     def debug(self, index: Any = None, *, post_mortem: bool = False) -> None:
         """Make the batch, or one of its samples, in the debugger. See `DataLoader.debug`.
@@ -269,7 +304,7 @@ class ReplayedBatch:
             if not (stop_in or post_mortem):
                 raise ReplayError(f"{type(dataset).__name__}.__getitem__ is not written in Python: nothing to debug")
             rng.seed_everything(part.seed)
-            if _at_once(dataset):
+            if fetches_together(dataset):
                 raised = debugger.debug(lambda: dataset.__getitems__(part.indices), stop_in)
             else:
                 self._fetch(dataset, part, part.position)  # those before it
@@ -322,32 +357,17 @@ class ReplayedBatch:
 
     def _fetch(self, dataset: Any, part: _Part, count: int) -> Sequence[Any]:
         """Fetch the first samples of a part; one call of `__getitems__` fetches all of them."""
-        setup, status = self._setup, LocalStatus(os.getpid())
-        on_error: Any = setup.on_error
-
-        def noted(index: Any, error: Exception) -> _Failed:
-            if callable(on_error):  # it may draw, too
-                on_error(index, error)
-            return _Failed(error)
-
-        together = setup.batched and hasattr(dataset, "__getitems__")
-        if together and (_at_once(dataset) or on_error != "raise"):
-            fetcher = MapFetcher(
-                dataset, batched=True, collates=False, output=setup.output, status=status,
-                on_error="raise" if on_error == "raise" else noted,
-            )  # fmt: skip
-            return fetcher.fetch(part.indices).samples  # type: ignore[no-any-return]
-
-        def handle(position: int, error: Exception) -> _Failed:
-            if on_error == "raise" and position < part.position:
-                wanted = part.indices[part.position]
-                add_note(error, f"raised by sample {part.indices[position]!r}, which precedes {wanted!r} in the batch")
-                raise error
-            return noted(part.indices[position], error)
-
-        return fetch_each(  # type: ignore[no-any-return]
-            dataset, part.indices[:count], batched=True, status=status, on_error=handle
-        ).samples
+        setup = self._setup
+        samples = fetch_samples(
+            dataset, part.indices, on_error=setup.on_error, batched=setup.batched, output=setup.output, count=count
+        )
+        if setup.on_error == "raise":
+            for position, sample in enumerate(samples[: part.position]):
+                if isinstance(sample, FailedSample):
+                    failed, wanted = part.indices[position], part.indices[part.position]
+                    add_note(sample.error, f"raised by sample {failed!r}, which precedes {wanted!r} in the batch")
+                    raise sample.error
+        return samples
 
     def _outcome(self, dataset: Any) -> Outcome:
         """Produce the batch."""
@@ -377,10 +397,10 @@ class ReplayedBatch:
         """Fetch the samples of a part of an asynchronous dataset, each of which has a seed of its own."""
         on_error: Any = self._setup.on_error
 
-        def noted(index: Any, error: Exception) -> _Failed:
+        def noted(index: Any, error: Exception) -> FailedSample:
             if callable(on_error):
                 on_error(index, error)
-            return _Failed(error)
+            return FailedSample(error)
 
         setup = replace(self._setup, batched=True, collate_fn=_as_they_are, on_error=noted)
         task = Task(self.epoch, self.number, part.indices, part.seed, job=self.number)
@@ -416,11 +436,6 @@ class ReplayedBatch:
             pool.close(GRACE)
             pool.dispose()
         return [outcomes[task.job] for task in tasks]
-
-
-def _at_once(dataset: Any) -> bool:
-    """Whether one call fetches several samples. A `Subset` has `__getitems__` for any dataset."""
-    return any(hasattr(part, "__getitems__") for part in innermost(dataset))
 
 
 def _as_they_are(samples: list[Any]) -> list[Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from nbloader._util import rng
 from nbloader._util.rng import PreservedRandomState
 from nbloader.errors import ReplayError
-from nbloader.workers.fetcher import shallow_copy
+from nbloader.workers.fetcher import MapFetcher, OnError, fetch_each, innermost, shallow_copy
+from nbloader.workers.status import LocalStatus
 from nbloader.workers.worker_info import ProcessContext, WorkerInfo, get_worker_info
 
 OWN_GENERATORS = (
@@ -35,6 +36,53 @@ class Delivery(NamedTuple):
     """What the random generators are seeded with."""
     before: tuple[Any, ...]
     """Dataset indices of the samples that drew from the same generators before."""
+
+
+class FailedSample(NamedTuple):
+    """In the place of a sample that raised."""
+
+    error: Exception
+
+
+def fetches_together(dataset: Any) -> bool:
+    """Whether one call of the user's code fetches several samples. A `Subset` has `__getitems__` for any dataset."""
+    return any(hasattr(part, "__getitems__") for part in innermost(dataset))
+
+
+def fetch_samples(
+    dataset: Any, indices: Any, *, on_error: OnError, batched: bool, output: str, count: int | None = None
+) -> Sequence[Any]:
+    """Fetch samples as a worker does, after the generators were seeded. Those that raise are a `FailedSample`.
+
+    Args:
+        dataset: The dataset.
+        indices: Those that are fetched under one seed.
+        on_error: What the loader does with a sample that raises. A function is called, since it may draw, too.
+        batched: Whether the samples make a batch.
+        output: "torch" or "numpy".
+        count: Fetch only the first samples, if they are fetched one by one; None for all.
+
+    Raises:
+        Exception: What `__getitems__` raises, if `on_error` is "raise".
+    """
+    handler: Any = on_error
+
+    def note(index: Any, error: Exception) -> FailedSample:
+        if callable(handler):
+            handler(index, error)
+        return FailedSample(error)
+
+    status = LocalStatus(os.getpid())
+    if batched and hasattr(dataset, "__getitems__") and (fetches_together(dataset) or on_error != "raise"):
+        fetcher = MapFetcher(
+            dataset, batched=True, collates=False, output=output, status=status,
+            on_error="raise" if on_error == "raise" else note,
+        )  # fmt: skip
+        return fetcher.fetch(indices).samples  # type: ignore[no-any-return]
+    return fetch_each(  # type: ignore[no-any-return]
+        dataset, indices[:count], batched=True, status=status,
+        on_error=lambda position, error: note(indices[position], error),
+    ).samples  # fmt: skip
 
 
 @contextlib.contextmanager

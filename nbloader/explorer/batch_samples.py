@@ -1,0 +1,113 @@
+"""A batch in the explorer: its samples as they were delivered, and what the batch consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nbloader._util import rng
+from nbloader._util.format import clean, megabytes
+from nbloader._util.rng import mix
+from nbloader.explorer import fields
+from nbloader.workers.in_process import FailedSample, fetch_samples
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+MAX_LISTED = 32
+"""Dataset indices that a note lists."""
+
+
+class BatchSamples:
+    """The samples of one batch, by their position. All of them are made when the first one is asked for, and kept.
+
+    Args:
+        dataset: The loader's dataset.
+        parts: Dataset indices and seed of each part of the batch that has a seed of its own.
+        on_error: What the loader does with a sample that raises.
+        batched: Whether samples make batches.
+        asynchronous: Whether samples are awaited. Each of them has a seed of its own.
+        title: What it is called.
+        note: What is known of the batch.
+        workers: The kind of workers that suits it.
+        worker_init_fn: The loader's.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        parts: Sequence[tuple[Any, int]],
+        *,
+        on_error: Any,
+        batched: bool,
+        asynchronous: bool,
+        title: str,
+        note: str,
+        workers: str,
+        worker_init_fn: Callable[[int], object] | None,
+    ) -> None:
+        self.dataset = dataset
+        """The loader's dataset."""
+        self._parts = parts
+        self._on_error = on_error
+        self._batched = batched
+        self._asynchronous = asynchronous
+        self.title = title
+        """What it is called."""
+        self.workers = workers
+        """The kind of workers that suits it."""
+        self.worker_init_fn = worker_init_fn
+        """The loader's."""
+        indices = self.indices
+        more = ", ..." if len(indices) > MAX_LISTED else ""
+        listed = ", ".join(clean(index, 40) for index in indices[:MAX_LISTED])
+        self.note = f"{note}. Numbers are positions in the batch; dataset indices: {listed}{more}"
+        """What is known of the batch."""
+        self._made: list[Any] | None = None
+
+    @property
+    def indices(self) -> list[Any]:
+        """The dataset indices of the batch."""
+        return [index for indices, _seed in self._parts for index in indices]
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return sum(len(indices) for indices, _seed in self._parts)
+
+    def __getitem__(self, position: int) -> Any:
+        """A sample; a coroutine, if the dataset is asynchronous.
+
+        Raises:
+            Exception: Whatever the dataset raises.
+        """
+        if self._asynchronous:
+            return self._begin(position)
+        if self._made is None:
+            self._made = [sample for indices, seed in self._parts for sample in self._make(indices, seed)]
+        sample = self._made[position]
+        if isinstance(sample, FailedSample):
+            raise sample.error
+        return sample
+
+    def _make(self, indices: Any, seed: int) -> Sequence[Any]:
+        rng.seed_everything(seed)
+        return fetch_samples(self.dataset, indices, on_error=self._on_error, batched=self._batched, output="numpy")
+
+    def _begin(self, position: int) -> Any:
+        for indices, seed in self._parts:
+            if position < len(indices):
+                rng.seed_everything(mix(seed, position))
+                return self.dataset[indices[position]]
+            position -= len(indices)
+        raise IndexError(position)
+
+
+def facts(batch: Any) -> str:
+    """What a batch consists of, in one line.
+
+    Args:
+        batch: As the loop gets it.
+    """
+    arrays = [field for field in fields.describe(batch, {}).fields if field.shape is not None]
+    if not arrays:
+        return clean(type(batch).__name__)
+    parts = (f"{field.path or field.type} {field.dtype} {TIMES.join(map(str, field.shape or ()))}" for field in arrays)
+    return clean(f"{megabytes(sum(field.nbytes for field in arrays))}: {'; '.join(parts)}", 600)
