@@ -133,6 +133,24 @@ def test_a_package_that_starts_threads_is_imported_by_each_worker(install):
     assert "threads" in forkserver._not_preloaded
 
 
+def test_a_package_whose_only_thread_is_one_of_jemalloc_is_imported_once(install):
+    """pyarrow starts one. jemalloc prepares it for a fork."""
+    package, importers = install("columnar", """
+        import ctypes, threading
+        event, named = threading.Event(), threading.Event()
+        def purge():
+            ctypes.CDLL(None).prctl(15, b"jemalloc_bg_thd", 0, 0, 0)  # PR_SET_NAME
+            named.set()
+            event.wait()
+        threading.Thread(target=purge, daemon=True).start()
+        named.wait()
+    """)  # fmt: skip
+    workers = workers_of(package.Data()) | workers_of(package.Data())
+    package.event.set()
+    assert workers.isdisjoint(importers())
+    assert len(importers()) == 1
+
+
 def test_a_package_that_ends_the_server_is_imported_by_each_worker(install, tmp_path):
     survives = tmp_path / "survives"
     survives.touch()

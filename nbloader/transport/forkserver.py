@@ -55,6 +55,9 @@ TEMPLATE_MODULE = "nbloader.transport.template"
 """Its `main(fd)` runs a template."""
 MANY = 1000
 """More threads than any process of ours has."""
+SAFE_THREADS = (b"jemalloc_bg_thd",)
+"""Names of threads whose library takes its locks before a fork, and goes on without them in the child: jemalloc's, which
+pyarrow starts when it is imported, and so do Hugging Face's datasets."""
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -599,14 +602,26 @@ def _import_packages(names: Iterable[str]) -> None:
 
 
 def _count_threads() -> int:
-    """Threads of this process, including those of native code; many if it uses an accelerator, which a child cannot."""
+    """Threads of this process that forbid a fork, including those of native code.
+
+    Many if it uses an accelerator, which a child cannot.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return MANY
     try:
-        return sum(1 for _ in Path("/proc/self/task").iterdir())
+        tasks = list(Path("/proc/self/task").iterdir())
     except OSError:  # only Linux has it
         return threading.active_count()
+    return sum(not _is_safe_in_forks(task) for task in tasks)
+
+
+def _is_safe_in_forks(task: Path) -> bool:
+    """Whether the library of a thread prepares it for a fork, or the thread has ended."""
+    try:
+        return (task / "comm").read_bytes().strip() in SAFE_THREADS
+    except OSError:
+        return True
 
 
 def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[int], module: str, threads: int) -> None:
