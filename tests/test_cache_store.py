@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from nbloader.cache.disk_store import DamagedError, DiskStore
 from nbloader.cache.entry import decode, encode
-from nbloader.cache.memory_store import PAGE, WAYS, MemoryStore
+from nbloader.cache.memory_store import CONFIG_AT, PAGE, WAYS, MemoryStore
 from nbloader.cache.policy import GRACE, MARGIN, victims, worth
+from nbloader.cache.sample_cache import CacheOptions, SampleCache
 
 MS = 1_000_000
 
@@ -422,3 +423,27 @@ def test_what_a_killed_writer_left_is_deleted_after_a_while(tmp_path):
     store.tidy()
     assert not old.exists()
     assert new.exists()
+
+
+# ---- options
+
+
+def test_a_process_never_reads_options_that_are_being_changed(create, tmp_path):
+    """The second of two changes may come between a process's look at the version and at the options."""
+    folders = [tmp_path / "first", tmp_path / "the second, which is longer"]
+    old, new = (CacheOptions(None, str(folder), 1000).to_bytes() for folder in folders)
+    store = create(10 * PAGE)
+    store.config = new
+    changed = store._map[CONFIG_AT:PAGE]
+    store.config = old
+    worker = SampleCache(MemoryStore(store.index_fd, store.data_fd), CacheOptions())
+    before = store._map[CONFIG_AT:PAGE]
+    for written in range(6 + len(new)):
+        store._map[CONFIG_AT:PAGE] = changed[:written] + before[written:]
+        assert store.config in (old, None, new)
+        worker._version = -1  # it looks at the version before the second change is complete
+        assert worker.gauge().directory in ("", *map(str, folders))
+    store.config = new
+    assert worker.gauge().directory == str(folders[1])
+    assert set(tmp_path.iterdir()) <= set(folders)
+    worker.close()

@@ -8,8 +8,10 @@ import os
 import resource
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from datasets import PATIENCE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,6 +118,27 @@ def test_a_blocking_receiver_can_poll():
         assert right.receive(wait=False) == []
         left.send(Kind.TASK, b"1")
         assert right.receive(wait=False) == [(Kind.TASK, b"1")]
+
+
+def test_a_poll_of_a_blocking_receiver_returns_in_the_middle_of_a_large_frame():
+    """The other end may stall or be stopped there."""
+    a, b = socket.socketpair()
+    frame = HEADER.pack(4 * READ_SIZE, Kind.BATCH) + bytes(4 * READ_SIZE)
+    receiver = Channel(b, blocking=True)
+    frames: list[tuple[int, bytes]] = []
+
+    def poll():
+        for begin in range(0, len(frame), READ_SIZE):
+            a.sendall(frame[begin : begin + READ_SIZE])
+            for _ in range(2):
+                frames.extend(receiver.receive(wait=False))
+
+    with a, contextlib.closing(receiver), ThreadPoolExecutor(1) as pool:
+        try:
+            pool.submit(poll).result(PATIENCE)
+        finally:
+            a.shutdown(socket.SHUT_RDWR)  # for one that waits
+        assert frames == [(Kind.BATCH, bytes(4 * READ_SIZE))]
 
 
 @pytest.mark.parametrize("after", [0, 10, 3 * READ_SIZE])

@@ -84,6 +84,8 @@ _SLOT_DTYPE = np.dtype([
 _CHECK_AT, _LAST_AT, _GENERATION_AT, _FIELDS = 52, 56, 32, 56
 _STAMP = struct.Struct("<Q")
 """Precedes each entry: its generation."""
+_CONFIG_HEAD = struct.Struct("<IH")
+"""Checksum of the options, and their size in bytes."""
 _FLOCK = struct.Struct("@hhqqi4x")
 _EPOCH_BITS = 20
 _KEEP_SIZE_PUNCH_HOLE = 0x03
@@ -534,16 +536,19 @@ class MemoryStore:
     # ---- options ----------------------------------------------------------------------------------------------------
 
     @property
-    def config(self) -> bytes:
-        """Options that all processes follow."""
-        size = int.from_bytes(self._map[CONFIG_AT : CONFIG_AT + 2], "little")
-        return self._map[CONFIG_AT + 2 : CONFIG_AT + 2 + size]
+    def config(self) -> bytes | None:
+        """Options that all processes follow. None while they are being changed; `config_version` changes afterwards."""
+        check, size = _CONFIG_HEAD.unpack_from(self._map, CONFIG_AT)
+        begin = CONFIG_AT + _CONFIG_HEAD.size
+        data = self._map[begin : begin + size]
+        return data if zlib.crc32(data) == check else None
 
     @config.setter
     def config(self, data: bytes) -> None:
-        if len(data) > PAGE - CONFIG_AT - 2:
+        record = _CONFIG_HEAD.pack(zlib.crc32(data), len(data)) + data
+        if len(record) > PAGE - CONFIG_AT:
             raise ValueError(f"{len(data)} bytes of options do not fit")
-        self._map[CONFIG_AT : CONFIG_AT + 2 + len(data)] = len(data).to_bytes(2, "little") + data
+        self._map[CONFIG_AT : CONFIG_AT + len(record)] = record
         self._words[_CONFIG] += 1
 
     @property

@@ -53,7 +53,7 @@ class CacheOptions(NamedTuple):
     def from_bytes(cls, data: bytes) -> CacheOptions:
         """Rebuild the options in another process."""
         disk, separator, directory = data.partition(b":")
-        if not (separator and disk.isdigit()):  # none, or they are being changed: then they will be read again
+        if not separator:
             return cls()
         return cls(None, os.fsdecode(directory), int(disk))
 
@@ -216,9 +216,11 @@ class SampleCache:
     def _current_disk(self) -> DiskStore | None:
         """The folder, as it is configured now."""
         memory = self.memory
-        if memory is not None and memory.config_version != self._version:
-            self._version = memory.config_version
-            self._open_disk(CacheOptions.from_bytes(memory.config))
+        if memory is not None and (version := memory.config_version) != self._version:
+            config = memory.config
+            if config is not None:  # else they are being changed: the next access reads them again
+                self._version = version
+                self._open_disk(CacheOptions.from_bytes(config))
         return self._disk
 
     def _open_disk(self, options: CacheOptions) -> None:

@@ -31,7 +31,8 @@ MAX_FDS = 64
 """Descriptors with one frame."""
 # Programs that a dataset runs must not inherit our descriptors. Plain ints: adding two flags of an enum takes 1 us.
 CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
-NO_WAIT = CLOSE_ON_EXEC | int(socket.MSG_DONTWAIT)
+DONT_WAIT = int(socket.MSG_DONTWAIT)
+NO_WAIT = CLOSE_ON_EXEC | DONT_WAIT
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * MAX_FDS)
 CUT_OFF = int(socket.MSG_CTRUNC)
 IN_TURN = b"\1"
@@ -198,14 +199,14 @@ class Channel:
         """Read once and return the frames that are complete now, as (kind, body). May be empty.
 
         Args:
-            wait: False makes a blocking channel return at once when nothing has arrived.
+            wait: False makes a blocking channel return at once when nothing has arrived, or no more of a frame.
 
         Raises:
             EOFError: The other end is closed and everything it sent has been read.
         """
         frames: list[tuple[int, Bytes]] = []
         if self._large is not None:
-            self._fill_large(frames)
+            self._fill_large(frames, 0 if wait else DONT_WAIT)
             return frames
         try:
             data, ancillary, flags, _address = self._sock.recvmsg(
@@ -266,10 +267,10 @@ class Channel:
                 os.close(fd)
         self._sock.close()
 
-    def _fill_large(self, frames: list[tuple[int, Bytes]]) -> None:
+    def _fill_large(self, frames: list[tuple[int, Bytes]], flags: int) -> None:
         assert self._large is not None  # noqa: S101 - for the type checker
         try:
-            got = self._sock.recv_into(memoryview(self._large)[self._large_got :])
+            got = self._sock.recv_into(memoryview(self._large)[self._large_got :], 0, flags)
         except BlockingIOError:
             return
         except ConnectionResetError as error:

@@ -56,8 +56,8 @@ TEMPLATE_MODULE = "nbloader.transport.template"
 MANY = 1000
 """More threads than any process of ours has."""
 SAFE_THREADS = (b"jemalloc_bg_thd",)
-"""Names of threads whose library takes its locks before a fork, and goes on without them in the child: jemalloc's, which
-pyarrow starts when it is imported, and so do Hugging Face's datasets."""
+"""Names of threads whose library takes its locks before a fork, and does without them in the child: jemalloc's. pyarrow
+starts one when it is imported, and so does Hugging Face's datasets."""
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 

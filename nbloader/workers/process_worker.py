@@ -488,6 +488,7 @@ class ConcurrentWorkerLoop:
     def attach(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
         """See `BatchSource`."""
         self._loop, self._wake = loop, wake
+        self._random.attach(loop)
         loop.add_reader(self._worker._channel.fileno(), self._on_readable)
 
     def detach(self) -> None:

@@ -36,6 +36,7 @@ imported by name; functions of torch that take no generator, such as dropout; th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
@@ -45,13 +46,16 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nbloader._util import rng
 from nbloader._util.import_hooks import when_imported
 from nbloader.workers.worker_info import WorkerInfo, thread_local
+
+if TYPE_CHECKING:
+    import asyncio  # other workers start without it
 
 SWITCH = "NBLOADER_THREAD_PATCHES"
 """Environment variable; "0" turns the patches off."""
@@ -114,9 +118,13 @@ class TaskContext:
         self._generators = rng.TaskGenerators()
         self._before: rng.Generators | None = None
         self._mode: Any = None
+        self._thread = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._has_torch = False
 
     def __enter__(self) -> TaskContext:
         """Begin. Until `draw_by_task` is called, nothing changes."""
+        self._thread = threading.get_ident()
         self._before = rng.thread_local.generators
         if not self._threaded:
             _patches.acquire()
@@ -139,11 +147,27 @@ class TaskContext:
         """Let all tasks draw from the generators of the worker."""
         rng.thread_local.generators = self._before
 
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The event loop has begun, on the thread that has entered this."""
+        self._loop = loop
+        if self._has_torch:
+            self._enter_mode()
+
     def _use_torch(self) -> None:
+        """It has been imported, on any thread: a sample may import it in `asyncio.to_thread`."""
         _patches.add_torch()
-        mode = _torch_mode()
-        mode.__enter__()
-        self._mode = mode
+        self._has_torch = True
+        if threading.get_ident() == self._thread:
+            self._enter_mode()
+        elif self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed
+                self._loop.call_soon_threadsafe(self._enter_mode)  # before the sample goes on
+
+    def _enter_mode(self) -> None:
+        if self._mode is None:  # modes belong to a thread
+            mode = _torch_mode()
+            mode.__enter__()
+            self._mode = mode
 
 
 def _torch_info(info: WorkerInfo) -> Any:
