@@ -117,7 +117,7 @@ def test_the_table_shows_what_was_kept():
 class Waiting:
     """Samples of some milliseconds, with a draw each."""
 
-    def __init__(self, length, seconds=0.004):
+    def __init__(self, length, seconds=0.01):
         self.length, self.seconds = length, seconds
 
     def __len__(self):
@@ -138,7 +138,7 @@ def loop(loader, until, batches):
 
 
 def test_more_workers_are_found_while_the_loop_runs_and_no_batch_changes():
-    with DataLoader(Waiting(40_000), 4, num_workers=1, workers="thread") as loader:
+    with DataLoader(Waiting(40_000), 2, num_workers=1, workers="thread") as loader:
         tuning = loader.tune(10, max_workers=2)
         assert loader.tuning is tuning
         assert loader.stats().tuning.running
@@ -160,7 +160,7 @@ def test_more_workers_are_found_while_the_loop_runs_and_no_batch_changes():
         assert (loader.num_workers, loader.prefetch_factor) == (1, 2)
         assert not loader.stats().tuning.changed
     torch.manual_seed(5)
-    with DataLoader(Waiting(40_000, 0), 4, num_workers=2, workers="thread") as plain:
+    with DataLoader(Waiting(40_000, 0), 2, num_workers=2, workers="thread") as plain:
         for mine, expected in zip(batches, plain, strict=False):
             assert all(map(torch.equal, mine, expected))
 
