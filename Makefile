@@ -1,6 +1,7 @@
 # make demo            open the quickstart notebook in JupyterLab (PORT=8899 BROWSER=none on a remote machine)
 # make check           lint, type check, import contracts and the unit tests: under a minute on two cores
-# make test            everything: lint, all tests, the notebooks, the browser tests
+# make test            everything: lint, the documentation, all tests, the notebooks, the browser tests
+# make docs            build the documentation into build/site; warnings and broken links are errors
 # make lint            ruff, mypy and the import contracts
 # make bench           benchmark against torch, in under ten minutes (ROWS=tiny,large selects rows; ROWS=startup
 #                      those of large packages, ROWS=samples those of samples of packages, where they are installed;
@@ -38,7 +39,7 @@ MADE := $(VENV)/.made
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo check test lint bench bench-gpu soak fuzz forks soak-dashboard faults bench-diagnosis clean
+.PHONY: demo check test lint docs bench bench-gpu soak fuzz forks soak-dashboard faults bench-diagnosis clean
 
 demo: $(MADE)-demo
 	@if [ "$(BROWSER)" = none ]; then \
@@ -48,11 +49,15 @@ demo: $(MADE)-demo
 	    --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/01_quickstart.ipynb \
 	    $(if $(filter none,$(BROWSER)),--no-browser) $$([ "$$(id -u)" -ne 0 ] || echo --allow-root)
 
-test: lint $(VENV)/kernels/ipykernel-6.30/.made $(VENV)/kernels/ipykernel-7.3/.made
+test: lint docs $(VENV)/kernels/ipykernel-6.30/.made $(VENV)/kernels/ipykernel-7.3/.made
 	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=60 tests notebooks
 
 check: lint
 	$(PY) -m pytest -q -m 'unit and not slow' tests
+
+docs: $(MADE)-docs
+	$(PY) -m sphinx --fail-on-warning --keep-going --quiet --fresh-env --builder html docs build/site
+	$(PY) docs/check_site.py build/site
 
 lint: $(MADE)-test
 	$(PY) -m ruff check .
@@ -112,6 +117,10 @@ $(MADE)-demo: $(MADE) pyproject.toml constraints.txt
 
 $(MADE)-test: $(MADE)-demo pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+$(MADE)-docs: $(MADE)-test pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 # Two more kernels for the browser tests: these versions of ipykernel handle clicks during a busy cell differently.

@@ -1,24 +1,43 @@
 """The documentation names what exists, and its code is code that the tests run.
 
 A code block after `<!-- source: path -->` or `<!-- source: path [region] -->` is a copy of that file, or of its lines
-between `# [region]` and `# [end]`. After a change of the file, `python tests/test_docs.py` copies it anew.
+between `# [region]` and `# [end]`. After a change of the file, `python tests/test_docs.py` copies it anew. The other
+Python blocks of a guide are run one after the other. A text block after `<!-- message: path -->` quotes
+messages of that module of nbloader, with `…` for each value.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import pathlib
 import re
+import textwrap
 import time
 
 import pytest
 
+from nbloader import DataLoader
 from nbloader.cache import sample_cache
 from nbloader.cache.digest import SETTLED
+from nbloader.diagnose.causes import Cause
 
 unit = pytest.mark.unit
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+SITE = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *SITE.rglob("*.md")])
+GUIDES = sorted([*SITE.glob("*/*.md"), *(SITE / f"{name}.md" for name in ("index", "slow", "troubleshooting"))])
 INCLUDE = re.compile(r"(<!-- source: (\S+)(?: \[([\w ]+)\])? -->\n```\w+\n)(.*?)(^```\n)", re.DOTALL | re.MULTILINE)
+
+MESSAGE = re.compile(r"<!-- message: (\S+) -->\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def load(path):
+    """A module of docs/, which is not a package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def prose(page):
@@ -29,6 +48,22 @@ def prose(page):
 def code(page):
     """The Python code blocks of a page."""
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def examples(page):
+    """The Python code blocks of a page that are no copies of files, as one program."""
+    text = INCLUDE.sub("", page.read_text(encoding="utf-8"))
+    blocks = re.findall(r"^( *)```python\n(.*?)^\1```$", text, re.DOTALL | re.MULTILINE)
+    return "\n".join(textwrap.dedent(block) for _indentation, block in blocks)
+
+
+def strings(path):
+    """The strings of a module without white space; values within them are `…`."""
+    tree = ast.parse((ROOT / "nbloader" / path).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        if all(isinstance(part, ast.FormattedValue) or isinstance(getattr(part, "value", None), str) for part in parts):
+            yield "".join("…" if isinstance(p, ast.FormattedValue) else "".join(p.value.split()) for p in parts)
 
 
 def source(path, region):
@@ -74,6 +109,51 @@ def test_the_table_of_packages_has_the_order_of_the_import_contract():
     page = prose(ROOT / "docs/architecture.md")
     table = page[page.index("| package | owns |") :].split("\n\n")[0]
     assert [set(re.findall(r"`(\w+)`", row.split("|")[1])) for row in table.splitlines()[2:]] == layers
+
+
+@unit
+def test_each_cause_of_a_verdict_is_a_leaf_and_a_section_of_the_page_about_slow_loaders():
+    causes = {cause.value for cause in Cause} - {"unknown"}
+    page = (SITE / "slow.md").read_text(encoding="utf-8")
+    leaves = re.findall(r'href="#([\w-]+)"', (SITE / "_static" / "slow.svg").read_text(encoding="utf-8"))
+    assert {leaf.replace("-", "_") for leaf in leaves} == causes
+    assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == causes
+
+
+@unit
+@pytest.mark.parametrize("page", [page for page in PAGES if MESSAGE.search(page.read_text(encoding="utf-8"))], ids=str)
+def test_messages_are_those_of_the_source(page):
+    for path, block in MESSAGE.findall(page.read_text(encoding="utf-8")):
+        known = list(strings(path))
+        for line in block.splitlines():
+            quoted = "".join(line.split()).strip("…")
+            assert any(quoted in text for text in known), f"{path} has no message {line!r}"
+
+
+@unit
+def test_what_is_wrong_with_a_site_is_found(tmp_path):
+    (tmp_path / "page.html").write_text(
+        '<h1 id="a">A</h1><a href="#a">1</a><a href="page.html#b">2</a><a href="gone.html">3</a><a href="http://x.y">4</a>'
+        '<script src="https://x.y/z.js"></script>'
+    )
+    assert load(SITE / "check_site.py").problems(tmp_path, ["a", "c"]) == [
+        "page.html: links to page.html#b, but there is no such element",
+        "page.html: links to gone.html, which does not exist",
+        "page.html: loads https://x.y/z.js",
+        "c is not in the reference",
+    ]
+
+
+@pytest.mark.parametrize("page", [page for page in GUIDES if examples(page)], ids=lambda p: p.name)
+def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    try:
+        exec(compile(examples(page), str(page), "exec"), names)
+    finally:
+        for value in names.values():
+            if isinstance(value, DataLoader):
+                value.close()
 
 
 def test_the_example_in_the_readme_runs():

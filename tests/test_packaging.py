@@ -236,14 +236,23 @@ class TestMakefile:
         assert done.returncode != 0
         assert "There is no python3-that-is-not-there here" in done.stderr
 
-    @pytest.mark.parametrize("step", ["ruff check", "ruff format --check", "mypy", "lint-imports", "pytest"])
+    @pytest.mark.parametrize(
+        "step", ["ruff check", "ruff format --check", "mypy", "lint-imports", "sphinx", "check_site", "pytest"]
+    )
     def test_make_test_fails_when_any_of_its_steps_fails(self, tmp_path, step):
         (tmp_path / ".venv/bin").mkdir(parents=True)
         for command in ("python", "lint-imports"):
             script = tmp_path / ".venv/bin" / command
             script.write_text(f'#!/bin/sh\necho "$0 $*" >> ran\ncase "$0 $*" in *"{step}"*) exit 1;; esac\n')
             script.chmod(0o755)
-        for name in ("pyproject.toml", "constraints.txt", ".venv/.made", ".venv/.made-demo", ".venv/.made-test"):
+        for name in (
+            "pyproject.toml",
+            "constraints.txt",
+            ".venv/.made",
+            ".venv/.made-demo",
+            ".venv/.made-test",
+            ".venv/.made-docs",
+        ):
             (tmp_path / name).touch()
         for version in ("6.30", "7.3"):
             (tmp_path / f".venv/kernels/ipykernel-{version}").mkdir(parents=True)

@@ -151,7 +151,7 @@ def cached(function: Callable[P, R]) -> CachedFunction[P, R]:
     """Keep what a deterministic function returns, in memory that all workers share, and on disk if configured.
 
     Use it for the part of a sample that is the same in each epoch, such as reading, decoding and resizing a file, and
-    leave the random part outside:
+    leave the random part outside::
 
         @nbloader.cached
         def decode(path):

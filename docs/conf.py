@@ -1,0 +1,60 @@
+"""Configuration of the documentation site, which `make docs` builds with Sphinx."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # from_source.py
+os.environ["NBLOADER_EARLY_START"] = "0"  # a build needs no workers
+
+import nbloader
+
+project = "nbloader"
+author = "the nbloader developers"
+copyright = "the nbloader developers"  # noqa: A001 - Sphinx's name
+release = version = nbloader.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "from_source",
+]
+exclude_patterns = ["_build", "notebooks/.ipynb_checkpoints"]
+default_role = "code"  # docstrings mark code with single backticks
+
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # `make test` runs the notebooks; the site shows the outputs that are stored in them
+
+autodoc_member_order = "bysource"
+toc_object_entries_show_parents = "hide"
+autodoc_typehints = "none"  # signatures with all types are too long to read; the text gives types where they matter
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+
+html_theme = "pydata_sphinx_theme"
+html_title = "nbloader"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_context = {"default_mode": "auto"}
+html_theme_options = {
+    "logo": {"text": "nbloader"},
+    "header_links_before_dropdown": 6,
+    "navigation_with_keys": False,
+    "show_prev_next": True,
+    "show_toc_level": 2,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "secondary_sidebar_items": ["page-toc"],
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+html_sidebars = {"slow": [], "troubleshooting": [], "index": []}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
