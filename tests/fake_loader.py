@@ -6,6 +6,7 @@ rate; worker 1 hangs in the batch `hang_at` until it is restarted.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
@@ -21,6 +22,7 @@ from nbloader.events import (
     WorkerRestarted,
     WorkersResized,
 )
+from nbloader.metrics.hot_lines import HotLines
 from nbloader.metrics.snapshot import STAGES, Point, SlowSample, Snapshot, StageStats, WorkerStats
 
 
@@ -41,6 +43,8 @@ class FakeLoader:
         self.state = "new"
         self.epoch = -1
         self.commands: list[str] = []
+        self.profiling = False
+        self.hot = HotLines()
         self.restarts = [0] * workers
         self._steps = 0
         self._prefetch_factor = 2
@@ -169,6 +173,17 @@ class FakeLoader:
                     self._hung_since = None
                 self.events.publish(WorkerRestarted(time.perf_counter_ns(), i, "request"))
             self._change.notify_all()
+
+    @property
+    def profiling_lines(self) -> bool:
+        return self.profiling
+
+    def profile_lines(self, on: bool = True) -> None:
+        self.commands.append(f"profile {on}")
+        self.profiling = on
+
+    def hot_lines(self) -> HotLines:
+        return dataclasses.replace(self.hot, profiling=self.profiling)
 
     def pause(self) -> None:
         with self._change:

@@ -18,12 +18,15 @@ from typing import Any
 import pytest
 from fake_loader import FakeLoader
 
+from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader.dashboard import show, static, widget
 from nbloader.dashboard.charts import CHARTS, COLUMNS, TIPS, Chart, Series, charts_of, columns_of, x_axis, y_axes
 from nbloader.dashboard.panels import PANELS, Frame, Panel, register
 from nbloader.dashboard.panels.events import Events
+from nbloader.dashboard.panels.lines import Lines
 from nbloader.dashboard.panels.workers import Workers
 from nbloader.events import BatchRecord, WorkerRestarted
+from nbloader.metrics.hot_lines import STAGE_FILE, CodeLine, HotLines, StackCount, find_hot_lines
 from nbloader.metrics.snapshot import STAGES, Point, Snapshot
 
 TIMEOUT = 90
@@ -338,6 +341,65 @@ def test_payloads_are_json_of_bounded_size() -> None:
     frame = Frame(dataclasses.replace(snapshot, workers=(worker,), verdict="v" * 10_000))
     panels = [panel() for panel in PANELS]
     assert sum(len(json.dumps([panel.news(frame), panel.payload(frame)])) for panel in panels) < 10_000
+
+
+def hot_lines() -> HotLines:
+    """Two lines of this file, one of which calls a library."""
+    get, compute = CodeLine(__file__, "<b>get</b>", 1), CodeLine(__file__, "compute", 3)
+    stacks = (
+        StackCount((get, compute), 0, 6),
+        StackCount((get, CodeLine(json.__file__, "dumps", 70)), 3, 0),
+        StackCount((CodeLine(STAGE_FILE, "collating", 0),), 1, 0),
+    )
+    return find_hot_lines(stacks, profiling=True, is_library=is_library, source=source_line, place=place_of)
+
+
+def test_lines_of_code_are_a_table_and_a_flame_graph() -> None:
+    panel = Lines()
+    payload = panel.payload(Frame(FakeLoader().stats(), lines=hot_lines()))
+    assert payload["summary"] == "10 samples of busy workers: 40 % computing, 60 % waiting"
+    assert [row["shares"] for row in payload["rows"]] == [
+        ["60 %", "0 %", "60 %"], ["30 %", "30 %", "0 %"], ["10 %", "10 %", "0 %"],
+    ]  # fmt: skip
+    assert payload["rows"][0]["source"] == "from __future__ import annotations"
+    assert payload["first"].startswith("60 % from __future__ import annotations · ")
+    boxes = [(left, width, level, computing) for left, width, level, computing, *_texts in payload["blocks"]]
+    assert boxes == [(0, 90, 0, 33), (90, 10, 0, 100), (0, 60, 1, 0), (60, 30, 1, 100)]
+    assert [label for *_box, label, _tip in payload["blocks"]][1:] == [
+        "collating", "from __future__ import annotations", "dumps",
+    ]  # fmt: skip
+    assert payload["levels"] == 2
+    html = panel.html(payload)
+    assert "&lt;b&gt;get&lt;/b&gt;" in html
+    assert "<b>" not in html
+    assert not panel.html(panel.payload(Frame(FakeLoader().stats())))
+
+
+def test_the_flame_graph_of_a_large_profile_is_bounded() -> None:
+    lines = [CodeLine("f.py", "f" * 1000, i) for i in range(90)]
+    stacks = tuple(StackCount(tuple(lines[:i]), 1, 1) for i in range(1, 90))
+    hot = find_hot_lines(stacks, profiling=True, is_library=is_library, source=source_line, place=place_of)
+    payload = Lines().payload(Frame(FakeLoader().stats(), lines=hot))
+    assert len(payload["rows"]) == 10
+    assert payload["levels"] == 14
+    assert len(json.dumps(payload)) < 30_000
+
+
+def test_sampling_of_lines_is_switched_by_a_click(loader: FakeLoader, screen: Screen) -> None:
+    dashboard = widget.dashboard_of(loader)
+    say(dashboard, kind="ready", view="a")
+    assert not screen.next("full")["payloads"]["lines"]["profiling"]
+    loader.hot = hot_lines()
+    say(dashboard, kind="command", name="profile", value=True)
+    payload: dict[str, Any] = {}
+    while not payload.get("rows"):
+        payload = screen.next("tick")["payloads"].get("lines", {})
+    assert payload["profiling"]
+    say(dashboard, kind="command", name="profile", value=False)
+    while payload.get("profiling") is not False:
+        payload = screen.next("tick")["payloads"].get("lines", {})
+    assert payload["rows"]
+    assert loader.commands == ["profile True", "profile False"]
 
 
 def test_a_stuck_worker_is_named() -> None:

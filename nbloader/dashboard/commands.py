@@ -37,5 +37,7 @@ def execute(loader: LoaderControl, message: Mapping[str, Any]) -> None:
         loader.tuning.undo()
     elif name == "resize" and value is not None:
         loader.num_workers = int(value)
+    elif name == "profile":
+        loader.profile_lines(on=bool(value))
     elif name == "prefetch" and value is not None:
         loader.prefetch_factor = int(value)

@@ -39,6 +39,7 @@ from nbloader.events import BatchRecord, EpochEnded, EpochStarted, Event, Loader
 from nbloader.frontend import comm
 from nbloader.frontend.live import LiveWidget
 from nbloader.frontend.outputs import display, running_cell
+from nbloader.metrics.hot_lines import HotLines
 
 if TYPE_CHECKING:
     from nbloader.metrics.control import LoaderControl
@@ -51,6 +52,8 @@ TICK, SLOWEST_TICK = 0.25, 1.0
 """Seconds between two messages: at least, and at most, whatever they cost."""
 SHARE = 0.0175
 """Share of one core that the publisher may use. If ticks cost more, as with many workers, they become rarer."""
+LINES_INTERVAL = 1.0
+"""Seconds for which the lines of code are not computed again."""
 COSTS = 20
 """Ticks whose mean cost counts, so that a single slow one changes little."""
 QUIET_TICKS = 8
@@ -83,6 +86,7 @@ class Dashboard:
         self._state, self._now = "new", 0.0
         self._payloads: dict[str, Any] = {}
         self._news: dict[str, list[Any]] = {}  # not sent yet
+        self._lines, self._lines_due = HotLines(), 0.0
         self._observe(loader)
         self._sent: dict[str, Any] = {}
         self._full_due = False
@@ -239,6 +243,7 @@ class Dashboard:
             now=snapshot.now or time.perf_counter_ns(),
             num_workers=loader.num_workers,
             prefetch_factor=loader.prefetch_factor,
+            lines=self._hot_lines(loader),
         )
         self._state, self._now = snapshot.state, frame.ms(frame.now)
         payloads = {}
@@ -248,6 +253,13 @@ class Dashboard:
                 self._news.setdefault(panel.name, []).extend(news)
             payloads[panel.name] = panel.payload(frame)
         self._payloads = payloads
+
+    def _hot_lines(self, loader: LoaderControl) -> HotLines:
+        """The lines that workers execute, as they were at most a second ago; at once after the switch was used."""
+        now = time.monotonic()
+        if now >= self._lines_due or loader.profiling_lines != self._lines.profiling:
+            self._lines, self._lines_due = loader.hot_lines(), now + LINES_INTERVAL
+        return self._lines
 
     def _send(self) -> bool:
         full, self._full_due = self._full_due, False

@@ -775,6 +775,11 @@ class DataLoader(torch_api.DataLoader[T_co]):
         """
         self._parts.monitor.lines.switch(on=on)
 
+    @property
+    def profiling_lines(self) -> bool:
+        """Whether `profile_lines()` has been switched on."""
+        return self._parts.monitor.lines.on
+
     def hot_lines(self) -> HotLines:
         """The lines of your code that the workers spend their time on, since `profile_lines()`; `print` the result.
 
@@ -787,7 +792,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
             Lines with their shares, the largest first. Up to one eighth of the samples of an epoch, or those of its
             last second, may not be there yet.
         """
-        return self._parts.monitor.hot_lines()
+        return self._parts.monitor.lines.result()
 
     def tune(self, seconds: float = 60.0, *, max_workers: int | None = None) -> Tuning:
         """Search for a faster number of workers and prefetch factor while a loop runs; from any thread.

@@ -16,7 +16,6 @@ from nbloader.events.records import LifecycleEvent
 from nbloader.loader.config import DEFAULT_PREFETCH_FACTOR
 from nbloader.loader.line_profiler import LineProfiler
 from nbloader.metrics.aggregator import Aggregator
-from nbloader.metrics.hot_lines import HotLines
 from nbloader.metrics.probe import ProcessProbe, UsageProbe
 from nbloader.metrics.rates import RATE_NS
 from nbloader.metrics.snapshot import Point, Snapshot
@@ -92,10 +91,6 @@ class Monitor:
         self._engine = engine
         self._transfer = transfer
         self.lines.follow(engine)
-
-    def hot_lines(self) -> HotLines:
-        """See `DataLoader.hot_lines`."""
-        return self.lines.result()
 
     @property
     def closed(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from nbloader.events import EventBus
+from nbloader.metrics.hot_lines import HotLines
 from nbloader.metrics.snapshot import Point, Snapshot, TuningGauge
 
 
@@ -81,6 +82,19 @@ class LoaderControl(Protocol):
 
         Points are appended at the end and removed at the beginning; they never change.
         """
+        ...
+
+    @property
+    def profiling_lines(self) -> bool:
+        """Whether the lines that workers execute are sampled."""
+        ...
+
+    def profile_lines(self, on: bool = True) -> None:
+        """Sample the lines that workers execute, anew, or stop that."""
+        ...
+
+    def hot_lines(self) -> HotLines:
+        """The lines that workers execute, as far as they were sampled. Takes some milliseconds."""
         ...
 
     def restart_workers(self, ids: Iterable[int] | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from test_live import LOW_CONTRAST, screenshot
 
 pytestmark = [
     pytest.mark.browser,
@@ -34,3 +35,55 @@ def test_a_registered_panel_shows_up_and_its_buttons_work(open_notebook: Any) ->
     notebook.run(2)
     # While JupyterLab replaces the output, the old and the new one are both in the page.
     page.locator(".nbl-static:visible", has_text="Samples per second: epoch 0: ").first.wait_for()
+
+
+HOT = """\
+import json, time
+import numpy as np
+from nbloader import DataLoader
+
+def prepare(index):
+    text = json.dumps([index] * 3000, indent=1)
+    return sum(k * k for k in range(20_000)) + len(text)
+
+class Photos:
+    def __len__(self): return 100_000
+    def __getitem__(self, index):
+        time.sleep(0.008)  # <b>a disk</b>
+        return np.full(8, prepare(index))
+
+loader = DataLoader(Photos(), batch_size=4, num_workers=2)
+loader
+"""
+
+
+def test_lines_of_a_cell_are_sampled_after_a_click_while_the_loop_runs(open_notebook: Any) -> None:
+    notebook = open_notebook(HOT, "for batch in loader: pass", "loader.close()")
+    page = notebook.page
+    notebook.run(0)
+    panel = page.locator(".nbl-live .nbl-panel-lines")
+    panel.locator(".nbl-note", has_text="not sampled").wait_for()
+    notebook.run(1)
+    panel.get_by_role("button", name="Sample the lines").click()
+    first = panel.locator("tbody tr").first
+    first.locator(".nbl-source", has_text="time.sleep(0.008)  # <b>a disk</b>").wait_for()
+    first.locator("td", has_text="cell 1 line 12, Photos.__getitem__").wait_for()
+    panel.locator(".nbl-flame div", has_text="return np.full(8, prepare(index))").wait_for()
+    panel.get_by_role("button", name="Sample the lines").filter(has_text="Stop sampling").wait_for()
+    for theme in ("light", "dark"):
+        if theme == "dark":
+            page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+            page.locator("body[data-jp-theme-light='false']").wait_for(state="attached")
+            page.locator("#jupyterlab-splash").wait_for(state="detached")
+        page.mouse.move(0, 0)
+        assert panel.evaluate(LOW_CONTRAST) == []
+        for width in (1400, 900):
+            page.set_viewport_size({"width": width, "height": 1100})
+            panel.scroll_into_view_if_needed()
+            assert panel.evaluate("node => node.scrollWidth - node.clientWidth") <= 1
+            screenshot(page, f"lines-{theme}-{width}")
+    page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
+    page.evaluate(f"() => {{ {notebook._PANEL}.context.sessionContext.session.kernel.interrupt(); }}")
+    notebook.wait_until_run(1)
+    notebook.run(2)
+    page.locator(".nbl-static:visible", has_text="time.sleep(0.008)  # <b>a disk</b>").first.wait_for()

@@ -16,6 +16,7 @@ from __future__ import annotations
 from nbloader.dashboard.panels.base import Frame, Panel, Reply
 from nbloader.dashboard.panels.controls import Controls
 from nbloader.dashboard.panels.events import Events
+from nbloader.dashboard.panels.lines import Lines
 from nbloader.dashboard.panels.path import Path
 from nbloader.dashboard.panels.plots import Plots
 from nbloader.dashboard.panels.samples import Samples
@@ -25,7 +26,7 @@ from nbloader.dashboard.panels.workers import Workers
 
 __all__ = ["PANELS", "Frame", "Panel", "Reply", "register"]
 
-PANELS: list[type[Panel]] = [Summary, Controls, Path, Timeline, Workers, Plots, Samples, Events]
+PANELS: list[type[Panel]] = [Summary, Controls, Path, Timeline, Lines, Workers, Plots, Samples, Events]
 """From top to bottom."""
 
 

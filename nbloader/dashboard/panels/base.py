@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from nbloader.metrics.hot_lines import HotLines
+
 if TYPE_CHECKING:
     from nbloader.events import Event
     from nbloader.metrics.control import LoaderControl
@@ -29,6 +31,8 @@ class Frame:
     """When the frame was taken, perf_counter ns."""
     num_workers: int = 0
     prefetch_factor: int | None = None
+    lines: HotLines = field(default_factory=HotLines)
+    """Lines that workers execute."""
 
     def ms(self, ns: int) -> float:
         """A perf_counter time as milliseconds since the origin; 0 for a missing one."""
