@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,24 +20,46 @@ def execute(loader: LoaderControl, message: Mapping[str, Any]) -> None:
         ValueError: The loader refuses it: there is no such worker, or the number is out of range.
         LoaderClosedError: The loader was closed.
     """
-    name, worker, value = message.get("name"), message.get("worker"), message.get("value")
-    if name == "restart":
-        loader.restart_workers(None if worker is None else [int(worker)])
-    elif name == "pause":
-        loader.pause()
-    elif name == "resume":
-        loader.resume()
-    elif name == "step":
-        loader.step()
-    elif name == "tune":
-        loader.tune()
-    elif name == "stop_tuning" and loader.tuning is not None:
+    command = COMMANDS.get(str(message.get("name")))
+    if command is not None:
+        command(loader, message)
+
+
+def _restart(loader: LoaderControl, message: Mapping[str, Any]) -> None:
+    worker = message.get("worker")
+    loader.restart_workers(None if worker is None else [int(worker)])
+
+
+def _resize(loader: LoaderControl, message: Mapping[str, Any]) -> None:
+    if message.get("value") is not None:
+        loader.num_workers = int(message["value"])
+
+
+def _prefetch(loader: LoaderControl, message: Mapping[str, Any]) -> None:
+    if message.get("value") is not None:
+        loader.prefetch_factor = int(message["value"])
+
+
+def _stop_tuning(loader: LoaderControl, _message: Mapping[str, Any]) -> None:
+    if loader.tuning is not None:
         loader.tuning.stop()
-    elif name == "undo_tuning" and loader.tuning is not None:
+
+
+def _undo_tuning(loader: LoaderControl, _message: Mapping[str, Any]) -> None:
+    if loader.tuning is not None:
         loader.tuning.undo()
-    elif name == "resize" and value is not None:
-        loader.num_workers = int(value)
-    elif name == "profile":
-        loader.profile_lines(on=bool(value))
-    elif name == "prefetch" and value is not None:
-        loader.prefetch_factor = int(value)
+
+
+COMMANDS: Mapping[str, Callable[[LoaderControl, Mapping[str, Any]], object]] = {
+    "restart": _restart,
+    "pause": lambda loader, _message: loader.pause(),
+    "resume": lambda loader, _message: loader.resume(),
+    "step": lambda loader, _message: loader.step(),
+    "tune": lambda loader, _message: loader.tune(),
+    "stop_tuning": _stop_tuning,
+    "undo_tuning": _undo_tuning,
+    "resize": _resize,
+    "prefetch": _prefetch,
+    "profile": lambda loader, message: loader.profile_lines(on=bool(message.get("value"))),
+}
+"""By the name in the message."""

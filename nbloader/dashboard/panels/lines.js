@@ -22,7 +22,7 @@ export function create(el, { make, write, button, note, command, unfolded, Pendi
     const table = make("table", "", make("div", "nbl-scroll", parts));
     table.setAttribute("aria-label", "Lines of code");
     const head = make("tr", "", make("thead", "", table));
-    for (const name of columns) make("th", "", head, name).scope = "col";
+    for (const [name, tip] of columns) Object.assign(make("th", "", head, name), { scope: "col", title: tip });
     rows = make("tbody", "", table);
     const keys = make("div", "nbl-keys", parts);
     make("span", "", keys, "What calls what, from the top; width: share of the time");

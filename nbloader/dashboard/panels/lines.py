@@ -11,7 +11,14 @@ from nbloader._util.format import clean, percent, plural
 from nbloader.dashboard.panels.base import Frame, Panel, section
 from nbloader.metrics.hot_lines import STAGE_FILE, CodeLine, HotLine, HotLines
 
-COLUMNS = ("Share", "Computing", "Waiting", "Line", "Place")
+COLUMNS = {
+    "Share": "Share of the workers' time, with the libraries that the line calls",
+    "Computing": "The part of it in which the worker computed, or could have if it had a core",
+    "Waiting": "The part of it in which it waited: for a disk, a network, a lock, a sleep",
+    "Line": "A line of your code; of a library where none of yours is on the stack",
+    "Place": "Cell or file, and function",
+}
+"""Headings, and their tooltips."""
 ROWS = 10
 """Lines in the table."""
 BLOCKS, LEVELS = 100, 14
@@ -41,7 +48,7 @@ class Lines(Panel):
             "hint": "" if hot.lines else NOTHING_YET if hot.profiling else HINT,
             "summary": _summary(hot),
             "first": _first(hot.lines[0]) if hot.lines else "",
-            "columns": list(COLUMNS),
+            "columns": [*COLUMNS.items()],
             "rows": [_row(line) for line in hot.lines[:ROWS]],
             "levels": 1 + max((block.level for block in blocks), default=-1),
             "blocks": [[b.left, b.width, b.level, b.computing, b.label, b.tip] for b in blocks],
