@@ -174,10 +174,6 @@ class FakeLoader:
                 self.events.publish(WorkerRestarted(time.perf_counter_ns(), i, "request"))
             self._change.notify_all()
 
-    @property
-    def profiling_lines(self) -> bool:
-        return self.profiling
-
     def profile_lines(self, on: bool = True) -> None:
         self.commands.append(f"profile {on}")
         self.profiling = on

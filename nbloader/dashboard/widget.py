@@ -167,6 +167,7 @@ class Dashboard:
             return
         try:
             execute(loader, message)
+            self._lines_due = 0.0
         except Exception as error:  # noqa: BLE001 - whatever the loader objects is shown to the user who clicked
             text = clean(f"{type(error).__name__}: {error}", 300)
             self.widget.send({"kind": "reply", "to": message.get("view"), "panel": "controls", "said": text})
@@ -255,9 +256,9 @@ class Dashboard:
         self._payloads = payloads
 
     def _hot_lines(self, loader: LoaderControl) -> HotLines:
-        """The lines that workers execute, as they were at most a second ago; at once after the switch was used."""
+        """The lines that workers execute, as they were at most a second ago, and after the last command."""
         now = time.monotonic()
-        if now >= self._lines_due or loader.profiling_lines != self._lines.profiling:
+        if now >= self._lines_due:
             self._lines, self._lines_due = loader.hot_lines(), now + LINES_INTERVAL
         return self._lines
 

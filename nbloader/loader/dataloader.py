@@ -775,11 +775,6 @@ class DataLoader(torch_api.DataLoader[T_co]):
         """
         self._parts.monitor.lines.switch(on=on)
 
-    @property
-    def profiling_lines(self) -> bool:
-        """Whether `profile_lines()` has been switched on."""
-        return self._parts.monitor.lines.on
-
     def hot_lines(self) -> HotLines:
         """The lines of your code that the workers spend their time on, since `profile_lines()`; `print` the result.
 

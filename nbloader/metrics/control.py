@@ -84,11 +84,6 @@ class LoaderControl(Protocol):
         """
         ...
 
-    @property
-    def profiling_lines(self) -> bool:
-        """Whether the lines that workers execute are sampled."""
-        ...
-
     def profile_lines(self, on: bool = True) -> None:
         """Sample the lines that workers execute, anew, or stop that."""
         ...
