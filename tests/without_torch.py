@@ -52,12 +52,15 @@ def epochs(**options):
         batches = iter(loader)
         first = [next(batches) for _ in range(2)]
         assert type(first[0]["row"]) is np.ndarray
+        assert text([loader.replay(2, number).batch for number in range(2)]) == text(first)
+        assert loader.replay(0, 1).batch["i"].tolist() == loaded[0][1]
         state = loader.state_dict()
         rest = text(batches)
     assert loaded[0] != loaded[1], "each epoch has an order of its own"
     with DataLoader(Rows(20), 4, shuffle=True, output="numpy", **options) as loader:
         loader.load_state_dict(state)
         assert text(loader) == rest, "resumed"
+        assert text([loader.replay(0, 0).batch]) == text(first[:1])
         del state["torch"]  # as saved with torch
         try:
             loader.load_state_dict(state)
