@@ -110,6 +110,12 @@ def test_a_search_for_better_settings_is_started_stopped_and_undone_while_a_cell
     said = page.locator(".nbl-live .nbl-said")
     said.filter(has_text="DataLoader(..., num_workers=2, prefetch_factor=2)").wait_for()
     screenshot(page, "tuning")
+    page.get_by_role("button", name="Show one line").click()
+    live = page.locator(".nbl-live .nbl")
+    assert live.bounding_box()["height"] < 60
+    assert "batch" in live.inner_text()
+    screenshot(page, "compact")
+    page.get_by_role("button", name="Show the whole dashboard").click()
     page.get_by_role("button", name="End the search").click()
     said.filter(has_text="The search was stopped").wait_for()
     screenshot(page, "tuned")

@@ -2,7 +2,10 @@
 
 const CALM = 2000;  // ms: numbers in the verdict change at every tick, people and screen readers want a pause between
 
-export function create(el, { make, write }) {
+const COMPACT = "nbloader-compact";
+const TIP = "To keep the dashboard in view, right-click it in JupyterLab and choose Create New View for Cell Output";
+
+export function create(el, { make, write, button }) {
   const verdict = make("p", "nbl-verdict", el);
   verdict.setAttribute("aria-live", "polite");
   const line = make("div", "nbl-progress", el);
@@ -12,9 +15,27 @@ export function create(el, { make, write }) {
   bar.setAttribute("aria-label", "Progress of the epoch");
   const fill = make("span", "", bar);
   const progress = make("span", "", line);
+  const root = el.closest(".nbl");
+  const size = button(line, "", "", () => resize(!root.classList.contains("nbl-compact")));
+  size.classList.add("nbl-size");
+  const resize = (compact) => {
+    root.classList.toggle("nbl-compact", compact);
+    write(size, compact ? "Full" : "Compact");
+    const name = compact ? "Show the whole dashboard" : "Show one line";
+    size.setAttribute("aria-label", name);
+    size.title = `${name}. ${TIP}`;
+    try {
+      sessionStorage.setItem(COMPACT, compact ? "1" : "");
+    } catch { /* a page that may not store anything forgets */ }
+  };
   const tiles = make("div", "nbl-tiles", el);
   const cache = make("p", "nbl-note", el);
   let written = 0, topic = null;
+  let compact = false;
+  try {
+    compact = sessionStorage.getItem(COMPACT) === "1";
+  } catch { /* as above */ }
+  resize(compact);
 
   const drawTile = (tile, i) => {
     let node = tiles.children[i];
@@ -36,6 +57,7 @@ export function create(el, { make, write }) {
     update(data) {
       if (Date.now() - written > CALM || data.topic !== topic) {
         write(verdict, data.verdict);
+        verdict.title = data.verdict;
         written = Date.now();
         topic = data.topic;
       }
