@@ -125,6 +125,8 @@ def test_a_loader_predicts_from_its_newest_epoch():
             loader.what_if()
         with pytest.raises(ValueError, match="not negative"):
             loader.what_if(num_workers=-1)
+        with pytest.raises(ValueError, match="prefetch_factor of at least 1, not 0"):
+            loader.what_if(prefetch_factor=0)
     assert loader.what_if(num_workers=2).measured == found.measured, "closing loses nothing"
 
 

@@ -745,18 +745,23 @@ class DataLoader(torch_api.DataLoader[T_co]):
 
         Args:
             num_workers: Number of workers, of the same kind; 0 for none.
-            prefetch_factor: Batches requested ahead, per worker.
+            prefetch_factor: Batches requested ahead, per worker; at least 1.
             in_order: Whether batches are delivered in order.
 
         Returns:
             The speedup with an interval; None with a reason if there is no prediction.
 
         Raises:
-            ValueError: No setting is given, or one is negative.
+            ValueError: No setting is given, or one is out of range.
         """
         asked = {"num_workers": num_workers, "prefetch_factor": prefetch_factor, "in_order": in_order}
         changed = {name: value for name, value in asked.items() if value is not None}
-        if not changed or (num_workers or 0) < 0 or (prefetch_factor or 0) < 0:
+        if prefetch_factor is not None and prefetch_factor < 1:
+            raise ValueError(
+                f"what_if() predicts for a prefetch_factor of at least 1, not {prefetch_factor}: the model needs a "
+                "window, and with prefetch_factor=0 nothing is requested ahead"
+            )
+        if not changed or (num_workers or 0) < 0:
             raise ValueError(f"what_if() needs a setting that is not negative, such as num_workers=4, not {changed}")
         given = {"num_workers": self.num_workers, "prefetch_factor": self.prefetch_factor, "in_order": self.in_order}
         return self._parts.monitor.what_if(changed, given, iterated=self._parts.iterations > 0)

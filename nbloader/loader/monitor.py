@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def _settings(arguments: dict[str, Any], cores: int) -> Settings:
-    workers = arguments["num_workers"]
+    workers, factor = arguments["num_workers"], arguments["prefetch_factor"]
     return Settings(
         workers=workers,
-        window=workers * (arguments["prefetch_factor"] or DEFAULT_PREFETCH_FACTOR),
+        window=workers * (DEFAULT_PREFETCH_FACTOR if factor is None else max(factor, 1)),
         cores=cores,
         in_order=arguments["in_order"],
     )
