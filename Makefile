@@ -15,6 +15,8 @@
 # make faults          measure how long recovery from each fault takes: the table in the README
 # make bench-diagnosis how often the verdict is right (loaders with planted causes; ONLY=collate,lock SEEDS=3), and how
 #                      close predictions and the tuner come (ONLY=predictions, ONLY=tuner); writes to build/planted
+# make release-check   build sdist and wheel into build/release, check their metadata, install and use each in an empty
+#                      environment
 # make clean           remove .venv, caches and build outputs
 #
 # All targets use .venv, which is created with PYTHON (3.10 or newer) when it does not exist.
@@ -39,7 +41,7 @@ MADE := $(VENV)/.made
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo check test lint docs bench bench-gpu soak fuzz forks soak-dashboard faults bench-diagnosis clean
+.PHONY: demo check test lint docs release-check bench bench-gpu soak fuzz forks soak-dashboard faults bench-diagnosis clean
 
 demo: $(MADE)-demo
 	@if [ "$(BROWSER)" = none ]; then \
@@ -64,6 +66,12 @@ lint: $(MADE)-test
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-logo
+
+release-check: $(MADE)-release
+	rm -rf build/release
+	$(PY) -m build --outdir build/release .
+	$(PY) -m twine check --strict build/release/*
+	$(PY) tests/release_check.py build/release
 
 bench: $(MADE)-test $(foreach peer,$(PEERS),$(VENV)/peers/$(peer)/.made)
 	$(PY) tests/bench/run.py --rows '$(ROWS)'
@@ -121,6 +129,10 @@ $(MADE)-test: $(MADE)-demo pyproject.toml constraints.txt
 
 $(MADE)-docs: $(MADE)-test pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+$(MADE)-release: $(MADE) pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt 'build>=1.2,<2' 'twine>=6,<8'
 	touch $@
 
 # Two more kernels for the browser tests: these versions of ipykernel handle clicks during a busy cell differently.

@@ -107,6 +107,30 @@ def test_the_version_is_the_one_in_the_metadata():
     assert nbloader.__version__ == importlib.metadata.version("nbloader")
 
 
+def test_the_citation_names_the_version():
+    import nbloader
+
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.search(r"^version: (.*)$", citation, re.MULTILINE)[1] == nbloader.__version__
+
+
+def test_files_for_the_hosting_site_are_yaml_and_run_commands_that_exist():
+    yaml = pytest.importorskip("yaml")
+    files = [ROOT / "CITATION.cff", *(ROOT / ".github").rglob("*.yml")]
+    assert len(files) == 4
+    assert all(isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict) for path in files)
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    targets = [command.split()[1].removeprefix(".venv/.made") for command in commands if command.startswith("make ")]
+    rules = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert targets
+    assert not [t for t in targets if not re.search(rf"^(\$\(MADE\))?{t}:", rules, re.MULTILINE)]
+    tested = {workflow["jobs"]["everything"]["steps"][1]["with"]["python-version"]}
+    tested.update(workflow["jobs"]["test"]["strategy"]["matrix"]["python"])
+    claimed = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert tested >= set(claimed)
+
+
 def test_there_are_at_most_two_dozen_public_names_and_all_have_docstrings():
     import nbloader
 
