@@ -345,6 +345,19 @@ def test_where_a_sample_was_delivered(name):
             loader.deliveries(7)
 
 
+@pytest.mark.parametrize(("n", "size"), [(1000, 7), (300, 110), (5, 8)])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_the_batch_of_an_index_is_found(n, size, shuffle, drop_last, monkeypatch):
+    monkeypatch.setattr(epoch_order, "BLOCK", 100)
+    with DataLoader(range(n), size, shuffle=shuffle, drop_last=drop_last) as loader:
+        batches = enumerate(loader)
+        where = {index: number for number, batch in batches for index in batch.tolist()}
+        order = loader._order(0)
+        for index in [*range(0, n, max(1, n // 5)), n - 1, n, -1, "no index"]:
+            assert order.find(index, batched=True) == where.get(index)
+
+
 class OwnGenerator(Numbers):
     def __init__(self, n):
         super().__init__(n)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from nbloader._util import torch_api
 from nbloader._util.rng import PreservedRandomState, mix
 from nbloader.sampling import samplers
-from nbloader.sampling.index_arrays import IndexArray
+from nbloader.sampling.index_arrays import BLOCK, IndexArray
 from nbloader.sampling.resumable_sampler import ResumableSampler, generators
 
 MAX_LOGGED = 1 << 20
@@ -164,13 +164,37 @@ class RedrawnOrder(EpochOrder):
         self._state = state
         self._arrays = arrays
 
-    def _draw(self, position: int, *, arrays: bool) -> Iterator[Any]:
-        """Draw again what comes after `position` batches. No object of the user changes."""
+    def find(self, index: Any, *, batched: bool) -> int | None:
+        """See `EpochOrder`. Many batches are searched at a time: 0.3 us an index if the order is computed."""
+        sampler = self._sampler
+        if type(sampler) is not torch_api.BatchSampler or type(index) is not int:
+            return super().find(index, batched=batched)
+        size = sampler.batch_size
+        together = copy.copy(sampler)
+        together.batch_size, together.drop_last = size * max(1, BLOCK // size), False
+        for block, indices in enumerate(self._draw(0, arrays=True, sampler=together)):
+            found = _position(indices, index)
+            if found is not None:
+                drawn = (block * together.batch_size + found) // size
+                if self.total is not None and drawn >= self.total:  # dropped with the incomplete last batch
+                    return None
+                return self._numbering.number(drawn)
+        return None
+
+    def _draw(self, position: int, *, arrays: bool, sampler: Any = None) -> Iterator[Any]:
+        """Draw again what comes after `position` batches. No object of the user changes.
+
+        Args:
+            position: Number of batches to leave out.
+            arrays: Whether batches may be drawn as arrays of indices.
+            sampler: In place of the frozen sampler.
+        """
         own = {id(source): _new_generator(source) for source in generators(self._sampler, self._generator)}
         generator = own.get(id(self._generator), self._generator)
+        drawn_from = self._sampler if sampler is None else sampler
         with PreservedRandomState():
             return ResumableSampler(
-                _copy(self._sampler, own), generator, loader_seed=None, base_seed=self._base_seed,
+                _copy(drawn_from, own), generator, loader_seed=None, base_seed=self._base_seed,
                 resume_from=self._state, position=position, arrays=arrays,
             )  # fmt: skip
 
@@ -305,6 +329,14 @@ def _copy(sampler: Any, own: dict[int, Any]) -> Any:
 def _new_generator(generator: torch_api.Generator) -> Any:
     """A generator of the same kind; `ResumableSampler` sets its state."""
     return torch_api.Generator(device=generator.device)
+
+
+def _position(indices: Any, index: int) -> int | None:
+    """Position of an index in a batch; None if it is not there."""
+    if isinstance(indices, IndexArray):
+        found = (indices.array == index).nonzero()[0]
+        return int(found[0]) if len(found) else None
+    return indices.index(index) if index in indices else None
 
 
 def as_list(indices: Any) -> Any:
