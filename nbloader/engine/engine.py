@@ -670,9 +670,9 @@ class Engine:
             self.check_open(run)
             delivery = self._next(run)
             if delivery is None:
-                self._raise(self._group.take_error())
                 if self._group.awaits_consumer:
                     self._ensure_running()
+                self._raise(self._group.take_error())
         self._driving = -1
         self._last_request = time.monotonic()
         if delivery is not None:
