@@ -260,6 +260,23 @@ def test_profiling_can_be_switched_while_a_loop_runs_and_only_busy_workers_are_s
         assert handle.status.computing + handle.status.waiting == before
 
 
+def test_a_loop_goes_on_if_there_is_no_thread_to_sample_it(monkeypatch, caplog):
+    start = threading.Thread.start
+
+    def refuse(self):
+        if self.name == "nbloader-lines":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with DataLoader(light.Numbers(4), 2, output="numpy") as loader:
+        loader.profile_lines()
+        assert len(list(loader)) == 2
+        assert not loader.hot_lines().profiling
+        assert loader.stats().batches_done == 2
+    assert "can't start new thread" in caplog.text
+
+
 def test_lines_and_tracebacks_of_cells(tmp_path):
     done = run_script(
         """

@@ -7,6 +7,7 @@ number. It exists only while an epoch is open. Workers that do not produce a bat
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import sys
 import threading
@@ -16,6 +17,8 @@ from collections.abc import Iterator
 from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader.engine.engine import Engine
 from nbloader.metrics.hot_lines import HotLines, LineProfile, find_hot_lines
+
+log = logging.getLogger(__name__)
 
 INTERVAL = 0.05
 """Mean time between two samples of a worker, seconds. The time varies by half of it, so that no rhythm of the dataset
@@ -42,9 +45,9 @@ class LineProfiler:
         self._engine = engine
         self._open: set[int] = set()
         self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        """Ends the present thread; set if there is none."""
-        self._stop.set()
+        """Ends the present thread."""
         self._turn = 0
         self.follow(engine)
 
@@ -80,14 +83,20 @@ class LineProfiler:
         )
 
     def _start_or_stop(self) -> None:
-        wanted = self.on and bool(self._open)
-        if not wanted:
+        if not (self.on and self._open):
             self._stop.set()
-        elif self._stop.is_set():
-            self._stop = threading.Event()
-            threading.Thread(
-                target=_sample, args=(weakref.ref(self), self._stop), name="nbloader-lines", daemon=True
-            ).start()
+            return
+        if self._thread is not None and self._thread.is_alive() and not self._stop.is_set():
+            return  # in a forked process it is not alive
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=_sample, args=(weakref.ref(self), self._stop), name="nbloader-lines", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._thread, self.on = None, False
+            log.warning("the workers' lines are not sampled: no thread could be started: %s", error)
 
     @property
     def in_process(self) -> bool:
