@@ -15,21 +15,17 @@ import importlib
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import vocabulary
 from docutils import nodes
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 
 import nbloader
-from nbloader._util import palette
-from nbloader.dashboard.panels import PANELS
-from nbloader.dashboard.panels.workers import COLUMNS
-from nbloader.diagnose.causes import Cause
 from nbloader.events import records
-from nbloader.report.slices import KINDS
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -142,41 +138,6 @@ def fields(cls: type) -> nodes.table:
 # ---- words and colors -----------------------------------------------------------------------------------------------
 
 
-def _stages() -> dict[str, str]:
-    return dict(palette.STAGES)
-
-
-def _causes() -> dict[str, str]:
-    return {cause.value: palette.cause_color(cause.value) for cause in Cause}
-
-
-def _states() -> dict[str, str]:
-    """The states of workers, and the words that the dashboard uses instead of some: `panels/workers.py`."""
-    return {**palette.STATES, **dict.fromkeys(("stuck", "discarding", "stopped", "not started"), "")}
-
-
-def _timeline() -> dict[str, str]:
-    return {kind.label: kind.color for kind in KINDS.values()}
-
-
-def _panels() -> dict[str, str]:
-    return {panel.title or panel.name: "" for panel in PANELS}
-
-
-def _columns() -> dict[str, str]:
-    return dict.fromkeys(COLUMNS, "")
-
-
-VOCABULARIES = {
-    "stages": _stages,
-    "causes": _causes,
-    "states": _states,
-    "timeline": _timeline,
-    "panels": _panels,
-    "columns": _columns,
-}
-
-
 class Words(SphinxDirective):
     """Words that the code shows, with their colors, and the meanings that the page gives."""
 
@@ -185,32 +146,16 @@ class Words(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """A table in the order of the code."""
-        words = VOCABULARIES[self.arguments[0]]()
-        meanings = dict(line.split(": ", 1) for line in _joined(self.content))
-        if missing := words.keys() - meanings.keys():
-            raise self.error(f"{self.arguments[0]}: no meaning for {', '.join(sorted(missing))}")
-        if unknown := meanings.keys() - words.keys():
-            raise self.error(f"{self.arguments[0]}: the code has no {', '.join(sorted(unknown))}")
+        words = vocabulary.VOCABULARIES[self.arguments[0]]()
+        meanings = vocabulary.meanings(self.content)
+        if problem := vocabulary.problem(self.arguments[0], meanings):
+            raise self.error(problem)
         colored = any(words.values())
         mark = nodes.literal if self.arguments[0] in ("causes", "stages") else nodes.strong  # or words of the language
         rows = [
             [[mark(word, word)], *[swatch(color)] * colored, inline(meanings[word])] for word, color in words.items()
         ]
         return [table(["word", *["color"] * colored, "meaning"], rows)]
-
-
-def _joined(lines: Iterable[str]) -> Iterator[str]:
-    """Entries, of which each may go on in indented lines."""
-    entry = ""
-    for line in lines:
-        if line.startswith(" "):
-            entry += f" {line.strip()}"
-            continue
-        if entry:
-            yield entry
-        entry = line
-    if entry:
-        yield entry
 
 
 # ---- error messages -------------------------------------------------------------------------------------------------

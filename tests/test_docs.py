@@ -131,6 +131,25 @@ def test_messages_are_those_of_the_source(page):
 
 
 @unit
+def test_the_reference_gives_a_meaning_to_each_word_of_the_dashboard_and_no_other():
+    vocabulary = load(SITE / "vocabulary.py")
+    page = (SITE / "reference" / "dashboard.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\{words\} (\w+)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert {name for name, _lines in blocks} == set(vocabulary.VOCABULARIES)
+    for name, lines in blocks:
+        assert not vocabulary.problem(name, vocabulary.meanings(lines.splitlines()))
+    assert vocabulary.problem("columns", {"Worker": ""}).startswith("columns: no meaning for CPU, Current batch")
+    assert "the code has no Age" in vocabulary.problem("columns", dict.fromkeys([*vocabulary.COLUMNS, "Age"]))
+
+
+@unit
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "CONTRIBUTING.md"])
+def test_pages_that_the_site_includes_link_only_to_its_pages(name):
+    targets = re.findall(r"\]\(([^)]+)\)", prose(ROOT / name))
+    assert not [target for target in targets if not target.startswith(("docs/", "https:", "#"))]
+
+
+@unit
 def test_what_is_wrong_with_a_site_is_found(tmp_path):
     (tmp_path / "page.html").write_text(
         '<h1 id="a">A</h1><a href="#a">1</a><a href="page.html#b">2</a><a href="gone.html">3</a><a href="http://x.y">4</a>'
