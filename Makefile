@@ -52,7 +52,12 @@ demo: $(MADE)-demo
 	    $(if $(filter none,$(BROWSER)),--no-browser) $$([ "$$(id -u)" -ne 0 ] || echo --allow-root)
 
 test: lint docs $(VENV)/kernels/ipykernel-6.30/.made $(VENV)/kernels/ipykernel-7.3/.made
-	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=60 tests notebooks
+	@mkdir -p build
+	@# The browser tests mostly wait for pages: they run beside the others, and their output comes at the end.
+	@$(PY) -m pytest tests/browser > build/browser-tests.log 2>&1 & browser=$$!; \
+	trap 'kill $$browser' INT TERM; \
+	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=60 --ignore=tests/browser tests notebooks; \
+	others=$$?; wait $$browser; browsers=$$?; cat build/browser-tests.log; exit $$((others || browsers))
 
 check: lint
 	$(PY) -m pytest -q -m 'unit and not slow' tests
