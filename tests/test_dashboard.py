@@ -26,7 +26,8 @@ from nbloader.dashboard.panels.events import Events
 from nbloader.dashboard.panels.lines import Lines
 from nbloader.dashboard.panels.workers import Workers
 from nbloader.events import BatchRecord, WorkerRestarted
-from nbloader.metrics.hot_lines import STAGE_FILE, CodeLine, HotLines, StackCount, find_hot_lines
+from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
+from nbloader.metrics.hot_lines import HotLines, find_hot_lines
 from nbloader.metrics.snapshot import STAGES, Point, Snapshot
 
 TIMEOUT = 90

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from nbloader import DataLoader
 from nbloader._util.code_places import is_library, place_of, source_line, with_source_lines
 from nbloader.events import EpochEnded
+from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
 from nbloader.metrics import hot_lines
-from nbloader.metrics.hot_lines import STAGE_FILE, CodeLine, HotLines, LineProfile, StackCount, find_hot_lines
+from nbloader.metrics.hot_lines import HotLines, LineProfile, find_hot_lines
 from nbloader.workers import line_sampler
 from nbloader.workers.line_sampler import LineSampler, user_lines
 from nbloader.workers.status import SharedStatus, WorkerState

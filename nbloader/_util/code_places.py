@@ -15,9 +15,8 @@ PACKAGE = str(Path(__file__).parents[1]) + os.sep
 """Where the modules of nbloader lie."""
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _NO_FILE = ("<frozen ", "<string>")
-_FRAME = re.compile(r'^  File "(.+)", line (\d+), in .+\n(?!    )', re.MULTILINE)
-"""A frame of a traceback without the text of its line."""
-_NUMBER = re.compile(r"\d+")
+_FRAME = r'(?m)^  File "(.+)", line (\d+), in .+\n(?!    )'
+"""A frame of a traceback without the text of its line. Not compiled: workers, which need it rarely, start sooner."""
 
 
 @functools.cache
@@ -43,7 +42,7 @@ def cell_name(file: str) -> str:
 
 def place_of(file: str, line: int) -> str:
     """A line as a user names it: "cell 4 line 12", "data.py:12" (below the working directory), "PIL/Image.py:2185"."""
-    number = _NUMBER.search(cell_name(file))
+    number = re.search(r"\d+", cell_name(file))
     if number is not None:
         return f"cell {number[0]} line {line}"
     path = Path(file)
@@ -65,4 +64,4 @@ def with_source_lines(traceback: str) -> str:
         text = source_line(frame[1], int(frame[2]))
         return f"{frame[0]}    {text}\n" if text else frame[0]
 
-    return _FRAME.sub(complete, traceback)
+    return re.sub(_FRAME, complete, traceback)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextvars
 import ctypes
 import functools
@@ -481,7 +480,7 @@ def load_generator(generator: Any, state: str) -> None:
     import torch
 
     try:
-        generator.set_state(torch.frombuffer(bytearray(base64.b64decode(state, validate=True)), dtype=torch.uint8))
+        generator.set_state(torch.frombuffer(bytearray(_decoded(state)), dtype=torch.uint8))
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"the state of a generator cannot be read: {error}") from error
 
@@ -526,7 +525,15 @@ def load_globals(state: State | int) -> None:
 
 def pack(array: Any) -> str:
     """Return the bytes of an array as base64 text."""
+    import base64  # here and below: workers do without
+
     return base64.b64encode(np.asarray(array).tobytes()).decode()
+
+
+def _decoded(text: str) -> bytes:
+    import base64
+
+    return base64.b64decode(text, validate=True)
 
 
 def _pack(words: Any) -> str:
@@ -534,4 +541,4 @@ def _pack(words: Any) -> str:
 
 
 def _unpack(text: str) -> Any:
-    return np.frombuffer(base64.b64decode(text, validate=True), "<u4").astype(np.uint32)
+    return np.frombuffer(_decoded(text), "<u4").astype(np.uint32)

@@ -47,7 +47,7 @@ from nbloader.engine.worker_output import WorkerOutput
 from nbloader.errors import DatasetTransferError, LoaderClosedError, LoaderTimeoutError, NbloaderError
 from nbloader.events.failures import LoaderFailure, abbreviated, samples_failed
 from nbloader.events.gauges import Gauges, WorkerGauge
-from nbloader.metrics.hot_lines import StackCount
+from nbloader.events.stack_samples import StackCount
 from nbloader.metrics.probe import WorkerThread
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan, PlannedBatch
 from nbloader.scheduler.dispatcher import Cancel, Dispatcher, Revoke, WaitPlan

@@ -11,37 +11,15 @@ import collections
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from nbloader._util.format import clean, percent, plural
+from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
 
 MAX_STACKS = 2000
 """Different stacks that a profile keeps. What comes after them is counted by its outermost line alone."""
-STAGE_FILE = "<nbloader>"
-"""The file of `CodeLine`s that stand for work of nbloader itself, such as the default collation."""
 SHOWN = 12
 """Lines in the text form."""
 _SOURCE, _PLACE = 60, 60
-
-
-class CodeLine(NamedTuple):
-    """A line that was on a stack."""
-
-    file: str
-    """`co_filename` of its code."""
-    function: str
-    line: int
-
-
-class StackCount(NamedTuple):
-    """How often a stack was found."""
-
-    stack: tuple[CodeLine, ...]
-    """From `__getitem__` (or `collate_fn`, ...) to the innermost frame."""
-    computing: float
-    """Samples in which the worker computed, or could have."""
-    waiting: float
-    """Samples in which it waited for something else than a core."""
 
 
 class LineProfile:

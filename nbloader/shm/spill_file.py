@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import weakref
 
@@ -24,6 +23,8 @@ class SpillFile:
     """
 
     def __init__(self) -> None:
+        import hashlib  # 3 ms, which workers do without
+
         self.fd = -1
         """The memory file; -1 while the content is small."""
         self.size = 0

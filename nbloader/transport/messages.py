@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from nbloader.batch.payload import BatchOutcome
 from nbloader.events.remote_errors import ErrorInfo, SampleFailure
-from nbloader.metrics.hot_lines import StackCount
+from nbloader.events.stack_samples import StackCount
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
 from nbloader.errors import NbloaderError
 from nbloader.events.gauges import WorkerGauge
-from nbloader.metrics.hot_lines import StackCount
+from nbloader.events.stack_samples import StackCount
 from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.transport.messages import WorkerMessage

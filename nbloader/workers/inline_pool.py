@@ -27,7 +27,7 @@ from nbloader._util import rng
 from nbloader.batch.chunk_arena import provide_arena
 from nbloader.batch.task import Task
 from nbloader.events.failures import EmptyBatch
-from nbloader.metrics.hot_lines import StackCount
+from nbloader.events.stack_samples import StackCount
 from nbloader.transport import stack_probe
 from nbloader.transport.messages import (
     BatchDone,
@@ -40,8 +40,8 @@ from nbloader.transport.messages import (
 from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.iterable_fetcher import IterableFetcher
-from nbloader.workers.line_sampler import ThreadSampler
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
+from nbloader.workers.thread_sampler import ThreadSampler
 from nbloader.workers.worker_info import ProcessContext, WorkerInfo
 
 INLINE = "inline"

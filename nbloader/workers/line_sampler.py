@@ -3,7 +3,7 @@
     line profiler, in the notebook     WorkerHandle.sample_stack()
       process: reads from /proc whether it runs, counts that in its status, sends a signal
                     -> LineSampler, in the worker: counts the stack -> message, once in a while
-      thread:  ThreadSampler reads its stack
+      thread:  ThreadSampler reads its stack (`thread_sampler.py`)
 
 A worker process is sampled from outside, and at a signal. A thread in the worker would get the interpreter lock only
 when the worker releases it, and so find it mostly in calls that release it, such as reads of files; and each sample
@@ -17,14 +17,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-import time
 from types import CodeType, FrameType
 
 from nbloader._util.code_places import PACKAGE
-from nbloader.metrics.hot_lines import STAGE_FILE, CodeLine, StackCount
-from nbloader.metrics.probe import cpu_times
-from nbloader.workers.status import PRODUCING, SharedStatus, WorkerState, WorkerStatus
+from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
+from nbloader.workers.status import SharedStatus, WorkerState
 
 SIGNAL: int | None = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
 """None: worker processes cannot be sampled on this system. `stack_probe` uses the two signals before it."""
@@ -37,7 +34,6 @@ SEND_NS = 1_000_000_000
 SENT_PER_UNSENT = 8
 """Samples are sent before that if those before are no more than so many times as many: of a short epoch, nearly all
 arrive."""
-_clock = time.perf_counter_ns
 
 
 def user_lines(frame: FrameType | None, root: CodeType, stage: int) -> tuple[CodeLine, ...] | None:
@@ -122,55 +118,15 @@ class LineSampler:
 
 def is_running(pid: int) -> bool:
     """Whether the main thread of a process computes, or could if it had a core; also if the system does not say."""
-    return _state(f"/proc/{pid}/task/{pid}/stat") in "R?"
+    return state_of(f"/proc/{pid}/task/{pid}/stat") in "R?"
 
 
-class ThreadSampler:
-    """Samples a thread of this process.
-
-    Args:
-        root: See `user_lines`.
-    """
-
-    def __init__(self, root: CodeType) -> None:
-        self._root = root
-        self._before = (0, 0)
-        """Time, and the CPU time of the thread (with what it waited for a core), ns."""
-
-    def sample(self, ident: int, native_id: int, status: WorkerStatus) -> StackCount | None:
-        """The present stack of the thread; None if it does not produce a batch.
-
-        A thread that waits for the interpreter lock may have been stopped by this one: it counts as computing by its
-        share of CPU time since the last call.
-
-        Args:
-            ident: The thread.
-            native_id: The system's id of it.
-            status: The status of the worker.
-        """
-        pid = os.getpid()
-        now, times = _clock(), cpu_times(pid, native_id)
-        used = 0 if times is None else times.running + times.waiting
-        before, self._before = self._before, (now, used)
-        stage = status.state
-        stack = user_lines(sys._current_frames().get(ident), self._root, stage) if stage in PRODUCING else None
-        if stack is None:
-            return None
-        share = min(1.0, (used - before[1]) / max(now - before[0], 1)) if before[0] else 0.5
-        task = f"/proc/{pid}/task/{native_id}"
-        if _state(f"{task}/stat") in "R?":
-            share = 1.0
-        elif not any(part in (waits_in := _contents(f"{task}/wchan")) for part in ("futex", "?")) and waits_in != "0":
-            share = 0.0
-        return StackCount(stack, share, 1 - share)
-
-
-def _state(path: str) -> str:
+def state_of(path: str) -> str:
     """Linux's letter for what a thread does; "?" if it is not known."""
-    return _contents(path).rpartition(") ")[2][:1] or "?"
+    return contents(path).rpartition(") ")[2][:1] or "?"
 
 
-def _contents(path: str) -> str:
+def contents(path: str) -> str:
     """The first 4 kB of a file of /proc; "?" if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY)

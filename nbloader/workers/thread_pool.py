@@ -30,7 +30,7 @@ from nbloader.batch.payload import LocalPayload
 from nbloader.batch.task import ALONE_AFTER, Task
 from nbloader.errors import DatasetTransferError
 from nbloader.events.remote_errors import describe, user_traceback
-from nbloader.metrics.hot_lines import StackCount
+from nbloader.events.stack_samples import StackCount
 from nbloader.transport import stack_probe
 from nbloader.transport.messages import (
     BatchDone,
@@ -47,11 +47,11 @@ from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOpt
 from nbloader.workers.batch_builder import BatchBuilder, keep_state
 from nbloader.workers.fetcher import is_async, shallow_copy
 from nbloader.workers.iterable_fetcher import IterableFetcher
-from nbloader.workers.line_sampler import ThreadSampler
 from nbloader.workers.message_queue import MessageQueue
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
 from nbloader.workers.thread_rng import TaskContext, ThreadContext
+from nbloader.workers.thread_sampler import ThreadSampler
 from nbloader.workers.worker_info import WorkerInfo
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import Any
 from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader._util.format import clean, percent, plural
 from nbloader.dashboard.panels.base import Frame, Panel, section
-from nbloader.metrics.hot_lines import STAGE_FILE, CodeLine, HotLine, HotLines
+from nbloader.events.stack_samples import STAGE_FILE, CodeLine
+from nbloader.metrics.hot_lines import HotLine, HotLines
 
 COLUMNS = {
     "Share": "Share of the workers' time, with the libraries that the line calls",

@@ -1,0 +1,55 @@
+"""Samples of what a worker thread executes, see `line_sampler.py`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from types import CodeType
+
+from nbloader.events.stack_samples import StackCount
+from nbloader.metrics.probe import cpu_times
+from nbloader.workers.line_sampler import contents, state_of, user_lines
+from nbloader.workers.status import PRODUCING, WorkerStatus
+
+_clock = time.perf_counter_ns
+
+
+class ThreadSampler:
+    """Samples a thread of this process.
+
+    Args:
+        root: See `user_lines`.
+    """
+
+    def __init__(self, root: CodeType) -> None:
+        self._root = root
+        self._before = (0, 0)
+        """Time, and the CPU time of the thread (with what it waited for a core), ns."""
+
+    def sample(self, ident: int, native_id: int, status: WorkerStatus) -> StackCount | None:
+        """The present stack of the thread; None if it does not produce a batch.
+
+        A thread that waits for the interpreter lock may have been stopped by this one: it counts as computing by its
+        share of CPU time since the last call.
+
+        Args:
+            ident: The thread.
+            native_id: The system's id of it.
+            status: The status of the worker.
+        """
+        pid = os.getpid()
+        now, times = _clock(), cpu_times(pid, native_id)
+        used = 0 if times is None else times.running + times.waiting
+        before, self._before = self._before, (now, used)
+        stage = status.state
+        stack = user_lines(sys._current_frames().get(ident), self._root, stage) if stage in PRODUCING else None
+        if stack is None:
+            return None
+        share = min(1.0, (used - before[1]) / max(now - before[0], 1)) if before[0] else 0.5
+        task = f"/proc/{pid}/task/{native_id}"
+        if state_of(f"{task}/stat") in "R?":
+            share = 1.0
+        elif not any(part in (waits_in := contents(f"{task}/wchan")) for part in ("futex", "?")) and waits_in != "0":
+            share = 0.0
+        return StackCount(stack, share, 1 - share)
