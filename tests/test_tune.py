@@ -187,6 +187,16 @@ def test_a_search_is_stopped_undone_and_ended_by_other_changes():
         wait_for(lambda: (loader.num_workers, loader.prefetch_factor) == (3, 2))
 
 
+def test_the_time_is_limited_also_where_batches_are_slow():
+    with DataLoader(Waiting(10_000, 0.07), 2, num_workers=1, workers="thread") as loader:
+        tuning = loader.tune(1)
+        for _batch in loader:
+            if tuning.finished:
+                break
+        assert "The 1.00 s are over" in str(tuning)
+        assert not tuning.trials
+
+
 def test_a_closed_or_forgotten_loader_ends_the_search():
     loader = DataLoader(Waiting(100), 4, num_workers=1, workers="thread")
     closed = loader.tune()

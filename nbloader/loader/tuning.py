@@ -78,6 +78,7 @@ class Tuning:
         self._undone = False
         self._reason = ""
         self._used = 0.0
+        self._last: list[BatchRecord] = []  # the newest record, from which the next gap is counted
         self._expected = self._search.start
         self._subscription = loader.events.subscribe(maxlen=50_000)
         self._thread = threading.Thread(target=self._run, name="nbloader-tune", daemon=True)
@@ -271,13 +272,13 @@ class Tuning:
             raise _EndError("The search has ended, because other code changed the settings.")
         events = self._subscription.drain()
         records = [event for event in events if isinstance(event, BatchRecord)]
-        measured = measure(records)
+        disturbed = any(isinstance(event, DISTURBANCES) for event in events)
+        measured = None if disturbed else measure([*self._last, *records])
         self._used += 0.0 if measured is None else measured.seconds
+        self._last = records[-1:] or ([] if disturbed else self._last)
         if self._used > self._seconds:
             raise _EndError(f"The {number(self._seconds)} s are over.")
-        if any(isinstance(event, DISTURBANCES) for event in events):
-            return None
-        return records
+        return None if disturbed else records
 
     def _reach(self) -> LoaderControl:
         loader = self._loader()
