@@ -102,6 +102,18 @@ def test_a_new_submodule_of_what_a_function_uses_changes_both(monkeypatch):
     assert fingerprint.fingerprint(names["dataset"]) != before
 
 
+def test_a_submodule_that_numpy_imports_by_itself_changes_nothing(monkeypatch):
+    """Otherwise workers are replaced between epochs because something else, such as torch.optim, has imported it."""
+    names = notebook()
+    exec("import random\ndef helper(x): return x + random.random() + np.fft.fft([x])[0]", names)
+    for module in ("numpy.random", "numpy.fft"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    pickled = SharedPickle(names["dataset"])
+    for module in ("numpy.random", "numpy.fft"):
+        monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    assert SharedPickle(names["dataset"]).identity == pickled.identity
+
+
 def test_closures():
     def make(by):
         def inner(i):

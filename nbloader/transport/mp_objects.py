@@ -134,7 +134,24 @@ class SharingPickler(Pickler):
             reduce = _reducers().get(type(obj))
             if getattr(reduce, "__name__", "") in _NOT_USED:
                 reduce = None
-        return super().reducer_override(obj) if reduce is None else reduce(obj)
+        if reduce is not None:
+            return reduce(obj)
+        reduced = super().reducer_override(obj)
+        return _without_submodules_of_numpy(reduced) if type(obj) is FunctionType else reduced
+
+
+def _without_submodules_of_numpy(reduced: Any) -> Any:
+    """What cloudpickle reduces a function of the notebook to, without the submodules that NumPy imports when used.
+
+    cloudpickle names the submodules of `np` that this process happens to have imported and whose names the code uses.
+    `torch.optim` imports `numpy.random`: a dataset that draws from it, or only from `random`, would have another pickle
+    from then on, and its workers would be replaced before the next epoch.
+    """
+    if isinstance(reduced, tuple):  # else it is pickled by name
+        _attributes, slots = reduced[2]
+        found = slots.get("_cloudpickle_submodules", ())
+        slots["_cloudpickle_submodules"] = [module for module in found if module.__name__ not in _IMPORTED_BY_NUMPY]
+    return reduced
 
 
 def _is_unnamed_lock(obj: Any) -> bool:
@@ -149,6 +166,8 @@ def _is_unnamed_lock(obj: Any) -> bool:
 
 _NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 """Types of what a pickle refers to by its module."""
+_IMPORTED_BY_NUMPY = frozenset(f"numpy.{name}" for name in ("fft", "linalg", "ma", "polynomial", "random", "testing"))
+"""Submodules that `numpy` imports when they are first used (those that it always imports aside)."""
 _GENERATORS = frozenset({"Random", "RandomState", "Generator"})
 """Names of the types of random generators."""
 
