@@ -12,7 +12,8 @@
 # make fuzz            random loaders under random faults, controls and resumptions; prints its seed (SECONDS=300 SEED=7)
 # make forks           fork workers while threads hold locks, and count those that hang (SECONDS=300)
 # make soak-dashboard  run the dashboard in a browser and check that nothing grows (SECONDS=600)
-# make faults          measure how long recovery from each fault takes: the table in the README
+# make faults          measure how long recovery from each fault takes: the table in
+#                      docs/explanation/benchmarks.md
 # make bench-diagnosis how often the verdict is right (loaders with planted causes; ONLY=collate,lock SEEDS=3), and how
 #                      close predictions and the tuner come (ONLY=predictions, ONLY=tuner); writes to build/planted
 # make release-check   build sdist and wheel into build/release, check their metadata, install and use each in an empty

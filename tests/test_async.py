@@ -399,15 +399,16 @@ def web_server(needed: int):
         thread.join()
 
 
-def test_the_example_in_the_readme_fetches_pages_from_a_web_server(capsys):
-    (example,) = [block for block in code(ROOT / "README.md") if "async def" in block]
+def test_the_example_of_the_guide_fetches_pages_from_a_web_server(capsys):
+    pytest.importorskip("aiohttp")
+    example = next(block for block in code(ROOT / "docs/how-to/load-asynchronously.md") if "aiohttp" in block)
     with web_server(needed=60) as (url, seen):
-        names = {"__name__": "__main__", "DataLoader": DataLoader, "Dataset": torch.utils.data.Dataset, "parse": int}
         urls = [f"{url}/{i}" for i in range(200)]
         example = example.replace(
             "batch_size=32, num_workers=2, concurrency=500", "batch_size=4, num_workers=2, concurrency=30"
         )
-        exec(example, {**names, "urls": urls, "aiohttp": pytest.importorskip("aiohttp")}, names)
+        names = {"__name__": "__main__", "urls": urls}
+        exec(example, names)
         with names["loader"] as loader:
             assert flat(loader) == list(range(200))
             assert flat(loader) == list(range(200))

@@ -2,7 +2,8 @@
 
 A code block after `<!-- source: path -->` or `<!-- source: path [region] -->` is a copy of that file, or of its lines
 between `# [region]` and `# [end]`. After a change of the file, `python tests/test_docs.py` copies it anew. The other
-Python blocks of a guide are run one after the other. A text block after `<!-- message: path -->` quotes
+Python blocks of a guide are run one after the other, except one after `<!-- run by tests/file.py -->`, which needs what
+that test provides. A text block after `<!-- message: path -->` quotes
 messages of that module of nbloader, with `…` for each value.
 """
 
@@ -27,6 +28,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 SITE = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *SITE.rglob("*.md")])
 GUIDES = sorted([*SITE.glob("*/*.md"), *(SITE / f"{name}.md" for name in ("index", "slow", "troubleshooting"))])
+RUN_BY = re.compile(r"<!-- run by (\S+) -->\n```python\n.*?^```\n", re.DOTALL | re.MULTILINE)
 INCLUDE = re.compile(r"(<!-- source: (\S+)(?: \[([\w ]+)\])? -->\n```\w+\n)(.*?)(^```\n)", re.DOTALL | re.MULTILINE)
 
 MESSAGE = re.compile(r"<!-- message: (\S+) -->\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -51,8 +53,8 @@ def code(page):
 
 
 def examples(page):
-    """The Python code blocks of a page that are no copies of files, as one program."""
-    text = INCLUDE.sub("", page.read_text(encoding="utf-8"))
+    """The Python code blocks of a page that are no copies of files and that no other test runs, as one program."""
+    text = RUN_BY.sub("", INCLUDE.sub("", page.read_text(encoding="utf-8")))
     blocks = re.findall(r"^( *)```python\n(.*?)^\1```$", text, re.DOTALL | re.MULTILINE)
     return "\n".join(textwrap.dedent(block) for _indentation, block in blocks)
 
@@ -183,16 +185,25 @@ def test_the_example_in_the_readme_runs():
         assert loader.stats().batches_done == 313
 
 
-def test_the_example_of_a_cached_function_in_the_readme_runs(tmp_path):
+@unit
+def test_a_block_that_another_test_runs_is_named_there():
+    named = [(page, test) for page in PAGES for test in RUN_BY.findall(page.read_text(encoding="utf-8"))]
+    assert named
+    for page, test in named:
+        assert f"docs/{page.relative_to(SITE)}" in (ROOT / test).read_text(encoding="utf-8")
+
+
+def test_the_example_of_a_cached_function_decodes_a_file_once(tmp_path):
     image = pytest.importorskip("PIL.Image").new("RGB", (40, 30), (1, 2, 3))
     image.save(tmp_path / "photo.png")
     time.sleep(2 * SETTLED)  # a file that was changed just now is not kept
-    (example,) = [block for block in code(ROOT / "README.md") if "nbloader.cached" in block]
-    names = {"__name__": "__main__", "random_crop": lambda pixels: pixels[:2, :2]}
-    exec(example, names)
+    names = {"__name__": "__main__"}
+    exec(examples(SITE / "how-to" / "cache-samples.md"), names)
     photos = names["Photos"]([str(tmp_path / "photo.png")])
-    assert photos[0].tolist() == photos[0].tolist() == [[[1, 2, 3]] * 2] * 2
-    assert (sample_cache.gauge().hits, sample_cache.gauge().misses) == (1, 1)
+    for _ in range(2):
+        assert photos[0].shape == (224, 224, 3)
+        assert (photos[0] == (1, 2, 3)).all()
+    assert (sample_cache.gauge().hits, sample_cache.gauge().misses) == (3, 1)
 
 
 if __name__ == "__main__":

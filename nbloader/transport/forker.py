@@ -13,7 +13,7 @@ thread of its own:
 
 The locks of logging are held during the fork, NumPy's global generator is replaced in the worker, and the fork waits
 until no other thread draws from torch's (`_fork_between_draws`). `make forks` counts the workers that hang all the
-same, and the table in the README has the result.
+same, and the table in docs/explanation/fork-server.md has the result.
 
 The price: what belongs to the main thread alone (values of a `threading.local`, `torch.no_grad()`) is not there in the
 worker. Context variables are there.

@@ -1,4 +1,5 @@
-"""How long recovery from each fault takes, with real processes. `make faults` prints the README's table.
+"""How long recovery from each fault takes, with real processes. `make faults` prints the table of
+docs/explanation/benchmarks.md.
 
 Each fault is provoked `ROUNDS` times; the table has the median and the maximum.
 """
