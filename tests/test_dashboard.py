@@ -19,7 +19,7 @@ import pytest
 from fake_loader import FakeLoader
 
 from nbloader._util.code_places import is_library, place_of, source_line
-from nbloader.dashboard import show, static, widget
+from nbloader.dashboard import feed, publisher, show, static, widget
 from nbloader.dashboard.charts import CHARTS, COLUMNS, TIPS, Chart, Series, charts_of, columns_of, x_axis, y_axes
 from nbloader.dashboard.panels import PANELS, Frame, Panel, register
 from nbloader.dashboard.panels.events import Events
@@ -79,8 +79,8 @@ def loader(screen: Screen) -> Iterator[FakeLoader]:
     dashboard = widget._dashboards.get(loader)
     loader.close()
     if dashboard is not None:
-        dashboard._thread.join(TIMEOUT)
-        assert not dashboard._thread.is_alive()
+        dashboard._publisher.thread.join(TIMEOUT)
+        assert not dashboard._publisher.thread.is_alive()
 
 
 def say(dashboard: widget.Dashboard, **message: Any) -> None:
@@ -117,7 +117,7 @@ def test_a_static_form_that_is_written_while_a_message_goes_out_does_not_count_a
 
     monkeypatch.setattr(widget.LiveWidget, "send", slow_send)
     loader.state = "running"
-    dashboard._wake.set()
+    dashboard._publisher.wake()
     states = []
     while "idle" not in states[-1:]:
         states.append(screen.next("tick")["payloads"].get("summary", {}).get("state"))
@@ -150,7 +150,7 @@ def test_points_are_sent_once(loader: FakeLoader, screen: Screen, monkeypatch: p
     assert list(columns) == [*COLUMNS, *TIPS]
     assert columns["time"] == [0, 1, 2]
     points = [*points[1:], dataclasses.replace(points[0], time=3.0)]
-    dashboard._wake.set()
+    dashboard._publisher.wake()
     assert [columns["time"] for columns in screen.next("tick")["news"]["plots"]] == [[3]]
 
 
@@ -171,7 +171,7 @@ def test_nothing_accumulates_without_views(loader: FakeLoader, screen: Screen) -
     loader.pause()
     loader.resume()
     dashboard._tick()
-    assert dashboard._news == {}
+    assert dashboard._feed.news == {}
     say(dashboard, kind="ready", view="a")
     assert [line["text"] for line in screen.next("full")["news"]["events"]] == ["paused", "resumed"]
 
@@ -257,9 +257,9 @@ def test_the_trace_is_sent_as_a_file(loader: FakeLoader, screen: Screen) -> None
 def test_only_changes_are_sent() -> None:
     before = {"summary": {"state": "running"}, "path": [1]}
     after = {"summary": {"state": "running"}, "path": [2]}
-    assert widget._changes(before, after) == {"path": [2]}
-    assert widget._changes({}, after) == after
-    assert widget._changes(after, after) == {}
+    assert feed.changes(before, after) == {"path": [2]}
+    assert feed.changes({}, after) == after
+    assert feed.changes(after, after) == {}
 
 
 def test_only_rows_of_workers_that_changed_are_sent() -> None:
@@ -274,9 +274,9 @@ def test_only_rows_of_workers_that_changed_are_sent() -> None:
 
 
 def test_ticks_that_cost_much_become_rarer_and_a_single_slow_one_changes_little() -> None:
-    most = widget.TICK * widget.SHARE
-    assert widget._interval([most / 2] * (widget.COSTS - 1) + [5 * most]) == widget.TICK
-    assert widget._interval([2 * most] * widget.COSTS) == pytest.approx(2 * widget.TICK)
+    most = publisher.TICK * publisher.SHARE
+    assert publisher.interval([most / 2] * (publisher.COSTS - 1) + [5 * most]) == publisher.TICK
+    assert publisher.interval([2 * most] * publisher.COSTS) == pytest.approx(2 * publisher.TICK)
 
 
 def test_events_are_sent_once_and_later_views_get_the_earlier_ones(loader: FakeLoader, screen: Screen) -> None:
@@ -313,8 +313,8 @@ def test_closing_the_loader_leaves_a_static_form_and_ends_the_dashboard(loader: 
     dashboard = widget.dashboard_of(loader)
     loader.close()
     screen.static_with("snapshot · closed")
-    dashboard._thread.join(TIMEOUT)
-    assert not dashboard._thread.is_alive()
+    dashboard._publisher.thread.join(TIMEOUT)
+    assert not dashboard._publisher.thread.is_alive()
     assert dashboard.widget.comm is None
 
 
@@ -326,8 +326,8 @@ def test_a_dashboard_does_not_keep_its_loader_alive(screen: Screen) -> None:
     ref = weakref.ref(loader)
     del loader
     gc.collect()
-    dashboard._thread.join(TIMEOUT)
-    assert not dashboard._thread.is_alive()
+    dashboard._publisher.thread.join(TIMEOUT)
+    assert not dashboard._publisher.thread.is_alive()
     assert ref() is None
     say(dashboard, kind="command", name="restart", worker=1)  # a late click
 

@@ -125,8 +125,7 @@ def _ours_uncached(work, dataset):
 class Watched:
     """Our loader with the load of an open dashboard at 4 Hz, without the browser.
 
-    Like the widget, it gives a frame to all panels, encodes the payloads that have changed, and waits longer if that
-    takes too much CPU time.
+    Like the widget, it encodes the messages of a feed, and waits longer if that takes too much CPU time.
     """
 
     def __init__(self, work, dataset):
@@ -142,28 +141,19 @@ class Watched:
         return iter(self.loader)
 
     def _watch(self):
-        from nbloader.dashboard.panels import PANELS, Frame
-        from nbloader.dashboard.widget import COSTS, _interval
+        from nbloader.dashboard.feed import Feed
+        from nbloader.dashboard.publisher import COSTS, interval
 
-        panels, sent = [panel() for panel in PANELS], {}
-        fresh = collections.deque(maxlen=20_000)
-        self.loader.events.subscribe(fresh.append)
-        origin = time.perf_counter_ns()
+        feed = Feed(self.loader)
+        self.loader.events.subscribe(feed.note)
         costs = collections.deque([0.0] * COSTS, maxlen=COSTS)
         while True:
-            time.sleep(_interval(costs))
+            time.sleep(interval(costs))
             before = time.thread_time()
-            events = [fresh.popleft() for _ in range(len(fresh))]
-            snapshot = self.loader.stats()
-            frame = Frame(
-                snapshot, self.loader.points(), events, origin, snapshot.now,
-                self.loader.num_workers, self.loader.prefetch_factor,
-            )  # fmt: skip
-            for panel in panels:
-                news, payload = panel.news(frame), panel.payload(frame)
-                if news or sent.get(panel.name) != payload:
-                    sent[panel.name] = payload
-                    json.dumps([news, payload])
+            feed.observe(self.loader)
+            message = feed.tick()
+            if message is not None:
+                json.dumps(message)
             self.cpu = time.thread_time()
             costs.append(self.cpu - before)
 

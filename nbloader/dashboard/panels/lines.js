@@ -49,7 +49,8 @@ export function create(el, { make, write, button, note, command, unfolded, Pendi
   };
   const drawBlock = ([left, width, level, computing, label, tip], i) => {
     const node = blocks[i] ?? (blocks[i] = make("div", "", flame));
-    node.style.cssText = `left: ${left}%; width: ${width}%; top: ${level * LEVEL}px; --nbl-split: ${computing}%`;
+    Object.assign(node.style, { left: `${left}%`, width: `${width}%`, top: `${level * LEVEL}px` });
+    node.style.setProperty("--nbl-split", `${computing}%`);
     write(node, label);
     const title = `${label}\n${tip}`;
     if (node.title !== title) node.title = title;

@@ -54,8 +54,8 @@ export function create(el, { make, write, button }) {
   };
 
   return {
-    update(data) {
-      if (Date.now() - written > CALM || data.topic !== topic) {
+    update(data, { reset }) {
+      if (reset || Date.now() - written > CALM || data.topic !== topic) {
         write(verdict, data.verdict);
         verdict.title = data.verdict;
         written = Date.now();

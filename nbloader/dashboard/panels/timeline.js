@@ -27,6 +27,7 @@ class Timeline {
     this.resized.observe(this.frame);
   }
   clear() {
+    this.last = undefined;  // the end of the epoch that has ended
     this.lanes = new Map();  // label -> rows, by time
     this.rows = new Map();  // lane and key -> row: a batch in the reorder buffer gets a new row when it is delivered
   }
@@ -41,6 +42,7 @@ class Timeline {
     if (reset) this.clear();
     this.data = data;
     this.now = now;
+    if (this.end > now) this.end = null;  // a recording was moved back
     this.span ??= 1000 * data.seconds;
     this.showLegend(data.kinds);
     for (const entry of entries) this.add(entry);

@@ -1,0 +1,96 @@
+"""The thread that observes a loader, as often as there is news of it."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable, Collection
+
+log = logging.getLogger(__name__)
+
+TICK, SLOWEST_TICK = 0.25, 1.0
+"""Seconds between two ticks: at least, and at most, whatever they cost."""
+SHARE = 0.0175
+"""Share of one core that ticks may use. If they cost more, as with many workers, they become rarer."""
+COSTS = 20
+"""Ticks whose mean cost counts, so that a single slow one changes little."""
+QUIET_TICKS = 8
+"""After so many ticks without news from an idle loader the thread sleeps until it is woken."""
+
+
+class Publisher:
+    """Calls functions on a thread of its own, until `end()`.
+
+    Args:
+        name: Of the thread.
+        tick: Called at most four times a second; returns whether there was news. If it raises, that is logged, and the
+            thread ends.
+        idle: Whether nothing will happen without an event.
+        afterwards: Called after each tick. What it costs does not make ticks rarer.
+        finish: Called after the last tick.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        tick: Callable[[], bool],
+        idle: Callable[[], bool],
+        finish: Callable[[], object],
+        afterwards: Callable[[], object] = bool,
+    ) -> None:
+        self._tick, self._idle, self._afterwards, self._finish = tick, idle, afterwards, finish
+        self._costs: collections.deque[float] = collections.deque([0.0] * COSTS, maxlen=COSTS)
+        self._wake = threading.Event()
+        self._ended = threading.Event()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. The first tick comes at once."""
+        self.thread.start()
+
+    def wake(self) -> None:
+        """There may be news of an idle loader."""
+        self._wake.set()
+
+    def end(self) -> None:
+        """End the thread after one more tick. Returns at once."""
+        self._ended.set()
+        self._wake.set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether `end()` was called."""
+        return self._ended.is_set()
+
+    def _run(self) -> None:
+        quiet = 0
+        while True:
+            self._wake.clear()
+            ended = self.ended
+            began, cost = time.monotonic(), time.thread_time()
+            try:
+                quiet = 0 if self._tick() else quiet + 1
+                self._costs.append(time.thread_time() - cost)
+                self._afterwards()
+            except Exception:  # a defect of the caller's or of a panel: log it once, and leave the loader alone
+                log.exception("%s failed and was stopped", self.thread.name)
+                return
+            if ended:
+                break
+            if quiet >= QUIET_TICKS and self._idle():
+                self._wake.wait()
+            self._ended.wait(max(0.0, began + interval(self._costs) - time.monotonic()))
+        self._finish()
+
+
+def interval(costs: Collection[float]) -> float:
+    """Seconds from one tick to the next.
+
+    Args:
+        costs: CPU time of the last ticks, seconds.
+    """
+    return min(max(TICK, statistics.fmean(costs) / SHARE), SLOWEST_TICK)
