@@ -76,6 +76,19 @@ def of_pictures(batch, position):
     }
 
 
+def test_a_long_epoch_and_what_is_left_of_it_after_resuming():
+    with DataLoader(Augmented(400), 2, shuffle=True) as loader:
+        batches, state = [], None
+        for number, batch in enumerate(loader):
+            batches.append(batch)
+            if number == 29:
+                state = loader.state_dict()
+        check(loader, [batches])
+    with DataLoader(Augmented(400), 2, shuffle=True) as loader:
+        loader.load_state_dict(state)
+        assert [raw(batch) for batch in loader] == [raw(batch) for batch in batches[30:]]
+
+
 def test_batches_of_five_epochs_with_restarts_and_resizes_between():
     with DataLoader(Pictures(90), 7, shuffle=True, num_workers=2) as loader:
         epochs = [list(loader)]

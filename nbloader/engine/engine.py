@@ -664,15 +664,16 @@ class Engine:
         self._driving = run
         delivery = self._next(run)
         if delivery is None:
-            self._raise(self._group.take_error())
-            self._ensure_running()
+            self._raise_group_error()
+            if first or self._group.pool is None:  # what ran when the consumer went to sleep runs now
+                self._ensure_running()
             self._drive()
             self.check_open(run)
             delivery = self._next(run)
             if delivery is None:
                 if self._group.awaits_consumer:
                     self._ensure_running()
-                self._raise(self._group.take_error())
+                self._raise_group_error()
         self._driving = -1
         self._last_request = time.monotonic()
         if delivery is not None:
@@ -707,6 +708,12 @@ class Engine:
         if self.closed:
             return "this loader was closed while it was iterated: create a new one"
         return "this iterator was ended by an interrupt: iterate the loader again"
+
+    def _raise_group_error(self) -> None:
+        """Raise the error with which the workers have ended, if they have."""
+        group = self._group
+        if group.fatal is not None or group.init_error is not None:
+            self._raise(group.take_error())
 
     def _raise(self, error: Exception | None) -> None:
         """Raise an error, if there is one, in the consumer with the lock."""

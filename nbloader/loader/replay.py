@@ -62,6 +62,8 @@ class EpochHistory:
 
     def __init__(self) -> None:
         self._orders: collections.OrderedDict[int, EpochOrder | None] = collections.OrderedDict()
+        self._logged: dict[int, int] = {}  # indices that each epoch but the newest keeps
+        self._total_logged = 0
 
     def add(self, epoch: int, order: EpochOrder | None) -> None:
         """An epoch begins.
@@ -70,11 +72,15 @@ class EpochHistory:
             epoch: Its number.
             order: Its order; None if its samples have no indices.
         """
+        if self._orders:
+            before = self.newest
+            last = self._orders[before]
+            self._logged[before] = logged = 0 if last is None else last.kept
+            self._total_logged += logged
         self._orders[epoch] = order
-        logged = sum(kept.kept for kept in self._orders.values() if kept is not None)
-        while len(self._orders) > MAX_EPOCHS or (logged > MAX_LOGGED and len(self._orders) > 1):
-            dropped = self._orders.popitem(last=False)[1]
-            logged -= 0 if dropped is None else dropped.kept
+        while len(self._orders) > MAX_EPOCHS or (self._total_logged > MAX_LOGGED and len(self._orders) > 1):
+            oldest, _order = self._orders.popitem(last=False)
+            self._total_logged -= self._logged.pop(oldest)
 
     @property
     def newest(self) -> int:

@@ -24,6 +24,8 @@ WATCHED = 8
 """Workers whose counters are read, those with the lowest ids: 20 us each."""
 READ_NS = 90_000_000
 """Time between two readings of counters, ns."""
+REREAD_NS = 1_000_000
+"""Age up to which the reading at the end of an epoch serves for the beginning of the next one, ns."""
 LOCK_WAITS = ("futex", "lock", "semaphore", "mutex")
 """Parts of the names of the kernel's functions in which a thread waits for a lock (of a file, too)."""
 _TICK = 1_000_000_000 // (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
@@ -214,7 +216,8 @@ class UsageProbe:
 
     def begin_epoch(self) -> None:
         """An epoch begins; on the consumer's thread."""
-        self.read(consumer=True)
+        if _clock() - self._read_at >= REREAD_NS or self._consumer != threading.get_native_id():
+            self.read(consumer=True)
         self._log.begin_epoch()
 
     def end_epoch(self) -> None:

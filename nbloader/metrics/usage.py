@@ -7,6 +7,7 @@ second while the consumer is inside `__next__`.
 from __future__ import annotations
 
 import collections
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -115,7 +116,7 @@ class UsageLog:
         self._epoch_begin = self._totals
         self._epoch_end: _Totals | None = None
         self._threads = 0
-        self._last: Usage | None = None
+        self._recent_begin: _Totals | None = None  # where the last seconds of an epoch that has ended begin
 
     def add(self, now: int, workers: Mapping[int, WorkerCounters], loop: LoopCounters) -> None:
         """Add a reading. The first one of a worker only tells where its counters stand.
@@ -125,23 +126,26 @@ class UsageLog:
             workers: By the id of the thread that loads.
             loop: Of this process.
         """
-        before, t = self._time, self._totals
+        before, loop_before = self._time, self._loop
         if before is not None:
-            pairs = [(self._workers[key], new) for key, new in workers.items() if key in self._workers]
-            consumer = _gain(None if self._loop is None else self._loop.consumer, loop.consumer)
-            self._totals = _Totals(
-                elapsed=t.elapsed + now - before,
-                worker_time=t.worker_time + len(pairs) * (now - before),
-                running=t.running + sum(new.main.running - old.main.running for old, new in pairs),
-                waiting=t.waiting + sum(new.main.waiting - old.main.waiting for old, new in pairs),
-                cpu=t.cpu + sum(new.cpu - old.cpu for old, new in pairs),
-                major_faults=t.major_faults + sum(new.major_faults - old.major_faults for old, new in pairs),
-                busy_looks=t.busy_looks + sum(new.busy for _old, new in pairs),
-                locked_looks=t.locked_looks + sum(new.busy and new.locked for _old, new in pairs),
-                loop_cpu=t.loop_cpu + (0 if self._loop is None else loop.cpu - self._loop.cpu),
-                consumer_running=t.consumer_running + consumer.running,
-                consumer_waiting=t.consumer_waiting + consumer.waiting,
-            )
+            elapsed, measured = now - before, 0
+            running = waiting = cpu = major_faults = busy_looks = locked_looks = 0
+            for key, counters in workers.items():
+                old = self._workers.get(key)
+                if old is not None:
+                    measured += 1
+                    running += counters.main.running - old.main.running
+                    waiting += counters.main.waiting - old.main.waiting
+                    cpu += counters.cpu - old.cpu
+                    major_faults += counters.major_faults - old.major_faults
+                    busy_looks += counters.busy
+                    locked_looks += counters.busy and counters.locked
+            consumer = _gain(None if loop_before is None else loop_before.consumer, loop.consumer)
+            gains = (
+                elapsed, measured * elapsed, running, waiting, cpu, major_faults, busy_looks, locked_looks,
+                0 if loop_before is None else loop.cpu - loop_before.cpu, consumer.running, consumer.waiting,
+            )  # fmt: skip
+            self._totals = _Totals._make(map(operator.add, self._totals, gains))
         self._time, self._workers, self._loop = now, dict(workers), loop
         self._threads = max((w.threads for w in workers.values()), default=self._threads)
         self._marks.append(_Mark(now, self._totals))
@@ -155,7 +159,7 @@ class UsageLog:
 
     def end_epoch(self) -> None:
         """The counters of the epoch end here."""
-        self._last = None if self._time is None else self.since(self._time - RECENT_NS)
+        self._recent_begin = None if self._time is None else self._totals_at(self._time - RECENT_NS)
         self._epoch_end = self._totals
 
     def epoch(self) -> Usage | None:
@@ -171,8 +175,12 @@ class UsageLog:
         Returns:
             None if nothing was measured.
         """
-        if self._epoch_end is not None:
-            return self._last
+        end = self._epoch_end
+        begin = self._totals_at(time) if end is None else self._recent_begin
+        return None if begin is None else self._between(begin, end or self._totals)
+
+    def _totals_at(self, time: int) -> _Totals | None:
+        """The totals at the last reading before a time, or at the first one that is kept. None if there is none."""
         marks = list(self._marks)  # the consumer's thread may add another one meanwhile
         if not marks:
             return None
@@ -181,7 +189,7 @@ class UsageLog:
             if mark.time > time:
                 break
             begin = mark.totals
-        return self._between(begin, self._totals)
+        return begin
 
     def _between(self, begin: _Totals, end: _Totals) -> Usage | None:
         t = _Totals(*(b - a for a, b in zip(begin, end, strict=True)))

@@ -75,6 +75,7 @@ class BatchBuilder:
         self._fetcher: MapFetcher | SampleLoop = samples or MapFetcher(
             dataset, batched=batched, collates=collate_fn is None, output=output, status=status, on_error=on_error
         )
+        self._in_memory = iterable_fetcher is None and self._fetcher.in_memory
         self._collate_fn = collate_fn
         self._status = status
         self._batched = batched
@@ -113,7 +114,7 @@ class BatchBuilder:
         cpu_begin = _cpu_clock() if measured else 0
         fetched: FetchedBatch | None = None
         from_memory = False
-        if self.iterable_fetcher is None and task.parent is None:
+        if self._in_memory and task.parent is None:
             fetched = self._fetcher.from_memory(task.run, task.indices)
             from_memory = fetched is not None
         if fetched is None:
