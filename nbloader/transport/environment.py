@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import warnings
 from functools import partial
@@ -79,8 +80,7 @@ class Settings(NamedTuple):
         for (module, flag), value in self.flags.items():
             when_imported(module, partial(_set_flag, module, flag, value))
         _install_filters(self.filters)
-        for name, level in self.levels.items():
-            logging.getLogger(name or None).setLevel(level)
+        _set_levels(self.levels)
         if self.float_errors != np.geterr():
             np.seterr(**self.float_errors)
         if self.print_options != _print_options():
@@ -119,6 +119,40 @@ class Environment(NamedTuple):
         except OSError as error:
             text = "a worker cannot enter the working directory %s of the notebook, and finds relative paths in %s: %s"
             log.warning(text, self.cwd, Path.cwd(), error)
+
+
+def _set_levels(levels: dict[str, int]) -> None:
+    """Set levels of loggers; "" is the root logger.
+
+    `Logger.setLevel` goes through all loggers, whose caches depend on the level: once for all of them is enough.
+    """
+    loggers = [(logging.getLogger(name or None), level) for name, level in levels.items()]
+    changed = [(logger, level) for logger, level in loggers if logger.level != level]
+    for logger, level in changed:
+        logger.level = level
+    if changed:
+        logging.root.setLevel(logging.root.level)
+
+
+class _Expression:
+    """A regular expression of a filter, compiled when a warning is compared with it.
+
+    Compiling one takes 0.2 ms, and most are never needed.
+
+    Args:
+        pattern: The expression.
+        flags: As for `re.compile`.
+    """
+
+    __slots__ = ("_flags", "pattern")
+
+    def __init__(self, pattern: str, flags: int = 0) -> None:
+        self.pattern = pattern
+        self._flags = flags
+
+    def match(self, text: str) -> re.Match[str] | None:
+        """As `re.Pattern.match`."""
+        return re.match(self.pattern, text, self._flags)
 
 
 def _print_options() -> dict[str, Any]:
@@ -168,7 +202,7 @@ _own_filters: list[Any] = []
 def _install_filters(filters: tuple[Filter, ...]) -> None:
     """Install them, and behind them those that this interpreter has begun with.
 
-    Entries that are there already are used again: to compile the expressions of a filter takes 0.2 ms.
+    Entries that are there already are used again.
     """
     if not _own_filters:
         _own_filters.extend(warnings.filters)
@@ -181,5 +215,7 @@ def _install_filters(filters: tuple[Filter, ...]) -> None:
         action, message, (home, name), module, line = wanted
         category = getattr(sys.modules.get(home), name, None)
         if category is not None:
-            warnings.filterwarnings(action, message, category, module, line, append=True)  # type: ignore[arg-type]
+            of_message = _Expression(message, re.IGNORECASE) if message else None
+            of_module = _Expression(module) if module else None
+            warnings.filters.append((action, of_message, category, of_module, line))  # type: ignore[attr-defined]
     warnings.filters.extend([entry for entry in _own_filters if _described(entry) not in filters])  # type: ignore[attr-defined]
