@@ -13,22 +13,25 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_loader import FakeLoader
 
+from nbloader import DataLoader
 from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader.dashboard import feed, publisher, show, static, widget
 from nbloader.dashboard.charts import CHARTS, COLUMNS, TIPS, Chart, Series, charts_of, columns_of, x_axis, y_axes
 from nbloader.dashboard.panels import PANELS, Frame, Panel, register
 from nbloader.dashboard.panels.events import Events
 from nbloader.dashboard.panels.lines import Lines
+from nbloader.dashboard.panels.samples import Samples
 from nbloader.dashboard.panels.workers import Workers
 from nbloader.events import BatchRecord, WorkerRestarted
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
 from nbloader.metrics.hot_lines import HotLines, find_hot_lines
-from nbloader.metrics.snapshot import STAGES, Point, Snapshot
+from nbloader.metrics.snapshot import STAGES, Point, SlowSample, Snapshot
 
 TIMEOUT = 90
 
@@ -500,3 +503,71 @@ def test_importing_the_package_imports_no_widgets() -> None:
 
 def test_the_saved_state_of_the_widget_is_small(loader: FakeLoader, screen: Screen) -> None:
     assert len(json.dumps(widget.dashboard_of(loader).widget.get_state(), default=str)) < 4_000
+
+
+class Opened:
+    """Stands for an explorer."""
+
+    def __init__(self) -> None:
+        self.widget = SimpleNamespace(model_id=str(id(self)))
+        self.index: int | None = None
+        self.closed = threading.Event()
+
+    def open(self, index: int) -> None:
+        if index > 99:
+            raise IndexError(f"there is no sample {index}: there are 100, from 0")
+        self.index = index
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_a_click_on_a_sample_or_a_batch_opens_it_in_the_explorer(loader: FakeLoader, screen: Screen) -> None:
+    opened: list[Opened] = []
+    asked: list[tuple[int, int]] = []
+
+    def explore() -> Opened:
+        opened.append(Opened())
+        return opened[-1]
+
+    def replay(epoch: int, batch: int) -> SimpleNamespace:
+        asked.append((epoch, batch))
+        return SimpleNamespace(explore=explore)
+
+    vars(loader).update(explore=explore, replay=replay)
+    dashboard = widget.dashboard_of(loader)
+    say(dashboard, kind="explore", view="a", index=7)
+    reply = screen.next("explorer")
+    assert (reply["to"], reply["model"], opened[0].index) == ("a", opened[0].widget.model_id, 7)
+
+    say(dashboard, kind="explore", view="a", index=700)  # what is on screen stays
+    assert "there is no sample 700" in screen.next("explorer")["said"]
+    assert not opened[0].closed.is_set()
+
+    say(dashboard, kind="explore", view="a", epoch=2, batch=117)
+    assert screen.next("explorer")["model"] == opened[-1].widget.model_id
+    assert asked == [(2, 117)]
+    assert opened[0].closed.wait(TIMEOUT), "a view shows one at a time"
+    say(dashboard, kind="gone", view="a")
+    assert opened[-1].closed.wait(TIMEOUT)
+    say(dashboard, kind="explore", view="b", index=1)
+    loader.close()
+    assert opened[-1].closed.wait(TIMEOUT)
+
+
+def test_samples_say_what_a_click_opens(loader: FakeLoader) -> None:
+    slow = [SlowSample(index, 0.1, batch=2, epoch=0, worker=1) for index in (7, "key", True)]
+    frame = Frame(dataclasses.replace(loader.stats(), slowest=tuple(slow)), now=time.perf_counter_ns())
+    listed = Samples().payload(frame)["lists"][0]["samples"]
+    assert [(sample["index"], sample["number"]) for sample in listed] == [("7", 7), ("key", None), ("True", None)]
+
+
+def test_rows_of_the_timeline_say_what_a_click_opens(screen: Screen) -> None:
+    with DataLoader(list(range(8)), batch_size=4, num_workers=0) as loader:
+        list(loader)
+        list(loader)
+        dashboard = widget.dashboard_of(loader)
+        say(dashboard, kind="ready", view="a")
+        rows = screen.next("full")["news"]["timeline"]
+        assert {tuple(row["batch"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    dashboard._publisher.thread.join(TIMEOUT)

@@ -203,6 +203,8 @@ def test_a_slice_of_a_volume_can_be_chosen():
     assert (by_path["scan"].kind, by_path["scan"].slices, by_path["scan"].slice) == ("volume", 6, 4)
     assert decode(description.buffers[0]).min() == 255
     assert fields(np.zeros((2, 3, 4, 16, 16)))[0][""].kind == "volume"
+    batch = fields(np.zeros((5, 16, 24, 3), np.uint8))[0][""]  # pictures with the channels last
+    assert (batch.kind, batch.slices, batch.size) == ("volume", 5, (24, 16))
 
 
 def test_audio_becomes_a_file_that_can_be_played():

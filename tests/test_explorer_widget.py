@@ -109,6 +109,15 @@ def test_one_sample_in_full_and_its_draws_go_to_the_view_that_asked(view, sent):
     assert {following(sent, "draw")["draw"] for _ in range(3)} == {0, 1, 2}
 
 
+def test_a_sample_is_opened_from_python_also_in_a_view_that_comes_later(view, sent):
+    view.open(7)
+    assert following(sent, "show")["index"] == 7
+    say(view, kind="ready", view="b")
+    assert following(sent, "state")["opened"] == 7
+    with pytest.raises(IndexError, match="there is no sample 30"):
+        view.open(30)
+
+
 def test_the_selection_is_the_same_on_both_sides(view, sent):
     say(view, kind="select", indices=[4, 2, 400])
     assert view.selected == [4, 2]
@@ -162,7 +171,7 @@ class Costly:
 
     def __getitem__(self, index):
         night = index % 4 == 0
-        time.sleep(0.002 * night)
+        time.sleep(0.01 * night)
         return {"label": int(night), "n": index}
 
 
@@ -275,8 +284,13 @@ def test_a_batch_with_every_sample_as_it_was_delivered(sent, monkeypatch, option
             False,
             True,
         )
+        while len(state["notes"]) < 2:  # until the worker has made the batch
+            state = following(sent, "state")
         assert "\N{MULTIPLICATION SIGN}".join(map(str, epochs[1][1]["drawn"].shape)) in state["notes"][0]
-        assert f"dataset indices: {', '.join(map(str, indices))}" in state["notes"][0]
+        assert f"dataset indices: {', '.join(map(str, indices))}" in state["notes"][1]
+        say(batch, kind="open", index=-1, draw=0, slices={})
+        whole = {field["path"]: field for field in following(sent, "sample")["fields"]}
+        assert whole["drawn"]["shape"] == list(epochs[1][1]["drawn"].shape)
         say(batch, kind="want", indices=list(range(10)), screen=list(range(10)))
         shown = cards(sent, *range(10))
         came = [{f["path"]: f["value"] for f in shown[at].get("fields", ())} for at in range(10)]

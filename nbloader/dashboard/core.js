@@ -20,6 +20,7 @@
 //
 //   api.request(name, fields)  asks the Python half: Panel.respond()
 //   api.command(name, fields)  executes a command of the loader: "pause", "restart", ...
+//   api.explore(fields)        opens { index }, a sample, or { epoch, batch } in the explorer
 //   api.note(text, warn)       writes beside the heading
 //   api.unfolded()             whether the panel can be seen; if not, update() may do less
 //   api.bokeh()                a promise of BokehJS
@@ -109,6 +110,46 @@ class Section {
   }
 }
 
+// An explorer below the panels: the view of another widget.
+class Drawer {
+  constructor(model, root, onclose) {
+    this.manager = model.widget_manager;
+    this.node = make("section", "nbl-drawer", root);
+    this.node.setAttribute("aria-label", "explorer");
+    this.node.hidden = true;
+    this.node.tabIndex = -1;
+    const head = make("div", "nbl-drawer-head", this.node);
+    this.said = make("span", "nbl-note", head);
+    this.said.setAttribute("role", "status");
+    button(head, "Close explorer", "Close the explorer", () => {
+      this.clear();
+      this.node.hidden = true;
+      onclose();
+    });
+    this.body = make("div", "", this.node);
+  }
+  async show({ model: id, said }) {
+    this.node.hidden = false;
+    write(this.said, said ?? "opening…");
+    if (said) return this.reveal();
+    const view = await this.manager.create_view(await this.manager.get_model(id));
+    this.clear();
+    this.view = view;
+    this.body.append(view.el);
+    write(this.said, "");
+    this.reveal();
+  }
+  reveal() {
+    this.node.scrollIntoView({ block: "nearest" });
+    this.node.focus({ preventScroll: true });
+  }
+  clear() {
+    this.view?.remove();
+    this.view = null;
+    this.body.replaceChildren();
+  }
+}
+
 async function loadPanels(asset, load) {
   const sources = Object.entries(JSON.parse(await asset("panels")));
   return Object.fromEntries(await Promise.all(sources.map(async ([name, text]) => [name, await load(`panel ${name}`, text)])));
@@ -126,6 +167,7 @@ export async function mount({ model, el, styles, asset, load }) {
   root.setAttribute("role", "group");
   root.setAttribute("aria-label", "nbloader dashboard");
   const waiting = make("p", "nbl-label", root, "Waiting for the kernel…");
+  let drawer = null;
   let panels = null;  // name -> { panel, section, data }
   let id = null, now = 0;
 
@@ -145,11 +187,13 @@ export async function mount({ model, el, styles, asset, load }) {
         make, write, button, copy, download, Pending, bokeh,
         request: (what, fields) => connection.send({ ...fields, kind: "request", panel: name, name: what }),
         command: (what, fields) => connection.send({ ...fields, kind: "command", name: what }),
+        explore: (fields) => connection.send({ ...fields, kind: "explore" }),
         note: (text, warn) => entry.section.note(text, warn),
         unfolded: () => entry.section.unfolded,
       };
       entry.panel = modules[name].create(entry.section.body, api);
     }
+    drawer = new Drawer(model, root, () => connection.send({ kind: "close_explorer" }));
   };
   const apply = (message) => {
     const reset = message.kind === "full";
@@ -166,6 +210,7 @@ export async function mount({ model, el, styles, asset, load }) {
       if (!panels && message.kind === "full") build(message);
       if (panels) apply(message);
     } else if (message.kind === "reply") panels?.get(message.panel)?.panel.receive?.(message, buffers);
+    else if (message.kind === "explorer") drawer?.show(message).catch((error) => drawer.show({ said: String(error) }));
   };
   const orphaned = () => {  // the last state stays, and no button pretends to work
     for (const node of root.querySelectorAll(".nbl-controls button, .nbl-controls input, .nbl-act button")) node.disabled = true;
@@ -178,6 +223,7 @@ export async function mount({ model, el, styles, asset, load }) {
   const connection = connect({ model, el, root, receive, orphaned, keys, retheme });
   return () => {
     connection.close();
+    drawer?.clear();
     for (const { panel } of panels?.values() ?? []) panel.remove?.();
     if (id) cover(id, -1);
   };

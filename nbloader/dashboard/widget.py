@@ -3,6 +3,7 @@
     events -> wake the publisher -> Feed -> one small message per tick -> all views
     click -> message -> commands.py -> LoaderControl
     request of a panel's JavaScript half -> Panel.respond -> reply to that view
+    click on a sample or a batch -> loader.explore() or replay() -> the id of an explorer, which that view shows
 
 The saved state of the widget is a stub of a few lines. It requests its code, its styles and BokehJS from the kernel
 when it is displayed, so that a saved notebook stays small, and nothing comes from a CDN.
@@ -35,7 +36,7 @@ from nbloader.frontend.live import LiveWidget
 from nbloader.frontend.outputs import display, running_cell
 
 if TYPE_CHECKING:
-    from nbloader.metrics.control import LoaderControl
+    from nbloader.metrics.control import LoaderControl, SampleView
 
 TEXT = "nbloader dashboard"
 """The plain-text form. It is constant, so that executed notebooks can be compared."""
@@ -58,6 +59,8 @@ class Dashboard:
         self._name = uuid.uuid4().hex[:12]
         self._shown_in: str | None = None
         self._views: set[str] = set()
+        self._explorers: dict[str, SampleView] = {}
+        """What each view has opened last."""
 
         self._feed = Feed(loader)
         self._full_due = False
@@ -124,6 +127,11 @@ class Dashboard:
             self._publisher.wake()
         elif kind == "gone":
             self._views.discard(str(view))
+            self._close_explorer(str(view))
+        elif kind == "explore":
+            self._explore(message)
+        elif kind == "close_explorer":
+            self._close_explorer(str(view))
         elif kind == "request":  # may take longer than a click should: a stack, a trace, the import of Bokeh
             thread = threading.Thread(
                 target=self._respond, args=(message,), daemon=True, name="nbloader-dashboard-request"
@@ -153,6 +161,30 @@ class Dashboard:
         if reply is not None and not self._publisher.ended:
             content = {**reply.content, "kind": "reply", "to": message.get("view"), "panel": panel.name}
             self.widget.send(content, buffers=reply.buffers)
+
+    def _explore(self, message: dict[str, Any]) -> None:
+        """Open a sample or a batch in an explorer, which the view shows below the panels."""
+        loader, view = self._loader(), str(message.get("view"))
+        if loader is None or self._publisher.ended:
+            return
+        reply: dict[str, Any] = {"kind": "explorer", "to": view}
+        try:
+            if "batch" in message:
+                explorer = loader.replay(int(message["epoch"]), int(message["batch"])).explore()
+            else:
+                explorer = loader.explore()
+                explorer.open(int(message["index"]))
+        except Exception as error:  # noqa: BLE001 - as with commands: whatever the loader or a dataset objects
+            self.widget.send({**reply, "said": clean(f"{type(error).__name__}: {error}", 400)})
+            return
+        self._close_explorer(view)
+        self._explorers[view] = explorer
+        self.widget.send({**reply, "model": explorer.widget.model_id})
+
+    def _close_explorer(self, view: str) -> None:
+        explorer = self._explorers.pop(view, None)
+        if explorer is not None:  # on a thread: its workers get half a second to end
+            threading.Thread(target=explorer.close, daemon=True, name="nbloader-dashboard-explorer").start()
 
     # Outgoing: on the publisher's thread.
 
@@ -205,6 +237,8 @@ class Dashboard:
             self._static_due = False
             self._show_static("view", update=True)
             display(f"{self._name}-static", TEXT, {"text/html": ""}, update=True)
+        for view in list(self._explorers):
+            self._close_explorer(view)
         self.widget.close()
 
 

@@ -1,19 +1,20 @@
-"""A batch in the explorer: its samples as they were delivered, and what the batch consists of."""
+"""A batch in the explorer: its samples as they were delivered, and the batch itself, as the loop got it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbloader._util import rng
 from nbloader._util.format import clean, megabytes
 from nbloader._util.rng import mix
-from nbloader.explorer import fields
 from nbloader.workers.in_process import FailedSample, fetch_samples
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 MAX_LISTED = 32
 """Dataset indices that a note lists."""
+WHOLE = -1
+"""In place of a position: the batch itself."""
 
 
 class BatchSamples:
@@ -26,7 +27,7 @@ class BatchSamples:
         batched: Whether samples make batches.
         asynchronous: Whether samples are awaited. Each of them has a seed of its own.
         title: What it is called.
-        note: What is known of the batch.
+        whole: Makes the batch with a dataset, on the thread of a worker.
         workers: The kind of workers that suits it.
         worker_init_fn: The loader's.
     """
@@ -40,7 +41,7 @@ class BatchSamples:
         batched: bool,
         asynchronous: bool,
         title: str,
-        note: str,
+        whole: Callable[[Any], Any],
         workers: str,
         worker_init_fn: Callable[[int], object] | None,
     ) -> None:
@@ -56,11 +57,12 @@ class BatchSamples:
         """The kind of workers that suits it."""
         self.worker_init_fn = worker_init_fn
         """The loader's."""
+        self._whole = whole
         indices = self.indices
         more = ", ..." if len(indices) > MAX_LISTED else ""
         listed = ", ".join(clean(index, 40) for index in indices[:MAX_LISTED])
-        self.note = f"{note}. Numbers are positions in the batch; dataset indices: {listed}{more}"
-        """What is known of the batch."""
+        self.note = f"Numbers are positions in the batch; dataset indices: {listed}{more}."
+        """Which samples it has."""
         self._made: list[Any] | None = None
 
     @property
@@ -73,11 +75,13 @@ class BatchSamples:
         return sum(len(indices) for indices, _seed in self._parts)
 
     def __getitem__(self, position: int) -> Any:
-        """A sample; a coroutine, if the dataset is asynchronous.
+        """A sample, or the whole batch; a coroutine, if the dataset is asynchronous.
 
         Raises:
             Exception: Whatever the dataset raises.
         """
+        if position == WHOLE:
+            return self._whole(self.dataset)
         if self._asynchronous:
             return self._begin(position)
         if self._made is None:
@@ -86,6 +90,10 @@ class BatchSamples:
         if isinstance(sample, FailedSample):
             raise sample.error
         return sample
+
+    def forget(self) -> None:
+        """Make the samples anew when they are asked for again."""
+        self._made = None
 
     def _make(self, indices: Any, seed: int) -> Sequence[Any]:
         rng.seed_everything(seed)
@@ -100,14 +108,16 @@ class BatchSamples:
         raise IndexError(position)
 
 
-def facts(batch: Any) -> str:
+def facts(content: Mapping[str, Any]) -> str:
     """What a batch consists of, in one line.
 
     Args:
-        batch: As the loop gets it.
+        content: What was read of the batch itself (`ReadSample.content`).
     """
-    arrays = [field for field in fields.describe(batch, {}).fields if field.shape is not None]
-    if not arrays:
-        return clean(type(batch).__name__)
-    parts = (f"{field.path or field.type} {field.dtype} {TIMES.join(map(str, field.shape or ()))}" for field in arrays)
-    return clean(f"{megabytes(sum(field.nbytes for field in arrays))}: {'; '.join(parts)}", 600)
+    if "error" in content:
+        return clean(f"The batch cannot be made: {content['error']}", 600)
+    arrays = [field for field in content["fields"] if "shape" in field]
+    parts = (
+        f"{field['path'] or field['type']} {field['dtype']} {TIMES.join(map(str, field['shape']))}" for field in arrays
+    )
+    return clean(f"{megabytes(sum(field['nbytes'] for field in arrays))}: {'; '.join(parts)}.", 600) if arrays else ""

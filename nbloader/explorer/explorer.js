@@ -9,6 +9,7 @@ const KEPT = 1500;  // cards that the page keeps
 const SLOW = 2000;  // ms after which a sample that is not there can be given up
 const SVG = "http://www.w3.org/2000/svg";
 const CAPTION_FIRST = { label: 0, number: 1, text: 2 };
+const WHOLE = -1;  // in place of an index: the batch itself
 const ORDERS = { all: "All samples", selected: "Selected", failed: "Failed so far", slowest: "Slowest so far", filtered: "Filtered in Python", delivered: "Delivered last" };
 
 const whole = (n) => n.toLocaleString("en-US");
@@ -106,6 +107,8 @@ export function mount({ model, el, styles }) {
   const go = make("input", "nbx-go", tools);
   Object.assign(go, { type: "number", min: 0, placeholder: "Go to index" });
   go.setAttribute("aria-label", "go to the sample with this index");
+  const wholeBatch = button(tools, "Whole batch", "Show the batch as the loop got it", () => open(WHOLE));
+  wholeBatch.hidden = true;
   const chosen = make("span", "nbl-note nbx-chosen", tools);
   const clear = button(tools, "Clear", "Clear the selection", () => select([]));
 
@@ -412,6 +415,11 @@ export function mount({ model, el, styles }) {
     setCurrent(Math.max(0, positionOf(opened?.index ?? 0)) + by);
     open(indexAt(current));
   };
+  const reveal = (index) => {
+    if (order) setOrder("all", null);
+    setCurrent(index);
+    open(index);
+  };
 
   // ---- one sample in full ------------------------------------------------------------------------------------------
 
@@ -424,11 +432,13 @@ export function mount({ model, el, styles }) {
     if (!opened) return;
     const { index, sample } = opened;
     const bar = make("div", "nbx-bar", detail);
-    make("strong", "", bar, `Sample ${whole(index)}`);
-    button(bar, "‹", "Previous sample", () => step(-1));
-    button(bar, "›", "Next sample", () => step(1));
-    const pick = button(bar, selected.has(index) ? "✓ Selected" : "Select", "Select this sample", () => toggle(index));
-    pick.setAttribute("aria-pressed", String(selected.has(index)));
+    make("strong", "", bar, index === WHOLE ? "The batch" : `Sample ${whole(index)}`);
+    if (index !== WHOLE) {
+      button(bar, "‹", "Previous sample", () => step(-1));
+      button(bar, "›", "Next sample", () => step(1));
+      const pick = button(bar, selected.has(index) ? "✓ Selected" : "Select", "Select this sample", () => toggle(index));
+      pick.setAttribute("aria-pressed", String(selected.has(index)));
+    }
     button(bar, "×", "Close the sample", close).classList.add("nbx-close");
     const draws = make("div", "nbx-bar", detail);
     draws.hidden = state.fixed;
@@ -521,6 +531,7 @@ export function mount({ model, el, styles }) {
     connection.answered();
     if (!before) {
       cover(message.id, 1);
+      wholeBatch.hidden = !message.fixed;
       for (const [name, text] of Object.entries(ORDERS)) {
         if (name === "delivered" && !message.loader) continue;
         make("option", "", orders, text).value = name;
@@ -544,6 +555,7 @@ export function mount({ model, el, styles }) {
     main.hidden = false;
     if (!before) setMode("gallery");
     else layout();
+    if (!before && message.opened !== null) reveal(message.opened);
   };
   const receive = (message, buffers) => {
     if (message.kind === "state") applyState(message);
@@ -560,6 +572,8 @@ export function mount({ model, el, styles }) {
       if (opened && message.indices.includes(opened.index)) open(opened.index, opened.draw, opened.slices);
       lastWanted = "";
       schedule();
+    } else if (message.kind === "show") {
+      reveal(message.index);
     } else if (message.kind === "order") {
       const view = buffers[0];
       setOrder(message.name, new Float64Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength)));

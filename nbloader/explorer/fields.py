@@ -314,7 +314,9 @@ class _Describer:
             if layout == "HW" and not is_pil and _may_be_mask(name) and pictures.is_mask(array):
                 item.kind = "mask"
                 self._replace_picture(item, _mask_picture(array, self._side))
-        elif array.ndim >= 3 and min(array.shape[-2:]) >= pictures.MIN_SIDE:
+        elif array.ndim >= 3 and (
+            min(array.shape[-2:]) >= pictures.MIN_SIDE or pictures.layout_of(array.shape[-3:]) == "HWC"
+        ):
             self._volume(item, array)
         elif max(array.shape) == array.size or (array.ndim == 2 and array.shape[0] <= 8 < array.shape[1]):
             self._signal(item, array)

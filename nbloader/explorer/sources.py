@@ -53,7 +53,7 @@ class Source:
     original: Any = None
     """The dataset itself."""
     fixed: bool = False
-    """Whether samples have one form, whatever is drawn."""
+    """Whether they are one batch: samples have one form, whatever is drawn, and `WHOLE` is the batch itself."""
     note: str = ""
     """A line of text about it."""
 

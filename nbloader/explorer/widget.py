@@ -7,6 +7,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import operator
 import threading
 import uuid
 import weakref
@@ -22,6 +23,7 @@ from nbloader._util import rng
 from nbloader._util.format import clean
 from nbloader.errors import NbloaderError, ReplayError
 from nbloader.explorer import static
+from nbloader.explorer.batch_samples import WHOLE, BatchSamples, facts
 from nbloader.explorer.fetcher import SampleFetcher, sample_seed
 from nbloader.explorer.fields import Renderer, View
 from nbloader.explorer.reader import ReadSample, Request
@@ -102,6 +104,9 @@ class Explorer:
         self._notes: list[str] = [self._source.note] if self._source.note else []
         self._views: set[str] = set()
         self._draws: dict[Request, set[str]] = {}  # views that asked for this
+        self._opened: int | None = None
+        self._facts = ""
+        """What a batch consists of, once a worker has made it."""
         self._rows: dict[int, Row] = {}  # by index
         self._filtered: list[int] = []
         self._on_screen: list[int] = []
@@ -130,6 +135,8 @@ class Explorer:
         unregister = None if loader is None else loader.on_wait(lambda: comm.pump())  # noqa: PLW0108
         self._finalizer = weakref.finalize(self, _close, self._fetcher, self.widget, unregister)
         self._finalizer.atexit = False
+        if self._source.fixed:
+            self._fetcher.ask(Request(WHOLE))
         _explorers.add(self)
         _write_static_in_time()
 
@@ -177,6 +184,21 @@ class Explorer:
         with self._lock:
             self._selected = chosen
         self._send({"kind": "selected", "indices": list(chosen)})
+
+    def open(self, index: int) -> None:
+        """Show a sample in full, in all views.
+
+        Args:
+            index: Its dataset index.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        index = operator.index(index)
+        if not 0 <= index < self._total:
+            raise IndexError(f"there is no sample {index}: there are {self._total:,}, from 0")
+        self._opened = index
+        self._send({"kind": "show", "index": index})
 
     def good(self) -> Any:
         """The dataset without the selected samples, as a `torch.utils.data.Subset`.
@@ -320,6 +342,8 @@ class Explorer:
         with self._lock:
             for index in chosen:
                 self._rows.pop(index, None)
+        if isinstance(self._source.dataset, BatchSamples):
+            self._source.dataset.forget()
         self._send({"kind": "again", "indices": chosen})
         self._fetcher.retry(chosen)
 
@@ -461,7 +485,7 @@ class Explorer:
         self._plan_static()
 
     def _ask(self, view: str, request: Request) -> None:
-        if not 0 <= request.index < self._total:
+        if not (0 <= request.index < self._total or (request.index == WHOLE and self._source.fixed)):
             return
         with self._lock:
             self._draws.setdefault(request, set()).add(view)
@@ -515,8 +539,9 @@ class Explorer:
                 "fixed": self._source.fixed,
                 "selected": list(self._selected),
                 "loader": self._loader() is not None,
-                "notes": list(self._notes),
+                "notes": [note for note in (self._facts, *self._notes) if note],
                 "problem": json.loads(self._problem) if self._problem else None,
+                "opened": self._opened,
             }
 
     # ---- from the fetcher's thread ----------------------------------------------------------------------------------
@@ -529,6 +554,10 @@ class Explorer:
                 self._draws.pop(request, None)
             if ends:
                 self._send(self._state())
+            return
+        if request.index == WHOLE and not request.view.full:
+            self._facts = facts(json.loads(sample.content))
+            self._send(self._state())
             return
         with self._lock:
             if request == Request(request.index):

@@ -10,6 +10,7 @@ many has produced it, nor how often.
 from __future__ import annotations
 
 import collections
+import copy
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -199,12 +200,20 @@ class ReplayedBatch:
             Exception: Whatever the dataset or the collate function raises.
         """
         with self._as_in_worker() as dataset:
-            outcome = self._outcome(dataset)
-            if outcome.failed:
-                raise outcome.to_exception(self.number, self.indices, batched=self._setup.batched)
-            if outcome.empty:
-                raise ReplayError(f"all samples of batch {self.number} were skipped: it was not delivered")
-            batch = outcome.open()
+            return self._make(dataset)
+
+    def _make(self, dataset: Any) -> Any:
+        """Make the batch.
+
+        Args:
+            dataset: As workers have it.
+        """
+        outcome = self._outcome(dataset)
+        if outcome.failed:
+            raise outcome.to_exception(self.number, self.indices, batched=self._setup.batched)
+        if outcome.empty:
+            raise ReplayError(f"all samples of batch {self.number} were skipped: it was not delivered")
+        batch = outcome.open()
         return batch if self._setup.names is None else name_parts(batch, self._setup.names)
 
     def sample(self, position: int) -> Any:
@@ -252,7 +261,7 @@ class ReplayedBatch:
         return Delivery(self.epoch, self.number, position, seed, before)
 
     def explore(self, **options: Any) -> Explorer:
-        """Look at the samples of the batch as they were delivered, and at what the batch consists of.
+        """Look at the batch and its samples as they were delivered. A worker of the explorer makes them.
 
         Args:
             **options: Arguments of `nbloader.explore`.
@@ -261,15 +270,13 @@ class ReplayedBatch:
             RuntimeError: This is not a notebook.
         """
         from nbloader.explorer import explore
-        from nbloader.explorer.batch_samples import BatchSamples, facts
+        from nbloader.explorer.batch_samples import BatchSamples
 
         setup = self._setup
         size = len(self) if setup.chunk_spec is None else setup.chunk_spec.size
         parts = [self._part(position) for position in range(0, len(self), size or 1)]
-        try:
-            note = facts(self.batch)
-        except Exception as error:  # noqa: BLE001 - the user's code; the samples show which of them raises
-            note = f"The batch cannot be made: {type(error).__name__}: {error}"
+        again = copy.copy(self)
+        vars(again).pop("batch", None)  # it would be sent to the worker
         samples = BatchSamples(
             setup.dataset,
             [(part.indices, part.seed) for part in parts],
@@ -277,7 +284,7 @@ class ReplayedBatch:
             batched=setup.batched,
             asynchronous=setup.concurrency > 0,
             title=f"Batch {self.number} of epoch {self.epoch}",
-            note=note,
+            whole=again._make,
             workers="process" if setup.process else "thread",
             worker_init_fn=setup.worker_init_fn,
         )

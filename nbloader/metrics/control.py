@@ -6,7 +6,7 @@ The dashboard uses nothing else of a loader. The protocol names `Snapshot` and `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from nbloader.events import EventBus
 from nbloader.metrics.hot_lines import HotLines
@@ -27,6 +27,37 @@ class SettingSearch(Protocol):
 
     def undo(self) -> None:
         """End it, and return to the settings before it."""
+        ...
+
+
+class SampleView(Protocol):
+    """Samples or a batch, shown in the browser: what `explore` opens."""
+
+    widget: Any
+    """The widget that a page can show."""
+
+    def open(self, index: int) -> None:
+        """Show a sample in full.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        ...
+
+    def close(self) -> None:
+        """End its workers."""
+        ...
+
+
+class Replayable(Protocol):
+    """A batch that can be made again."""
+
+    def explore(self) -> SampleView:
+        """Open a view of its samples.
+
+        Raises:
+            RuntimeError: This is not a notebook.
+        """
         ...
 
 
@@ -90,6 +121,23 @@ class LoaderControl(Protocol):
 
     def hot_lines(self) -> HotLines:
         """The lines that workers execute, as far as they were sampled. Takes some milliseconds."""
+        ...
+
+    def explore(self) -> SampleView:
+        """Open a view of the samples of the dataset.
+
+        Raises:
+            RuntimeError: This is not a notebook.
+            TypeError: The dataset has no samples.
+        """
+        ...
+
+    def replay(self, epoch: int, batch: int) -> Replayable:
+        """A batch as it was delivered.
+
+        Raises:
+            ReplayError: It cannot be made again.
+        """
         ...
 
     def restart_workers(self, ids: Iterable[int] | None = None) -> None:

@@ -156,3 +156,39 @@ def test_the_explorer_of_a_loader_works_while_the_loader_is_iterated(open_notebo
     live.get_by_role("listbox").focus()
     notebook.page.keyboard.press(" ")
     assert "selected [" in notebook.wait_until_run(1)
+
+
+CLICK = """
+from nbloader import DataLoader
+from gallery import Shapes
+loader = DataLoader(Shapes(400, raise_at=5), batch_size=4, num_workers=1, workers="thread", on_error="skip")
+loader
+"""
+UNTIL = """
+while not Path("done").exists():
+    for batch in loader: pass
+"""
+
+
+def test_a_click_in_the_dashboard_opens_a_sample_and_a_batch_while_a_cell_is_busy(open_notebook: Any) -> None:
+    notebook = open_notebook(CLICK, "from pathlib import Path\n" + UNTIL)
+    page = notebook.page
+    notebook.run_all()
+    dashboard = page.locator(".nbl-live .nbl").first
+    samples = dashboard.locator(".nbl-panel-samples")
+    samples.locator("summary").click()
+    samples.get_by_role("button", name="Open sample 5 in the explorer").first.click()
+    drawer = dashboard.locator(".nbl-drawer")
+    drawer.locator(".nbx-detail", has_text="truncated file").wait_for()
+    screenshot(page, "from-dashboard")
+    canvas = dashboard.locator(".nbl-panel-timeline canvas")
+    canvas.press("Enter")
+    drawer.locator(".nbx-title", has_text="of epoch").wait_for()
+    drawer.locator(".nbl-note", has_text="4\N{MULTIPLICATION SIGN}96\N{MULTIPLICATION SIGN}128").first.wait_for()
+    drawer.get_by_role("button", name="Show the batch as the loop got it").click()
+    drawer.locator(".nbx-detail").get_by_role("slider", name="slice of image").wait_for()
+    screenshot(page, "batch-from-dashboard")
+    drawer.get_by_role("button", name="Close the explorer").click()
+    drawer.wait_for(state="hidden")
+    (notebook.path.parent / "done").touch()
+    notebook.wait_until_run(1)

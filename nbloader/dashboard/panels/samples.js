@@ -1,6 +1,6 @@
-// The slowest and the failed samples. A click copies the index.
+// The slowest and the failed samples. A click opens one in the explorer.
 
-export function create(el, { make, write, button, copy, note, unfolded }) {
+export function create(el, { make, write, button, copy, explore, note, unfolded }) {
   const columns = make("div", "nbl-columns", el);
   const said = make("p", "nbl-said", el);
   said.setAttribute("role", "status");
@@ -18,13 +18,16 @@ export function create(el, { make, write, button, copy, note, unfolded }) {
     entry.key = key;
     entry.list.replaceChildren();
     if (!samples.length) make("li", "nbl-note", entry.list, "none");
-    for (const { index, what, where } of samples) {
+    for (const { index, number, what, where } of samples) {
       const item = make("li", "", entry.list);
-      const node = button(item, index, `Copy the index ${index}`, async () => {
+      const copyIndex = async () => {
         await copy(index);
         write(said, `Copied: ${index}`);
-      });
-      node.title = "Copy the index";
+      };
+      const label = number === null ? `Copy the index ${index}` : `Open sample ${index} in the explorer`;
+      const node = button(item, index, label, number === null ? copyIndex : () => explore({ index: number }));
+      node.title = label;
+      if (number !== null) button(item, "Copy", `Copy the index ${index}`, copyIndex);
       make("span", "", item, what);
       make("span", "nbl-note", item, where);
     }

@@ -20,7 +20,7 @@ _INDEX_LIMIT, _ERROR_LIMIT = 200, 160
 
 
 class Samples(Panel):
-    """Two lists; a click copies the index of a sample."""
+    """Two lists; a click opens a sample in the explorer."""
 
     name = "samples"
     title = "Samples"
@@ -56,12 +56,13 @@ def _lists(s: Snapshot) -> list[dict[str, Any]]:
     ]
 
 
-def _sample(index: object, what: str, where: str, worker: int) -> dict[str, str]:
+def _sample(index: object, what: str, where: str, worker: int) -> dict[str, Any]:
     who = "this process" if worker < 0 else f"worker {worker}"
-    return {"index": clean(index, _INDEX_LIMIT), "what": what, "where": f"{where}, {who}"}
+    number = index if type(index) is int else None  # others, such as keys, have no place in the explorer
+    return {"index": clean(index, _INDEX_LIMIT), "number": number, "what": what, "where": f"{where}, {who}"}
 
 
-def _item_html(sample: dict[str, str]) -> str:
+def _item_html(sample: dict[str, Any]) -> str:
     return (
         f"<li><i>{escape(sample['index'])}</i><span>{escape(sample['what'])}</span>"
         f'<span class="nbl-note">{escape(sample["where"])}</span></li>'

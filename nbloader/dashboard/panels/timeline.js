@@ -141,7 +141,7 @@ class Timeline {
     this.liveButton.disabled = this.end === null;
     const seconds = Math.round((until - begin) / 100) / 10;
     this.canvas.setAttribute("aria-label",
-      `Timeline of ${lanes.length} lanes, ${seconds} seconds. Arrow keys move, plus and minus zoom, Escape goes to now.`);
+      `Timeline of ${lanes.length} lanes, ${seconds} seconds. Arrow keys move, plus and minus zoom, Enter opens the last batch, Escape goes to now.`);
     this.api.note(`${seconds} s${this.end === null ? "" : ", not live"}`);
   }
   x(ms) {
@@ -228,7 +228,11 @@ class Timeline {
       drag = { x: event.offsetX, end: this.until };
       canvas.setPointerCapture(event.pointerId);
     });
-    canvas.addEventListener("pointerup", () => (drag = null));
+    canvas.addEventListener("pointerup", (event) => {
+      const row = drag && Math.abs(event.offsetX - drag.x) <= 3 ? this.rowAt(event, time(event)) : undefined;
+      drag = null;
+      this.open(row);
+    });
     canvas.addEventListener("pointermove", (event) => {
       if (!drag) return this.point(event, time(event));
       const moved = ((event.offsetX - drag.x) / (this.width - GUTTER)) * (this.until - this.begin);
@@ -246,7 +250,7 @@ class Timeline {
     const act = {
       ArrowLeft: () => this.hold(this.until - this.span / 5), ArrowRight: () => this.hold(this.until + this.span / 5),
       "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2),
-      Escape: () => this.goLive(), Home: () => this.goLive(),
+      Escape: () => this.goLive(), Home: () => this.goLive(), Enter: () => this.open(this.lastRow()),
     }[event.key];
     if (!act) return false;
     event.preventDefault();
@@ -270,14 +274,25 @@ class Timeline {
     if (at !== this.until || this.end !== null) this.hold(end);
     else this.draw();
   }
-  point(event, at) {
+  rowAt(event, at) {
     const name = this.data?.lanes[Math.floor((event.offsetY - TOP) / this.laneHeight)];
     const near = this.span / 400;
-    const row = name === undefined || event.offsetX < GUTTER ? undefined
+    return name === undefined || event.offsetX < GUTTER ? undefined
       : (this.lanes.get(name) ?? []).findLast(({ begin, until }) => begin - near <= at && at <= until + near);
+  }
+  lastRow() {  // the batch that was delivered last in what is shown
+    const rows = [...this.rows.values()].filter(({ batch, until }) => batch && until <= this.until);
+    return rows.reduce((last, row) => (last && last.until > row.until ? last : row), undefined);
+  }
+  open(row) {
+    if (row?.batch) this.api.explore({ epoch: row.batch[0], batch: row.batch[1] });
+  }
+  point(event, at) {
+    const row = this.rowAt(event, at);
+    this.canvas.style.cursor = row?.batch ? "pointer" : "";
     this.tip.hidden = !row;
     if (!row) return;
-    this.api.write(this.tip, row.tip);
+    this.api.write(this.tip, row.batch ? `${row.tip}\nclick: see its samples` : row.tip);
     this.tip.style.left = `${Math.min(event.offsetX + 12, this.width - this.tip.offsetWidth - 4)}px`;
     this.tip.style.top = `${event.offsetY + 14}px`;
   }

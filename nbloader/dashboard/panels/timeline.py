@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader.dashboard.panels.base import Frame, Panel, section
-from nbloader.events import BatchRecord
+from nbloader.events import BatchRecord, EpochStarted
 from nbloader.metrics.stage_times import returned_at
 from nbloader.report import timeline as description
 from nbloader.report.slices import KINDS, Lane, loop_lane, worker_lane
@@ -21,6 +21,8 @@ SECONDS = 30
 """What the timeline shows."""
 PAUSES, PAUSES_NS = 40, 120 * 10**9
 """Pauses drawn at most, the last ones, and how far back, ns."""
+RUNS = 256
+"""Iterators whose epochs are known."""
 BLOCKS = 400
 """Bars of the static form at most, about 45 bytes each; neighbours are joined until there are no more."""
 LANES = 65
@@ -39,19 +41,39 @@ class Timeline(Panel):
     def __init__(self) -> None:
         self._timeline = description.Timeline()
         self._frame: Frame | None = None
+        self._epochs: dict[int, int] = {}
+        """The epochs of the last iterators, by their numbers."""
 
     def news(self, frame: Frame) -> list[Any]:
         """Rows for the batches of this frame."""
         self._frame = frame
         for event in frame.events:
             self._timeline.pauses.note(event)
+            if isinstance(event, (BatchRecord, EpochStarted)):
+                self._epochs[event.run] = event.epoch
+        for run in list(self._epochs)[:-RUNS]:
+            del self._epochs[run]
         begin = frame.now - SECONDS * 10**9
         records = [e for e in frame.events if isinstance(e, BatchRecord) and returned_at(e) > begin]
-        return [_row_json(row, frame) for row in self._timeline.take(records, frame.snapshot.made)]
+        return [self._row_json(row, frame) for row in self._timeline.take(records, frame.snapshot.made)]
 
     def history(self) -> list[Any]:
         """The rows kept."""
-        return [] if self._frame is None else [_row_json(row, self._frame) for row in self._timeline.rows]
+        return [] if self._frame is None else [self._row_json(row, self._frame) for row in self._timeline.rows]
+
+    def _row_json(self, row: Row, frame: Frame) -> dict[str, Any]:
+        """Blocks are `[kind, begin, end]`, times in ms, the end null while a block lasts."""
+        entry: dict[str, Any] = {
+            "lane": row.lane.label,
+            "key": f"{row.run}/{row.batch}",
+            "blocks": [[b.kind, frame.ms(b.begin), frame.ms(b.end) if b.end else None] for b in row.blocks],
+            "tip": row.tip,
+        }
+        if row.run in self._epochs:
+            entry["batch"] = [self._epochs[row.run], row.batch]
+        if row.stall:
+            entry["stall"] = {"at": frame.ms(row.stalled_until), "label": description.stall_label(row)}
+        return entry
 
     def payload(self, frame: Frame) -> dict[str, Any]:
         """Legend, lanes, pauses, and the blocks that have begun and not ended."""
@@ -79,19 +101,6 @@ class Timeline(Panel):
             for kind in payload["kinds"]
         )
         return section(self.title, drawn and f'<div class="nbl-keys">{keys}</div><div class="nbl-frame">{drawn}</div>')
-
-
-def _row_json(row: Row, frame: Frame) -> dict[str, Any]:
-    """Blocks are `[kind, begin, end]`, times in ms, the end null while a block lasts."""
-    entry: dict[str, Any] = {
-        "lane": row.lane.label,
-        "key": f"{row.run}/{row.batch}",
-        "blocks": [[b.kind, frame.ms(b.begin), frame.ms(b.end) if b.end else None] for b in row.blocks],
-        "tip": row.tip,
-    }
-    if row.stall:
-        entry["stall"] = {"at": frame.ms(row.stalled_until), "label": description.stall_label(row)}
-    return entry
 
 
 def _open_blocks(s: Snapshot, frame: Frame) -> Iterator[dict[str, Any]]:
