@@ -18,6 +18,7 @@ from PIL import Image
 from nbloader.explorer import pictures
 from nbloader.explorer.api import Explore
 from nbloader.explorer.fields import FULL_TEXT, MAX_FIELDS, Renderer, View, describe, to_json
+from nbloader.explorer.normalization import Normalization, declared
 from nbloader.explorer.sources import class_names
 from nbloader.explorer.values import as_array, envelope, figures_of
 
@@ -295,3 +296,70 @@ def test_an_envelope_has_the_extremes_of_each_section():
     assert points[7] == (0.0, 1.0)
     assert points[0] == (0.0, 0.0)
     assert as_array([[1, 2], [3]]) is None
+
+
+class Normalize:
+    """As torchvision's and albumentations' transforms."""
+
+    mean, std = (0.5, 0.4, 0.3), torch.tensor([0.2, 0.2, 0.1])
+
+
+class NormalizeModule(Normalize, torch.nn.Module):
+    """The same as a module."""
+
+
+class Compose:
+    """Transforms in a list."""
+
+    def __init__(self, *transforms):
+        self.transforms = list(transforms)
+
+
+class Transformed:
+    """A dataset with transforms."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Transformed(transform=Compose(lambda x: x, Compose(Normalize()))),
+        Transformed(train_augmentations=[Normalize()]),
+        Transformed(preprocess=torch.nn.Sequential(torch.nn.Identity(), NormalizeModule())),
+        torch.utils.data.Subset(Transformed(transform=Normalize()), [0]),
+        Transformed(image_processor=Transformed(image_mean=[0.5, 0.4, 0.3], image_std=[0.2, 0.2, 0.1])),
+    ],
+)  # fmt: skip
+def test_a_declared_normalization_is_undone_where_pictures_are_drawn(dataset):
+    normalization = declared(dataset)
+    assert np.allclose(normalization, [(0.5, 0.4, 0.3), (0.2, 0.2, 0.1)])
+    original = np.random.default_rng(0).integers(0, 256, (12, 16, 3)).astype(np.uint8)
+    mean, std = (np.array(part, np.float32) for part in normalization)
+    delivered = torch.from_numpy(((original / np.float32(255) - mean) / std).astype(np.float32)).permute(2, 0, 1)
+    description = describe(
+        {"image": delivered, "batch": delivered[None], "other": np.eye(12)}, {}, (), FULL, normalization
+    )
+    image, batch, other = description.fields[1:]
+    for field in (image, batch):
+        assert np.array_equal(decode(description.buffers[field.picture]), original)
+        assert "normalization undone" in field.note
+    assert image.figures.minimum < 0, "figures are those of the sample"
+    assert "undone" not in other.note
+
+
+@pytest.mark.parametrize(
+    "dataset", [[1], {}, Transformed(transform=len), Transformed(transform=Compose()), Transformed(normalize=True),
+                Transformed(transform=Transformed(image_mean=[0.5], image_std=[0.0]))]
+)  # fmt: skip
+def test_a_dataset_without_a_normalization(dataset):
+    assert declared(dataset) is None
+    assert Normalization.of("ab", 1) is None
+    assert Normalization.of([1, 2], [1]) is None
+
+
+def test_lists_of_labels_have_names():
+    by_path, _ = fields({"tags": np.array([1, 0]), "ids": [1, 0]}, {"tags": ["cat", "dog"]})
+    assert (by_path["tags"].kind, by_path["tags"].value) == ("label", "dog, cat")
+    assert by_path["ids"].kind != "label"

@@ -8,6 +8,7 @@ import io
 import queue
 import random
 import sys
+import threading
 import time
 import types
 import weakref
@@ -200,7 +201,7 @@ def test_a_scan_of_a_dataset_that_no_worker_can_use_raises(sent):
 def test_a_defect_of_the_explorer_ends_a_scan_with_its_error_and_the_next_scan_works(sent, monkeypatch, caplog):
     explorer = open_explorer(Numbers())
     with monkeypatch.context() as patched:
-        patched.setattr("nbloader.explorer.widget._row", lambda _index, _sample: 1 / 0)
+        patched.setattr("nbloader.explorer.table._row", lambda *_: 1 / 0)
         with pytest.raises(NbloaderError, match="The explorer failed: ZeroDivisionError"):
             explorer.scan(5)
     assert "the explorer's thread failed" in caplog.text
@@ -394,3 +395,117 @@ def test_an_explorer_that_nobody_holds_ends(sent):
     del explorer
     gc.collect()
     assert ref() is None
+
+
+class Planted:
+    """Random augmentation, and one of each problem."""
+
+    classes = ("cat", "dog")
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == 5:
+            raise OSError(2, "truncated", "/data/5.jpg")
+        picture = np.random.default_rng(index // 2 if index == 9 else index).integers(0, 200, (12, 16, 3))
+        picture = picture + random.randrange(50)  # samples 4 and 9 are equal but for this
+        image = (picture if index != 7 else np.zeros_like(picture)).astype(np.uint8)
+        return {
+            "image": image[..., 0] if index == 11 else image,
+            "wave": np.where(index == 13, np.nan, np.arange(20.0) + index),
+            "label": int(index >= 20) if index != 9 else 1,
+        }
+
+
+def test_a_scan_finds_planted_problems_and_lists_them_with_their_reasons(sent):
+    explorer = open_explorer(Planted())
+    say(explorer, kind="ready")
+    assert explorer.problems() == {"failed": {}, "duplicate": {}, "not finite": {}, "constant": {}, "shape": {}}
+    explorer.scan(40)
+    problems = explorer.problems()
+    assert list(problems["failed"]) == explorer.failed == [5]
+    assert problems["duplicate"] == {9: "the same as 4, but label is dog and not cat"}
+    assert problems["not finite"] == {13: "wave has numbers that are not finite"}
+    assert problems["constant"] == {7: "image has a single value"}
+    assert list(problems["shape"]) == [11]
+    assert "usually uint8 picture with 3 channels 12\N{MULTIPLICATION SIGN}16" in problems["shape"][11]
+    say(explorer, kind="order", name="duplicate")
+    order = following(sent, "order")
+    assert np.frombuffer(order["data"][0]).tolist() == [4, 9]
+    assert order["notes"] == {4: "the first of 2 that are equal", 9: problems["duplicate"][9]}
+    explorer.selected = problems["duplicate"]
+    assert 9 not in explorer.good().indices
+    explorer.close()
+
+
+def test_try_again_takes_the_class_as_it_is_now_and_reads_only_the_samples_of_the_list(sent, monkeypatch):
+    module = types.ModuleType("edited_cell")
+    module.Cell = type("Cell", (Planted,), {"__module__": "edited_cell"})
+    monkeypatch.setitem(sys.modules, "edited_cell", module)
+    dataset = Subset(module.Cell(), range(40))
+    explorer = open_explorer(dataset)
+    say(explorer, kind="ready")
+    explorer.scan(40)
+    say(explorer, kind="open", index=5, draw=0, slices={})
+    assert "truncated" in following(sent, "sample")["error"]
+    read = []
+    fixed = {"__module__": "edited_cell", "__getitem__": lambda _self, index: (read.append(index), {"n": index})[1]}
+    module.Cell = type("Cell", (Planted,), fixed)
+    say(explorer, kind="retry", problem="failed")
+    assert following(sent, "again")["indices"] == [5]
+    assert following(sent, "order")["length"] == 0
+    assert "error" not in cards(sent, 5)[5]
+    say(explorer, kind="open", index=5, draw=0, slices={})
+    assert "error" not in following(sent, "sample"), "what was read before of the sample is forgotten, too"
+    assert set(read) == {5}
+    explorer.close()
+
+
+def test_a_scan_from_the_browser_is_paused_resumed_and_ended(sent):
+    gate = threading.Semaphore(3)
+
+    class Gated(Numbers):
+        def __getitem__(self, index):
+            gate.acquire()
+            return index
+
+    explorer = open_explorer(Gated())
+    say(explorer, kind="ready")
+    say(explorer, kind="scan", action="start", count=30)
+    following(sent, "scan")
+    say(explorer, kind="scan", action="pause")
+    paused = following(sent, "scan")["scan"]
+    while not paused["paused"]:
+        paused = following(sent, "scan")["scan"]
+    gate.release()  # for the sample that a worker has
+    say(explorer, kind="scan", action="resume")
+    for _ in range(26):
+        gate.release()
+    scan = paused
+    while scan is not None:
+        scan = following(sent, "scan")["scan"]
+    assert len(explorer.rows()) == 30
+    explorer.close()
+
+
+def test_histograms_filter_one_another_and_the_list(sent):
+    explorer = open_explorer(Costly())
+    say(explorer, kind="ready")
+    explorer.scan(100)
+    say(explorer, kind="stats", filters={"label": ["night"]}, x="n", y="seconds", by="label")
+    stats = following(sent, "stats")
+    columns = {column["name"]: column for column in stats["columns"]}
+    assert (stats["rows"], stats["passed"]) == (100, 25)
+    assert (columns["label"]["labels"], columns["label"]["passed"]) == (["day", "night"], [75, 25])
+    assert (sum(columns["n"]["all"]), sum(columns["n"]["passed"])) == (100, 25)
+    [night] = stats["costs"]
+    assert (night["value"], night["samples"]) == ("night", 25)
+    x, _y, indices = (np.frombuffer(part) for part in stats["data"][:3])
+    passed = np.frombuffer(stats["data"][3], np.bool_)
+    assert x.tolist() == indices.tolist() == list(range(100))
+    assert np.flatnonzero(passed).tolist() == list(range(0, 100, 4))
+    say(explorer, kind="filter", filters={"label": ["night"], "n": [0, 20]})
+    order = following(sent, "order")
+    assert (order["name"], np.frombuffer(order["data"][0]).tolist()) == ("filtered", [0, 4, 8, 12, 16, 20])
+    explorer.close()

@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, Subset, TensorDataset,
 
 from nbloader import DataLoader, ReplayError, get_worker_info
 from nbloader.loader import replay as replay_module
-from nbloader.sampling import epoch_order
+from nbloader.sampling import epoch_order, samplers
 from nbloader.sampling.epoch_order import Numbering
 
 RNG = random.Random(5)
@@ -356,6 +356,19 @@ def test_where_a_sample_was_delivered(name):
         list(loader)
         with pytest.raises(ReplayError, match=r"AtOnce\.__getitems__ fetches the samples of a batch together"):
             loader.deliveries(7)
+
+
+def test_where_a_sample_of_a_large_dataset_was_delivered_is_computed_not_searched(monkeypatch):
+    monkeypatch.setattr(samplers, "LARGE", 10)
+    with DataLoader(Augmented(100), 7, shuffle=True, drop_last=True) as loader:
+        list(loader)
+        list(loader)
+        batches = {(e, n): loader.replay(e, n).indices for e in range(2) for n in range(len(loader))}
+        monkeypatch.setattr(epoch_order, "_position", lambda *_: pytest.fail("the order is searched"))
+        found = {index: loader.deliveries(index) for index in range(100)}
+    for index, deliveries in found.items():
+        assert {(d.epoch, d.batch) for d in deliveries} == {at for at, indices in batches.items() if index in indices}
+        assert all(batches[d.epoch, d.batch][d.position] == index for d in deliveries)
 
 
 @pytest.mark.parametrize(("n", "size"), [(1000, 7), (300, 110), (5, 8)])

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbloader._util.rng import mix, mix_range
@@ -18,6 +18,14 @@ pytestmark = pytest.mark.unit
 @given(n=st.integers(1, 5000), seed=st.integers(0, 2**64 - 1))
 def test_a_permutation_contains_every_integer_once(n, seed):
     assert sorted(Permutation(n, seed)) == list(range(n))
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**64 - 1), st.data())
+@settings(max_examples=40, deadline=None)
+def test_the_position_of_an_integer_in_a_permutation(n, seed, data):
+    value = data.draw(st.integers(0, n - 1))
+    permutation = Permutation(n, seed)
+    assert permutation[np.array([permutation.position(value)])].tolist() == [value]
 
 
 @given(n=st.integers(2, 10**15), seed=st.integers(0, 2**63), start=st.integers(0, 10**15))

@@ -27,6 +27,7 @@ class Explore:
         workers: Literal["process", "thread"] | None = None,
         seed: int = 0,
         buffer: int = 1000,
+        normalization: tuple[Any, Any] | Literal[False] | None = None,
     ) -> Explorer:
         """Open an explorer on the samples of an object.
 
@@ -42,13 +43,16 @@ class Explore:
                 otherwise processes. A dataset that cannot be sent to processes is read in threads, and a line says so.
             seed: Seed of random augmentation: sample `i` is the same each time it is read.
             buffer: Number of samples of a stream that can be shown, from its beginning. They are kept in memory.
+            normalization: Mean and standard deviation of the channels, which are undone where pictures of floats are
+                drawn; figures stay as they are. None: that of a `Normalize` among the dataset's transforms, if there is
+                one. False: pictures are drawn as they are.
 
         Returns:
             The explorer. It is shown where a cell ends with it, or by `show()`.
 
         Raises:
             TypeError: `x` has no samples.
-            ValueError: A number is not positive.
+            ValueError: A number is not positive, or `normalization` is none.
             RuntimeError: This is not a notebook.
         """
         from IPython import get_ipython
@@ -61,7 +65,10 @@ class Explore:
             raise RuntimeError("the explorer needs a Jupyter notebook, and this is a script or a terminal")
         from nbloader.explorer.widget import Explorer
 
-        return Explorer(x, tuple(self._renderers), num_workers=num_workers, workers=workers, seed=seed, buffer=buffer)
+        return Explorer(
+            x, tuple(self._renderers), num_workers=num_workers, workers=workers, seed=seed, buffer=buffer,
+            normalization=normalization,
+        )  # fmt: skip
 
     def renderer(self, applies: str | type | Callable[[str, Any], bool]) -> Callable[[F], F]:
         """Register a function that converts a value of a sample to something that can be drawn.

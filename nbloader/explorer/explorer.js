@@ -1,16 +1,20 @@
-// A view of an explorer: gallery and table of samples, and one sample in full. `../frontend/view.js` stands before this
-// text in the module; `widget.py` is the other side.
+// A view of an explorer: gallery and table of samples, and one sample in full. `../frontend/view.js` and `statistics.js`
+// stand before this text in the module; `widget.py` is the other side.
 //
 // Only what is on screen has nodes, and a list of any length scrolls: beyond the height that browsers support, `top` (in
 // pixels of the whole list) is mapped to the scroll bar, and the wheel moves `top` itself.
 
 const GAP = 8, CARD = 150, LINE = 30, TALL = 8e6, FIXED = 340, COLUMN = 80;  // pixels; TALL: the highest scroll area; FIXED: columns that every table has
 const KEPT = 1500;  // cards that the page keeps
+const BETWEEN = 50;  // ms between two requests for what is on screen
 const SLOW = 2000;  // ms after which a sample that is not there can be given up
 const SVG = "http://www.w3.org/2000/svg";
 const CAPTION_FIRST = { label: 0, number: 1, text: 2 };
 const WHOLE = -1;  // in place of an index: the batch itself
-const ORDERS = { all: "All samples", selected: "Selected", failed: "Failed so far", slowest: "Slowest so far", filtered: "Filtered in Python", delivered: "Delivered last" };
+const ORDERS = {
+  all: "All samples", selected: "Selected", slowest: "Slowest so far", filtered: "Filtered", delivered: "Delivered last", failed: "Failed so far",
+  duplicate: "Duplicates", "not finite": "Not finite", constant: "Constant", shape: "Of another shape",
+};
 
 const whole = (n) => n.toLocaleString("en-US");
 const time = (s) => (s < 1e-3 ? `${Math.round(s * 1e6)} µs` : s < 1 ? `${(s * 1e3).toFixed(s < 0.01 ? 1 : 0)} ms` : `${s.toFixed(1)} s`);
@@ -111,6 +115,8 @@ export function mount({ model, el, styles }) {
   wholeBatch.hidden = true;
   const chosen = make("span", "nbl-note nbx-chosen", tools);
   const clear = button(tools, "Clear", "Clear the selection", () => select([]));
+  const all = button(tools, "Select all", "Select all samples of this list", () => select([...selected, ...order]));
+  const again = button(tools, "Try again", "Read the samples of this list again, with the dataset as it is now", () => connection.send({ kind: "retry", problem: orderName }));
 
   const notes = make("div", "nbl-note", root);
   const problem = make("div", "nbx-problem", root);
@@ -128,15 +134,22 @@ export function mount({ model, el, styles }) {
   const empty = make("div", "nbx-empty", left);
   const detail = make("section", "nbx-detail", main);
   detail.setAttribute("aria-label", "one sample");
-  for (const node of [main, header, empty, detail, clear]) node.hidden = true;  // until there is something to show
+  for (const node of [main, header, empty, detail, clear, all, again]) node.hidden = true;  // until there is something to show
   const status = make("div", "nbl-note nbx-status", root);
   status.setAttribute("role", "status");
+  const statistics = new Statistics(root, {
+    send: (message) => connection.send(message),
+    open: (index) => open(index),
+    list: (name) => connection.send({ kind: "order", name }),
+    listAll: () => setOrder("all", null),
+  });
+  statistics.node.hidden = true;
   const prefix = `nbx-${Math.random().toString(36).slice(2)}`;
 
-  let state = null, mode = "gallery", order = null, orderName = "all";
+  let state = null, mode = "gallery", order = null, orderName = "all", reasons = {};
   let top = 0, width = 0, deep = 0, across = 1, high = LINE, wide = CARD, current = 0, expectedScroll = -1;
   let opened = null;  // { index, draw, slices, sample, draws, delivered }
-  let selected = new Set(), columns = [], lastWanted = "", frame = 0, ticking = null, pending = 0;
+  let selected = new Set(), columns = [], lastWanted = "", frame = 0, ticking = null, pending = 0, sent = 0;
   const cards = new Map(), asked = new Map(), nodes = new Map();  // by index, by index, by position
 
   const count = () => (order ? order.length : state?.total ?? 0);
@@ -219,7 +232,7 @@ export function mount({ model, el, styles }) {
     node.style.width = `${wide}px`;
     node.style.height = `${mode === "gallery" ? high - GAP : high}px`;
     const waited = card ? 0 : Date.now() - (asked.get(index) ?? Date.now());
-    const drawn = `${mode} ${index} ${card?.version ?? `waiting ${waited > SLOW ? Math.floor(waited / 1000) : 0}`} ${mode === "table" ? fitting().length : ""}`;
+    const drawn = `${mode} ${index} ${reasons[index] ?? ""} ${card?.version ?? `waiting ${waited > SLOW ? Math.floor(waited / 1000) : 0}`} ${mode === "table" ? fitting().length : ""}`;
     if (node.dataset.drawn !== drawn) {
       node.dataset.drawn = drawn;
       (mode === "gallery" ? fillCard : fillLine)(node, index, card, waited);
@@ -254,10 +267,11 @@ export function mount({ model, el, styles }) {
     else fillWaiting(cover, index, waited);
     const foot = make("div", "nbx-foot", node);
     make("span", "nbx-index", foot, whole(index));
-    make("span", "nbx-caption", foot, card ? caption(card) : "");
+    const reason = make("span", reasons[index] ? "nbx-caption nbx-reason" : "nbx-caption", foot, reasons[index] ?? (card ? caption(card) : ""));
+    reason.title = reason.textContent;
     if (card) make("span", "nbx-cost", foot, time(card.seconds));
     checkBox(node);
-    node.setAttribute("aria-label", `sample ${index}${card ? `, ${caption(card)}` : ", being read"}`);
+    node.setAttribute("aria-label", `sample ${index}${card ? `, ${caption(card)}` : ", being read"}${reasons[index] ? `, ${reasons[index]}` : ""}`);
   };
   const fillLine = (node, index, card, waited) => {
     node.replaceChildren();
@@ -273,6 +287,7 @@ export function mount({ model, el, styles }) {
     else if (field?.points) wave(cover, field.points);
     make("span", "nbx-cell nbx-number", node, time(card.seconds));
     make("span", "nbx-cell nbx-number", node, card.nbytes ? bytes(card.nbytes) : "");
+    if (reasons[index]) make("span", "nbx-cell nbx-reason", node, reasons[index]).title = reasons[index];
     if (card.error !== undefined) make("span", "nbx-cell nbx-error", node, card.error);
     else for (const name of fitting()) make("span", "nbx-cell", node, card.fields.find((each) => each.path === name)?.summary ?? "");
     node.setAttribute("aria-label", `sample ${index}, ${caption(card)}`);
@@ -284,6 +299,7 @@ export function mount({ model, el, styles }) {
     for (const [name, kind] of [["Index", "nbx-index"], ["", "nbx-thumb"], ["Time", "nbx-number"], ["Size", "nbx-number"]]) {
       make("span", `nbx-cell ${kind}`, header, name);
     }
+    if (Object.keys(reasons).length) make("span", "nbx-cell", header, "Problem");
     for (const name of fitting()) make("span", "nbx-cell", header, name || "value");
   };
 
@@ -310,7 +326,10 @@ export function mount({ model, el, styles }) {
       if (key !== lastWanted) {
         lastWanted = key;
         clearTimeout(pending);
-        pending = setTimeout(() => connection.send({ kind: "want", indices: missing, screen }), 25);
+        pending = setTimeout(() => {
+          sent = Date.now();
+          connection.send({ kind: "want", indices: missing, screen });
+        }, Math.max(0, sent + BETWEEN - Date.now()));
       }
     }
     const onScreen = new Set(screen);
@@ -341,6 +360,7 @@ export function mount({ model, el, styles }) {
         }
       }
     }
+    statistics.changed();
     const [first, last] = visible();
     for (const [index, card] of cards) {
       if (cards.size <= KEPT) break;
@@ -365,10 +385,14 @@ export function mount({ model, el, styles }) {
     layout();
     if (at !== undefined) moveTo(Math.floor(positionOf(at) / across) * high);
   };
-  const setOrder = (name, indices) => {
+  const setOrder = (name, indices, why = {}) => {
     orderName = name;
     order = indices;
+    reasons = why;
     orders.value = name;
+    again.hidden = !(name in PROBLEMS) || !indices.length;
+    all.hidden = name === "selected" || !indices?.length || indices.length > 100000;
+    if (name !== "filtered") statistics.reset();
     for (const node of nodes.values()) node.remove();
     nodes.clear();
     current = 0;
@@ -534,6 +558,7 @@ export function mount({ model, el, styles }) {
       wholeBatch.hidden = !message.fixed;
       for (const [name, text] of Object.entries(ORDERS)) {
         if (name === "delivered" && !message.loader) continue;
+        if ((message.fixed || message.streaming) && name in PROBLEMS && name !== "failed") continue;
         make("option", "", orders, text).value = name;
       }
     }
@@ -553,6 +578,8 @@ export function mount({ model, el, styles }) {
     selected = new Set(message.selected);
     showSelection();
     main.hidden = false;
+    statistics.node.hidden = message.fixed;
+    statistics.applyState(message);
     if (!before) setMode("gallery");
     else layout();
     if (!before && message.opened !== null) reveal(message.opened);
@@ -576,7 +603,11 @@ export function mount({ model, el, styles }) {
       reveal(message.index);
     } else if (message.kind === "order") {
       const view = buffers[0];
-      setOrder(message.name, new Float64Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength)));
+      setOrder(message.name, new Float64Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength)), message.notes);
+    } else if (message.kind === "stats") {
+      statistics.update(message, buffers);
+    } else if (message.kind === "scan") {
+      statistics.showScan(message.scan);
     } else if (message.kind === "sample" && opened?.index === message.index && opened.draw === message.draw) {
       opened.sample?.media.release();
       opened.sample = { ...message, media: new Media(message.first, buffers) };
@@ -602,6 +633,7 @@ export function mount({ model, el, styles }) {
       close();
       return true;
     }
+    if (statistics.key(event)) return true;
     if (event.target !== scroller) return true;  // a button or an input: not a shortcut of the notebook
     const page = Math.max(1, Math.floor(scroller.clientHeight / high)) * across;
     const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -across, ArrowDown: across, PageUp: -page, PageDown: page, Home: -Infinity, End: Infinity };
@@ -641,11 +673,12 @@ export function mount({ model, el, styles }) {
     if (orders.value === "all") setOrder("all", null);
     else connection.send({ kind: "order", name: orders.value });
   });
-  const connection = connect({ model, el, root, receive, orphaned, keys, retheme: schedule });
+  const connection = connect({ model, el, root, receive, orphaned, keys, retheme: () => { schedule(); statistics.scatter.draw(); } });
   const resized = new ResizeObserver(() => { if (state && (scroller.clientWidth - 2 !== width || scroller.clientHeight !== deep)) layout(); });
   resized.observe(scroller);
   return () => {
     connection.close();
+    statistics.close();
     resized.disconnect();
     clearInterval(ticking);
     clearTimeout(pending);

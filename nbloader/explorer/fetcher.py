@@ -1,6 +1,6 @@
 """Reads samples with workers of the loader's own kinds, on demand.
 
-    any thread      want, ask, give_up, retry -> RequestQueue, under the lock -> wake
+    any thread      want, scan, ask, give_up, retry -> RequestQueue, under the lock -> wake
     this thread     take -> Task (one sample, its own seed) -> WorkerPool -> ReadSample -> on_read(request, sample)
 
 One thread owns the pool: it starts workers, gives each of them one request at a time, and receives. It blocks on the
@@ -36,7 +36,8 @@ from nbloader.batch.task import Task
 from nbloader.errors import DatasetTransferError
 from nbloader.events.failures import WorkerFailure
 from nbloader.events.remote_errors import describe
-from nbloader.explorer.reader import ReadSample, Request, SampleReader, as_read, failure
+from nbloader.explorer.normalization import Normalization
+from nbloader.explorer.reader import ReadSample, Request, SampleReader, as_read, failure, scan_request
 from nbloader.explorer.requests import RequestQueue, SampleCache
 from nbloader.explorer.sources import Source
 from nbloader.transport.messages import BatchDone, WorkerGone, WorkerInitFailed, WorkerInitialized, WorkerMessage
@@ -74,6 +75,7 @@ class SampleFetcher:
     Args:
         source: The samples.
         renderers: Of the user.
+        normalization: Is undone where pictures are drawn.
         num_workers: Workers that read at the same time.
         kind: "process" or "thread".
         seed: Sample `i` is drawn with a seed made of this, `i` and the number of the draw.
@@ -86,6 +88,7 @@ class SampleFetcher:
         self,
         source: Source,
         renderers: tuple[Any, ...],
+        normalization: Normalization | None = None,
         *,
         num_workers: int,
         kind: str,
@@ -95,7 +98,7 @@ class SampleFetcher:
         on_problem: Callable[[str], None],
     ) -> None:
         self._source = source
-        self._reader = SampleReader(source.dataset, source.names, renderers)
+        self._reader = SampleReader(source.dataset, source.names, renderers, normalization)
         self.num_workers = 1 if source.streaming else num_workers
         self.kind = kind
         self.seed = seed
@@ -129,6 +132,17 @@ class SampleFetcher:
             self._run()
         return there
 
+    def scan(self, indices: Iterable[int]) -> None:
+        """Scan these samples, too, while nothing else is wanted; `on_read` gets them. They are not kept here."""
+        with self._lock:
+            self._queue.scan(map(scan_request, indices))
+            self._run()
+
+    def stop_scan(self) -> None:
+        """Scan no more than what is being read."""
+        with self._lock:
+            self._queue.stop_scan()
+
     def there(self, indices: Iterable[int]) -> list[tuple[Request, ReadSample]]:
         """Those of these samples that were read and are still kept."""
         with self._lock:
@@ -159,7 +173,7 @@ class SampleFetcher:
         with self._lock:
             self._repack = True
             for index in indices:
-                self._cache.drop(Request(index))
+                self._cache.drop_sample(index)
                 self._queue.ask(Request(index))
             self._run()
 
@@ -341,6 +355,9 @@ class SampleFetcher:
         else:
             payload: BatchPayload = outcome
             sample = payload.open()
+            handle = None if self._pool is None else self._pool.handles.get(message.uid)
+            if handle is not None:
+                sample = sample._replace(worker=handle.worker)
         self._finish(message.uid, sample)
 
     def _on_gone(self, message: WorkerGone) -> None:
@@ -363,7 +380,7 @@ class SampleFetcher:
             self._queue.finish(reading.request)
             if self._closed:
                 return
-            if sample.end is None:
+            if sample.end is None and not reading.request.view.scan:
                 self._cache.put(reading.request, sample)
         self._on_read(reading.request, sample)
 
@@ -401,7 +418,11 @@ def sample_seed(seed: int, request: Request) -> int:
         seed: That of the explorer.
         request: The sample.
     """
-    return mix(seed, request.index, request.draw) if request.delivery is None else request.delivery.seed
+    if request.delivery is not None:
+        return request.delivery.seed
+    if request.view.scan:  # one seed for all: what is equal stays equal after random augmentation
+        return mix(seed)
+    return mix(seed, request.index, request.draw)
 
 
 _fetchers: weakref.WeakSet[SampleFetcher] = weakref.WeakSet()

@@ -1,6 +1,7 @@
 """What a sample consists of: its fields, with their type, shape and figures, and how each of them is drawn.
 
     describe(sample, names, renderers, request) -> Description: fields, and binary buffers that they refer to
+    with View(scan=True): a check of all elements for the finders of problems, and no pictures
 
 A card is what the gallery and the table show of a sample: one picture and short strings. The full description has
 figures, large pictures and long strings. Both are bounded in size whatever the sample is, never raise, and contain no
@@ -15,6 +16,7 @@ The kind of a field is determined in this order:
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import reprlib
 import struct
@@ -28,7 +30,18 @@ from numpy.typing import NDArray
 
 from nbloader._util.format import clean, number, percent, plural
 from nbloader.explorer import pictures
-from nbloader.explorer.values import FULL_ELEMENTS, ArrayFigures, as_array, envelope, figures_of
+from nbloader.explorer.normalization import Normalization
+from nbloader.explorer.problems import Check, Form
+from nbloader.explorer.values import (
+    FULL_ELEMENTS,
+    ArrayFigures,
+    as_array,
+    content_of,
+    envelope,
+    extremes,
+    facts_of,
+    figures_of,
+)
 
 Kind: TypeAlias = Literal[
     "tree", "image", "mask", "boxes", "volume", "audio", "signal", "text", "label", "number", "array", "none",
@@ -87,6 +100,8 @@ class View(NamedTuple):
     """What is wanted of a sample."""
 
     full: bool = False
+    scan: bool = False
+    """Only facts, of all elements: nothing is drawn."""
     slices: tuple[tuple[str, int], ...] = ()
     """Positions in volumes, by field; the middle by default."""
 
@@ -111,6 +126,8 @@ class Field:
     text: str = ""
     """The whole text, or the whole repr, of a field that has one."""
     figures: ArrayFigures | None = None
+    facts: dict[str, float | str] = field(default_factory=dict)
+    """For tables and histograms: shape, mean, least and greatest number, length."""
     picture: int = -1
     """Buffer with a PNG; -1 for none."""
     sound: int = -1
@@ -136,9 +153,17 @@ class Description:
     nbytes: int = 0
     left_out: int = 0
     """Fields beyond `MAX_FIELDS`."""
+    check: Check | None = None
+    """What a scan has found."""
 
 
-def describe(sample: Any, names: Names, renderers: Sequence[Renderer] = (), view: View | None = None) -> Description:
+def describe(
+    sample: Any,
+    names: Names,
+    renderers: Sequence[Renderer] = (),
+    view: View | None = None,
+    normalization: Normalization | None = None,
+) -> Description:
     """Describe a sample.
 
     Args:
@@ -146,14 +171,18 @@ def describe(sample: Any, names: Names, renderers: Sequence[Renderer] = (), view
         names: Names of classes.
         renderers: Of the user; the first that matches a field draws it.
         view: What is wanted.
+        normalization: Is undone where pictures are drawn. Figures are those of the sample.
     """
-    return _Describer(names, renderers, view or View()).describe(sample)
+    return _Describer(names, renderers, view or View(), normalization).describe(sample)
 
 
 class _Describer:
     """Describes one sample."""
 
-    def __init__(self, names: Names, renderers: Sequence[Renderer], view: View) -> None:
+    def __init__(
+        self, names: Names, renderers: Sequence[Renderer], view: View, normalization: Normalization | None
+    ) -> None:
+        self._normalization = normalization
         self._names = names
         self._renderers = renderers
         self._view = view
@@ -166,10 +195,14 @@ class _Describer:
         self._boxes: dict[str, Any] = {}
         self._has_cover_picture = False
         self._named = False
+        self._inspector = Inspector() if view.scan else None
 
     def describe(self, sample: Any) -> Description:
         self._walk("", sample, 0)
-        self._draw_over()
+        if self._inspector is not None:
+            self._out.check = self._inspector.check()
+        else:
+            self._draw_over()
         self._choose_cover()
         return self._out
 
@@ -185,6 +218,8 @@ class _Describer:
             children = None if depth >= MAX_DEPTH or id(value) in self._open else self._children(path, value)
             if children is None:
                 item = self._leaf(path, value)
+                if self._inspector is not None:
+                    self._inspector.inspect(item, value)
             else:
                 item = Field(path, "tree", _type_name(value), _count(value))
             item.note = "; ".join(part for part in (note, item.note) if part)
@@ -251,7 +286,9 @@ class _Describer:
         note = f"the first {limit:,} of {len(value):,} characters" if self._full and len(value) > limit else ""
         size = len(value.encode("utf-8", "surrogatepass"))
         text = _without_nul(value[:limit])
-        return Field(path, "text", kind, clean(value, SUMMARY), nbytes=size, note=note, text=text)
+        item = Field(path, "text", kind, clean(value, SUMMARY), nbytes=size, note=note, text=text)
+        item.facts["length"] = len(value)
+        return item
 
     def _number(self, path: str, kind: str, value: Any) -> Field:
         name = self._class_name(path, value)
@@ -275,6 +312,9 @@ class _Describer:
     def _array(self, path: str, value: Any, kind: str, array: NDArray[Any]) -> Field:
         if array.ndim == 0 and array.dtype.kind in "biufc":
             item = self._number(path, kind, array.item())
+        elif path in self._names and array.ndim == 1 and 0 < array.size <= MAX_ITEMS and array.dtype.kind in "iu":
+            named = [self._class_name(path, at) or str(at) for at in array.tolist()]
+            item = Field(path, "label", kind, clean(", ".join(named), SUMMARY), value=clean(", ".join(named), SUMMARY))
         elif array.ndim == 0:
             item = Field(path, "object", kind, _safe_repr(array[()], _short, SUMMARY), text=self._repr(array[()]))
         else:
@@ -282,6 +322,11 @@ class _Describer:
         item.shape = tuple(int(n) for n in array.shape)
         item.dtype = _dtype(value, array)
         item.nbytes = int(array.nbytes)
+        item.facts["shape"] = _shape(array.shape)
+        if array.size > FEW and item.kind != "object":
+            item.facts |= facts_of(array)
+        if self._inspector is not None:
+            self._inspector.inspect_array(path, array)
         device = getattr(value, "device", None)
         if device is not None and str(device) != "cpu":
             item.note = "; ".join(part for part in (item.note, f"on {clean(device, SUMMARY)}") if part)
@@ -312,11 +357,8 @@ class _Describer:
             self._arrays[path] = array
             self._picture(item, array, layout)
             if layout == "HW" and not is_pil and _may_be_mask(name) and pictures.is_mask(array):
-                item.kind = "mask"
-                self._replace_picture(item, _mask_picture(array, self._side))
-        elif array.ndim >= 3 and (
-            min(array.shape[-2:]) >= pictures.MIN_SIDE or pictures.layout_of(array.shape[-3:]) == "HWC"
-        ):
+                self._mask(item, array)
+        elif pictures.has_slices(array.shape):
             self._volume(item, array)
         elif max(array.shape) == array.size or (array.ndim == 2 and array.shape[0] <= 8 < array.shape[1]):
             self._signal(item, array)
@@ -326,11 +368,22 @@ class _Describer:
 
     def _picture(self, item: Field, array: NDArray[Any], layout: pictures.Layout) -> None:
         item.kind = "image"
-        if self._full or not self._has_cover_picture:  # a card shows one
+        undone = None if self._normalization is None or self._view.scan else self._normalization.undone(array, layout)
+        if undone is not None:
+            array, layout = undone, "HWC"
+            self._arrays[item.path] = undone  # what masks and boxes are drawn over
+        if not self._view.scan and (self._full or not self._has_cover_picture):  # a card shows one
             self._replace_picture(item, pictures.picture_of(array, layout, self._side))
             self._has_cover_picture = item.picture >= 0
+            if undone is not None:
+                item.note = "; ".join(part for part in (item.note, "normalization undone") if part)
         height, width = pictures.rows_columns(array, layout).shape[:2]
         item.size = (int(width), int(height))
+
+    def _mask(self, item: Field, array: NDArray[Any]) -> None:
+        item.kind = "mask"
+        if not self._view.scan:
+            self._replace_picture(item, _mask_picture(array, self._side))
 
     def _replace_picture(self, item: Field, picture: pictures.Picture | None) -> None:
         if picture is None or (item.picture < 0 and not self._full and self._has_cover_picture):
@@ -364,7 +417,8 @@ class _Describer:
         if item.kind == "array":
             item.summary = _few_numbers(line) or item.summary
             return
-        item.points = envelope(np.abs(line) if line.dtype.kind == "c" else line, self._points)
+        if not self._view.scan:
+            item.points = envelope(np.abs(line) if line.dtype.kind == "c" else line, self._points)
         if line.size < array.size:
             item.note = f"the first of {plural(array.shape[0], 'channel')} is drawn"
 
@@ -377,6 +431,10 @@ class _Describer:
         seconds = channel.size / rate
         item = Field(path, "audio", kind, f"{number(seconds)} s at {rate:,} Hz")
         item.shape, item.dtype, item.nbytes = tuple(array.shape), str(array.dtype), int(array.nbytes)
+        item.facts |= {"shape": _shape(array.shape), "seconds": seconds, "rate": rate, **facts_of(array)}
+        if self._inspector is not None:
+            self._inspector.inspect_array(path, array)
+            return item
         item.points = envelope(channel, self._points)
         if self._full:
             item.figures = figures_of(array, FULL_ELEMENTS)
@@ -424,6 +482,77 @@ class _Describer:
             if found is not None:
                 self._out.cover = found
                 return
+
+
+_FAMILIES: Mapping[Kind, str] = {
+    "image": "picture", "volume": "picture", "audio": "signal", "signal": "signal", "array": "signal", "text": "text",
+    "number": "value", "label": "value", "none": "value",
+}  # fmt: skip
+"""What a sample is compared by, see `problems`; boxes and masks describe the picture."""
+
+
+class Inspector:
+    """Checks the fields of one sample for the finders of problems."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._forms: list[Form] = []
+        self._constant: list[str] = []
+        self._not_finite: list[str] = []
+        self._labels: list[tuple[str, str]] = []
+        self._digests: dict[str, Any] = {}
+
+    def inspect_array(self, path: str, array: NDArray[Any]) -> None:
+        """The numbers of a field; `inspect` follows."""
+        self._arrays[path] = array
+
+    def inspect(self, item: Field, value: Any) -> None:
+        """A field that was described."""
+        array = self._arrays.pop(item.path, None)
+        self._forms.append(_form(item, array))
+        if item.kind == "label" or (item.kind == "number" and item.path.rpartition(".")[2] in LABEL_NAMES):
+            self._labels.append((item.path, clean(item.value if item.kind == "label" else item.summary, SUMMARY)))
+        if array is not None:
+            found = extremes(array)
+            if found is not None and not found.finite:
+                self._not_finite.append(item.path)
+            drawn = item.kind in ("image", "volume", "signal", "audio")
+            if found is not None and found.constant and drawn and array.size > FEW:
+                self._constant.append(item.path)
+        elif isinstance(value, float) and not math.isfinite(value):
+            self._not_finite.append(item.path)
+        self._digest(item, value, array)
+
+    def _digest(self, item: Field, value: Any, array: NDArray[Any] | None) -> None:
+        family = "text" if isinstance(value, (bytes, bytearray)) else _FAMILIES.get(item.kind)
+        if family is None:
+            return
+        digest = self._digests.setdefault(family, hashlib.blake2b(digest_size=16))
+        digest.update(f"{len(item.path)} {item.path} ".encode("utf-8", "surrogatepass"))
+        if array is not None:
+            for part in content_of(array):
+                digest.update(part)
+        elif isinstance(value, (bytes, bytearray)):
+            digest.update(value)
+        else:
+            digest.update(f"{item.type} {value!r}".encode("utf-8", "surrogatepass"))
+
+    def check(self) -> Check:
+        """What was found."""
+        family = next((name for name in ("picture", "signal", "text", "value") if name in self._digests), None)
+        digest = "" if family is None else f"{family} {self._digests[family].hexdigest()}"
+        return Check(digest, tuple(self._forms), tuple(self._constant), tuple(self._not_finite), tuple(self._labels))
+
+
+def _form(item: Field, array: NDArray[Any] | None) -> Form:
+    if array is None or item.kind in ("label", "number"):
+        return Form(item.path, item.type, "")
+    shape = _shape(array.shape)
+    if item.kind == "image":
+        layout = pictures.layout_of(array.shape, least=1)
+        channels = 1 if layout == "HW" else array.shape[0] if layout == "CHW" else array.shape[-1]
+        return Form(item.path, f"{item.dtype} picture with {plural(channels, 'channel')}", shape)
+    return Form(item.path, f"{item.dtype} {item.kind} with {array.ndim} {'axis' if array.ndim == 1 else 'axes'}", shape)
 
 
 def _type_name(value: Any) -> str:
@@ -565,6 +694,8 @@ def to_json(item: Field) -> dict[str, Any]:
             out[name] = value
     if item.value is not None:
         out["value"] = item.value
+    if item.facts:
+        out["facts"] = item.facts
     if item.shape is not None:
         out["shape"] = list(item.shape)
     if item.picture >= 0:

@@ -65,6 +65,15 @@ def layout_of(shape: tuple[int, ...], *, least: int = MIN_SIDE) -> Layout | None
     return None
 
 
+def has_slices(shape: tuple[int, ...]) -> bool:
+    """Whether an array with these axes is a stack of pictures.
+
+    Args:
+        shape: Of an array that is no picture itself.
+    """
+    return len(shape) >= 3 and (min(shape[-2:]) >= MIN_SIDE or layout_of(shape[-3:]) == "HWC")
+
+
 def rows_columns(array: NDArray[Any], layout: Layout) -> NDArray[Any]:
     """The array with the channels last."""
     if layout == "HW":

@@ -20,6 +20,7 @@ from nbloader._util.signals import raised_by_handler
 from nbloader.events.remote_errors import describe as describe_error
 from nbloader.explorer import fields
 from nbloader.explorer.fields import FULL_TEXT, Names, Renderer, View
+from nbloader.explorer.normalization import Normalization
 from nbloader.workers.in_process import Delivery
 
 PATH_NAMES = ("filename", "path")
@@ -36,6 +37,11 @@ class Request(NamedTuple):
     """As it was delivered in this batch; None for a random draw of its own."""
 
 
+def scan_request(index: int) -> Request:
+    """The request for what a scan reads of a sample."""
+    return Request(index, view=View(scan=True))
+
+
 class ReadSample(NamedTuple):
     """What became of a request."""
 
@@ -50,6 +56,8 @@ class ReadSample(NamedTuple):
     failed: bool = False
     end: int | None = None
     """Length of the stream, if it has no such sample."""
+    worker: int | None = None
+    """Id of the explorer's worker that has read it; None if none has, since it could not be read."""
 
     @property
     def nbytes(self) -> int:
@@ -100,12 +108,20 @@ class SampleReader:
         dataset: Is subscripted with dataset indices.
         names: Names of classes.
         renderers: Of the user.
+        normalization: Is undone where pictures are drawn.
     """
 
-    def __init__(self, dataset: Any, names: Names, renderers: Sequence[Renderer]) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        names: Names,
+        renderers: Sequence[Renderer],
+        normalization: Normalization | None = None,
+    ) -> None:
         self._dataset = dataset
         self._names = names
         self._renderers = renderers
+        self._normalization = normalization
 
     def __getitem__(self, request: Request) -> ReadSample:
         """Read a sample. Its generators are seeded: the request is a task with a seed of its own.
@@ -130,7 +146,7 @@ class SampleReader:
             seconds = time.perf_counter() - begin
             return ReadSample(error_content(error), [], seconds, time.thread_time() - cpu_begin, failed=True)
         seconds, cpu_seconds = time.perf_counter() - begin, time.thread_time() - cpu_begin
-        description = fields.describe(sample, self._names, self._renderers, request.view)
+        description = fields.describe(sample, self._names, self._renderers, request.view, self._normalization)
         shown = description.fields if request.view.full else fields.card_fields(description)
         cover = -1
         if 0 <= description.cover < len(description.fields):
@@ -142,6 +158,8 @@ class SampleReader:
             "nbytes": description.nbytes,
             "left_out": description.left_out,
         }
+        if description.check is not None:
+            content["check"] = description.check._asdict()
         return ReadSample(json.dumps(content, allow_nan=False), description.buffers, seconds, cpu_seconds)
 
     def _fetch(self, index: int) -> Any:

@@ -1,6 +1,7 @@
 """Which sample is read next: a state machine without I/O, threads or a clock.
 
-    want(view, indices)  what a view has on screen, the middle first; replaces what the view wanted before
+    want(view, requests) what a view has on screen, the middle first; replaces what the view wanted before
+    scan(requests)       what is read while nothing else is wanted; added to what is to be scanned
     ask(request)         one sample in full, or under another seed: before anything that is only on screen
     take() -> Request    what to read next
     finish(request)      it was read, it failed, or it was given up
@@ -11,6 +12,7 @@ wants it gets it with the first.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Container, Iterable
 
@@ -23,6 +25,7 @@ class RequestQueue:
     def __init__(self) -> None:
         self._asked: OrderedDict[Request, None] = OrderedDict()
         self._wanted: dict[str, list[Request]] = {}
+        self._scanned: OrderedDict[Request, None] = OrderedDict()
         self.reading: set[Request] = set()
         """What was taken and has not finished."""
 
@@ -35,6 +38,14 @@ class RequestQueue:
             have: What was read already.
         """
         self._wanted[view] = [request for request in map(Request, indices) if request not in have]
+
+    def scan(self, requests: Iterable[Request]) -> None:
+        """Read these, too, while nothing else is wanted."""
+        self._scanned.update((request, None) for request in requests if request not in self.reading)
+
+    def stop_scan(self) -> None:
+        """Scan no more."""
+        self._scanned.clear()
 
     def ask(self, request: Request) -> None:
         """Read this next; what was asked for before follows."""
@@ -50,6 +61,7 @@ class RequestQueue:
         """Nothing is wanted any more."""
         self._asked.clear()
         self._wanted.clear()
+        self._scanned.clear()
 
     def take(self) -> Request | None:
         """The next request; None if nothing is wanted that is not being read."""
@@ -66,12 +78,18 @@ class RequestQueue:
                     self.reading.add(request)
                     self._wanted[view] = requests  # behind the other views: they are served in turn
                     return request
+        while self._scanned:
+            request, _ = self._scanned.popitem(last=False)
+            if request not in self.reading:
+                self.reading.add(request)
+                return request
         return None
 
     def finish(self, request: Request) -> None:
         """It is no longer being read, nor wanted."""
         self.reading.discard(request)
         self._asked.pop(request, None)
+        self._scanned.pop(request, None)
         for requests in self._wanted.values():
             if request in requests:
                 requests.remove(request)
@@ -79,10 +97,8 @@ class RequestQueue:
     @property
     def waiting(self) -> bool:
         """Whether something is wanted that is not being read."""
-        pending = self._asked or any(self._wanted.values())
-        return bool(pending) and any(
-            request not in self.reading for request in (*self._asked, *(r for rs in self._wanted.values() for r in rs))
-        )
+        pending = itertools.chain(self._asked, *self._wanted.values(), self._scanned)
+        return any(request not in self.reading for request in pending)
 
 
 class SampleCache:
@@ -111,6 +127,11 @@ class SampleCache:
         self._nbytes += sample.nbytes
         while self._nbytes > self._limit and len(self._samples) > 1:
             self.drop(next(iter(self._samples)))
+
+    def drop_sample(self, index: int) -> None:
+        """Forget all that was read of a sample."""
+        for request in [request for request in self._samples if request.index == index]:
+            self.drop(request)
 
     def drop(self, request: Request) -> None:
         """Forget it, if it is there."""

@@ -165,13 +165,18 @@ def class_names(dataset: Any) -> Names:
             return {"*": found}
         features = getattr(dataset, "features", None)
         if isinstance(features, Mapping):
-            listed = {str(name): _names(getattr(feature, "names", None)) for name, feature in features.items()}
+            listed = {str(name): _names_of(feature) for name, feature in features.items()}
             return {name: names for name, names in listed.items() if names}
         inner = getattr(dataset, "dataset", None)
         if inner is None or inner is dataset:
             break
         dataset = inner
     return {}
+
+
+def _names_of(feature: Any) -> list[str]:
+    """The names of a feature of Hugging Face's datasets; of its elements, if it is a list."""
+    return _names(getattr(feature, "names", None)) or _names(getattr(getattr(feature, "feature", None), "names", None))
 
 
 def _names(value: Any) -> list[str]:

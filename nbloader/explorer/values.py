@@ -6,9 +6,9 @@ Nothing here raises for an odd array: an empty one, one of NaN only, of objects,
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,6 +126,53 @@ def thinned(array: NDArray[Any], limit: int) -> NDArray[Any]:
         step = min(array.shape[axis], max(2, array.size // limit)) if array.ndim == 1 else 2
         array = array[(slice(None),) * axis + (slice(None, None, step),)]
     return array
+
+
+def facts_of(array: NDArray[Any]) -> dict[str, float]:
+    """Mean, least and greatest of the finite numbers of an array, or of a regular part of a large one."""
+    values = numbers(array, CARD_ELEMENTS)
+    if values is None:
+        return {}
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return {}
+    low, high = float(finite.min()), float(finite.max())
+    scale = max(abs(low), abs(high)) or 1.0
+    with np.errstate(all="ignore"):
+        mean = min(max(float(np.mean(finite / scale)) * scale, low), high)
+    return {"mean": mean, "min": low, "max": high}
+
+
+class Extremes(NamedTuple):
+    """Of all elements of an array."""
+
+    constant: bool
+    """Whether all are equal."""
+    finite: bool
+    """Whether none is NaN or infinite."""
+
+
+def extremes(array: NDArray[Any]) -> Extremes | None:
+    """See `Extremes`; None if the elements are no numbers, or there is none. Nothing is copied for real numbers."""
+    if array.dtype.kind not in "biufc" or not array.size:
+        return None
+    if array.dtype.kind == "c":
+        return Extremes(bool((array == array.reshape(-1)[0]).all()), bool(np.isfinite(array).all()))
+    with np.errstate(all="ignore"):
+        low, high = array.min(), array.max()  # NaN if there is one
+    finite = array.dtype.kind != "f" or bool(np.isfinite(low) and np.isfinite(high))
+    return Extremes(finite and bool(low == high), finite)
+
+
+def content_of(array: NDArray[Any]) -> Iterator[bytes | memoryview]:
+    """The content of an array, for a digest: equal for equal elements, types and shapes."""
+    yield f"{array.dtype.str} {array.shape}".encode()
+    if array.dtype.kind in "biufc":
+        yield np.ascontiguousarray(array).reshape(-1).data.cast("B") if array.size else b""
+    elif not array.dtype.hasobject:
+        yield array.tobytes()
+    else:
+        yield repr(array.tolist()).encode("utf-8", "surrogatepass")
 
 
 def figures_of(array: NDArray[Any], limit: int = FULL_ELEMENTS) -> ArrayFigures | None:

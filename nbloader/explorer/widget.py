@@ -9,25 +9,31 @@ import dataclasses
 import json
 import operator
 import threading
+import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from IPython import get_ipython
 
 from nbloader._util import rng
+from nbloader._util.current_class import with_current_class
 from nbloader._util.format import clean
 from nbloader.errors import NbloaderError, ReplayError
 from nbloader.explorer import static
 from nbloader.explorer.batch_samples import WHOLE, BatchSamples, facts
 from nbloader.explorer.fetcher import SampleFetcher, sample_seed
 from nbloader.explorer.fields import Renderer, View
+from nbloader.explorer.normalization import Normalization, declared
+from nbloader.explorer.problems import KINDS, Found
 from nbloader.explorer.reader import ReadSample, Request
+from nbloader.explorer.scan import Scan
 from nbloader.explorer.sources import Source, delivered, source_of
+from nbloader.explorer.table import MAX_ROWS, Row, SampleTable
 from nbloader.frontend import comm
 from nbloader.frontend.live import Assets, LiveWidget, with_base, with_helpers
 from nbloader.frontend.outputs import display, running_cell
@@ -39,22 +45,22 @@ TEXT = "nbloader explorer"
 """The plain-text form. It is constant, so that executed notebooks can be compared."""
 STATIC_PAUSE = 1.0
 """Seconds without news after which the static form is written."""
+BEGIN, FIRST = "begin", 24
+"""Stands for a view that is being opened, in the fetcher's queue, and how many samples are read for it."""
 MAX_WANTED = 400
 """Samples that a view may have on screen."""
 MAX_DRAWS = 16
 """Draws of one sample side by side."""
-SCAN = "scan"
-"""Stands for a view in the fetcher's queue."""
 PUMP_INTERVAL = 0.1
 """Seconds between handling the messages of views during a scan, which blocks the main thread."""
-MAX_ROWS = 200_000
-"""Samples of which costs and values are kept."""
+SCAN_INTERVAL = 0.25
+"""Seconds between two messages about how far a scan is."""
+MAX_NOTES = 2000
+"""Samples of a list for which it says why they are on it."""
+MAX_NESTED = 8
+"""Depth of datasets in datasets, as with a `Subset`."""
 MAX_DELIVERED = 2000
 """Maximum length of the list of samples that a loader has delivered last."""
-
-
-Row: TypeAlias = "dict[str, Any]"
-"""What is known of a sample, see `Explorer.rows`."""
 
 
 def styles() -> str:
@@ -62,7 +68,9 @@ def styles() -> str:
     return with_base((HERE / "explorer.css").read_text("utf-8"))
 
 
-ASSETS = Assets({"code": lambda: with_helpers(HERE / "explorer.js"), "styles": lambda: styles().encode()})
+ASSETS = Assets(
+    {"code": lambda: with_helpers(HERE / "statistics.js", HERE / "explorer.js"), "styles": lambda: styles().encode()}
+)
 
 
 class Explorer:
@@ -75,6 +83,7 @@ class Explorer:
         workers: See `nbloader.explore`.
         seed: See `nbloader.explore`.
         buffer: See `nbloader.explore`.
+        normalization: See `nbloader.explore`.
 
     Raises:
         TypeError: `x` has no samples.
@@ -89,8 +98,11 @@ class Explorer:
         workers: str | None,
         seed: int,
         buffer: int,
+        normalization: tuple[Any, Any] | Literal[False] | None = None,
     ) -> None:
         source = source_of(x, buffer)
+        self._normalization = normalization
+        undone = _normalization(normalization, source.original)
         loader = source.loader
         self._loader = weakref.ref(loader) if loader is not None else lambda: None
         self._source: Source = dataclasses.replace(source, loader=None)
@@ -102,12 +114,14 @@ class Explorer:
         self._selected: dict[int, None] = {}
         self._problem = ""
         self._notes: list[str] = [self._source.note] if self._source.note else []
+        if undone is not None:
+            self._notes.append(f"Pictures are shown without their normalization ({undone}).")
         self._views: set[str] = set()
         self._draws: dict[Request, set[str]] = {}  # views that asked for this
         self._opened: int | None = None
         self._facts = ""
         """What a batch consists of, once a worker has made it."""
-        self._rows: dict[int, Row] = {}  # by index
+        self._table = SampleTable()
         self._filtered: list[int] = []
         self._on_screen: list[int] = []
         self._static_due = False
@@ -115,7 +129,8 @@ class Explorer:
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         """Notified when a sample was read, and when none can be."""
-        self._scanned: set[int] = set()  # what a scan reads: its cards are not sent
+        self._scan: Scan | None = None
+        self._scan_shown = 0.0
         self._closed = False
 
         self.widget = LiveWidget(ASSETS, TEXT)
@@ -124,6 +139,7 @@ class Explorer:
         self._fetcher = SampleFetcher(
             self._source,
             renderers,
+            undone,
             num_workers=num_workers,
             kind=workers or self._source.workers,
             seed=seed,
@@ -159,6 +175,7 @@ class Explorer:
         if self._closed:
             display(f"{self._name}-view", TEXT, {"text/html": self._static_html()})
             return
+        self._fetcher.want(BEGIN, range(min(FIRST, self._total)))  # while the page loads the view
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         display(f"{self._name}-view", TEXT, {"application/vnd.jupyter.widget-view+json": view})
         display(f"{self._name}-static", TEXT, {"text/html": self._static_html()})
@@ -216,18 +233,17 @@ class Explorer:
     @property
     def failed(self) -> list[int]:
         """Dataset indices of the samples that could not be read."""
-        with self._lock:
-            return [index for index, row in self._rows.items() if row["error"] is not None]
+        return self._table.failed()
 
     def rows(self) -> list[Row]:
         """One row for each sample that was read or has failed (the last 200,000), in the order of their indices.
 
-        Each is a dict with `index`, `seconds` and `cpu_seconds` (to read it), `nbytes`, `error` (None if it was read),
-        and the fields of the sample by name: numbers, names of labels, and strings cut to one line. Any other field (an
-        array, a picture) is a short string.
+        Each is a dict with `index`, `seconds` and `cpu_seconds` (to read it), `nbytes`, `worker` (which of the
+        explorer's), `error` (None if it was read), and the fields of the sample by name: numbers, names of labels, and
+        strings cut to one line. Any other field (an array, a picture) is a short string, and has figures of its own:
+        `image.shape`, `image.mean`, `image.min`, `image.max`; a text has `text.length`.
         """
-        with self._lock:
-            return [dict(self._rows[index]) for index in sorted(self._rows)]
+        return self._table.rows()
 
     def to_pandas(self) -> Any:
         """`rows()` as a `pandas.DataFrame`, with the dataset index as its index.
@@ -237,13 +253,14 @@ class Explorer:
         """
         import pandas as pd
 
-        return pd.DataFrame(self.rows(), columns=None if self._rows else ["index"]).set_index("index")
+        return pd.DataFrame(self.rows(), columns=None if len(self._table) else ["index"]).set_index("index")
 
     def scan(self, count: int = 1000) -> int:
-        """Read samples that are spread evenly over the dataset, for `rows()`, `costs()` and `filter()`.
+        """Read samples that are spread evenly over the dataset, for `rows()`, `costs()`, `filter()` and `problems()`.
 
-        The call blocks. An interrupt ends it, and the samples that were read are kept. Views work meanwhile, and their
-        samples are read first. Samples that were read before are not read again.
+        Nothing is drawn, and all samples have one seed, so that what is equal stays equal after random augmentation.
+        The call blocks until all were read; the browser shows how far it is. An interrupt ends it, and the samples that
+        were read are kept. Views work meanwhile, and their samples are read first.
 
         Args:
             count: Number of samples.
@@ -257,25 +274,72 @@ class Explorer:
         """
         if self._source.streaming:
             raise TypeError("a stream cannot be scanned: its samples are read from the beginning, as you scroll")
-        chosen = np.unique(np.linspace(0, self._total - 1, min(count, self._total, MAX_ROWS)).astype(np.int64)).tolist()
-        with self._lock:
-            missing = [index for index in chosen if index not in self._rows]
-            self._scanned = set(missing)
-            self._problem = ""  # the dataset may have been repaired since
         try:
-            for request, sample in self._fetcher.want(SCAN, missing):  # read before, but not in the list of rows
-                self._on_read(request, sample)
+            self._begin_scan(count)
             with self._news:
-                while not (self._closed or self._problem or self._scanned <= self._rows.keys()):
+                while self._scan is not None and not (self._closed or self._problem):
                     self._news.wait(PUMP_INTERVAL)
                     comm.pump()
                 if self._problem:
                     raise NbloaderError(json.loads(self._problem)["error"])
-                return len(self._rows)
+                return len(self._table)
         finally:
-            self._fetcher.forget(SCAN)
-            with self._lock:
-                self._scanned = set()
+            self._end_scan()
+
+    def _begin_scan(self, count: int) -> None:
+        count = min(count, self._total, MAX_ROWS)
+        chosen = np.unique(np.linspace(0, self._total - 1, count).astype(np.int64)).tolist() if count > 0 else []
+        with self._lock:
+            self._problem = ""  # the dataset may have been repaired since
+            missing = [index for index in chosen if not self._table.checked(index)]
+            self._scan = Scan(missing)
+        self._feed_scan()
+
+    def _feed_scan(self) -> None:
+        """Request the next samples of a scan; tell the views how far it is."""
+        with self._lock:
+            scan = self._scan
+            if scan is None:
+                return
+            requested = scan.request()
+            if scan.ended:
+                self._scan = None
+                self._news.notify_all()
+        if requested:
+            self._fetcher.scan(requested)
+        now = time.monotonic()
+        if scan.ended or scan.paused or not scan.left or now - self._scan_shown > SCAN_INTERVAL:
+            self._scan_shown = now
+            self._send({"kind": "scan", "scan": self._scanning()})
+
+    def _end_scan(self) -> None:
+        with self._lock:
+            scan, self._scan = self._scan, None
+            self._news.notify_all()
+        if scan is not None:
+            self._fetcher.stop_scan()
+            self._send({"kind": "scan", "scan": None})
+
+    def _scanning(self) -> dict[str, Any] | None:
+        """How far a scan is."""
+        with self._lock:
+            return None if self._scan is None else self._scan.to_json()
+
+    def problems(self) -> Found:
+        """Problems of the samples that were scanned: `view.problems()["duplicate"]`.
+
+        | kind | samples that |
+        |---|---|
+        | `"failed"` | could not be read, scanned or not |
+        | `"duplicate"` | have the content of an earlier one, exactly |
+        | `"not finite"` | have NaN or infinite numbers |
+        | `"constant"` | have a picture or a signal with a single value |
+        | `"shape"` | differ in shape, type or fields from nearly all others |
+
+        Returns:
+            By kind, the dataset indices, each with a line that says what it is.
+        """
+        return {kind: dict(found) for kind, found in self._table.problems().items()}
 
     def costs(self, by: str) -> list[Row]:
         """The cost of the samples that were read, by the value of a field; the most expensive value first.
@@ -290,26 +354,7 @@ class Explorer:
         Raises:
             KeyError: No sample that was read has this field.
         """
-        groups: dict[Any, list[float]] = {}
-        for row in self.rows():
-            if by in row:
-                groups.setdefault(row[by], []).append(row["seconds"])
-        if not groups:
-            raise KeyError(
-                f"no sample that was looked at has a field {by!r}: view.rows() lists them, view.scan() reads more"
-            )
-        samples, seconds = sum(map(len, groups.values())), sum(map(sum, groups.values()))
-        table = [
-            {
-                "value": value,
-                "samples": len(times),
-                "share_of_samples": len(times) / samples,
-                "share_of_time": sum(times) / seconds if seconds else 0.0,
-                "seconds": sum(times) / len(times),
-            }
-            for value, times in groups.items()
-        ]
-        return sorted(table, key=lambda line: -line["share_of_time"])
+        return self._table.costs(by)
 
     def filter(self, function: Callable[[Row], object]) -> list[int]:
         """List only some of the samples that were read: `view.filter(lambda row: row["seconds"] > 0.1)`.
@@ -335,17 +380,27 @@ class Explorer:
     def retry(self, indices: Iterable[int] | None = None) -> None:
         """Read samples again, with new workers and the dataset as it is now.
 
+        If its class was defined anew, in a cell that was edited or in a module that was reloaded, the dataset gets the
+        new one, as with `DataLoader.reload()`.
+
         Args:
             indices: Which samples; None for those that failed.
+
+        Raises:
+            TypeError: The dataset cannot take the new definition of its class.
         """
         chosen = self.failed if indices is None else [int(index) for index in indices]
-        with self._lock:
-            for index in chosen:
-                self._rows.pop(index, None)
+        part = self._source.original
+        for _ in range(MAX_NESTED):  # the dataset, and for a Subset the one inside
+            with_current_class(part)
+            part = getattr(part, "dataset", None)
+        scanned = [index for index in chosen if self._table.checked(index)]
+        self._table.drop(chosen)
         if isinstance(self._source.dataset, BatchSamples):
             self._source.dataset.forget()
         self._send({"kind": "again", "indices": chosen})
         self._fetcher.retry(chosen)
+        self._fetcher.scan(scanned)
 
     @property
     def _debuggable(self) -> bool:
@@ -371,7 +426,7 @@ class Explorer:
         loader = self._loader()
         if loader is None:
             raise TypeError("batch() is for the explorer of a loader of nbloader that still exists: loader.explore()")
-        explorer: Explorer = loader.replay(epoch, batch).explore()
+        explorer: Explorer = loader.replay(epoch, batch).explore(normalization=self._normalization)
         return explorer
 
     def debug(self, index: int, draw: int = 0, *, post_mortem: bool = False) -> None:
@@ -441,7 +496,7 @@ class Explorer:
 
     def _on_open(self, view: str, message: Mapping[str, Any]) -> None:
         slices = tuple((str(path), int(at)) for path, at in message["slices"].items())
-        self._ask(view, Request(int(message["index"]), int(message["draw"]), View(True, slices)))
+        self._ask(view, Request(int(message["index"]), int(message["draw"]), View(full=True, slices=slices)))
 
     def _on_draws(self, view: str, message: Mapping[str, Any]) -> None:
         index = int(message["index"])
@@ -469,8 +524,46 @@ class Explorer:
     def _on_give_up(self, _view: str, message: Mapping[str, Any]) -> None:
         self._fetcher.give_up(int(message["index"]))
 
-    def _on_retry(self, _view: str, message: Mapping[str, Any]) -> None:
-        self.retry([int(index) for index in message["indices"]])
+    def _on_retry(self, view: str, message: Mapping[str, Any]) -> None:
+        if "problem" in message:
+            indices = list(self._listed(message["problem"]))
+        else:
+            indices = [int(index) for index in message["indices"]]
+        try:
+            self.retry(indices)
+        except TypeError as error:
+            self._on_note(clean(error, 400))
+        if "problem" in message:
+            self._on_order(view, {"name": message["problem"]})
+
+    def _on_scan(self, _view: str, message: Mapping[str, Any]) -> None:
+        action = message["action"]
+        if action == "start" and not self._source.streaming:
+            self._begin_scan(int(message["count"]))
+        elif action == "stop":
+            self._end_scan()
+        elif action in ("pause", "resume"):
+            with self._lock:
+                if self._scan is not None:
+                    self._scan.pause(paused=action == "pause")
+            if action == "pause":
+                self._fetcher.stop_scan()
+            self._feed_scan()
+
+    def _on_stats(self, view: str, message: Mapping[str, Any]) -> None:
+        content, buffers = self._table.statistics(
+            message["filters"], str(message["x"]), str(message["y"]), str(message["by"])
+        )
+        self._send({"kind": "stats", **content}, buffers, to=view)
+
+    def _on_filter(self, view: str, message: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._filtered = self._table.filtered(message["filters"])
+        self._on_order(view, {"name": "filtered"})
+
+    def _listed(self, kind: str) -> Mapping[int, str]:
+        """The samples with a problem, and what it is."""
+        return next((self._table.listed(known) for known in KINDS if known == kind), {})
 
     def _valid(self, indices: list[int]) -> list[int]:
         return [index for index in indices[:MAX_WANTED] if 0 <= index < self._total]
@@ -497,14 +590,15 @@ class Explorer:
         """Send the list of samples that a view shows instead of all."""
         name = message["name"]
         with self._lock:
-            rows = dict(self._rows)
             filtered = list(self._filtered)
+        notes: Mapping[int, str] = {}
         if name == "selected":
             indices = self.selected
-        elif name == "failed":
-            indices = sorted(self.failed)
+        elif name in KINDS:
+            notes = self._listed(name)
+            indices = list(notes)
         elif name == "slowest":
-            indices = sorted(rows, key=lambda index: -rows[index]["seconds"])
+            indices = self._table.slowest()
         elif name == "filtered":
             indices = filtered
         elif name == "delivered":
@@ -512,7 +606,8 @@ class Explorer:
         else:
             return
         buffer = np.asarray(indices, np.float64).tobytes()  # what JavaScript reads exactly
-        self._send({"kind": "order", "name": name, "length": len(indices)}, [buffer], to=view)
+        shown = {index: clean(notes[index], 300) for index in list(notes)[:MAX_NOTES]} if name != "failed" else {}
+        self._send({"kind": "order", "name": name, "length": len(indices), "notes": shown}, [buffer], to=view)
 
     _handlers: ClassVar[Mapping[str, Callable[[Explorer, str, Mapping[str, Any]], None]]] = {
         "ready": _on_ready,
@@ -524,6 +619,9 @@ class Explorer:
         "select": _on_select,
         "give_up": _on_give_up,
         "retry": _on_retry,
+        "scan": _on_scan,
+        "stats": _on_stats,
+        "filter": _on_filter,
     }
     """By the kind of message from a view."""
 
@@ -542,6 +640,7 @@ class Explorer:
                 "notes": [note for note in (self._facts, *self._notes) if note],
                 "problem": json.loads(self._problem) if self._problem else None,
                 "opened": self._opened,
+                "scanning": self._scanning(),
             }
 
     # ---- from the fetcher's thread ----------------------------------------------------------------------------------
@@ -559,16 +658,17 @@ class Explorer:
             self._facts = facts(json.loads(sample.content))
             self._send(self._state())
             return
+        if request == Request(request.index) or request.view.scan:
+            self._table.add(request.index, sample)
+        if request.view.scan:
+            with self._lock:
+                if self._scan is not None:
+                    self._scan.finish(request.index)
+            self._feed_scan()
+            return
         with self._lock:
-            if request == Request(request.index):
-                self._rows.pop(request.index, None)
-                self._rows[request.index] = _row(request.index, sample)
-                if len(self._rows) > MAX_ROWS:
-                    del self._rows[next(iter(self._rows))]
-                self._news.notify_all()
-            scanned = request.index in self._scanned and request.index not in self._on_screen
             asked = request in self._draws
-        if not (request.view.full or request.draw or request.delivery or scanned):
+        if not (request.view.full or request.draw or request.delivery):
             self._send_cards([(request, sample)])
             self._plan_static()
         if asked:
@@ -582,6 +682,7 @@ class Explorer:
         if problem != self._problem:
             with self._news:
                 self._problem = problem
+                self._scan = None if problem else self._scan
                 self._news.notify_all()
             self._send(self._state())
 
@@ -635,22 +736,26 @@ class Explorer:
         return static.html(self._name, styles(), self._source.title, total, cards)
 
 
-def _row(index: int, sample: ReadSample) -> Row:
-    """What is known of a sample. Its own fields cannot replace the first ones."""
-    content = json.loads(sample.content)
-    values = {
-        field["path"] or "value": field.get("value", field["summary"])
-        for field in content.get("fields", ())
-        if field["kind"] != "none"
-    }
-    known = {
-        "index": index,
-        "seconds": sample.seconds,
-        "cpu_seconds": sample.cpu_seconds,
-        "nbytes": content.get("nbytes"),
-        "error": content.get("error"),
-    }
-    return {**known, **values, **known}
+def _normalization(given: tuple[Any, Any] | Literal[False] | None, dataset: Any) -> Normalization | None:
+    """What is undone where pictures are drawn.
+
+    Args:
+        given: Mean and standard deviation; None for what the dataset declares.
+        dataset: The dataset.
+
+    Raises:
+        ValueError: What is given is no normalization.
+    """
+    if given is None:
+        return declared(dataset)
+    if given is False:
+        return None
+    found = Normalization.of(*given) if len(given) == 2 else None
+    if found is None:
+        raise ValueError(
+            f"normalization must be (mean, std), each a number or one number per channel, and std not 0; not {given!r}"
+        )
+    return found
 
 
 def _content(request: Request, sample: ReadSample, first_buffer: int) -> dict[str, Any]:

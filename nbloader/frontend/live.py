@@ -22,13 +22,13 @@ from nbloader.frontend import comm
 HERE = Path(__file__).parent
 
 
-def with_helpers(code: Path) -> bytes:
+def with_helpers(*code: Path) -> bytes:
     """The module of a view: `view.js` and its own code.
 
     Args:
-        code: A file that exports `mount`.
+        code: Files, of which the last one exports `mount`.
     """
-    return (HERE / "view.js").read_bytes() + code.read_bytes()
+    return b"".join(path.read_bytes() for path in (HERE / "view.js", *code))
 
 
 def with_base(styles: str) -> str:

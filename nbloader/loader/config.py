@@ -15,7 +15,6 @@ import inspect
 import multiprocessing
 import multiprocessing.context
 import os
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -673,24 +672,3 @@ def check_dataset(dataset: Any, sampler: Any, *, iterable: bool) -> None:
         raise TypeError(f"dataset must have __getitem__ and __len__, or __iter__; {name} has neither")
     if not hasattr(dataset, "__len__") and getattr(sampler, "data_source", None) is dataset:
         raise TypeError(f"dataset {name} has no __len__: add one, or pass a sampler")
-
-
-def with_current_class(dataset: Any) -> Any:
-    """Give an object the current definition of its class, in place.
-
-    Raises:
-        TypeError: Python does not allow it (the new class has another layout, such as other `__slots__`).
-    """
-    cls = type(dataset)
-    current: Any = sys.modules.get(cls.__module__)
-    for name in cls.__qualname__.split("."):
-        current = getattr(current, name, None)
-    if isinstance(current, type) and current is not cls:
-        try:
-            dataset.__class__ = current
-        except TypeError as error:
-            raise TypeError(
-                f"the dataset cannot take the new definition of {cls.__name__}: {error}. "
-                "Create a new object and pass it to reload(dataset)."
-            ) from error
-    return dataset

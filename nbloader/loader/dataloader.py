@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from nbloader import events as ev
 from nbloader._util import torch_api
+from nbloader._util.current_class import with_current_class
 from nbloader._util.replaceable import ReplaceableProperty
 from nbloader._util.torch_api import _BaseDataLoaderIter, _DatasetKind
 from nbloader._util.user_warning import warn
@@ -438,7 +439,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         """
         self._parts.control.check_open()
         if dataset is None:
-            dataset = cfg.with_current_class(self.dataset)
+            dataset = with_current_class(self.dataset)
         old, vars(self)["dataset"] = self.dataset, dataset
         try:
             self._load()

@@ -165,20 +165,36 @@ class RedrawnOrder(EpochOrder):
         self._arrays = arrays
 
     def find(self, index: Any, *, batched: bool) -> int | None:
-        """See `EpochOrder`. Many batches are searched at a time: 0.3 us an index if the order is computed."""
+        """See `EpochOrder`. A computed order is inverted; otherwise many batches are searched at a time."""
         sampler = self._sampler
         if type(sampler) is not torch_api.BatchSampler or type(index) is not int:
             return super().find(index, batched=batched)
-        size = sampler.batch_size
-        together = copy.copy(sampler)
-        together.batch_size, together.drop_last = size * max(1, BLOCK // size), False
-        for block, indices in enumerate(self._draw(0, arrays=True, sampler=together)):
+        position = self._position(sampler, index)
+        if position is None:
+            return None
+        drawn = position // sampler.batch_size
+        if self.total is not None and drawn >= self.total:  # dropped with the incomplete last batch
+            return None
+        return self._numbering.number(drawn)
+
+    def _position(self, sampler: Any, index: int) -> int | None:
+        """Position of an index in the order of the samples; None if it is not there.
+
+        Args:
+            sampler: torch's `BatchSampler`.
+            index: The dataset index.
+        """
+        changed = copy.copy(sampler)
+        if type(sampler.sampler) is samplers.LargeRandomSampler:
+            changed.sampler = samplers.PositionInOrder(sampler.sampler, index)
+            changed.batch_size, changed.drop_last = 1, False
+            batch: list[int] = next(self._draw(0, arrays=False, sampler=changed), [])
+            return batch[0] if batch else None
+        changed.batch_size, changed.drop_last = sampler.batch_size * max(1, BLOCK // sampler.batch_size), False
+        for block, indices in enumerate(self._draw(0, arrays=True, sampler=changed)):
             found = _position(indices, index)
             if found is not None:
-                drawn = (block * together.batch_size + found) // size
-                if self.total is not None and drawn >= self.total:  # dropped with the incomplete last batch
-                    return None
-                return self._numbering.number(drawn)
+                return block * changed.batch_size + found
         return None
 
     def _draw(self, position: int, *, arrays: bool, sampler: Any = None) -> Iterator[Any]:

@@ -59,6 +59,18 @@ class Permutation:
                 return values.astype(np.int64)
             values[outside] = self._encrypt(values[outside])
 
+    def position(self, value: int) -> int:
+        """Where an integer below n is: `self[self.position(value)] == value`. Nothing else is computed.
+
+        Args:
+            value: The integer.
+        """
+        found = np.array([value], np.uint64)
+        while True:
+            found = self._decrypt(found)
+            if found[0] < self._n:
+                return int(found[0])
+
     def __iter__(self) -> Iterator[int]:
         """All integers, as Python ints."""
         return self.iterate_from(0)
@@ -76,9 +88,19 @@ class Permutation:
     def _encrypt(self, values: Any) -> Any:
         left, right = values >> self._half, values & self._mask
         for key in self._keys:
-            z = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)
-            z ^= z >> np.uint64(29)
-            z *= np.uint64(0xBF58476D1CE4E5B9)
-            z ^= z >> np.uint64(32)
-            left, right = right, left ^ (z & self._mask)
+            left, right = right, left ^ self._scrambled(right, key)
         return (left << self._half) | right
+
+    def _decrypt(self, values: Any) -> Any:
+        left, right = values >> self._half, values & self._mask
+        for key in reversed(self._keys):
+            left, right = right ^ self._scrambled(left, key), left
+        return (left << self._half) | right
+
+    def _scrambled(self, values: Any, key: Any) -> Any:
+        """The function of a round."""
+        z = (values ^ key) * np.uint64(0x9E3779B97F4A7C15)
+        z ^= z >> np.uint64(29)
+        z *= np.uint64(0xBF58476D1CE4E5B9)
+        z ^= z >> np.uint64(32)
+        return z & self._mask

@@ -177,6 +177,25 @@ class LargeRandomSampler:
         return Permutation(len(self.data_source), rng.draw_seed(self.generator))
 
 
+class PositionInOrder(LargeRandomSampler):
+    """Yields one number: the position of an index in the epoch that the sampler would draw.
+
+    Args:
+        sampler: The sampler.
+        index: The dataset index.
+    """
+
+    def __init__(self, sampler: LargeRandomSampler, index: int) -> None:
+        super().__init__(sampler.data_source, sampler.generator)
+        self._index = index
+
+    def __iter__(self) -> Iterator[int]:
+        """The position; nothing for an index that is not in the dataset."""
+        permutation = self._permutation()
+        if 0 <= self._index < len(permutation):
+            yield permutation.position(self._index)
+
+
 class RemainingPermutation:
     """The rest of a computed permutation, which is drawn when it is iterated.
 

@@ -1,0 +1,27 @@
+"""Objects whose class was defined anew: in a notebook cell that was edited, or in a module that was reloaded."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def with_current_class(dataset: Any) -> Any:
+    """Give an object the current definition of its class, in place.
+
+    Raises:
+        TypeError: Python does not allow it (the new class has another layout, such as other `__slots__`).
+    """
+    cls = type(dataset)
+    current: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        current = getattr(current, name, None)
+    if isinstance(current, type) and current is not cls:
+        try:
+            dataset.__class__ = current
+        except TypeError as error:
+            raise TypeError(
+                f"the dataset cannot take the new definition of {cls.__name__}: {error}. "
+                "Create a new object and pass it to reload(dataset)."
+            ) from error
+    return dataset

@@ -1,0 +1,170 @@
+"""Finders of problems in what a scan has read: pure functions of rows and checks.
+
+| problem     | a sample that                                                                                          |
+|-------------|--------------------------------------------------------------------------------------------------------|
+| `failed`    | could not be read                                                                                      |
+| `duplicate` | has the same content as an earlier one: the same pictures; without pictures the same signals and       |
+|             | arrays; without these the same texts; else the same values                                             |
+| `not finite`| has NaN or infinite numbers                                                                            |
+| `constant`  | has a picture, a volume or a signal with a single value                                                |
+| `shape`     | differs from nearly all others: in the shape of a field, or, where shapes vary, in its type, number of |
+|             | axes or channels; or in the fields that it has                                                         |
+
+What most samples have is not a problem: a field that is constant in every second sample is not listed.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from nbloader._util.format import percent
+
+ProblemKind: TypeAlias = Literal["failed", "duplicate", "not finite", "constant", "shape"]
+KINDS: tuple[ProblemKind, ...] = get_args(ProblemKind)
+
+USUAL = 0.9
+"""Share of the samples that have something in common, from which the others differ."""
+COMMON = 0.5
+"""Share of the samples with a constant or not finite field, above which this is how the field is."""
+FEWEST = 8
+"""Samples that are needed to say what is usual."""
+
+
+class Form(NamedTuple):
+    """The form of a field in one sample."""
+
+    path: str
+    form: str
+    """Type, axes and channels: what samples have in common even if their sizes vary."""
+    shape: str
+
+
+class Check(NamedTuple):
+    """What a scan has found out about one sample."""
+
+    digest: str
+    """Of its content; empty if it has none that could be compared."""
+    forms: tuple[Form, ...]
+    constant: tuple[str, ...]
+    """Fields with a single value."""
+    not_finite: tuple[str, ...]
+    """Fields with NaN or infinite numbers."""
+    labels: tuple[tuple[str, str], ...]
+    """Fields with labels, and their values."""
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Check:
+        """Of what a worker has sent."""
+        return cls(
+            content["digest"],
+            tuple(Form(*form) for form in content["forms"]),
+            tuple(content["constant"]),
+            tuple(content["not_finite"]),
+            tuple((path, value) for path, value in content["labels"]),
+        )
+
+
+Found: TypeAlias = "dict[ProblemKind, dict[int, str]]"
+"""By kind: the samples that have the problem, by dataset index, and what it is."""
+
+
+def find_problems(errors: Mapping[int, str], checks: Mapping[int, Check]) -> Found:
+    """List the problems.
+
+    Args:
+        errors: Of the samples that could not be read, by dataset index.
+        checks: Of the others, as far as they were scanned.
+    """
+    ordered = dict(sorted(checks.items()))
+    return {
+        "failed": dict(sorted(errors.items())),
+        "duplicate": {index: detail for group in groups(ordered) for index, detail in _repeated(group, ordered)},
+        "not finite": _uncommon(
+            {i: check.not_finite for i, check in ordered.items()}, "has numbers that are not finite"
+        ),
+        "constant": _uncommon({i: check.constant for i, check in ordered.items()}, "has a single value"),
+        "shape": _different(ordered),
+    }
+
+
+def groups(checks: Mapping[int, Check]) -> list[list[int]]:
+    """Samples with equal content, each group in the order of the indices.
+
+    Args:
+        checks: In the order of the indices.
+    """
+    equal: dict[str, list[int]] = {}
+    for index, check in checks.items():
+        if check.digest:
+            equal.setdefault(check.digest, []).append(index)
+    return [group for group in equal.values() if len(group) > 1]
+
+
+def _repeated(group: list[int], checks: Mapping[int, Check]) -> Iterable[tuple[int, str]]:
+    first, *others = group
+    labels = dict(checks[first].labels)
+    for index in others:
+        detail = f"the same as {first}"
+        for path, value in checks[index].labels:
+            if labels.get(path, value) != value:
+                detail += f", but {path or 'the value'} is {value} and not {labels[path]}"
+        yield index, detail
+
+
+def _uncommon(fields: Mapping[int, tuple[str, ...]], what: str) -> dict[int, str]:
+    counts = collections.Counter(path for paths in fields.values() for path in paths)
+    most = COMMON * len(fields) if len(fields) >= FEWEST else len(fields)
+    found = {}
+    for index, paths in fields.items():
+        listed = [path or "the sample" for path in paths if counts[path] <= most]
+        if listed:
+            found[index] = f"{', '.join(listed)} {what}"
+    return found
+
+
+def _different(checks: Mapping[int, Check]) -> dict[int, str]:
+    if len(checks) < FEWEST:
+        return {}
+    total = len(checks)
+    present = collections.Counter(form.path for check in checks.values() for form in check.forms)
+    shapes: dict[str, collections.Counter[tuple[str, str]]] = collections.defaultdict(collections.Counter)
+    forms: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for check in checks.values():
+        for path, form, shape in check.forms:
+            shapes[path][form, shape] += 1
+            forms[path][form] += 1
+    usual = [path for path, count in present.items() if count >= USUAL * total]
+    found = {}
+    for index, check in checks.items():
+        own = {form.path: form for form in check.forms}
+        details = []
+        for path in usual:
+            if path not in own:
+                details.append(f"has no field {path}")
+                continue
+            detail = _deviation(own[path], shapes[path], forms[path])
+            if detail:
+                details.append(detail)
+        details += [
+            f"has a field {path}, as {percent(present[path] / total)} of the samples"
+            for path in own
+            if present[path] <= (1 - USUAL) * total
+        ]
+        if details:
+            found[index] = "; ".join(details)
+    return found
+
+
+def _deviation(own: Form, shapes: collections.Counter[tuple[str, str]], forms: collections.Counter[str]) -> str:
+    """How a field differs from what is usual; empty if nothing is, or if it does not."""
+    total = forms.total()
+    name = own.path or "the sample"
+    (form, shape), count = shapes.most_common(1)[0]
+    if count >= USUAL * total:
+        if (own.form, own.shape) == (form, shape):
+            return ""
+        return f"{name}: {own.form} {own.shape}".rstrip() + f", usually {form} {shape}".rstrip()
+    form, count = forms.most_common(1)[0]
+    return "" if count < USUAL * total or own.form == form else f"{name}: {own.form}, usually {form}"

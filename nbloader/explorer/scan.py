@@ -1,0 +1,71 @@
+"""A scan of a dataset: which samples it reads next. A state machine without I/O, threads or a clock."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from typing import Any
+
+AHEAD = 64
+"""Samples that are requested at a time, at most: a pause takes effect after those that workers have."""
+
+
+class Scan:
+    """The samples that are still to be read.
+
+    Args:
+        indices: Of the samples, in this order.
+    """
+
+    def __init__(self, indices: Iterable[int]) -> None:
+        self._left = collections.deque(indices)
+        self._reading: dict[int, None] = {}
+        self._total = len(self._left)
+        self._done = 0
+        self.paused = False
+        """Whether nothing is requested."""
+
+    @property
+    def left(self) -> int:
+        """Samples that were not requested."""
+        return len(self._left)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all were read."""
+        return not (self._left or self._reading)
+
+    def request(self) -> list[int]:
+        """What to request now."""
+        if self.paused or len(self._reading) > AHEAD // 2:
+            return []
+        chosen = [self._left.popleft() for _ in range(min(AHEAD - len(self._reading), len(self._left)))]
+        self._reading.update(dict.fromkeys(chosen))
+        return chosen
+
+    def finish(self, index: int) -> None:
+        """A sample was read, or cannot be read."""
+        if index in self._reading:
+            del self._reading[index]
+        elif index in self._left:  # it was being read when the scan was paused
+            self._left.remove(index)
+        else:
+            return
+        self._done += 1
+
+    def pause(self, *, paused: bool) -> None:
+        """Request nothing more, or go on. What was requested is requested again."""
+        self.paused = paused
+        if paused:
+            self._left.extendleft(reversed(self._reading))
+            self._reading.clear()
+
+    def to_json(self) -> dict[str, Any]:
+        """How far it is."""
+        return {
+            "total": self._total,
+            "done": self._done,
+            "left": self.left,
+            "reading": list(self._reading)[:8],
+            "paused": self.paused,
+        }

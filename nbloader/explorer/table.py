@@ -1,0 +1,392 @@
+"""What is known of the samples that were read: rows, columns, histograms that filter one another, costs, problems.
+
+    reader -> content of a sample -> SampleTable.add: a row, and a check if a scan has read it
+    SampleTable.statistics(filters) -> counts per bin, for the browser, of the rows that pass all *other* filters
+
+A column is numeric or has categories: names of labels, shapes, types. Texts have no histogram, but their lengths have.
+Columns are made of the rows when they are needed, and kept until a sample is added. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nbloader._util.format import clean
+from nbloader.explorer.problems import Check, Form, Found, ProblemKind, find_problems, groups
+from nbloader.explorer.reader import ReadSample
+
+Row: TypeAlias = "dict[str, Any]"
+"""What is known of a sample, see `Explorer.rows`."""
+Filters: TypeAlias = "Mapping[str, Sequence[float] | Sequence[str]]"
+"""By column: the least and the greatest number, or categories."""
+
+MAX_ROWS = 200_000
+"""Samples of which costs and values are kept."""
+BINS = 24
+"""Bars of a histogram."""
+LARGEST_GROUPS = 12
+"""Categories that have a bar of their own; the others share one."""
+MAX_CATEGORIES = 200
+"""Distinct values of a column with categories; one with more of them is a text."""
+MAX_COLUMNS = 60
+POINTS = 4000
+"""Points of a scatter plot, at most."""
+LOGARITHMIC = 100
+"""Positive numbers whose largest is more than so many times the smallest have a logarithmic axis."""
+LARGEST_EXACT = 2.0**52
+"""Below it, all whole numbers are floats."""
+OTHERS = "others"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The values of one name in all rows, as numbers: themselves, or the numbers of their categories."""
+
+    name: str
+    values: NDArray[np.float64]
+    """NaN where a row has none."""
+    categories: tuple[str, ...] | None
+    """The most frequent one first; None for a numeric column."""
+    edges: NDArray[np.float64]
+    """Of the bins."""
+    logarithmic: bool
+
+    def bins(self) -> NDArray[np.int64]:
+        """The bin of each row; -1 for none."""
+        found = np.searchsorted(self.edges, self.values, "right") - 1
+        found[self.values == self.edges[-1]] -= 1  # the last bin has both of its edges
+        return np.where(np.isfinite(self.values) & (found >= 0), np.minimum(found, len(self.edges) - 2), -1)
+
+    def passes(self, chosen: Sequence[Any]) -> NDArray[np.bool_]:
+        """Which rows pass a filter of this column."""
+        if self.categories is None:
+            low, high = float(chosen[0]), float(chosen[1])
+            return (self.values >= low) & (self.values <= high)
+        wanted = [at for at, name in enumerate(self.categories) if name in chosen]
+        if OTHERS in chosen:
+            wanted += range(LARGEST_GROUPS, len(self.categories))
+        return np.isin(self.values, wanted)
+
+
+class SampleTable:
+    """What is known of samples, by dataset index; the last `MAX_ROWS` are kept."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Row] = {}
+        self._checks: dict[int, Check] = {}
+        self._forms: dict[tuple[Form, ...], tuple[Form, ...]] = {}  # those of most samples are equal
+        self._columns: dict[str, Column] | None = None
+        self._problems: Found | None = None
+        self._lock = threading.RLock()
+
+    # ---- rows -------------------------------------------------------------------------------------------------------
+
+    def add(self, index: int, sample: ReadSample) -> None:
+        """A sample was read.
+
+        Args:
+            index: Its dataset index.
+            sample: What was read of it.
+        """
+        content = json.loads(sample.content)
+        row, check = _row(index, sample, content), content.get("check")
+        with self._lock:
+            self._rows.pop(index, None)
+            self._rows[index] = row
+            if check is not None:
+                found = Check.from_json(check)
+                self._checks[index] = found._replace(forms=self._forms.setdefault(found.forms, found.forms))
+            if len(self._rows) > MAX_ROWS:
+                self._forget(next(iter(self._rows)))
+            self._columns = self._problems = None
+
+    def drop(self, indices: Iterable[int]) -> None:
+        """Forget samples, as they are read again."""
+        with self._lock:
+            for index in indices:
+                self._forget(index)
+            self._columns = self._problems = None
+
+    def _forget(self, index: int) -> None:
+        self._rows.pop(index, None)
+        self._checks.pop(index, None)
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self._rows)
+
+    def __contains__(self, index: object) -> bool:
+        """Whether the sample was read."""
+        return index in self._rows
+
+    def checked(self, index: int) -> bool:
+        """Whether a scan has read the sample, or found that it cannot be read."""
+        with self._lock:
+            return index in self._checks or (index in self._rows and self._rows[index]["error"] is not None)
+
+    def rows(self) -> list[Row]:
+        """A copy, in the order of the indices."""
+        with self._lock:
+            return [dict(self._rows[index]) for index in sorted(self._rows)]
+
+    def failed(self) -> list[int]:
+        """Indices of the samples that could not be read."""
+        with self._lock:
+            return [index for index, row in self._rows.items() if row["error"] is not None]
+
+    def slowest(self) -> list[int]:
+        """All indices, the slowest sample first."""
+        with self._lock:
+            return sorted(self._rows, key=lambda index: -self._rows[index]["seconds"])
+
+    # ---- problems ---------------------------------------------------------------------------------------------------
+
+    def problems(self) -> Found:
+        """See `find_problems`."""
+        with self._lock:
+            if self._problems is None:
+                errors = {index: row["error"] for index, row in self._rows.items() if row["error"] is not None}
+                self._problems = find_problems(errors, self._checks)
+            return self._problems
+
+    def listed(self, kind: ProblemKind) -> dict[int, str]:
+        """What to show of a problem: duplicates beside the sample that they repeat."""
+        with self._lock:
+            found = self.problems()[kind]
+            if kind != "duplicate":
+                return found
+            listed = {}
+            for first, *others in groups(dict(sorted(self._checks.items()))):
+                listed[first] = f"the first of {len(others) + 1} that are equal"
+                listed |= {index: found[index] for index in others}
+            return listed
+
+    # ---- columns ----------------------------------------------------------------------------------------------------
+
+    def columns(self) -> dict[str, Column]:
+        """The columns that have a histogram."""
+        with self._lock:
+            if self._columns is None:
+                rows = [self._rows[index] for index in sorted(self._rows)]
+                names = dict.fromkeys(name for row in rows for name in row if name not in ("index", "error"))
+                made = (_column(name, [row.get(name) for row in rows]) for name in list(names)[:MAX_COLUMNS])
+                self._columns = {column.name: column for column in made if column is not None}
+            return self._columns
+
+    def indices(self) -> NDArray[np.int64]:
+        """Of the rows, in the order of the columns' values."""
+        with self._lock:
+            return np.array(sorted(self._rows), np.int64)
+
+    def filtered(self, filters: Filters) -> list[int]:
+        """Indices of the samples that pass all filters."""
+        with self._lock:
+            passed = _passed(self.columns(), filters)
+            indices = self.indices()
+            found: list[int] = indices[np.logical_and.reduce(list(passed.values()))].tolist() if passed else []
+            return found if passed else indices.tolist()
+
+    def costs(self, by: str) -> list[Row]:
+        """See `Explorer.costs`.
+
+        Raises:
+            KeyError: No row has this name.
+        """
+        with self._lock:
+            pairs = [(row[by], row["seconds"]) for row in self._rows.values() if by in row]
+        grouped: dict[Any, list[float]] = {}
+        for value, seconds in pairs:
+            grouped.setdefault(value, []).append(seconds)
+        if not grouped:
+            raise KeyError(
+                f"no sample that was looked at has a field {by!r}: view.rows() lists them, view.scan() reads more"
+            )
+        return _costs(grouped)
+
+    def statistics(self, filters: Filters, x: str, y: str, by: str) -> tuple[dict[str, Any], list[bytes]]:
+        """What the browser draws, as JSON values and buffers.
+
+        Args:
+            filters: By column.
+            x: Column of the scatter plot; any other text for none.
+            y: Column of the scatter plot.
+            by: Column whose costs are listed.
+        """
+        with self._lock:
+            columns, indices = self.columns(), self.indices()
+            problems = {kind: len(found) for kind, found in self.problems().items()}
+            checked = len(self._checks)
+            seconds = np.array([self._rows[index]["seconds"] for index in indices.tolist()])
+        passed = _passed(columns, filters)
+        count = np.zeros(len(indices), np.int64)  # filters that a row passes
+        for mask in passed.values():
+            count += mask
+        all_pass: NDArray[np.bool_] = count == len(passed)
+        content: dict[str, Any] = {
+            "rows": len(indices),
+            "passed": int(all_pass.sum()),
+            "problems": problems,
+            "checked": checked,
+            "columns": [
+                _drawn(column, all_pass if name not in passed else (count - passed[name]) == len(passed) - 1)
+                for name, column in columns.items()
+            ],
+            "costs": _cost_lines(columns[by], seconds, all_pass) if by in columns else [],
+        }
+        if x not in columns or y not in columns:
+            return content, []
+        both = np.flatnonzero(np.isfinite(columns[x].values) & np.isfinite(columns[y].values))
+        shown = both[:: max(1, -(-len(both) // POINTS))]
+        content["scatter"] = {"x": _axis(columns[x]), "y": _axis(columns[y]), "points": len(shown)}
+        arrays = (
+            columns[x].values[shown],
+            columns[y].values[shown],
+            indices[shown].astype(np.float64),
+            all_pass[shown],
+        )
+        return content, [np.ascontiguousarray(array).tobytes() for array in arrays]
+
+
+def _passed(columns: Mapping[str, Column], filters: Filters) -> dict[str, NDArray[np.bool_]]:
+    return {name: columns[name].passes(chosen) for name, chosen in filters.items() if name in columns}
+
+
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+"""Numbers that JSON lacks, by their text."""
+
+
+def _row(index: int, sample: ReadSample, content: Mapping[str, Any]) -> Row:
+    """What is known of a sample. Its own fields cannot replace the first ones."""
+    values: Row = {}
+    derived: Row = {}
+    for field in content.get("fields", ()):
+        if field["kind"] == "none":
+            continue
+        name = field["path"] or "value"
+        values[name] = field.get("value", _NOT_FINITE.get(field["summary"], field["summary"]))
+        derived |= {f"{name}.{fact}": value for fact, value in field.get("facts", {}).items()}
+    known = {
+        "index": index,
+        "seconds": sample.seconds,
+        "cpu_seconds": sample.cpu_seconds,
+        "nbytes": content.get("nbytes"),
+        "worker": sample.worker,
+        "error": content.get("error"),
+    }
+    return {**known, **derived, **values, **known}
+
+
+def _column(name: str, values: list[Any]) -> Column | None:
+    present = [value for value in values if value is not None]
+    if not present:
+        return None
+    if all(type(value) in (int, float) for value in present):
+        return _numeric(name, values)
+    if not all(type(value) in (str, bool) for value in present):
+        return None
+    counts: dict[str, int] = {}
+    for value in present:
+        text = str(value)
+        counts[text] = counts.get(text, 0) + 1
+        if len(counts) > MAX_CATEGORIES:
+            return None
+    if len(counts) > LARGEST_GROUPS and 2 * len(counts) > len(present):  # texts
+        return None
+    categories = tuple(sorted(counts, key=lambda text: (-counts[text], text)))
+    numbers = {text: at for at, text in enumerate(categories)}
+    codes = np.array([math.nan if value is None else numbers[str(value)] for value in values], np.float64)
+    edges = np.arange(min(len(categories), LARGEST_GROUPS + 1) + 1, dtype=np.float64)
+    return Column(name, codes, categories, edges, logarithmic=False)
+
+
+def _numeric(name: str, values: list[Any]) -> Column | None:
+    array = np.array([math.nan if value is None else value for value in values], np.float64)
+    finite = array[np.isfinite(array)]
+    if not finite.size:
+        return None
+    low, high = float(finite.min()), float(finite.max())
+    few = high / 2 - low / 2 < BINS / 2 and abs(high) < LARGEST_EXACT and bool((finite == np.rint(finite)).all())
+    logarithmic = low > 0 and high / LOGARITHMIC > low
+    if low == high:
+        edges = np.array([low, high])
+    elif few:
+        edges = np.arange(low, high + 2)
+    else:
+        edges = np.geomspace(low, high, BINS + 1) if logarithmic else 2 * np.linspace(low / 2, high / 2, BINS + 1)
+        edges[0], edges[-1] = low, high
+    return Column(name, array, None, edges, logarithmic and not few)
+
+
+def _axis(column: Column) -> dict[str, Any]:
+    """What an axis needs to know."""
+    return {
+        "name": column.name,
+        "categories": None if column.categories is None else [clean(c, 60) for c in column.categories[:MAX_CATEGORIES]],
+        "low": float(column.edges[0]),
+        "high": float(column.edges[-1]),
+        "logarithmic": column.logarithmic,
+    }
+
+
+def _drawn(column: Column, passed: NDArray[np.bool_]) -> dict[str, Any]:
+    """A histogram: of all rows, and of those that pass the filters of the other columns."""
+    bins, count = column.bins(), len(column.edges) - 1
+    there = bins >= 0
+    labels = None
+    if column.categories is not None:
+        labels = [*column.categories[:LARGEST_GROUPS], *([OTHERS] if len(column.categories) > LARGEST_GROUPS else [])]
+    finite = column.values[there]
+    return {
+        "name": column.name,
+        "edges": [float(edge) for edge in column.edges],
+        "labels": labels,
+        "logarithmic": column.logarithmic,
+        "all": np.bincount(bins[there], minlength=count).tolist(),
+        "passed": np.bincount(bins[there & passed], minlength=count).tolist(),
+        "missing": int(len(bins) - there.sum()),
+        "mean": _mean(finite) if column.categories is None and finite.size else None,
+    }
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    scale = float(np.abs(values).max()) or 1.0  # their sum does not overflow
+    return float(np.mean(values / scale)) * scale
+
+
+def _cost_lines(column: Column, seconds: NDArray[np.float64], passed: NDArray[np.bool_]) -> list[Row]:
+    """Costs by category, or by bin of a numeric column."""
+    bins = column.bins()
+    names = _drawn(column, passed)["labels"]
+    grouped: dict[Any, list[float]] = {}
+    for at in np.unique(bins[passed & (bins >= 0)]).tolist():
+        if names is None:
+            low, high = float(column.edges[at]), float(column.edges[at + 1])
+            name: Any = [low, high]
+        else:
+            name = names[at]
+        grouped[json.dumps(name)] = seconds[passed & (bins == at)].tolist()
+    return [{**line, "value": json.loads(line["value"])} for line in _costs(grouped)[:LARGEST_GROUPS]]
+
+
+def _costs(grouped: Mapping[Any, list[float]]) -> list[Row]:
+    """The share of the samples and of the time of each group, the most expensive first."""
+    samples, seconds = sum(map(len, grouped.values())), sum(map(sum, grouped.values()))
+    table = [
+        {
+            "value": value,
+            "samples": len(times),
+            "share_of_samples": len(times) / samples,
+            "share_of_time": sum(times) / seconds if seconds else 0.0,
+            "seconds": sum(times) / len(times),
+        }
+        for value, times in grouped.items()
+    ]
+    return sorted(table, key=lambda line: -line["share_of_time"])

@@ -1,0 +1,197 @@
+"""Datasets of other libraries, arrays and streams open in the explorer without a line of configuration."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import queue
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nbloader import DataLoader, demo
+from nbloader.explorer import widget
+from nbloader.explorer.fields import FULL_TEXT
+from nbloader.explorer.reader import Request, View
+
+TIMEOUT = 30
+FULL = View(full=True)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """A function that opens an explorer, and reads samples in full."""
+    monkeypatch.setattr(widget.LiveWidget, "send", lambda *_args, **_kwargs: None)
+    monkeypatch.setattr(widget, "_write_static_in_time", lambda: None)
+    explorers = []
+
+    def open_one(x, *indices, **options):
+        explorer = widget.Explorer(x, **{"num_workers": 1, "workers": None, "seed": 0, "buffer": 20, **options})
+        explorers.append(explorer)
+        came: queue.Queue = queue.Queue()
+        explorer._fetcher._on_read = lambda request, sample: came.put((request, sample))
+        read = {}
+        for index in indices:
+            explorer._fetcher.ask(Request(index, view=FULL))
+        while len(read) < len(indices):
+            request, sample = came.get(timeout=TIMEOUT)
+            read[request.index] = json.loads(sample.content) | {"end": sample.end}
+        fields = [{field["path"]: field for field in read[index].get("fields", ())} for index in indices]
+        return explorer, fields, [read[index] for index in indices]
+
+    yield open_one
+    for explorer in explorers:
+        explorer.close()
+
+
+def test_torchvision(opened, tmp_path):
+    datasets = pytest.importorskip("torchvision.datasets", reason="torchvision is not installed")
+    transforms = pytest.importorskip("torchvision.transforms")
+    explorer, [fields], _ = opened(datasets.FakeData(50, (3, 32, 40)), 7)
+    assert (len(explorer), fields["0"]["kind"], fields["0"]["size"], fields["1"]["kind"]) == (
+        50,
+        "image",
+        [40, 32],
+        "number",
+    )
+
+    normalize = transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    steps = transforms.Compose([transforms.Resize((40, 40)), transforms.ToTensor(), normalize])
+    photographs = datasets.ImageFolder(demo.photographs(tmp_path, count=16), steps)
+    explorer, [fields], _ = opened(photographs, 15)
+    assert (fields["0"]["kind"], fields["1"]["value"]) == ("image", photographs.classes[-1])
+    assert fields["0"]["note"] == "0 to 1; normalization undone"
+    assert "0.485" in explorer._state()["notes"][0] or "0.48" in explorer._state()["notes"][0]
+
+
+@pytest.fixture
+def hugging_face(monkeypatch):
+    """Their package, whose name a module of these tests has."""
+    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "datasets"}
+    for name in ours:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path) != Path(__file__).parent])
+    importlib.invalidate_caches()
+    yield pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "datasets"]:
+        del sys.modules[name]
+
+
+def test_hugging_face(opened, hugging_face):
+    hf = hugging_face
+    features = {
+        "image": hf.Image(), "label": hf.ClassLabel(names=["cat", "dog"]), "text": hf.Value("string"),
+        "tags": hf.Sequence(hf.ClassLabel(names=["x", "y"])), "tokens": hf.Sequence(hf.Value("int64")),
+    }  # fmt: skip
+    rows = [
+        {
+            "image": np.full((20, 30, 3), i, np.uint8),
+            "label": i % 2,
+            "tags": [1, 0],
+            "tokens": [1, 2, 3],
+            "text": f"<b>{i}",
+        }
+        for i in range(6)
+    ]
+    explorer, [fields], _ = opened(hf.Dataset.from_list(rows, features=hf.Features(features)), 3, workers="thread")
+    assert len(explorer) == 6
+    assert (fields["image"]["kind"], fields["image"]["size"]) == ("image", [30, 20])
+    assert (fields["label"]["value"], fields["tags"]["value"]) == ("dog", "y, x")
+    assert (fields["text"]["text"], fields["tokens"]["summary"]) == ("<b>3", "[1, 2, 3]")
+
+
+def test_scikit_learn(opened):
+    sets = pytest.importorskip("sklearn.datasets", reason="scikit-learn is not installed")
+    digits, iris = sets.load_digits(), sets.load_iris()
+    explorer, [fields], _ = opened(digits, 5)
+    assert (len(explorer), fields["images"]["kind"], fields["target"]["value"]) == (1797, "image", 5)
+    explorer, [fields], _ = opened(iris, 149)
+    assert (len(explorer), fields["target"]["value"]) == (150, "virginica")
+
+
+def test_scikit_image(opened):
+    data = pytest.importorskip("skimage.data", reason="scikit-image is not installed")
+    _, [fields], _ = opened([data.astronaut(), data.camera(), data.brick()], 0)
+    assert (fields[""]["kind"], fields[""]["size"]) == ("image", [512, 512])
+    explorer, [fields], _ = opened(np.stack([data.camera()] * 3), 1)
+    assert (len(explorer), fields[""]["kind"]) == (3, "image")
+
+
+def test_tensors_sounds_and_streams(opened):
+    tensors = torch.utils.data.TensorDataset(torch.rand(9, 3, 16, 16), torch.arange(9))
+    explorer, [fields], _ = opened(tensors, 8)
+    assert (len(explorer), fields["0"]["kind"], fields["1"]["value"]) == (9, "image", 8)
+
+    wave = {"array": np.sin(np.arange(8000) / 10).astype(np.float32), "sampling_rate": 16_000}
+    explorer, [fields], _ = opened({"audio": [wave] * 4, "label": [0, 1, 0, 1]}, 2)
+    assert (len(explorer), fields["audio"]["kind"], fields["audio"]["summary"]) == (4, "audio", "0.50 s at 16,000 Hz")
+
+    explorer, [fields, _], [_, end] = opened(({"text": f"line {i}"} for i in range(12)), 11, 15)
+    assert (fields["text"]["text"], end["end"]) == ("line 11", 12)
+
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return itertools.count()
+
+    explorer, [fields], _ = opened(torch.utils.data.DataLoader(Endless(), batch_size=4), 3)
+    assert (len(explorer), fields[""]["value"]) == (20, 3)
+    with DataLoader(tensors, batch_size=4, num_workers=0) as loader:
+        assert opened(loader, 0)[1][0]["0"]["kind"] == "image"
+
+
+class Rude:
+    """Its repr raises."""
+
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+class Hostile:
+    """Everything that might break a page or a worker; sample 0 hangs."""
+
+    def __init__(self, release):
+        self.release = release
+
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, index):
+        if index == 0:
+            self.release.wait()
+        return [
+            None, "<script>alert(1)</script>", "a\0b", "x" * 1_000_000, np.zeros((10_000, 10_000), np.uint8),
+            np.zeros((2, 3, 4, 16, 16)), Rude(),
+        ][index]  # fmt: skip
+
+
+def test_hostile_samples_are_shown_and_one_that_hangs_is_given_up(opened):
+    release = threading.Event()
+    explorer, _, _ = opened(Hostile(release), workers="thread", num_workers=2)
+    came: queue.Queue = queue.Queue()
+    explorer._fetcher._on_read = lambda request, sample: came.put((request.index, sample))
+    explorer._fetcher.ask(Request(0, view=FULL))
+    for index in range(1, 7):
+        explorer._fetcher.ask(Request(index, view=FULL))
+    read = dict(came.get(timeout=TIMEOUT) for _ in range(6))
+    assert sorted(read) == list(range(1, 7)), "one worker hangs, another one reads the rest"
+    by_index = {index: json.loads(sample.content)["fields"][0] for index, sample in read.items()}
+    assert by_index[1]["text"] == "<script>alert(1)</script>"
+    assert by_index[2]["text"] == "a\N{REPLACEMENT CHARACTER}b"
+    assert len(by_index[3]["text"]) == FULL_TEXT
+    assert by_index[4]["size"] == [10_000, 10_000]
+    assert by_index[5]["kind"] == "volume"
+    assert by_index[6]["summary"].startswith("<Rude")
+    assert sum(sample.nbytes for sample in read.values()) < 500_000
+    began = time.monotonic()
+    explorer._fetcher.give_up(0)
+    index, sample = came.get(timeout=TIMEOUT)
+    assert index == 0
+    assert "Given up after" in json.loads(sample.content)["error"]
+    assert time.monotonic() - began < TIMEOUT
+    release.set()
