@@ -20,8 +20,8 @@ ends after a minute without a request, with its workers.
 
 **Messages.** From a view: `want` (what is on screen; replaces the last one), `open`, `draws`, `order`, `select`,
 `give_up`, `retry`, `scan`, `stats`, `filter`. To views: `state`, `cards`, `sample`, `draw`, `delivered`, `order`,
-`selected`, `again`, `show`, `scan`, `stats`. Cards and samples carry pictures as binary buffers. A lost view (a reloaded
-page) starts anew with `ready`; a lost kernel leaves the static form.
+`selected`, `again`, `show`, `scan`, `stats`. Cards and samples carry pictures as binary buffers. A lost view (a
+reloaded page) starts anew with `ready`; a lost kernel leaves the static form.
 
 **Failures.** A sample that raises, hangs or kills its worker is shown in its place (`fetcher.py` lists them). Nothing
 that a sample contains becomes HTML: `textContent` in the browser, `html.escape` in the static form.

@@ -58,9 +58,13 @@ class Normalization(NamedTuple):
         if pixels.dtype.kind != "f" or len(self.mean) not in (1, pixels.shape[2]):
             return None
         with np.errstate(all="ignore"):
-            values = pixels.astype(np.float32) * np.float32(self.std) + np.float32(self.mean)
-            low, high = values.min(initial=1.0), values.max(initial=0.0)
-        return np.clip(values, 0, 1) if low >= -TOLERANCE and high <= 1 + TOLERANCE else values
+            values = pixels.astype(np.float32)
+            values *= np.array(self.std, np.float32)
+            values += np.array(self.mean, np.float32)
+            low, high = float(values.min(initial=1.0)), float(values.max(initial=0.0))
+        if low >= -TOLERANCE and high <= 1 + TOLERANCE:
+            np.clip(values, 0, 1, out=values)
+        return values
 
 
 def declared(dataset: Any) -> Normalization | None:

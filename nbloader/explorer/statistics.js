@@ -3,7 +3,7 @@
 
 const REFRESH = 700;  // ms between two requests for what has changed; while dragging, requests follow one another
 const NEAR = 8;  // pixels from a point that is meant
-const PROBLEMS = { failed: "failed", duplicate: "duplicates", "not finite": "not finite", constant: "constant", shape: "of another shape" };
+const PROBLEMS = { failed: "failed", duplicate: "duplicate", "not finite": "not finite", constant: "constant", shape: "of another shape" };
 
 const short = (value) => {
   const size = Math.abs(value);
@@ -49,7 +49,7 @@ class Histogram {
   }
   describe(bin) {
     const { labels, edges, all, passed } = this.data;
-    const what = labels ? labels[bin] : `${valueText(this.name, edges[bin])} to ${valueText(this.name, edges[bin + 1])}`;
+    const what = labels ? labels[bin] : this.data.whole ? valueText(this.name, edges[bin]) : `${valueText(this.name, edges[bin])} to ${valueText(this.name, edges[bin + 1])}`;
     return `${what}: ${whole(passed[bin])} of ${whole(all[bin])}`;
   }
   key(event) {
@@ -92,7 +92,8 @@ class Histogram {
     this.bars = this.data.all.map((_, x) => ["nbx-all", ""].map((name) => svg("rect", this.picture, { class: name, x: x + 0.06, width: 0.88 })));
     const { labels, edges } = this.data;
     const few = labels && labels.length <= 4 && labels.every((text) => text.length < 12);
-    const texts = few ? labels : labels ? [labels[0], ...(labels.length > 1 ? [labels.at(-1)] : [])] : [edges[0], edges.at(-1)].map((edge) => valueText(this.name, edge));
+    const integers = !labels && this.data.whole;  // each has a bar
+    const texts = integers ? [edges[0], edges.at(-2)].map((edge) => valueText(this.name, edge)) : few ? labels : labels ? [labels[0], ...(labels.length > 1 ? [labels.at(-1)] : [])] : [edges[0], edges.at(-1)].map((edge) => valueText(this.name, edge));
     this.axis.replaceChildren(...texts.map((text) => make("span", "", null, text)));
     this.axis.classList.toggle("nbx-few", !!few);
   }
@@ -110,7 +111,7 @@ class Histogram {
     this.band.setAttribute("width", Math.max(0, to - from + 1));
     this.clear.hidden = !this.chosen;
     const kept = this.chosen ? all.slice(from, to + 1).reduce((sum, count) => sum + count, 0) : null;
-    const facts = kept !== null ? `${whole(kept)} chosen` : labels ? `${labels.length} values` : mean !== null ? `mean ${valueText(this.name, mean)}` : "";
+    const facts = kept !== null ? `${whole(kept)} chosen` : labels ? `${labels.length} ${labels.length === 1 ? "value" : "values"}` : mean !== null ? `mean ${valueText(this.name, mean)}` : "";
     write(this.note, missing ? `${facts} · ${whole(missing)} without` : facts);
     this.node.setAttribute("aria-label", `Histogram of ${this.name}, ${this.note.textContent}. Left and right arrows choose values, with Shift several, Escape shows all.`);
   }
@@ -253,6 +254,7 @@ class Statistics {
     this.problems.setAttribute("role", "group");
     this.problems.setAttribute("aria-label", "problems");
     this.grid = make("div", "nbx-hists", body);
+    this.same = make("p", "nbl-note", body);
     const plots = make("div", "nbx-plots", body);
     this.scatter = new Scatter(make("div", "", plots), { request: () => this.request(), open: api.open, filter: (name, chosen) => this.filter(name, chosen) });
     const costs = make("div", "", plots);
@@ -340,7 +342,10 @@ class Statistics {
     const filtered = Object.keys(this.filters).length ? `, ${whole(passed)} of them pass the filters` : "";
     write(this.note, `${whole(rows)} read${filtered}${found ? ` · ▲ ${whole(found)} ${found === 1 ? "problem" : "problems"}` : ""}`);
     this.drawProblems(problems, message.checked);
+    const constant = columns.filter(({ all }) => all.length === 1);
+    write(this.same, constant.length ? `The same in all: ${constant.map(({ name, labels, edges }) => `${name} ${labels ? labels[0] : valueText(name, edges[0])}`).join(", ")}` : "");
     for (const column of columns) {
+      if (column.all.length === 1 && !this.histograms.has(column.name)) continue;
       if (!this.histograms.has(column.name)) this.histograms.set(column.name, new Histogram(this.grid, column.name, (name, chosen) => this.filter(name, chosen)));
       this.histograms.get(column.name).update(column);
     }
@@ -371,7 +376,7 @@ class Statistics {
     this.problemsKey = key;
     this.problems.replaceChildren();
     for (const [kind, count] of Object.entries(problems)) {
-      if (count) button(this.problems, `${whole(count)} ${PROBLEMS[kind]}`, `List the samples that are ${PROBLEMS[kind]}`, () => this.api.list(kind));
+      if (count) button(this.problems, `${whole(count)} ${PROBLEMS[kind]}`, `List the problem: ${PROBLEMS[kind]}`, () => this.api.list(kind));
     }
     const none = !this.problems.children.length;
     const text = !checked ? "Scan samples to find duplicates, constant and not finite ones, and other shapes." : `${none ? "No problems" : ""} among ${whole(checked)} scanned samples`;

@@ -58,6 +58,8 @@ class Column:
     edges: NDArray[np.float64]
     """Of the bins."""
     logarithmic: bool
+    whole: bool = False
+    """Whether each bin is one whole number."""
 
     def bins(self) -> NDArray[np.int64]:
         """The bin of each row; -1 for none."""
@@ -177,7 +179,8 @@ class SampleTable:
             if self._columns is None:
                 rows = [self._rows[index] for index in sorted(self._rows)]
                 names = dict.fromkeys(name for row in rows for name in row if name not in ("index", "error"))
-                made = (_column(name, [row.get(name) for row in rows]) for name in list(names)[:MAX_COLUMNS])
+                drawn = [name for name in names if f"{name}.shape" not in names]  # of others there are figures
+                made = (_column(name, [row.get(name) for row in rows]) for name in drawn[:MAX_COLUMNS])
                 self._columns = {column.name: column for column in made if column is not None}
             return self._columns
 
@@ -281,7 +284,7 @@ def _row(index: int, sample: ReadSample, content: Mapping[str, Any]) -> Row:
         "worker": sample.worker,
         "error": content.get("error"),
     }
-    return {**known, **derived, **values, **known}
+    return {**known, **values, **{name: value for name, value in derived.items() if name not in values}, **known}
 
 
 def _column(name: str, values: list[Any]) -> Column | None:
@@ -322,7 +325,7 @@ def _numeric(name: str, values: list[Any]) -> Column | None:
     else:
         edges = np.geomspace(low, high, BINS + 1) if logarithmic else 2 * np.linspace(low / 2, high / 2, BINS + 1)
         edges[0], edges[-1] = low, high
-    return Column(name, array, None, edges, logarithmic and not few)
+    return Column(name, array, None, edges, logarithmic and not few, few and low < high)
 
 
 def _axis(column: Column) -> dict[str, Any]:
@@ -349,6 +352,7 @@ def _drawn(column: Column, passed: NDArray[np.bool_]) -> dict[str, Any]:
         "edges": [float(edge) for edge in column.edges],
         "labels": labels,
         "logarithmic": column.logarithmic,
+        "whole": column.whole,
         "all": np.bincount(bins[there], minlength=count).tolist(),
         "passed": np.bincount(bins[there & passed], minlength=count).tolist(),
         "missing": int(len(bins) - there.sum()),

@@ -750,8 +750,8 @@ def _normalization(given: tuple[Any, Any] | Literal[False] | None, dataset: Any)
         return declared(dataset)
     if given is False:
         return None
-    found = Normalization.of(*given) if len(given) == 2 else None
-    if found is None:
+    found = Normalization.of(given[0], given[-1])
+    if found is None or len(given) != len(Normalization._fields):
         raise ValueError(
             f"normalization must be (mean, std), each a number or one number per channel, and std not 0; not {given!r}"
         )

@@ -188,13 +188,13 @@ class RedrawnOrder(EpochOrder):
         if type(sampler.sampler) is samplers.LargeRandomSampler:
             changed.sampler = samplers.PositionInOrder(sampler.sampler, index)
             changed.batch_size, changed.drop_last = 1, False
-            batch: list[int] = next(self._draw(0, arrays=False, sampler=changed), [])
-            return batch[0] if batch else None
+            batch = next(self._draw(0, arrays=False, sampler=changed), None)
+            return None if batch is None else int(batch[0])
         changed.batch_size, changed.drop_last = sampler.batch_size * max(1, BLOCK // sampler.batch_size), False
         for block, indices in enumerate(self._draw(0, arrays=True, sampler=changed)):
             found = _position(indices, index)
             if found is not None:
-                return block * changed.batch_size + found
+                return int(block * changed.batch_size + found)
         return None
 
     def _draw(self, position: int, *, arrays: bool, sampler: Any = None) -> Iterator[Any]:

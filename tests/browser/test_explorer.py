@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,67 @@ def test_a_click_in_the_dashboard_opens_a_sample_and_a_batch_while_a_cell_is_bus
     drawer.wait_for(state="hidden")
     (notebook.path.parent / "done").touch()
     notebook.wait_until_run(1)
+
+
+PROBLEMS = """
+import nbloader, numpy as np
+from gallery import Shapes
+class Faulty(Shapes):
+    def __getitem__(self, index):
+        np.random.seed(0)
+        sample = super().__getitem__(30 if index == 90 else index)
+        if index % 10 == 3:
+            import time; time.sleep(0.02)
+        return sample | {"night": index % 10 == 3} | ({"wave": sample["wave"] * np.nan} if index == 41 else {})
+view = nbloader.explore(Faulty(120, raise_at=5), workers="thread")
+view
+"""
+
+
+def test_a_scan_finds_problems_and_histograms_filter_by_dragging_and_by_keys(open_notebook: Any) -> None:
+    notebook = open_notebook(PROBLEMS, "print('chosen', view.selected)")
+    page = notebook.page
+    notebook.wait_until_responsive()
+    notebook.run(0)
+    live = page.locator(".nbl-live .nbx")
+    live.locator(".nbx-card img[alt='sample 0']").wait_for()
+    statistics = live.locator(".nbx-stats")
+    statistics.locator("summary").click()
+    statistics.get_by_role("button", name="Scan all samples").click()
+    statistics.get_by_role("button", name="List the problem: duplicate").click()
+    live.locator(".nbx-card", has_text="the same as 30").wait_for()
+    assert live.locator(".nbx-card").count() == 2
+    live.get_by_role("button", name="Select all samples of this list").click()
+    statistics.get_by_text("among 119 scanned samples").wait_for()
+    statistics.get_by_label("costs by this field").select_option("night")
+    statistics.locator(".nbx-costs tr", has_text="True").wait_for()
+    page.mouse.move(0, 0)
+    screenshot(page, "statistics")
+    assert live.evaluate(LOW_CONTRAST) == []
+
+    histogram = statistics.locator(".nbx-hist", has_text="meta.exposure").first
+    histogram.scroll_into_view_if_needed()
+    box = histogram.locator("svg").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.55, box["y"] + 10)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 2, box["y"] + 10, steps=4)
+    page.mouse.up()
+    live.locator(".nbx-card img[alt='sample 0']").wait_for()
+    live.locator(".nbx-status", has_text=re.compile(r"of \d\d?$")).wait_for()
+    statistics.get_by_text("pass the filters").wait_for()
+    screenshot(page, "filtered")
+    histogram.focus()
+    page.keyboard.press("Escape")
+    live.locator(".nbx-status", has_text="of 120").wait_for()
+    label = statistics.locator(".nbx-hist", has_text="label").first
+    label.focus()
+    page.keyboard.press("ArrowRight")
+    live.locator(".nbx-status", has_text="of 60").wait_for()
+    set_theme(page, "Dark")
+    page.set_viewport_size({"width": 900, "height": 1400})
+    live.locator(".nbx-card img").nth(2).wait_for()
+    screenshot(page, "statistics-dark-900")
+    assert live.evaluate(LOW_CONTRAST) == []
+    set_theme(page, "Light")
+    notebook.run(1)
+    assert "chosen [30, 90]" in notebook.wait_until_run(1)
