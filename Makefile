@@ -12,6 +12,7 @@
 # make fuzz            random loaders under random faults, controls and resumptions; prints its seed (SECONDS=300 SEED=7)
 # make forks           fork workers while threads hold locks, and count those that hang (SECONDS=300)
 # make soak-dashboard  run the dashboard in a browser and check that nothing grows (SECONDS=600)
+# make soak-explorer   scroll through a million samples in a browser and check that nothing grows (SECONDS=600)
 # make faults          measure how long recovery from each fault takes: the table in
 #                      docs/explanation/benchmarks.md
 # make bench-diagnosis how often the verdict is right (loaders with planted causes; ONLY=collate,lock SEEDS=3), and how
@@ -42,7 +43,7 @@ MADE := $(VENV)/.made
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo check test lint docs release-check bench bench-gpu soak fuzz forks soak-dashboard faults bench-diagnosis clean
+.PHONY: demo check test lint docs release-check bench bench-gpu soak fuzz forks soak-dashboard soak-explorer faults bench-diagnosis clean
 
 demo: $(MADE)-demo
 	@if [ "$(BROWSER)" = none ]; then \
@@ -96,6 +97,9 @@ forks: $(MADE)-test
 
 soak-dashboard: $(MADE)-test
 	SECONDS=$(or $(filter-out 300,$(SECONDS)),600) $(PY) tests/bench/soak_dashboard.py
+
+soak-explorer: $(MADE)-test
+	SECONDS=$(or $(filter-out 300,$(SECONDS)),600) $(PY) tests/bench/soak_explorer.py
 
 faults: $(MADE)-test
 	$(PY) tests/bench/faults.py

@@ -454,7 +454,6 @@ def test_try_again_takes_the_class_as_it_is_now_and_reads_only_the_samples_of_th
     module.Cell = type("Cell", (Planted,), fixed)
     say(explorer, kind="retry", problem="failed")
     assert following(sent, "again")["indices"] == [5]
-    assert following(sent, "order")["length"] == 0
     assert "error" not in cards(sent, 5)[5]
     say(explorer, kind="open", index=5, draw=0, slices={})
     assert "error" not in following(sent, "sample"), "what was read before of the sample is forgotten, too"
@@ -508,4 +507,17 @@ def test_histograms_filter_one_another_and_the_list(sent):
     say(explorer, kind="filter", filters={"label": ["night"], "n": [0, 20]})
     order = following(sent, "order")
     assert (order["name"], np.frombuffer(order["data"][0]).tolist()) == ("filtered", [0, 4, 8, 12, 16, 20])
+    explorer.close()
+
+
+def test_the_first_samples_are_read_while_the_page_loads_the_view(sent):
+    explorer = open_explorer(Numbers())
+    read: queue.Queue[int] = queue.Queue()
+    explorer._fetcher._on_read = lambda request, _sample: read.put(request.index)
+    explorer.show()
+    assert sorted(read.get(timeout=TIMEOUT) for _ in range(widget.FIRST)) == list(range(widget.FIRST))
+    say(explorer, kind="ready")
+    say(explorer, kind="want", indices=[0, 1], screen=[0, 1])
+    cards(sent, 0, 1)  # from the cache
+    assert read.empty()
     explorer.close()

@@ -524,7 +524,7 @@ class Explorer:
     def _on_give_up(self, _view: str, message: Mapping[str, Any]) -> None:
         self._fetcher.give_up(int(message["index"]))
 
-    def _on_retry(self, view: str, message: Mapping[str, Any]) -> None:
+    def _on_retry(self, _view: str, message: Mapping[str, Any]) -> None:
         if "problem" in message:
             indices = list(self._listed(message["problem"]))
         else:
@@ -533,8 +533,6 @@ class Explorer:
             self.retry(indices)
         except TypeError as error:
             self._on_note(clean(error, 400))
-        if "problem" in message:
-            self._on_order(view, {"name": message["problem"]})
 
     def _on_scan(self, _view: str, message: Mapping[str, Any]) -> None:
         action = message["action"]

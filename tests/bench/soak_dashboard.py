@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,7 +95,30 @@ def kernel_of(server: Server) -> psutil.Process:
     return next(p for p in children if "ipykernel_launcher" in " ".join(p.cmdline()))
 
 
-def main() -> int:
+def unfold(page: Any) -> None:
+    """Show all panels."""
+    page.locator(".nbl-live .nbl-verdict").wait_for()
+    for part in ("plots", "samples", "events"):
+        page.locator(f".nbl-panel-{part} > summary").click()
+    page.locator(".nbl-live .nbl-plot canvas").nth(3).wait_for()
+
+
+def wait(page: Any, seconds: float) -> None:
+    """Only look."""
+    page.wait_for_timeout(1000 * seconds)
+
+
+def soak(cells: Sequence[str], begin: Callable[[Any], object], act: Callable[[Any, float], object]) -> int:
+    """Run a notebook in a browser, and check that nothing grows.
+
+    Args:
+        cells: Of the notebook; the last one ends when there is a file `stop`.
+        begin: Is called with the page at the beginning.
+        act: Is called with the page and a number of seconds between two samples.
+
+    Returns:
+        0 if nothing grows.
+    """
     root = Path(tempfile.mkdtemp())
     server = Server(root)
     rows = []
@@ -103,17 +127,14 @@ def main() -> int:
         with sync_playwright() as playwright:
             path = next(filter(None, map(shutil.which, BROWSERS)))
             browser = playwright.chromium.launch(executable_path=path, args=list(BROWSER_ARGS))
-            notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (MAKE, LOOP)])
+            notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
             notebook.metadata.kernelspec = {"name": "current", "display_name": "current", "language": "python"}
             nbformat.write(notebook, root / "soak.ipynb")
             page = browser.new_page(viewport={"width": 1300, "height": 1400})
             page.set_default_timeout(60_000)
             opened = Notebook(server, page, "lab", root / "soak.ipynb")
             opened.run_all()
-            page.locator(".nbl-live .nbl-verdict").wait_for()
-            for part in ("plots", "samples", "events"):
-                page.locator(f".nbl-panel-{part} > summary").click()
-            page.locator(".nbl-live .nbl-plot canvas").nth(3).wait_for()
+            begin(page)
             cdp = page.context.new_cdp_session(page)
             cdp.send("Performance.enable")
             kernel = kernel_of(server)
@@ -128,9 +149,9 @@ def main() -> int:
                 print(f"{sizes}  {counts}  {share:.1f}", flush=True)
                 if now > SETTLED:
                     rows.append(row)
-                page.wait_for_timeout(1000 * EVERY)
+                act(page, EVERY)
             (root / "stop").touch()
-            opened.wait_until_run(1)
+            opened.wait_until_run(len(cells) - 1)
             browser.close()
     finally:
         server.close()
@@ -151,4 +172,4 @@ def report(rows: list[Sample]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(soak((MAKE, LOOP), unfold, wait))
