@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,8 @@ Row: TypeAlias = "dict[str, Any]"
 Filters: TypeAlias = "Mapping[str, Sequence[float] | Sequence[str]]"
 """By column: the least and the greatest number, or categories."""
 
-MAX_ROWS = 200_000
-"""Samples of which costs and values are kept."""
+MAX_ROWS = 100_000
+"""Samples of which costs and values are kept, about 1.2 kB each."""
 BINS = 24
 """Bars of a histogram."""
 LARGEST_GROUPS = 12
@@ -37,6 +38,8 @@ LARGEST_GROUPS = 12
 MAX_CATEGORIES = 200
 """Distinct values of a column with categories; one with more of them is a text."""
 MAX_COLUMNS = 60
+MAX_SHARED = 1000
+"""Sets of names, and of forms, that rows share."""
 POINTS = 4000
 """Points of a scatter plot, at most."""
 LOGARITHMIC = 100
@@ -78,11 +81,29 @@ class Column:
         return np.isin(self.values, wanted)
 
 
+class _Line(NamedTuple):
+    """A row in little memory: rows with the same names share them."""
+
+    places: dict[str, int]
+    """Position of the value, by name."""
+    values: tuple[Any, ...]
+
+    def get(self, name: str) -> Any:
+        """A value; None if there is none."""
+        at = self.places.get(name)
+        return None if at is None else self.values[at]
+
+    def row(self) -> Row:
+        """As a dict."""
+        return dict(zip(self.places, self.values, strict=True))
+
+
 class SampleTable:
     """What is known of samples, by dataset index; the last `MAX_ROWS` are kept."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, _Line] = {}
+        self._places: dict[tuple[str, ...], dict[str, int]] = {}
         self._checks: dict[int, Check] = {}
         self._forms: dict[tuple[Form, ...], tuple[Form, ...]] = {}  # those of most samples are equal
         self._columns: dict[str, Column] | None = None
@@ -102,10 +123,21 @@ class SampleTable:
         row, check = _row(index, sample, content), content.get("check")
         with self._lock:
             self._rows.pop(index, None)
-            self._rows[index] = row
+            names = tuple(row)
+            if names not in self._places:
+                if len(self._places) >= MAX_SHARED:
+                    self._places.clear()  # the rows keep theirs
+                self._places[names] = {name: at for at, name in enumerate(names)}
+            shared = (sys.intern(value) if type(value) is str else value for value in row.values())
+            self._rows[index] = _Line(self._places[names], tuple(shared))
             if check is not None:
                 found = Check.from_json(check)
-                self._checks[index] = found._replace(forms=self._forms.setdefault(found.forms, found.forms))
+                if len(self._forms) >= MAX_SHARED:
+                    self._forms.clear()
+                self._checks[index] = found._replace(
+                    forms=self._forms.setdefault(found.forms, found.forms),
+                    labels=tuple((sys.intern(path), sys.intern(value)) for path, value in found.labels),
+                )
             if len(self._rows) > MAX_ROWS:
                 self._forget(next(iter(self._rows)))
             self._columns = self._problems = None
@@ -132,22 +164,22 @@ class SampleTable:
     def checked(self, index: int) -> bool:
         """Whether a scan has read the sample, or found that it cannot be read."""
         with self._lock:
-            return index in self._checks or (index in self._rows and self._rows[index]["error"] is not None)
+            return index in self._checks or (index in self._rows and self._rows[index].get("error") is not None)
 
     def rows(self) -> list[Row]:
         """A copy, in the order of the indices."""
         with self._lock:
-            return [dict(self._rows[index]) for index in sorted(self._rows)]
+            return [self._rows[index].row() for index in sorted(self._rows)]
 
     def failed(self) -> list[int]:
         """Indices of the samples that could not be read."""
         with self._lock:
-            return [index for index, row in self._rows.items() if row["error"] is not None]
+            return [index for index, line in self._rows.items() if line.get("error") is not None]
 
     def slowest(self) -> list[int]:
         """All indices, the slowest sample first."""
         with self._lock:
-            return sorted(self._rows, key=lambda index: -self._rows[index]["seconds"])
+            return sorted(self._rows, key=lambda index: -self._rows[index].get("seconds"))
 
     # ---- problems ---------------------------------------------------------------------------------------------------
 
@@ -155,8 +187,9 @@ class SampleTable:
         """See `find_problems`."""
         with self._lock:
             if self._problems is None:
-                errors = {index: row["error"] for index, row in self._rows.items() if row["error"] is not None}
-                self._problems = find_problems(errors, self._checks)
+                errors = {index: line.get("error") for index, line in self._rows.items()}
+                failed = {index: error for index, error in errors.items() if error is not None}
+                self._problems = find_problems(failed, self._checks)
             return self._problems
 
     def listed(self, kind: ProblemKind) -> dict[int, str]:
@@ -178,8 +211,10 @@ class SampleTable:
         with self._lock:
             if self._columns is None:
                 rows = [self._rows[index] for index in sorted(self._rows)]
-                names = dict.fromkeys(name for row in rows for name in row if name not in ("index", "error"))
-                drawn = [name for name in names if f"{name}.shape" not in names]  # of others there are figures
+                shared = {id(line.places): line.places for line in rows}
+                names = dict.fromkeys(name for places in shared.values() for name in places)
+                hidden = {"index", "error", *(name for name in names if f"{name}.shape" in names)}  # which has figures
+                drawn = [name for name in names if name not in hidden]
                 made = (_column(name, [row.get(name) for row in rows]) for name in drawn[:MAX_COLUMNS])
                 self._columns = {column.name: column for column in made if column is not None}
             return self._columns
@@ -204,7 +239,7 @@ class SampleTable:
             KeyError: No row has this name.
         """
         with self._lock:
-            pairs = [(row[by], row["seconds"]) for row in self._rows.values() if by in row]
+            pairs = [(line.get(by), line.get("seconds")) for line in self._rows.values() if by in line.places]
         grouped: dict[Any, list[float]] = {}
         for value, seconds in pairs:
             grouped.setdefault(value, []).append(seconds)
@@ -227,7 +262,7 @@ class SampleTable:
             columns, indices = self.columns(), self.indices()
             problems = {kind: len(found) for kind, found in self.problems().items()}
             checked = len(self._checks)
-            seconds = np.array([self._rows[index]["seconds"] for index in indices.tolist()])
+            seconds = np.array([self._rows[index].get("seconds") for index in indices.tolist()])
         passed = _passed(columns, filters)
         count = np.zeros(len(indices), np.int64)  # filters that a row passes
         for mask in passed.values():

@@ -236,7 +236,7 @@ class Explorer:
         return self._table.failed()
 
     def rows(self) -> list[Row]:
-        """One row for each sample that was read or has failed (the last 200,000), in the order of their indices.
+        """One row for each sample that was read or has failed (the last 100,000), in the order of their indices.
 
         Each is a dict with `index`, `seconds` and `cpu_seconds` (to read it), `nbytes`, `worker` (which of the
         explorer's), `error` (None if it was read), and the fields of the sample by name: numbers, names of labels, and
