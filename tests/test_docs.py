@@ -27,7 +27,7 @@ unit = pytest.mark.unit
 ROOT = pathlib.Path(__file__).parents[1]
 SITE = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *SITE.rglob("*.md")])
-GUIDES = sorted([*SITE.glob("*/*.md"), *(SITE / f"{name}.md" for name in ("index", "slow", "troubleshooting"))])
+GUIDES = sorted(SITE.rglob("*.md"))
 RUN_BY = re.compile(r"<!-- run by (\S+) -->\n```python\n.*?^```\n", re.DOTALL | re.MULTILINE)
 INCLUDE = re.compile(r"(<!-- source: (\S+)(?: \[([\w ]+)\])? -->\n```\w+\n)(.*?)(^```\n)", re.DOTALL | re.MULTILINE)
 
@@ -198,7 +198,7 @@ def test_the_example_of_a_cached_function_decodes_a_file_once(tmp_path):
     image.save(tmp_path / "photo.png")
     time.sleep(2 * SETTLED)  # a file that was changed just now is not kept
     names = {"__name__": "__main__"}
-    exec(examples(SITE / "how-to" / "cache-samples.md"), names)
+    exec(code(SITE / "how-to" / "cache-samples.md")[0], names)
     photos = names["Photos"]([str(tmp_path / "photo.png")])
     for _ in range(2):
         assert photos[0].shape == (224, 224, 3)
