@@ -22,7 +22,7 @@ def test_the_window_is_shared_by_the_workers(workers, factor, total):
     assert policy.queue_depth * workers >= policy.window
     policy.resize(1)
     assert policy.window == (factor if total is None else total)
-    policy.set_prefetch_factor(3)
+    policy.set_window(3)
     assert policy.window == policy.queue_depth == 3
 
 
@@ -49,7 +49,7 @@ def test_a_chosen_prefetch_factor_ends_the_adaptation():
     policy = PrefetchPolicy(2, prefetch_factor=2, adaptive=True)
     policy.observe(1000, MS)
     policy.adapt()
-    policy.set_prefetch_factor(5)
+    policy.set_window(5)
     policy.adapt()
     assert policy.window == 10
 

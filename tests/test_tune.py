@@ -158,6 +158,7 @@ def test_more_workers_are_found_while_the_loop_runs_and_no_batch_changes():
         assert loader.stats().tuning.changed
         tuning.undo()
         assert (loader.num_workers, loader.prefetch_factor) == (1, 2)
+        assert vars(loader)["prefetch_factor"] is None, "the window adapts itself again"
         assert not loader.stats().tuning.changed
     torch.manual_seed(5)
     with DataLoader(Waiting(40_000, 0), 2, num_workers=2, workers="thread") as plain:
@@ -185,6 +186,70 @@ def test_a_search_is_stopped_undone_and_ended_by_other_changes():
         undone.undo()
         consumer.join()
         wait_for(lambda: (loader.num_workers, loader.prefetch_factor) == (3, 2))
+
+
+@pytest.mark.parametrize(
+    ("given", "window"), [({}, 16), ({"prefetch": 3}, 3), ({"prefetch_factor": 5}, 5), ({"prefetch_factor": 0}, 0)]
+)
+def test_undo_brings_back_the_window_that_was_there(given, window):
+    """A prefetch factor that was tried replaces `prefetch`, and a window that adapts itself."""
+    with DataLoader(Waiting(1_000_000, 0), 2, num_workers=1, workers="thread", **given) as loader:
+        batches = iter(loader)
+
+        def reaches(expected):
+            while loader.stats().window != expected:
+                next(batches)
+
+        reaches(window)
+        before = loader.prefetch_factor
+        tuning = loader.tune(600, prefetch_factor=7)
+        reaches(7)
+        assert tuning.code == "num_workers=1, prefetch_factor=7"
+        tuning.undo()
+        reaches(window)
+        assert loader.prefetch_factor == before
+        copy = DataLoader.from_torch(loader)
+        assert [vars(copy)[name] for name in ("prefetch_factor", "prefetch")] == [
+            given.get(name) for name in ("prefetch_factor", "prefetch")
+        ]
+        loader.prefetch_factor = 4
+        assert DataLoader.from_torch(loader).prefetch is None, "it was replaced"
+
+
+def test_one_setting_is_used_at_once_measured_and_undone():
+    with DataLoader(Waiting(1_000_000, 0.002), 2, num_workers=1, workers="thread") as loader:
+        batches = iter(loader)
+        for _ in range(60):
+            next(batches)
+        tuning = loader.tune(20, num_workers=3)
+        assert "Measuring num_workers=3" in loader.stats().tuning.text
+        assert loader.stats().tuning.changed
+        while not tuning.finished:
+            next(batches)
+        assert "num_workers=3 is 2" in str(tuning), str(tuning)
+        assert [trial.setting for trial in tuning.trials] == [(1, None), (3, None)]
+        assert loader.num_workers == 3
+        tuning.undo()
+        assert loader.num_workers == 1
+        assert "before are back: num_workers=1. num_workers=3 is" in loader.stats().tuning.text
+    with pytest.raises(LoaderClosedError):
+        tuning.undo()
+
+
+def test_workers_are_tried_from_the_next_epoch_on_where_there_are_none():
+    with DataLoader(Waiting(400, 0.002), 2, workers="thread") as loader:
+        batches = iter(loader)
+        for _ in range(40):
+            next(batches)
+        tuning = loader.tune(20, num_workers=2)
+        for _ in range(4):
+            for _batch in loader:
+                pass
+            if tuning.finished:
+                break
+        assert [trial.setting.num_workers for trial in tuning.trials] == [0, 2], str(tuning)
+        tuning.undo()
+        assert loader.num_workers == 0
 
 
 def test_the_time_is_limited_also_where_batches_are_slow():

@@ -14,7 +14,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nbloader._util.format import number, percent
 
@@ -35,11 +35,13 @@ class Setting(NamedTuple):
     """What is changed."""
 
     num_workers: int
-    prefetch_factor: int
+    prefetch_factor: int | None
+    """None for the loader's own window: `prefetch`, or one that adapts itself."""
 
     def __str__(self) -> str:
         """As arguments of the loader."""
-        return f"num_workers={self.num_workers}, prefetch_factor={self.prefetch_factor}"
+        window = "" if self.prefetch_factor is None else f", prefetch_factor={self.prefetch_factor}"
+        return f"num_workers={self.num_workers}{window}"
 
 
 class Measurement(NamedTuple):
@@ -92,16 +94,97 @@ def is_faster(new: Measurement, old: Measurement) -> bool:
     return new.rate > old.rate * (1 + max(GAIN, 2 * math.hypot(new.error, old.error)))
 
 
+class Plan(Protocol):
+    """Which settings are tried. `next` and `measured` are called in turn."""
+
+    start: Setting
+    """The setting before."""
+    trials: list[Trial]
+    best: Trial | None
+    """The fastest; None before the first measurement."""
+    ahead: int
+    """Batches that the loader's own window (`prefetch_factor=None`) now requests ahead, per worker."""
+
+    @property
+    def result(self) -> Setting:
+        """The setting that stays if nothing else is tried."""
+        ...
+
+    def next(self) -> Setting | None:
+        """The setting to measure; None at the end."""
+        ...
+
+    def measured(self, setting: Setting, measurement: Measurement) -> bool:
+        """Add what was measured. Returns whether the setting stays."""
+        ...
+
+    def keep_workers(self) -> None:
+        """Do not change the number of workers any more."""
+        ...
+
+    def summary(self, *, finished: bool) -> str:
+        """What was found, in a sentence or two; "" before the first measurement."""
+        ...
+
+
+class Change:
+    """One setting that the user has chosen. It stays, whatever is measured.
+
+    Args:
+        start: The present setting.
+        setting: The new one.
+        before: What was measured with the present one; None if nothing was.
+    """
+
+    def __init__(self, start: Setting, setting: Setting, before: Measurement | None) -> None:
+        self.start, self.result = start, setting
+        self.trials = [] if before is None else [Trial(start, before, kept=True)]
+        self.best: Trial | None = None
+        self.ahead = 0
+        self._given = False
+
+    def next(self) -> Setting | None:
+        """The setting, once."""
+        given, self._given = self._given, True
+        return None if given else self.result
+
+    def measured(self, setting: Setting, measurement: Measurement) -> bool:
+        """Add what was measured. It stays."""
+        self.best = Trial(setting, measurement, kept=True)
+        self.trials.append(self.best)
+        return True
+
+    def keep_workers(self) -> None:
+        """Nothing: there is no other setting."""
+
+    def summary(self, *, finished: bool) -> str:
+        """The gain."""
+        if self.best is None:
+            return "" if finished else f"Measuring {self.result}."
+        new = self.best.measured
+        if len(self.trials) == 1:
+            return f"{self.result}: {number(new.rate)} batches/s."
+        old = self.trials[0].measured
+        rates = f"{number(old.rate)} to {number(new.rate)} batches/s"
+        if is_faster(new, old):
+            return f"{self.result} is {number(new.rate / old.rate)} times as fast as before ({rates})."
+        if is_faster(old, new):
+            return f"{self.result} is slower than before ({rates}): undo it."
+        return f"{self.result} is no faster than before ({rates})."
+
+
 class Search:
-    """Which setting to try next. `next` and `measured` are called in turn.
+    """Searches for the fastest setting.
 
     Args:
         start: The present setting.
         max_workers: Largest number of workers to try; the present one if it must not change.
+        ahead: See `Plan`.
     """
 
-    def __init__(self, start: Setting, max_workers: int) -> None:
+    def __init__(self, start: Setting, max_workers: int, ahead: int = 2) -> None:
         self.start = start
+        self.ahead = ahead
         self.trials: list[Trial] = []
         self.best: Trial | None = None
         """The fastest; None before the first measurement."""
@@ -129,6 +212,26 @@ class Search:
         self._fixed = True
 
     @property
+    def result(self) -> Setting:
+        """The fastest setting so far."""
+        return self.start if self.best is None else self.best.setting
+
+    def summary(self, *, finished: bool) -> str:
+        """The best setting, and its gain."""
+        best, trials = self.best, self.trials
+        if best is None:
+            return ""
+        state = "" if finished else "So far: "
+        if best is trials[0]:
+            text = f"{state}The present settings are the best of {len(trials)}: {best.setting}."
+        else:
+            gain = best.measured.rate / trials[0].measured.rate
+            text = f"{state}DataLoader(..., {best.setting}) is {number(gain)} times as fast as {trials[0].setting}."
+        if self.free:
+            text += f" The loop waits only {percent(best.measured.wait_share)} of its time: it is the limit itself."
+        return text
+
+    @property
     def free(self) -> bool:
         """Whether the best setting leaves nothing to gain: the loop hardly waits."""
         return self.best is not None and self.best.measured.wait_share < FREE
@@ -137,11 +240,11 @@ class Search:
         yield self.start
         if not self._fixed:
             yield from self._workers()
-        prefetch = self._kept.prefetch_factor
-        while (prefetch := prefetch * 2) <= MAX_PREFETCH:
-            setting = Setting(self._kept.num_workers, prefetch)
+        prefetch = self.ahead if self.result.prefetch_factor is None else self.result.prefetch_factor
+        while (prefetch := max(1, prefetch * 2)) <= MAX_PREFETCH:
+            setting = Setting(self.result.num_workers, prefetch)
             yield setting
-            if self._kept != setting:
+            if self.result != setting:
                 break
 
     def _workers(self) -> Iterator[Setting]:
@@ -149,20 +252,16 @@ class Search:
         while low < self._max_workers:
             high = min(2 * low, self._max_workers)
             yield Setting(high, prefetch)
-            if self._kept.num_workers != high:  # too far
+            if self.result.num_workers != high:  # too far
                 middle = (low + high) // 2
                 if middle > low:
                     yield Setting(middle, prefetch)
                 break
             low = high
-        workers = self._kept.num_workers
-        while workers == self._kept.num_workers <= self.start.num_workers and workers > 1:
+        workers = self.result.num_workers
+        while workers == self.result.num_workers <= self.start.num_workers and workers > 1:
             workers //= 2
             yield Setting(workers, prefetch)
-
-    @property
-    def _kept(self) -> Setting:
-        return self.start if self.best is None else self.best.setting
 
 
 def table(trials: Sequence[Trial], best: Trial | None) -> str:

@@ -141,7 +141,7 @@ class Engine:
             config.num_workers,
             prefetch_factor=config.prefetch_factor,
             prefetch=config.prefetch,
-            adaptive=config.adaptive_window and not config.kind.inline,
+            adaptive=self._adapts(config.adaptive_window),
             unlimited_queue=config.kind.inline,  # each iteration has a consumer that produces for itself
             concurrency=config.concurrency,
         )
@@ -957,13 +957,16 @@ class Engine:
         self._group.resize(num_workers)
         self._wake_consumers()  # the window may be larger
 
-    def set_prefetch_factor(self, prefetch_factor: int) -> None:
-        """Request so many batches ahead, per worker, from now on."""
-        self._command(lambda: self._set_prefetch_factor(prefetch_factor))
+    def set_window(self, prefetch_factor: int, *, prefetch: int | None, adaptive: bool) -> None:
+        """Request so many batches ahead from now on; the arguments are those of `EngineConfig`."""
+        self._command(lambda: self._set_window(prefetch_factor, prefetch, adaptive=adaptive))
 
-    def _set_prefetch_factor(self, prefetch_factor: int) -> None:
-        self._policy.set_prefetch_factor(prefetch_factor)
+    def _set_window(self, prefetch_factor: int, prefetch: int | None, *, adaptive: bool) -> None:
+        self._policy.set_window(prefetch_factor, prefetch=prefetch, adaptive=self._adapts(adaptive))
         self._wake_consumers()
+
+    def _adapts(self, adaptive: bool) -> bool:
+        return adaptive and not self._config.kind.inline
 
     def supersede(self) -> None:
         """The cell of this loader was run again: stop the workers soon, at once if no epoch is under way."""

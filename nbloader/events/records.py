@@ -260,7 +260,8 @@ class SettingTried:
     time: int
     """When, ns."""
     num_workers: int
-    prefetch_factor: int
+    prefetch_factor: int | None
+    """None for the loader's own window: `prefetch`, or one that adapts itself."""
     rate: float
     """Batches per second."""
     kept: bool

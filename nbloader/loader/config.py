@@ -506,10 +506,14 @@ class LoaderConfig(Generic[T_co]):
             return DEFAULT_PREFETCH_FACTOR
         return self.prefetch_factor
 
-    @property
-    def adapts_window(self) -> bool:
-        """Whether the prefetch window may be extended for small and quick batches."""
-        given = self.prefetch is not None or self.prefetch_factor is not None
+    def adapts_window(self, prefetch_factor: int | None, prefetch: int | None) -> bool:
+        """Whether the prefetch window may grow for small and quick batches.
+
+        Args:
+            prefetch_factor: As it is now, which may differ from the argument.
+            prefetch: As it is now.
+        """
+        given = prefetch is not None or prefetch_factor is not None
         return not given and (self.in_order or self.dispatch != "round_robin")
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 from nbloader._util.validate import natural
 from nbloader.engine.engine import Engine
 from nbloader.errors import LoaderClosedError
-from nbloader.loader.config import PREFETCH_FACTOR_HINT
+from nbloader.loader.config import DEFAULT_PREFETCH_FACTOR, PREFETCH_FACTOR_HINT
 
 
 class Control:
@@ -50,15 +50,28 @@ class Control:
             self._num_workers = value
             self._engine.resize(value)
 
-    def set_prefetch_factor(self, value: Any) -> int | None:
-        """See `DataLoader.prefetch_factor`. Returns the value as an int, or None for the default."""
+    def check_prefetch_factor(self, value: Any) -> int | None:
+        """Check a prefetch factor that is to be assigned.
+
+        Returns:
+            It as an int; None for the default.
+
+        Raises:
+            ValueError: It is negative.
+            TypeError: Neither an int nor None.
+            LoaderClosedError: After `close()`.
+        """
         self.check_open()
-        if value is None:
-            return None
-        prefetch_factor: int = natural("prefetch_factor", value, PREFETCH_FACTOR_HINT)
+        return None if value is None else natural("prefetch_factor", value, PREFETCH_FACTOR_HINT)
+
+    def set_window(self, prefetch_factor: int | None, prefetch: int | None, *, adaptive: bool) -> None:
+        """Request so many batches ahead, of a loader that has workers."""
         if self._num_workers:
-            self._engine.set_prefetch_factor(prefetch_factor)
-        return prefetch_factor
+            self._engine.set_window(
+                DEFAULT_PREFETCH_FACTOR if prefetch_factor is None else prefetch_factor,
+                prefetch=prefetch,
+                adaptive=adaptive,
+            )
 
     def restart_workers(self, ids: int | Iterable[int] | None) -> None:
         """See `DataLoader.restart_workers`."""

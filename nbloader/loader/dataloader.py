@@ -122,6 +122,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
     generator: torch_api.Generator | None
     in_order: bool
     last_batch: str | None
+    prefetch: int | None
     persistent_workers: bool
     worker_init_fn: Callable[[int], None] | None
 
@@ -374,6 +375,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return EngineDemand(
             num_workers=num_workers,
             prefetch_factor=self.prefetch_factor if num_workers else None,
+            prefetch=self.prefetch,
+            adaptive_window=self._config.adapts_window(self._given("prefetch_factor"), self.prefetch),
             has_workers=num_workers > 0,
             persistent=persistent,
             fresh=fresh,
@@ -493,7 +496,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def prefetch_factor(self) -> int | None:
         """Batches requested ahead, per worker; None without workers. Can be assigned at any time.
 
-        An assigned value also replaces `prefetch` and a window that adapted itself.
+        An assigned number also replaces `prefetch`, and a window that adapted itself; None is the default.
 
         Raises:
             ValueError: It is negative.
@@ -504,9 +507,18 @@ class DataLoader(torch_api.DataLoader[T_co]):
 
     @prefetch_factor.setter
     def prefetch_factor(self, value: int | None) -> None:
-        if self.__initialized:
-            value = self._parts.control.set_prefetch_factor(value)
-        vars(self)["prefetch_factor"] = value
+        if not self.__initialized:
+            vars(self)["prefetch_factor"] = value
+            return
+        value = self._parts.control.check_prefetch_factor(value)
+        replaces = value is not None and self.num_workers > 0
+        self._set_window(value, None if replaces else self.prefetch)
+
+    def _set_window(self, prefetch_factor: int | None, prefetch: int | None) -> None:
+        """Request so many batches ahead, as with these arguments of the loader."""
+        vars(self).update(prefetch_factor=prefetch_factor, prefetch=prefetch)
+        adaptive = self._config.adapts_window(prefetch_factor, prefetch)
+        self._parts.control.set_window(prefetch_factor, prefetch, adaptive=adaptive)
 
     def _given(self, name: str) -> Any:
         """The value of an argument that a property shows.
@@ -795,7 +807,14 @@ class DataLoader(torch_api.DataLoader[T_co]):
         """
         return self._parts.monitor.lines.result()
 
-    def tune(self, seconds: float = 60.0, *, max_workers: int | None = None) -> Tuning:
+    def tune(
+        self,
+        seconds: float = 60.0,
+        *,
+        max_workers: int | None = None,
+        num_workers: int | None = None,
+        prefetch_factor: int | None = None,
+    ) -> Tuning:
         """Search for a faster number of workers and prefetch factor while a loop runs; from any thread.
 
         Returns at once. Call it before the loop, or while it runs: the search begins with the first batches and
@@ -807,20 +826,27 @@ class DataLoader(torch_api.DataLoader[T_co]):
         Args:
             seconds: Time for the search, counted while the loop runs.
             max_workers: Largest number of workers to try; by default 4 per core, at least 8.
+            num_workers: Use this number of workers at once, measure it, and keep it, instead of a search.
+            prefetch_factor: Use this prefetch factor, likewise.
 
         Returns:
             The search. `print` it to see what was tried and what to write down; `undo()` returns to the settings
             before it, `stop()` ends it. A search that is still running is ended by a new one.
 
         Raises:
-            ValueError: The loader has no workers, or an argument is not positive.
+            ValueError: The loader has no workers, or an argument is out of range.
             LoaderClosedError: After `close()`.
         """
-        from nbloader.loader.tuning import Tuning
+        from nbloader.diagnose.tune import Setting
+        from nbloader.loader.tuning import Tuning, change_plan, search_plan
 
         parts = self._parts
         parts.control.check_open()
-        if not self.num_workers:
+        chosen = num_workers is not None or prefetch_factor is not None
+        if num_workers is not None:
+            num_workers = parts.control.check_num_workers(num_workers)
+        prefetch_factor = parts.control.check_prefetch_factor(prefetch_factor)
+        if not self.num_workers and not chosen:
             raise ValueError(
                 "tune() changes the number of workers during an epoch, and a loader with num_workers=0 has none: "
                 "assign loader.num_workers = 1 before the epoch"
@@ -830,8 +856,21 @@ class DataLoader(torch_api.DataLoader[T_co]):
         if self.tuning is not None:
             self.tuning.stop()
             self.tuning.wait()
-        most = self.num_workers if self._is_iterable else max_workers
-        parts.monitor.tuning = tuning = Tuning(cast("LoaderControl", self), parts.monitor, seconds, most)
+        factor, total = self._given("prefetch_factor"), self.prefetch
+        start = Setting(self.num_workers, None if total is not None else factor)
+        if chosen:
+            workers = start.num_workers if num_workers is None else num_workers
+            wanted = Setting(workers, start.prefetch_factor if prefetch_factor is None else prefetch_factor)
+            plan = change_plan(start, wanted, parts.bus.batches())
+        else:
+            plan = search_plan(start, self.num_workers if self._is_iterable else max_workers)
+
+        def restore_window(loader: DataLoader[Any]) -> None:  # the search does not keep the loader alive
+            loader._set_window(factor, total)
+
+        parts.monitor.tuning = tuning = Tuning(
+            cast("LoaderControl", self), parts.monitor, seconds, plan, restore_window
+        )  # fmt: skip
         return tuning
 
     @property
@@ -1060,6 +1099,10 @@ class EngineDemand:
     """0 where the consumer itself loads. A running engine can be resized."""
     prefetch_factor: int | None = field(compare=False)
     """Batches to request ahead, per worker; None without workers. It, too, can be changed while the engine runs."""
+    prefetch: int | None = field(compare=False)
+    """Batches to request ahead in total, instead of that; None if it was not given."""
+    adaptive_window: bool = field(compare=False)
+    """Whether the prefetch window may grow for small and quick batches."""
     has_workers: bool
     persistent: bool
     """Whether workers that are idle are never stopped."""
@@ -1104,8 +1147,8 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
         EngineConfig(
             num_workers=demand.num_workers or 1,
             prefetch_factor=demand.prefetch_factor or 0,
-            prefetch=config.prefetch,
-            adaptive_window=config.adapts_window,
+            prefetch=demand.prefetch,
+            adaptive_window=demand.adaptive_window,
             kind=create_kind(options),
             fresh_workers=options.kind == "process" and options.start_method == "fork" and demand.fresh,
             round_robin=config.dispatch == "round_robin",
@@ -1128,4 +1171,4 @@ def _kind_name(config: LoaderConfig[Any], demand: EngineDemand) -> str:
     """
     if demand.has_workers:
         return config.workers
-    return "thread" if config.prefetch or demand.concurrency else INLINE
+    return "thread" if demand.prefetch or demand.concurrency else INLINE

@@ -7,12 +7,13 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Callable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nbloader._util.format import number, percent, plural
+from nbloader._util.format import number, plural
 from nbloader._util.system import cores
-from nbloader.diagnose.tune import Measurement, Search, Setting, Trial, measure, table
+from nbloader.diagnose.tune import Change, Measurement, Plan, Search, Setting, Trial, measure, table
 from nbloader.errors import LoaderClosedError
 from nbloader.events import (
     BatchRecord,
@@ -22,7 +23,6 @@ from nbloader.events import (
     SettingTried,
     WorkerRestarted,
 )
-from nbloader.loader.config import DEFAULT_PREFETCH_FACTOR
 from nbloader.metrics.snapshot import TuningGauge
 
 if TYPE_CHECKING:
@@ -50,28 +50,61 @@ DISTURBANCES = (LoaderPaused, LoaderResumed, WorkerRestarted, DatasetReloaded)
 RUNNING = frozenset({"starting", "running", "paused"})
 """States of a loader that is iterated."""
 CLOSED = "The loader was closed."
+RECENT_NS = 5_000_000_000
+"""Batches of the last seconds are what a setting is compared with that was chosen, ns."""
+
+
+def search_plan(start: Setting, max_workers: int | None) -> Plan:
+    """Search for the fastest setting.
+
+    Args:
+        start: The present setting.
+        max_workers: Largest number of workers to try; the present one if it must not change; None for 4 per core, at
+            least 8.
+    """
+    return Search(start, max(8, 4 * cores()) if max_workers is None else max_workers)
+
+
+def change_plan(start: Setting, setting: Setting, records: Sequence[BatchRecord]) -> Plan:
+    """Change to a setting that was chosen.
+
+    Args:
+        start: The present setting.
+        setting: The new one.
+        records: Batches so far, of which the last seconds are measured.
+    """
+    recent = [r for r in records if r.delivered > records[-1].delivered - RECENT_NS and r.run == records[-1].run]
+    return Change(start, setting, measure(recent))
 
 
 class Tuning:
-    """A search for better settings, on a thread, while a loop iterates the loader.
+    """Tries settings while a loop iterates the loader, on a thread.
 
     `print` it, or leave it as the last line of a cell, to see what was tried.
 
     Args:
         loader: The loader. It is not kept alive.
         monitor: Its monitor.
-        seconds: Time for the whole search, counted while the loop runs.
-        max_workers: Largest number of workers to try; the present one if it must not change; None for 4 per core, at
-            least 8.
+        seconds: Time for all settings, counted while the loop runs.
+        plan: Which settings are tried.
+        restore_window: Gives a loader its present prefetch window again.
     """
 
-    def __init__(self, loader: LoaderControl, monitor: Monitor, seconds: float, max_workers: int | None) -> None:
+    def __init__(
+        self,
+        loader: LoaderControl,
+        monitor: Monitor,
+        seconds: float,
+        plan: Plan,
+        restore_window: Callable[[Any], object],
+    ) -> None:
         self._loader = weakref.ref(loader)
         self._monitor = monitor
         self._seconds = seconds
         self._slice = min(LONGEST, max(SHORTEST, seconds / PARTS))
-        most = max(8, 4 * cores()) if max_workers is None else max_workers
-        self._search = Search(_setting_of(loader), most)
+        self._plan = plan
+        self._restore_window = restore_window
+        self._window_replaced = False
         self._ended = threading.Event()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -79,7 +112,7 @@ class Tuning:
         self._reason = ""
         self._used = 0.0
         self._last: list[BatchRecord] = []  # the newest record, from which the next gap is counted
-        self._expected = self._search.start
+        self._start = self._expected = _settings_of(loader)
         self._subscription = loader.events.subscribe(maxlen=50_000)
         self._thread = threading.Thread(target=self._run, name="nbloader-tune", daemon=True)
         self._thread.start()
@@ -89,12 +122,12 @@ class Tuning:
     @property
     def trials(self) -> list[Trial]:
         """What was measured so far, in this order."""
-        return list(self._search.trials)
+        return list(self._plan.trials)
 
     @property
     def best(self) -> Trial | None:
         """The fastest setting so far; None before anything was measured."""
-        return self._search.best
+        return self._plan.best
 
     @property
     def finished(self) -> bool:
@@ -104,8 +137,7 @@ class Tuning:
     @property
     def code(self) -> str:
         """The arguments to write down, such as "num_workers=4, prefetch_factor=2"."""
-        best = self._search.best
-        return str(self._search.start if best is None else best.setting)
+        return str(self._plan.result)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the search is over. The loop must run on another thread.
@@ -125,6 +157,8 @@ class Tuning:
     def undo(self) -> None:
         """End the search, and return to the settings before it; soon if it is running, else at once.
 
+        The prefetch window, too, is the one before: `prefetch`, or one that adapts itself.
+
         Raises:
             LoaderClosedError: The loader was closed.
         """
@@ -134,17 +168,16 @@ class Tuning:
             if not self._ended.is_set():
                 return  # its thread does it
         try:
-            self._apply(self._search.start)
+            self._apply(self._plan.start)
         except _EndError as error:
             raise LoaderClosedError("this loader is closed: create a new one") from error
 
     @property
     def gauge(self) -> TuningGauge:
         """What a dashboard shows of it."""
-        best, start = self._search.best, self._search.start
-        changed = best is not None and best.setting != start and not self._undone
-        text = f"The settings before the search are back: {start}." if self._undone else self._summary()
-        return TuningGauge(not self.finished, changed, text)
+        plan = self._plan
+        changed = plan.result != plan.start and not self._undone
+        return TuningGauge(not self.finished, changed, self._summary(), isinstance(plan, Change))
 
     def __str__(self) -> str:
         """A table of what was tried, and what to write down."""
@@ -158,19 +191,10 @@ class Tuning:
         return f"<pre>{escape(str(self))}</pre>"
 
     def _summary(self) -> str:
-        best, trials = self.best, self.trials
-        if best is None:
-            return self._reason or "Waiting for a loop: iterate the loader."
-        first = trials[0].measured
-        state = "" if self.finished else "So far: "
-        if best is trials[0]:
-            text = f"{state}The present settings are the best of {len(trials)}: {best.setting}."
-        else:
-            gain = best.measured.rate / first.rate
-            text = f"{state}DataLoader(..., {best.setting}) is {number(gain)} times as fast as {trials[0].setting}."
-        if self._search.free:
-            text += f" The loop waits only {percent(best.measured.wait_share)} of its time: it is the limit itself."
-        return f"{text} {self._reason}".strip()
+        found = self._plan.summary(finished=self.finished)
+        if self._undone:
+            return f"The settings before are back: {self._plan.start}. {found}".strip()
+        return f"{found} {self._reason}".strip() or "Waiting for a loop: iterate the loader."
 
     # ---- the thread ---------------------------------------------------------------------------------------------
 
@@ -190,7 +214,7 @@ class Tuning:
                 self._ended.set()
             if self._undone:
                 with contextlib.suppress(_EndError, LoaderClosedError):
-                    self._apply(self._search.start)
+                    self._apply(self._plan.start)
 
     def _find(self) -> None:
         """Try settings until there is none left to try.
@@ -198,28 +222,29 @@ class Tuning:
         Raises:
             _EndError: The search ends earlier.
         """
-        search = self._search
-        while (setting := search.next()) is not None:
+        plan = self._plan
+        while (setting := plan.next()) is not None:
             try:
                 measured = self._try(setting)
             except _EndError:
                 self._restore()
                 raise
-            kept = search.measured(setting, measured)
+            kept = plan.measured(setting, measured)
             self._reach().events.publish(SettingTried(time.perf_counter_ns(), *setting, measured.rate, kept))
             if self._monitor.draws_by_worker:
-                search.keep_workers()
+                plan.keep_workers()
             if not kept:
                 self._restore()
+            if not self._window_replaced:
+                plan.ahead = -(-self._reach().stats().window // max(1, plan.result.num_workers))
 
     def _restore(self) -> None:
         """Return to the best setting, unless other code has changed the settings."""
         loader = self._loader()
-        if loader is None or _setting_of(loader) != self._expected:
+        if loader is None or _settings_of(loader) != self._expected:
             return
-        best = self._search.best
         with contextlib.suppress(LoaderClosedError):
-            self._apply(self._search.start if best is None else best.setting)
+            self._apply(self._plan.result)
 
     def _try(self, setting: Setting) -> Measurement:
         """Measure a setting.
@@ -253,7 +278,7 @@ class Tuning:
         while True:
             self._look()
             stats = self._reach().stats()
-            if stats.state not in RUNNING:
+            if stats.state not in RUNNING or bool(stats.workers) != bool(workers):  # they come with the next epoch
                 began = time.monotonic()
                 continue
             ready = sum(worker.state not in {"starting", "dead"} for worker in stats.workers)
@@ -268,7 +293,7 @@ class Tuning:
         """
         if self._stop.wait(INTERVAL):
             raise _EndError("The search was stopped.")
-        if _setting_of(self._reach()) != self._expected:
+        if _settings_of(self._reach()) != self._expected:
             raise _EndError("The search has ended, because other code changed the settings.")
         events = self._subscription.drain()
         records = [event for event in events if isinstance(event, BatchRecord)]
@@ -288,16 +313,28 @@ class Tuning:
 
     def _apply(self, setting: Setting) -> None:
         loader = self._reach()
-        self._expected = setting
-        if loader.prefetch_factor != setting.prefetch_factor:
+        if setting.prefetch_factor == self._plan.start.prefetch_factor:
+            if self._window_replaced or loader.prefetch_factor != self._start.prefetch_factor:
+                self._restore_window(loader)
+                self._window_replaced = False
+        elif setting.prefetch_factor is not None and loader.prefetch_factor != setting.prefetch_factor:
+            self._window_replaced = True
             loader.prefetch_factor = setting.prefetch_factor
         if loader.num_workers != setting.num_workers:
             loader.num_workers = setting.num_workers
+        self._expected = _Settings(setting.num_workers, loader.prefetch_factor)
 
 
 class _EndError(Exception):
     """The search ends; says why."""
 
 
-def _setting_of(loader: LoaderControl) -> Setting:
-    return Setting(loader.num_workers, loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
+class _Settings(NamedTuple):
+    """The attributes of a loader that are changed."""
+
+    num_workers: int
+    prefetch_factor: int | None
+
+
+def _settings_of(loader: LoaderControl) -> _Settings:
+    return _Settings(loader.num_workers, loader.prefetch_factor)

@@ -100,8 +100,12 @@ class LoaderControl(Protocol):
         """The newest search for better settings; None without one."""
         ...
 
-    def tune(self) -> SettingSearch:
-        """Search for better settings while the loop runs. Returns at once."""
+    def tune(self, *, num_workers: int | None = None, prefetch_factor: int | None = None) -> SettingSearch:
+        """Search for better settings while the loop runs, or use this one and measure it. Returns at once.
+
+        Raises:
+            ValueError: There are no workers to search with, or a number is out of range.
+        """
         ...
 
     def stats(self) -> Snapshot:

@@ -181,13 +181,15 @@ class Verdict(NamedTuple):
 
 
 class TuningGauge(NamedTuple):
-    """A search for better settings."""
+    """A search for better settings, or the trial of one."""
 
     running: bool
     changed: bool
-    """Whether it has found a better setting, which is used."""
+    """Whether it has changed the settings."""
     text: str
     """Its result, or what it waits for."""
+    chosen: bool = False
+    """Whether it is the trial of one setting that was chosen."""
 
 
 NO_VERDICT = Verdict()

@@ -87,7 +87,8 @@ def _supervisor_failed(e: SupervisorFailed) -> Described:
 
 
 def _setting_tried(e: SettingTried) -> Described:
-    what = f"num_workers={e.num_workers}, prefetch_factor={e.prefetch_factor}"
+    window = "" if e.prefetch_factor is None else f", prefetch_factor={e.prefetch_factor}"
+    what = f"num_workers={e.num_workers}{window}"
     return "command", f"tried {what}: {number(e.rate)} batches/s, {'kept' if e.kept else 'undone'}"
 
 

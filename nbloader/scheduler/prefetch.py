@@ -111,10 +111,10 @@ class PrefetchPolicy:
         self._num_workers = num_workers
         self._plan()
 
-    def set_prefetch_factor(self, prefetch_factor: int) -> None:
-        """Request so many batches ahead per worker from now on, and adapt no more."""
-        self._prefetch_factor, self._prefetch = prefetch_factor, None
-        self._adaptive = self._deep = False
+    def set_window(self, prefetch_factor: int, *, prefetch: int | None = None, adaptive: bool = False) -> None:
+        """Request so many batches ahead from now on; the arguments are those of the constructor."""
+        self._prefetch_factor, self._prefetch, self._adaptive = prefetch_factor, prefetch, adaptive
+        self._deep = False
         self._plan()
 
     @property
