@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 
 from nbloader import DataLoader
-from nbloader.diagnose.what_if import Job, Settings, jobs_of, predict, replay
+from nbloader.diagnose.what_if import WIDE, CostChange, Job, LineTime, Prediction, Settings, jobs_of, predict, replay
 from nbloader.events import BatchRecord
 from nbloader.metrics.evidence import Evidence
 from nbloader.metrics.usage import Usage
@@ -48,6 +49,14 @@ WAITING, COMPUTING = [Job(0.1, 0, 0.01)] * 100, [Job(0, 0.1, 0.01)] * 100
 )
 def test_the_model(jobs: list[Job], now: Settings, seconds: float):
     assert per_batch(jobs, now) == pytest.approx(seconds, rel=0.06)
+
+
+@pytest.mark.unit
+def test_the_loop_and_the_workers_share_the_cores():
+    jobs = [Job(0, 0.1, 0.1, 0.1)] * 100
+    assert per_batch(jobs, settings(1, cores=2)) == pytest.approx(0.1, rel=0.02)
+    assert per_batch(jobs, settings(1, cores=1)) == pytest.approx(0.2, rel=0.02)
+    assert per_batch([job._replace(step_cpu=0) for job in jobs], settings(1, cores=1)) == pytest.approx(0.1, rel=0.02)
 
 
 @pytest.mark.unit
@@ -141,3 +150,127 @@ def test_no_prediction_where_the_model_does_not_fit():
     assert str(locked) == "num_workers=4: cannot tell, a lock serializes the workers"
     few = predict(recorded(jobs, now)[:9], Evidence(), now, settings(4), "workers_wait", "num_workers=4")
     assert "20 consecutive batches are needed, there are 9" in str(few)
+
+
+def change(jobs: list[Job], costs: CostChange, now: Settings, changed: Settings | None = None, **fields: object):
+    records = [record._replace(samples=10, **fields) for record in recorded(jobs, now)]
+    return predict(records, Evidence(), now, changed or now, "workers_wait", "x", costs)
+
+
+SLOW = [Job(0.06, 0.02, 0.005)] * 120
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("costs", "speedup", "interval"),
+    [
+        (CostChange(cached=1.0), 0.04 / 0.005, (7, 8.2)),  # the loop limits
+        (CostChange(cached=0.5), 2, (1.95, 2.05)),
+        (CostChange(line=LineTime(0.0, 0.5, 1000)), 2, (1.85, 2.2)),
+        (CostChange(line=LineTime(0.25, 0.25, 1000)), 2, (1.85, 2.2)),
+        (CostChange(line=LineTime(0.5, 0.0, 1000)), 2, (1.85, 2.2)),  # half of that waited for a core
+        (CostChange(line=LineTime(0.3, 0.7, 1000)), 8, (7.8, 8.2)),
+        (CostChange(transport=False), 1, (0.98, 1.02)),
+        (CostChange(batch_size=40), 1, (0.97, 1.03)),  # samples limit, not batches
+    ],
+)
+def test_other_costs_of_batches_are_predicted(costs: CostChange, speedup: float, interval: tuple[float, float]):
+    found = change(SLOW, costs, settings(2))
+    assert found.speedup == pytest.approx(speedup, rel=0.05), found
+    assert interval[0] <= found.low <= found.speedup <= found.high <= interval[1], found
+
+
+@pytest.mark.unit
+def test_threads_are_predicted_where_little_computing_may_hold_the_interpreter_lock():
+    little = [Job(0.08, 0.002, 0.005)] * 120
+    found = change(little, CostChange(threads=True), settings(2), settings(6))
+    assert found.speedup == pytest.approx(3, rel=0.05)
+    much = change([Job(0.01, 0.08, 0.005)] * 120, CostChange(threads=True), settings(4))
+    assert much.speedup is None
+    assert "it may be 0.2" in much.reason
+    assert "interpreter lock, which was not measured" in much.reason
+
+
+@pytest.mark.unit
+def test_a_pickled_batch_is_predicted_without_transport():
+    now = settings(1)
+    jobs = [Job(0.05, 0.0, 0.055)] * 120
+    records = [
+        r._replace(transport="pickle", pickled=10**6, received=r.collated, in_order=r.delivered - 50 * MS)
+        for r in recorded(jobs, now)
+    ]
+    records = [r._replace(delivered=r.returned - 5 * MS, in_order=r.returned - 55 * MS) for r in records]
+    assert predict(records, Evidence(), now, now, "pickle", "x").reason == "batches are pickled"
+    found = predict(records, Evidence(), now, now, "pickle", "x", CostChange(transport=False))
+    assert found.speedup == pytest.approx(0.055 / 0.05, rel=0.05), found
+
+
+@pytest.mark.unit
+def test_larger_batches_save_steps_only_if_a_step_does_not_grow():
+    fast = [Job(0.001, 0.0, 0.05)] * 400
+    found = change(fast, CostChange(batch_size=20), settings(1))
+    assert found.speedup is None
+    assert "how long a step with such a batch takes" in found.reason
+    found = change(SLOW, CostChange(batch_size=5), settings(2))
+    assert found.batches_per_second == pytest.approx(2 * found.measured, rel=0.05)
+    assert "as many samples/s" in str(found)
+    few = change(SLOW, CostChange(batch_size=64), settings(2))
+    assert few.reason == "the 1200 samples of the last batches make fewer than 20 of this size"
+
+
+@pytest.mark.unit
+def test_a_line_needs_samples():
+    found = change(SLOW, CostChange(line=LineTime(0.2, 0.2, 40)), settings(2))
+    assert "sampled 40 times, 50 are needed" in found.reason
+    wide = change(SLOW, CostChange(line=LineTime(0.02, 0.88, 120)), settings(8))
+    assert isinstance(wide, Prediction)
+    assert wide.speedup is None or wide.high <= WIDE**2 * wide.low
+
+
+class Sleeps:
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.002)
+        return index
+
+
+def test_a_loader_predicts_other_arguments():
+    with DataLoader(Sleeps(), 4, num_workers=2, workers="thread") as loader:
+        loader.profile_lines()
+        for _batch in loader:
+            pass
+        for asked, told in (
+            ({"cache": 1.0}, "cache=1.0: "),
+            ({"batch_size": 8}, "batch_size=8: "),
+            ({"in_order": False}, "in_order=False: "),
+            ({"transport": "none"}, "transport=none: "),
+            ({"num_workers": 4, "workers": "thread"}, "num_workers=4, workers=thread: "),
+        ):
+            found = loader.what_if(**asked)
+            assert str(found).startswith(told)
+            assert (found.speedup is None) is bool(found.reason)
+            assert found.measured > 0
+        assert "was not measured" in loader.what_if(workers="process").reason
+        slow = next(line for line in loader.hot_lines() if "sleep" in line.source)
+        assert loader.what_if(line=slow).change == f"without {slow.place}"
+        assert loader.what_if(line=slow.place).change == loader.what_if(line=slow.line).change
+        for wrong, message in (
+            ({"workers": "fibre"}, "workers must be one of"),
+            ({"batch_size": 0}, "positive integer"),
+            ({"cache": 2}, "share of samples"),
+            ({"transport": "pickle"}, "can only be predicted"),
+            ({"line": 99_999}, "no line is 99999; lines that were sampled: '"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                loader.what_if(**wrong)
+        loader.num_workers = 3
+        assert "there are 0" in loader.what_if(num_workers=4).reason, "the batches were made with other settings"
+
+
+def test_a_loader_without_batches_of_its_own_predicts_no_batch_size():
+    with DataLoader(list(range(30)), batch_size=None) as loader:
+        for _sample in loader:
+            pass
+        assert "its batch_size is None" in loader.what_if(batch_size=4).reason

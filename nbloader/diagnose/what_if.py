@@ -1,11 +1,17 @@
 """Predicts the rate with other settings, by replaying measured batches through a model of the loader. Pure.
 
-    records -> jobs (waiting, CPU time, step) -> replay with the present settings   -> must match what was measured
-                                              -> replay with the changed settings   -> prediction
+    records -> costs -> jobs -> replay with the present settings   -> must match what was measured
+                 |
+                 +-> changed costs -> jobs -> replay with the changed settings   -> prediction
+
+A cost is what a batch took: waiting and computing, of fetching and collating, and the loop's step. Some changes are of
+the settings (workers, window, order), others of the costs (a cache, a line that takes nothing, larger batches).
 
 The model has workers that take jobs in order while the prefetch window has room, cores that are shared evenly by what
 computes, and a loop that takes batches in order. A prediction is given only if replaying the unchanged loop comes close
-to what was measured, and nothing that the model lacks limits it (a lock, other programs).
+to what was measured, and nothing that the model lacks limits it (a lock, other programs). Where a change has an effect
+that was not measured (which code holds the interpreter lock, how long a step with a larger batch takes), both extremes
+are replayed, and their predictions are the ends of the interval; there is no prediction if they are far apart.
 """
 
 from __future__ import annotations
@@ -35,6 +41,14 @@ EXTENSION = 16
 """Batches per worker beyond the window, while one is delayed and later ones are there."""
 ROUNDS, ENOUGH = 40, 0.01
 """Limits of an iteration: rounds, and relative precision of the cores used."""
+WIDE = 1.6
+"""If what was not measured makes a larger difference than this factor, there is no prediction."""
+HIT_SECONDS, HIT_RATE = 20e-6, 2e9
+"""What a cached sample costs: seconds each, and bytes per second of copying it."""
+HIT_TIMES = 3
+"""It may cost up to so many times as much."""
+MIN_SAMPLES = 50
+"""Samples of the workers' lines that a prediction needs."""
 UNMODELED = {
     Cause.LOCK: "a lock serializes the workers",
     Cause.INTERPRETER_LOCK: "threads wait for the interpreter lock",
@@ -47,7 +61,7 @@ UNMODELED = {
 
 
 class Job(NamedTuple):
-    """What one batch costs, seconds."""
+    """What one batch costs in the model, seconds."""
 
     waiting: float
     """Of its production: anything but computing."""
@@ -55,6 +69,79 @@ class Job(NamedTuple):
     """Of its production: on a core of its own."""
     step: float
     """In the loop: the step, the sampler, and building the batch."""
+    step_cpu: float = 0.0
+    """The part of `step` that computes."""
+
+
+class Cost(NamedTuple):
+    """What one batch took, seconds."""
+
+    samples: float
+    nbytes: float
+    fetch_waiting: float
+    fetch_cpu: float
+    collate_waiting: float
+    collate_cpu: float
+    between: float
+    """From one batch of a worker to the next one in its queue."""
+    sending: float
+    """The worker sent a pickle, until it was read."""
+    sampling: float
+    """The loop drew indices, or waited for that."""
+    opening: float
+    """The batch was there, and was being built or unpickled."""
+    step: float
+    step_cpu: float
+    """The part of `step` that computes."""
+
+    @property
+    def job(self) -> Job:
+        """The same in the model."""
+        waiting = self.fetch_waiting + self.collate_waiting + self.between + self.sending
+        return Job(
+            waiting,
+            self.fetch_cpu + self.collate_cpu,
+            self.sampling + self.opening + self.step,
+            self.step_cpu,
+        )
+
+    @property
+    def made(self) -> float:
+        """Fetching and collating."""
+        return self.fetch_waiting + self.fetch_cpu + self.collate_waiting + self.collate_cpu
+
+
+class LineTime(NamedTuple):
+    """The share of the workers' time that goes into a line of code and what it calls."""
+
+    computing: float
+    waiting: float
+    samples: int
+    """Number of samples of all lines that this rests on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostChange:
+    """A change of what batches cost."""
+
+    cached: float = 0.0
+    """Share of the samples that come from a cache, 0 to 1."""
+    line: LineTime | None = None
+    """A line of code that takes nothing."""
+    threads: bool = False
+    """The workers are threads, instead of processes."""
+    transport: bool = True
+    """Whether batches must be transported."""
+    batch_size: int | None = None
+    """Samples of a batch; None for as many as there are."""
+
+    @property
+    def removes_pickling(self) -> bool:
+        """Whether batches are no longer pickled."""
+        return self.threads or not self.transport
+
+
+UNCHANGED = CostChange()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +165,7 @@ class Prediction:
     measured: float
     """Batches per second now."""
     speedup: float | None = None
-    """Predicted rate over measured rate; None if there is no prediction."""
+    """Predicted samples per second over those measured; None if there is no prediction."""
     low: float = 0.0
     """Lower end of the interval of `speedup`."""
     high: float = 0.0
@@ -87,41 +174,69 @@ class Prediction:
     """Rate of the replayed, unchanged loop over the measured one, minus 1."""
     reason: str = ""
     """Why there is no prediction."""
+    batches: float = 1.0
+    """Batches per sample over those now: less than 1 for larger batches. `speedup` is of samples per second."""
 
     @property
     def batches_per_second(self) -> float | None:
         """Predicted rate."""
-        return None if self.speedup is None else self.speedup * self.measured
+        return None if self.speedup is None else self.speedup * self.measured * self.batches
 
     def __str__(self) -> str:
         """One line."""
-        if self.speedup is None:
+        rate = self.batches_per_second
+        if self.speedup is None or rate is None:
             return f"{self.change}: cannot tell, {self.reason}"
+        samples = " as many samples/s" if self.batches != 1 else ""
         return (
-            f"{self.change}: {self.speedup:.2f} x ({self.low:.2f} to {self.high:.2f}), "
-            f"{number(self.speedup * self.measured)} batches/s instead of {number(self.measured)}"
+            f"{self.change}: {self.speedup:.2f} x{samples} ({self.low:.2f} to {self.high:.2f}), "
+            f"{number(rate)} batches/s instead of {number(self.measured)}"
         )
 
 
-def jobs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Job]:
-    """What the batches cost.
+def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:
+    """What the batches took.
 
-    The time in which a worker waited for a core is left out where the loader itself fills the cores: then the model has
-    it. Otherwise other programs are the reason, and will be so with other settings, too.
+    The time in which a worker or the loop waited for a core is left out where the loader itself fills the cores: then
+    the model has it. Otherwise other programs are the reason, and will be so with other settings, too.
     """
-    ratio = min(1.0, e.fetch_cpu or 0.0)
-    queued = min(core_wait(e), 1 - ratio) if cores_used(e) >= SATURATED * e.cores else 0.0
+    ratio, collate_ratio = min(1.0, e.fetch_cpu or 0.0), min(1.0, e.collate_cpu or e.fetch_cpu or 0.0)
+    full = cores_used(e) >= SATURATED * e.cores
+    queued = min(core_wait(e), 1 - ratio) if full else 0.0
+    own = max(0.01, 1 - e.wait_share)
+    computing, short = (0.0, 0.0) if e.usage is None else (e.usage.consumer_cpu / own, e.usage.consumer_core_wait / own)
+    computing = min(1.0, computing)
+    short = min(short, 1 - computing) if full else 0.0
     between = _between(records)
-    jobs = []
+    costs = []
     for r in records:
-        make = elapsed_ns(r.fetch_begin, r.collated)
-        cpu = ratio * make
-        if r.fetch_cpu is not None and r.collate_cpu is not None:
-            cpu = min(make, r.fetch_cpu + r.collate_cpu)
-        waiting = max(0.0, make * (1 - queued) - cpu)
+        made = elapsed_ns(r.fetch_begin, r.collated)
+        fetch = min(made, elapsed_ns(r.fetch_begin, r.fetched))
+        collate = made - fetch
+        fetch_cpu = ratio * fetch if r.fetch_cpu is None else min(fetch, r.fetch_cpu)
+        collate_cpu = collate_ratio * collate if r.collate_cpu is None else min(collate, r.collate_cpu)
         there = elapsed_ns(max(r.requested, r.in_order), r.delivered)
-        jobs.append(Job((waiting + between) / 1e9, cpu / 1e9, (there + elapsed_ns(r.delivered, returned_at(r))) / 1e9))
-    return jobs
+        drawn = min(there, r.sampling)
+        step = elapsed_ns(r.delivered, returned_at(r))
+        nanoseconds = (
+            max(0.0, fetch * (1 - queued) - fetch_cpu),
+            fetch_cpu,
+            max(0.0, collate * (1 - queued) - collate_cpu),
+            collate_cpu,
+            between,
+            elapsed_ns(r.collated, r.received) if r.transport == "pickle" else 0,
+            drawn,
+            there - drawn,
+            step * (1 - short),
+            step * computing,
+        )
+        costs.append(Cost(max(1, r.samples), r.nbytes, *(ns / 1e9 for ns in nanoseconds)))
+    return costs
+
+
+def jobs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Job]:
+    """What the batches cost in the model."""
+    return [cost.job for cost in costs_of(records, e)]
 
 
 def _between(records: Sequence[BatchRecord]) -> float:
@@ -147,7 +262,8 @@ class _Loop:
         self._left: dict[int, float] = {}  # what is left of the jobs in workers, 1 to 0
         self._done: set[int] = set()
         self._taken = 0
-        self._busy_until: float | None = None
+        self._step: Job | None = None  # what the loop does, as a job without a step
+        self._step_left = 0.0
         self.finished: list[float] = []
 
     def run(self) -> list[float]:
@@ -158,20 +274,21 @@ class _Loop:
         return self.finished
 
     def _take(self) -> None:
-        if self._busy_until is not None or not self._done:
+        if self._step is not None or not self._done:
             return
-        job = min(self._done)
-        if self._settings.in_order and job != self._taken:
+        number = min(self._done)
+        if self._settings.in_order and number != self._taken:
             return
-        self._done.remove(job)
+        self._done.remove(number)
         self._taken += 1
-        self._busy_until = self._now + self._jobs[job].step
+        job = self._jobs[number]
+        self._step, self._step_left = Job(max(0.0, job.step - job.step_cpu), job.step_cpu, 0.0), 1.0
 
     def _dispatch(self) -> None:
         s = self._settings
         while self._next < len(self._jobs) and len(self._left) < s.workers:
             outstanding = self._next - self._taken
-            delayed = self._busy_until is None and bool(self._done)
+            delayed = self._step is None and bool(self._done)
             if outstanding >= s.window + (EXTENSION * s.workers if delayed else 0):
                 return
             self._left[self._next] = 1.0
@@ -179,21 +296,25 @@ class _Loop:
 
     def _advance(self) -> None:
         """To the next moment at which a job or a step ends."""
-        jobs = self._jobs
-        slowdown = _slowdown([jobs[i] for i in self._left], self._settings.cores)
+        jobs, step = self._jobs, self._step
+        running = [jobs[i] for i in self._left]
+        slowdown = _slowdown(running if step is None else [*running, step], self._settings.cores)
         lasts = {i: max(1e-9, jobs[i].waiting + jobs[i].cpu * slowdown) for i in self._left}
         until = min((left * lasts[i] for i, left in self._left.items()), default=float("inf"))
-        if self._busy_until is not None:
-            until = min(until, self._busy_until - self._now)
-        self._now += max(0.0, until)
+        step_lasts = 0.0 if step is None else max(1e-12, step.waiting + step.cpu * slowdown)
+        if step is not None:
+            until = min(until, self._step_left * step_lasts)
+        self._now += until
         for i in list(self._left):
             self._left[i] -= until / lasts[i]
             if self._left[i] <= 1e-9:  # noqa: PLR2004 - rounding
                 del self._left[i]
                 self._done.add(i)
-        if self._busy_until is not None and self._busy_until <= self._now + 1e-12:
-            self._busy_until = None
-            self.finished.append(self._now)
+        if step is not None:
+            self._step_left -= until / step_lasts
+            if self._step_left <= 1e-9:  # noqa: PLR2004 - rounding
+                self._step = None
+                self.finished.append(self._now)
 
 
 def _slowdown(jobs: Sequence[Job], cores: float) -> float:
@@ -224,8 +345,135 @@ def _seconds(finished: Sequence[float], skipped: int) -> float:
     return (finished[-1] - finished[skipped]) / (len(finished) - 1 - skipped)
 
 
+class _Variant(NamedTuple):
+    """One way in which a change may turn out."""
+
+    jobs: list[Job]
+    settings: Settings
+    samples: float
+    """Of all jobs."""
+
+    @property
+    def seconds(self) -> float:
+        """Time per sample in the steady state."""
+        return _seconds(replay(self.jobs, self.settings), self.settings.workers + 1) * len(self.jobs) / self.samples
+
+
+def _variants(costs: Sequence[Cost], settings: Settings, change: CostChange) -> list[_Variant]:
+    """The ways in which a change may turn out: one, or two extremes."""
+    found = [(list(costs), settings)]
+    if change.line is not None:
+        share, samples = change.line.computing + change.line.waiting, change.line.samples
+        error = 2 * (max(share * (1 - share), 1 / samples) / samples) ** 0.5
+        found = [(_without_line(c, change.line, by), s) for c, s in found for by in (-error, error)]
+    if change.cached:
+        found = [(_cached(c, change.cached, times), s) for c, s in found for times in (0, HIT_TIMES)]
+    if change.threads:
+        found = [
+            (_untransported(c, pickling=pickling), replace(s, cores=cores))
+            for c, s in found
+            for cores, pickling in ((min(1.0, s.cores), True), (s.cores, False))
+        ]
+    elif not change.transport:
+        found = [(_untransported(c, pickling=pickling), s) for c, s in found for pickling in (True, False)]
+    if change.batch_size is not None:
+        found = [(_regrouped(c, change.batch_size, longer=longer), s) for c, s in found for longer in (True, False)]
+    return [_Variant([cost.job for cost in c], s, sum(cost.samples for cost in c)) for c, s in found]
+
+
+def _without_line(costs: Sequence[Cost], line: LineTime, error: float) -> list[Cost]:
+    """Take the time of a line out, as a share of the time of each batch.
+
+    Args:
+        costs: What batches took.
+        line: Its share.
+        error: Added to the share.
+    """
+    share = line.computing + line.waiting
+    scale = max(0.0, min(1.0, share + error)) / share if share else 0.0
+    made = sum(cost.made for cost in costs)
+    computing = sum(cost.fetch_cpu + cost.collate_cpu for cost in costs)
+    waiting = made - computing
+    # A worker that had no core counts as computing in the one measurement, and as waiting in the other.
+    cpu = min(computing, line.computing * scale * made)
+    idle = min(waiting, share * scale * made - cpu)
+    keeps_cpu, keeps_idle = 1 - cpu / computing if computing else 1.0, 1 - idle / waiting if waiting else 1.0
+    return [
+        cost._replace(
+            fetch_waiting=cost.fetch_waiting * keeps_idle,
+            fetch_cpu=cost.fetch_cpu * keeps_cpu,
+            collate_waiting=cost.collate_waiting * keeps_idle,
+            collate_cpu=cost.collate_cpu * keeps_cpu,
+        )
+        for cost in costs
+    ]
+
+
+def _cached(costs: Sequence[Cost], share: float, times: float) -> list[Cost]:
+    """Take this share of the samples from a cache; a hit costs so many times what is expected."""
+    return [
+        cost._replace(
+            fetch_waiting=cost.fetch_waiting * (1 - share),
+            fetch_cpu=cost.fetch_cpu * (1 - share)
+            + share * times * (cost.samples * HIT_SECONDS + cost.nbytes / HIT_RATE),
+        )
+        for cost in costs
+    ]
+
+
+def _untransported(costs: Sequence[Cost], *, pickling: bool) -> list[Cost]:
+    """Give batches to the loop without transport.
+
+    Args:
+        costs: What batches took.
+        pickling: Whether the time to collate stays, where batches are pickled: it includes that.
+    """
+    return [
+        cost._replace(
+            between=0.0,
+            sending=0.0,
+            opening=0.0,
+            collate_waiting=cost.collate_waiting if pickling or not cost.sending else 0.0,
+            collate_cpu=cost.collate_cpu if pickling or not cost.sending else 0.0,
+        )
+        for cost in costs
+    ]
+
+
+def _regrouped(costs: Sequence[Cost], size: int, *, longer: bool) -> list[Cost]:
+    """Make batches of another size from the same samples.
+
+    Args:
+        costs: What batches took.
+        size: Samples of the new batches.
+        longer: Whether a step takes longer for a larger batch, in proportion, or as long as now.
+    """
+    found, parts, room = [], [], float(size)
+    for cost in costs:
+        left = 1.0  # of this batch
+        while left * cost.samples > 1e-9:  # noqa: PLR2004 - rounding
+            part = min(left, room / cost.samples)
+            parts.append(Cost(*(part * value for value in cost)))
+            left -= part
+            room -= part * cost.samples
+            if room <= 1e-9:  # noqa: PLR2004 - rounding
+                found.append(Cost(*map(sum, zip(*parts, strict=True))))
+                parts, room = [], float(size)
+    count = max(1, len(costs))
+    step, step_cpu = sum(cost.step for cost in costs) / count, sum(cost.step_cpu for cost in costs) / count
+    between = sum(cost.between for cost in costs) / count
+    found = [cost._replace(between=between) for cost in found]
+    return found if longer else [cost._replace(step=step, step_cpu=step_cpu) for cost in found]
+
+
 def predict(
-    records: Sequence[BatchRecord], e: Evidence, now: Settings, changed: Settings, cause: str, change: str
+    records: Sequence[BatchRecord],
+    e: Evidence,
+    now: Settings,
+    changed: Settings,
+    cause: str,
+    change: str,
+    costs_change: CostChange = UNCHANGED,
 ) -> Prediction:
     """Predict the rate with changed settings.
 
@@ -236,6 +484,7 @@ def predict(
         changed: The settings to predict.
         cause: What limited the loop.
         change: The change, for a person.
+        costs_change: What else is changed.
     """
     records = sorted(records, key=returned_at)[-REPLAYED:]
     if len(records) < MIN_REPLAYED:
@@ -244,21 +493,77 @@ def predict(
     skipped = now.workers + 1
     seconds = _seconds([returned_at(r) / 1e9 for r in records], skipped)
     measured = 1 / seconds if seconds > 0 else 0.0
-    none = Prediction(change=change, measured=measured)
-    if cause in UNMODELED:
-        return replace(none, reason=UNMODELED[Cause(cause)])
-    jobs = jobs_of(records, e)
-    error = seconds / _seconds(replay(jobs, now), skipped) - 1
+    costs = costs_of(records, e)
+    samples = sum(cost.samples for cost in costs) / len(costs)
+    fewer = 1.0 if costs_change.batch_size is None else samples / costs_change.batch_size
+    none = Prediction(change=change, measured=measured, batches=fewer)
+    reason = _unmodeled(cause, costs_change, samples * len(costs))
+    if reason:
+        return replace(none, reason=reason)
+    error = seconds / _seconds(replay([cost.job for cost in costs], now), skipped) - 1
     if abs(error) > MATCHES:
         text = f"a replay of the unchanged loop differs from what was measured by {percent(abs(error))}"
         return replace(none, reason=text, replay_error=error)
-    size = max(MIN_REPLAYED // 2, len(jobs) // BLOCKS)
-    parts = [jobs, *(jobs[i : i + size] for i in range(0, len(jobs) - size + 1, size))]
-    ratios = [
-        _seconds(replay(part, now), skipped) / max(1e-9, _seconds(replay(part, changed), changed.workers + 1))
-        for part in parts
-    ]
-    speedup = ratios[0]
-    spread = max(abs(error) * speedup, 2 * statistics.stdev(ratios[1:]) / len(ratios[1:]) ** 0.5 if ratios[2:] else 0.0)
-    low, high = max(0.0, speedup - spread), speedup + spread
+    size = max(MIN_REPLAYED // 2, len(costs) // BLOCKS)
+    parts = [costs, *(costs[i : i + size] for i in range(0, len(costs) - size + 1, size))]
+    gains = [_gains(part, now, changed, costs_change) for part in parts]
+    gains = [gain for gain in gains if gain]
+    by_variant = [_interval(list(ratios), error) for ratios in zip(*gains, strict=True)]
+    low, high = min(found.low for found in by_variant), max(found.high for found in by_variant)
+    speedup = statistics.fmean(found.speedup for found in by_variant)
+    extremes = [found.speedup for found in by_variant]
+    if max(extremes) > WIDE * max(1e-9, min(extremes)):
+        text = f"it may be {min(extremes):.2f} x to {max(extremes):.2f} x, {_unmeasured(costs_change)}"
+        return replace(none, reason=text, replay_error=error)
     return replace(none, speedup=speedup, low=low, high=high, replay_error=error)
+
+
+class _Interval(NamedTuple):
+    """A speedup, and where it may lie."""
+
+    speedup: float
+    low: float
+    high: float
+
+
+def _gains(costs: Sequence[Cost], now: Settings, changed: Settings, change: CostChange) -> list[float]:
+    """The gain of each variant; [] if there are too few batches."""
+    before = _Variant([cost.job for cost in costs], now, sum(cost.samples for cost in costs)).seconds
+    variants = _variants(costs, changed, change)
+    if any(len(variant.jobs) < MIN_REPLAYED // 4 for variant in variants):
+        return []
+    return [before / max(1e-12, variant.seconds) for variant in variants]
+
+
+def _interval(ratios: Sequence[float], error: float) -> _Interval:
+    """The gain over all batches (the first), and its spread between parts of them."""
+    speedup, *parts = ratios
+    spread = max(abs(error) * speedup, 2 * statistics.stdev(parts) / len(parts) ** 0.5 if len(parts) > 1 else 0.0)
+    return _Interval(speedup, max(0.0, speedup - spread), speedup + spread)
+
+
+def _unmodeled(cause: str, change: CostChange, samples: float) -> str:
+    """Why there is no prediction, whatever the replay says; "" if there may be one."""
+    if cause in UNMODELED and not (cause == Cause.PICKLE and change.removes_pickling):
+        return UNMODELED[Cause(cause)]
+    if change.line is not None and change.line.samples < MIN_SAMPLES:
+        return (
+            f"the workers' lines were sampled {change.line.samples} times, {MIN_SAMPLES} are needed: call "
+            "loader.profile_lines() before the epoch"
+        )
+    if change.batch_size is not None and samples < change.batch_size * MIN_REPLAYED:
+        return f"the {samples:.0f} samples of the last batches make fewer than {MIN_REPLAYED} of this size"
+    return ""
+
+
+def _unmeasured(change: CostChange) -> str:
+    """What would have to be known for a narrow interval."""
+    if change.threads:
+        return "depending on how much of the workers' computing holds the interpreter lock, which was not measured"
+    if change.batch_size is not None:
+        return "depending on how long a step with such a batch takes, which was not measured"
+    if change.line is not None:
+        return f"with {change.line.samples} samples of the workers' lines: more are needed"
+    if change.cached:
+        return "depending on how fast the cache is, which was not measured"
+    return "depending on how long pickling takes, which was not measured apart from collating"

@@ -632,6 +632,22 @@ def check_batch_size(value: Any) -> None:
         raise ValueError(f"batch_size should be a positive integer value, but got batch_size={value!r}")
 
 
+def check_predicted(*, workers: Any, batch_size: Any, cache: Any, transport: Any) -> None:
+    """Check arguments of a prediction. None stands for those that do not change.
+
+    Raises:
+        ValueError: A wrong value.
+    """
+    if workers is not None:
+        one_of("workers", workers, get_args(Workers))
+    if batch_size is not None:
+        check_batch_size(batch_size)
+    if cache is not None and not 0 <= cache <= 1:
+        raise ValueError(f"cache is the share of samples that come from a cache, 0 to 1, not {cache!r}")
+    if transport not in {None, "none"}:
+        raise ValueError(f'transport can only be predicted as "none" (no transport), not {transport!r}')
+
+
 def check_source(source: Any, batch_size: Any, arguments: dict[str, Any]) -> None:
     """Check the arguments of `DataLoader.from_source`.
 

@@ -29,7 +29,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from nbloader import events as ev
 from nbloader._util import torch_api
@@ -74,9 +74,10 @@ if TYPE_CHECKING:
     from nbloader.dashboard.page import Report
     from nbloader.diagnose.what_if import Prediction
     from nbloader.explorer.widget import Explorer
+    from nbloader.loader.config import Workers
     from nbloader.loader.tuning import Tuning
     from nbloader.metrics.control import LoaderControl
-    from nbloader.metrics.hot_lines import HotLines
+    from nbloader.metrics.hot_lines import HotLine, HotLines
 
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
@@ -519,6 +520,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         vars(self).update(prefetch_factor=prefetch_factor, prefetch=prefetch)
         adaptive = self._config.adapts_window(prefetch_factor, prefetch)
         self._parts.control.set_window(prefetch_factor, prefetch, adaptive=adaptive)
+        self._parts.monitor.window_changed()
 
     def _given(self, name: str) -> Any:
         """The value of an argument that a property shows.
@@ -747,27 +749,47 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return self._parts.monitor.points()
 
     def what_if(
-        self, *, num_workers: int | None = None, prefetch_factor: int | None = None, in_order: bool | None = None
+        self,
+        *,
+        num_workers: int | None = None,
+        prefetch_factor: int | None = None,
+        in_order: bool | None = None,
+        workers: Workers | None = None,
+        batch_size: int | None = None,
+        cache: float | None = None,
+        line: HotLine | str | int | None = None,
+        transport: Literal["none"] | None = None,
     ) -> Prediction:
         """Predict the rate with other settings, from the newest epoch; `print` the result.
 
         The epoch's last 400 batches are replayed through a model of the loader: workers, prefetch window, order, and
         shared cores. There is no prediction if a replay with the present settings differs from the measurement by
-        more than 10 %, or if the model lacks the cause (a lock, other programs, pickling).
-        Nothing is started or changed.
+        more than 10 %, or if the model lacks the cause (a lock, other programs, pickling), or if the result depends
+        on what was not measured. Nothing is started or changed. Several arguments are one change.
 
         Args:
-            num_workers: Number of workers, of the same kind; 0 for none.
+            num_workers: Number of workers; 0 for none.
             prefetch_factor: Batches requested ahead, per worker; at least 1.
             in_order: Whether batches are delivered in order.
+            workers: "thread" instead of "process". The ends of the interval assume that all of the workers' computing
+                holds the interpreter lock, and that none of it does.
+            batch_size: Samples per batch; the speedup is of samples per second. The ends of the interval assume that
+                a step takes longer in proportion to the batch, and that it takes as long as now.
+            cache: Share of the samples that come from a cache of what `dataset[i]` returns, 0 to 1.
+            line: A line of `hot_lines()` that takes no time, with all that it calls: the line, its place ("cell 4 line
+                12"), or its number.
+            transport: "none" if batches do not have to travel from the workers to the loop.
 
         Returns:
             The speedup with an interval; None with a reason if there is no prediction.
 
         Raises:
-            ValueError: No setting is given, or one is out of range.
+            ValueError: No setting is given, one is out of range, or no sampled line has this place.
         """
-        asked = {"num_workers": num_workers, "prefetch_factor": prefetch_factor, "in_order": in_order}
+        asked = {
+            "num_workers": num_workers, "prefetch_factor": prefetch_factor, "in_order": in_order, "workers": workers,
+            "batch_size": batch_size, "cache": cache, "line": line, "transport": transport,
+        }  # fmt: skip
         changed = {name: value for name, value in asked.items() if value is not None}
         if prefetch_factor is not None and prefetch_factor < 1:
             raise ValueError(
@@ -776,8 +798,15 @@ class DataLoader(torch_api.DataLoader[T_co]):
             )
         if not changed or (num_workers or 0) < 0:
             raise ValueError(f"what_if() needs a setting that is not negative, such as num_workers=4, not {changed}")
-        given = {"num_workers": self.num_workers, "prefetch_factor": self.prefetch_factor, "in_order": self.in_order}
-        return self._parts.monitor.what_if(changed, given, iterated=self._parts.iterations > 0)
+        cfg.check_predicted(workers=workers, batch_size=batch_size, cache=cache, transport=transport)
+        return self._parts.monitor.what_if(changed, self._model_arguments(), iterated=self._parts.iterations > 0)
+
+    def _model_arguments(self) -> dict[str, Any]:
+        """The arguments that the model of the loader knows, as they are."""
+        return {
+            "num_workers": self.num_workers, "prefetch_factor": self.prefetch_factor, "in_order": self.in_order,
+            "workers": self._config.workers, "batch_size": self.batch_size,
+        }  # fmt: skip
 
     def profile_lines(self, on: bool = True) -> None:
         """Sample the lines of code that the workers execute, from now on while epochs run; `hot_lines()` shows them.

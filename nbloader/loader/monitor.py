@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from nbloader.cache import sample_cache
 from nbloader.device.transfer import DeviceTransfer
 from nbloader.diagnose.bottleneck import judge
-from nbloader.diagnose.what_if import Prediction, Settings, predict
+from nbloader.diagnose.what_if import CostChange, LineTime, Prediction, Settings, predict
 from nbloader.engine.engine import Engine
-from nbloader.events import EpochEnded, EpochStarted, EventBus
+from nbloader.events import (
+    DatasetReloaded,
+    EpochEnded,
+    EpochStarted,
+    EventBus,
+    LoaderResumed,
+    WorkerReady,
+    WorkersResized,
+)
 from nbloader.events.records import LifecycleEvent
 from nbloader.loader.config import DEFAULT_PREFETCH_FACTOR
 from nbloader.loader.line_profiler import LineProfiler
 from nbloader.metrics.aggregator import Aggregator
+from nbloader.metrics.hot_lines import HotLine
 from nbloader.metrics.probe import ProcessProbe, UsageProbe
 from nbloader.metrics.rates import RATE_NS
 from nbloader.metrics.snapshot import Point, Snapshot
@@ -26,6 +36,10 @@ if TYPE_CHECKING:
 
     from nbloader.dashboard.page import Report
     from nbloader.metrics.control import SettingSearch
+
+
+DISTURBING = (WorkersResized, WorkerReady, LoaderResumed, DatasetReloaded)
+"""After these, earlier batches are not used for predictions."""
 
 
 def _settings(arguments: dict[str, Any], cores: int) -> Settings:
@@ -56,6 +70,8 @@ class Monitor:
         self._usage = UsageProbe()
         self.lines = LineProfiler(engine)
         """Samples the lines that workers execute."""
+        self._changed_at = 0
+        """When the loader was changed in a way that makes batches before useless for predictions, perf_counter ns."""
         self.tuning: SettingSearch | None = None
         """The newest search for better settings."""
         events.subscribe(self._aggregator.update)
@@ -80,6 +96,12 @@ class Monitor:
         elif isinstance(event, EpochEnded):
             self._usage.end_epoch()
             self.lines.epoch_ended(event.run)
+        elif isinstance(event, DISTURBING):
+            self._changed_at = event.time
+
+    def window_changed(self) -> None:
+        """Another number of batches is requested ahead from now on."""
+        self._changed_at = time.perf_counter_ns()
 
     def follow(self, engine: Engine, transfer: DeviceTransfer | None) -> None:
         """Observe another engine, which has taken the place of the present one.
@@ -129,16 +151,66 @@ class Monitor:
             iterated: Whether an epoch has ever been started.
         """
         s = self.stats(iterated=iterated)
+        if "line" in changed:
+            changed = changed | {"line": self.lines.result().find(changed["line"])}
+        change = ", ".join(
+            f"without {value.place}" if isinstance(value, HotLine) else f"{name}={value}"
+            for name, value in changed.items()
+        )
+        return self._predict(s, changed, given, change, self._cost_change(changed, given, s))
+
+    def _cost_change(self, changed: dict[str, Any], given: dict[str, Any], s: Snapshot) -> CostChange | str:
+        """What a change means for the costs of batches; a text if that cannot be predicted."""
+        line = changed.get("line")
+        if line is not None:
+            lines = self.lines.result()
+            shares = lines.on_stack(line)
+            line = LineTime(shares.computing, shares.waiting, lines.samples)
+        kind = changed.get("workers", given["workers"])
+        threads = kind != given["workers"] and given["num_workers"] > 0
+        if threads and kind == "process":
+            return "what it takes to send these batches from a process was not measured"
+        if changed.get("batch_size") is not None and given["batch_size"] is None:
+            return "the loader does not make the batches: its batch_size is None"
+        cached = float(changed.get("cache", 0.0))
+        if cached and s.cache is not None and s.cache.hits:
+            return f"the dataset uses a cache already, with {s.cache.hits:,} hits"
+        return CostChange(
+            cached=cached,
+            line=line,
+            threads=threads,
+            transport=changed.get("transport") != "none",
+            batch_size=changed.get("batch_size"),
+        )
+
+    def _predict(
+        self, s: Snapshot, changed: dict[str, Any], given: dict[str, Any], change: str, costs: CostChange | str
+    ) -> Prediction:
+        """Predict from the newest epoch.
+
+        Args:
+            s: A snapshot that was just taken.
+            changed: The arguments that differ.
+            given: All arguments that the model knows, as they are.
+            change: The change, for a person.
+            costs: What it means for the costs of batches, or why that is not known.
+        """
         epoch = self._aggregator.epoch_evidence()
-        records = [r for r in self._events.batches() if r.run == self._aggregator.run and not r.placed]
+        run = self._aggregator.run
+        records = [
+            r for r in self._events.batches() if r.run == run and not r.placed and r.dispatched >= self._changed_at
+        ]
         now = _settings(given, epoch.cores)
         if given["num_workers"] and epoch.window > now.window:  # `prefetch`, or a window that adapted itself
             now = dataclasses.replace(now, window=epoch.window)
         after = _settings(given | changed, epoch.cores)
         if "num_workers" not in changed and "prefetch_factor" not in changed:
             after = dataclasses.replace(after, window=now.window)
-        change = ", ".join(f"{name}={value}" for name, value in changed.items())
-        return predict(records[2 * now.workers :], epoch, now, after, s.epoch_verdict.cause, change)
+        cause = s.epoch_verdict.cause
+        if isinstance(costs, str):
+            rate = predict(records[2 * now.workers :], epoch, now, now, cause, change).measured
+            return Prediction(change=change, measured=rate, reason=costs)
+        return predict(records[2 * now.workers :], epoch, now, after, cause, change, costs)
 
     def points(self) -> list[Point]:
         """See `DataLoader.points`."""

@@ -94,6 +94,32 @@ class HotLines:
     stacks: tuple[StackCount, ...] = ()
     """The sampled stacks, as for a flame graph; the most frequent first."""
 
+    def find(self, line: HotLine | str | int) -> HotLine:
+        """A line by its place or number.
+
+        Args:
+            line: "cell 4 line 12", "data.py:12", or 12 if there is only one such line.
+
+        Raises:
+            ValueError: There is no such line, or several.
+        """
+        if isinstance(line, HotLine):
+            return line
+        # Several functions may share a line: the first has the largest share.
+        found = {x.place: x for x in reversed(self.lines) if x.line and line in (x.place, x.line)}
+        if len(found) != 1:
+            known = ", ".join(repr(x.place) for x in self.lines[:SHOWN] if x.line) or "none: call profile_lines() first"
+            count = "several lines are" if found else "no line is"
+            raise ValueError(f"{count} {line!r}; lines that were sampled: {known}")
+        return next(iter(found.values()))
+
+    def on_stack(self, line: HotLine) -> StackCount:
+        """The shares of the samples in which a line, or what it calls, computed and waited."""
+        key = (line.file, line.line)
+        found = [s for s in self.stacks if any((x.file, x.line) == key for x in s.stack)]
+        samples = sum(s.computing + s.waiting for s in self.stacks) or 1
+        return StackCount((), sum(s.computing for s in found) / samples, sum(s.waiting for s in found) / samples)
+
     def __iter__(self) -> Iterator[HotLine]:
         """The lines."""
         return iter(self.lines)
