@@ -55,10 +55,12 @@ demo: $(MADE)-demo
 
 test: lint docs $(VENV)/kernels/ipykernel-6.30/.made $(VENV)/kernels/ipykernel-7.3/.made
 	@mkdir -p build
+	@# tests/test_course.py runs the notebooks of the course, with the key filled in.
 	@# The browser tests mostly wait for pages: they run beside the others, and their output comes at the end.
 	@$(PY) -m pytest tests/browser > build/browser-tests.log 2>&1 & browser=$$!; \
 	trap 'kill $$browser' INT TERM; \
-	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=60 --ignore=tests/browser tests notebooks; \
+	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=60 --ignore=tests/browser \
+	    --ignore=notebooks/course tests notebooks; \
 	others=$$?; wait $$browser; browsers=$$?; cat build/browser-tests.log; exit $$((others || browsers))
 
 check: lint

@@ -1,0 +1,110 @@
+"""For instructors: the notebooks of the course with the key filled in.
+
+    python instructor.py ../../build/key    write the six notebooks, with the key in the answer cells, into a folder
+
+The text of the course is stored once, in the students' notebooks, and the answers once, in `key/`. A file there
+consists of cells: `# %% window` begins the answer to the cell `window` of the notebook, and `# %% window | mistake:
+... | hint: ...` a wrong answer that students give, with words of the hint that the check then prints.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+COURSE = Path(__file__).resolve().parent
+HEAD = re.compile(r"^# %% (?P<cell>[\w-]+)(?: \| mistake: (?P<what>.*?) \| hint: (?P<hint>.*?))?$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong answer."""
+
+    what: str
+    """What is wrong with it."""
+    hint: str
+    """Words of the hint that the check prints."""
+    source: str
+    """The code of the answer cell."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The key to one answer cell."""
+
+    source: str
+    """The code that the cell should hold."""
+    mistakes: tuple[Mistake, ...]
+
+
+def units() -> dict[Path, Path]:
+    """Each notebook of the course and the file with its key."""
+    return {path: COURSE / "key" / f"unit_{int(path.name[:2])}.py" for path in sorted(COURSE.glob("[0-9]*.ipynb"))}
+
+
+def read_key(path: Path) -> dict[str, Answer]:
+    """The answers of a key, by the id of the answer cell.
+
+    Raises:
+        ValueError: A heading does not name a cell, or a mistake comes before the answer.
+    """
+    text = path.read_text(encoding="utf-8")
+    heads = list(HEAD.finditer(text))
+    if len(heads) != text.count("\n# %%"):
+        raise ValueError(f"{path} has {text.count('# %%')} headings, and {len(heads)} of them can be read")
+    answers: dict[str, Answer] = {}
+    for head, after in zip(heads, [*heads[1:], None], strict=True):
+        source = text[head.end() : after.start() if after else len(text)].strip()
+        cell = head["cell"]
+        if head["what"] is None:
+            if cell in answers:
+                raise ValueError(f"{path} has two answers to {cell}")
+            answers[cell] = Answer(source, ())
+        else:
+            if cell not in answers:
+                raise ValueError(f"{path} has a mistake for {cell} before its answer")
+            known = answers[cell]
+            answers[cell] = Answer(known.source, (*known.mistakes, Mistake(head["what"], head["hint"], source)))
+    return answers
+
+
+def filled(notebook: dict[str, Any], key: dict[str, Answer]) -> dict[str, Any]:
+    """A copy of a student's notebook with the key in its answer cells."""
+    cells = [
+        cell | {"source": key[cell["id"]].source.splitlines(keepends=True)} if is_answer(cell) else cell
+        for cell in notebook["cells"]
+    ]
+    return notebook | {"cells": cells}
+
+
+def is_answer(cell: dict[str, Any]) -> bool:
+    """Whether students write into this cell."""
+    return "answer" in cell["metadata"].get("tags", ())
+
+
+def is_check(cell: dict[str, Any]) -> bool:
+    """Whether this cell checks an answer."""
+    return "check" in cell["metadata"].get("tags", ())
+
+
+def main() -> None:
+    """Write the notebooks into the folder that the command line names, with what they need beside them."""
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    to = Path(sys.argv[1])
+    to.mkdir(parents=True, exist_ok=True)
+    for path, key in units().items():
+        notebook = filled(json.loads(path.read_text(encoding="utf-8")), read_key(key))
+        (to / path.name).write_text(json.dumps(notebook, indent=1) + "\n", encoding="utf-8")
+    for folder in ("checks", "drawings"):
+        shutil.copytree(COURSE / folder, to / folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    print(f"{len(units())} notebooks with the key: {to}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""The course: the checks accept the key and reject wrong answers, and the notebooks run with the key filled in.
+
+One kernel runs all units, one after the other, since a kernel that imports torch takes longer than most units. After
+each check that accepts the key, the wrong answers to its task follow, in the state that the notebook has at that cell.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from jupyter_client import BlockingKernelClient, KernelManager
+
+ROOT = pathlib.Path(__file__).parents[1]
+COURSE = ROOT / "notebooks" / "course"
+sys.path.insert(0, str(COURSE))
+import checks  # noqa: E402
+import instructor  # noqa: E402
+
+sys.path.remove(str(COURSE))
+UNITS = instructor.units()
+TIMEOUT = 60
+RESET = """
+for _name in [_n for _n in globals() if not _n.startswith("_") and _n not in get_ipython().user_ns_hidden]:
+    del globals()[_name]
+"""
+"""Removes what a unit has defined. (`%reset` also removes `__spec__`, which `multiprocessing` needs.)"""
+
+unit = pytest.mark.unit
+each = pytest.mark.parametrize("path", UNITS, ids=lambda p: p.stem)
+
+
+def cells(path):
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+def code_cells(path):
+    return [cell for cell in cells(path) if cell["cell_type"] == "code"]
+
+
+def is_check(cell):
+    return "check" in cell["metadata"].get("tags", ())
+
+
+def tasks_of(path):
+    """The answer cells that each check cell checks: those since the check before."""
+    found, since = {}, []
+    for cell in code_cells(path):
+        if instructor.is_answer(cell):
+            since.append(cell["id"])
+        elif is_check(cell):
+            found[cell["id"]], since = since, []
+    assert not since, f"no check follows {since}"
+    return found
+
+
+def names_in(source, kind):
+    tree = ast.parse(source)
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, kind)}
+    if kind is ast.Store:
+        names = {n for s in tree.body for n in names_in_statement(s)}
+    return names
+
+
+def names_in_statement(statement):
+    """The names that a statement of a cell defines."""
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        return {statement.name}
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+@unit
+def test_there_is_a_key_for_each_unit():
+    assert UNITS
+    assert [path.name for path in UNITS.values()] == [path.name for path in sorted((COURSE / "key").glob("unit_*.py"))]
+
+
+@unit
+@each
+def test_the_notebook_is_that_of_a_student(path):
+    """Answer cells are empty, no cell has an output, and the first cell says what a reader must know."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert set(notebook["metadata"]) <= {"kernelspec", "language_info"}
+    first, *_others = notebook["cells"]
+    assert first["cell_type"] == "markdown"
+    for said in ("**What you learn.**", "**What you need.**", "**How long.**"):
+        assert said in "".join(first["source"])
+    for before, cell in itertools.pairwise(notebook["cells"]):
+        if cell["cell_type"] == "code":
+            assert (cell["outputs"], cell["execution_count"]) == ([], None), cell["id"]
+            assert before["cell_type"] == "markdown" or instructor.is_answer(before), f"{cell['id']} has no text"
+        if instructor.is_answer(cell):
+            source = "".join(cell["source"])
+            assert "..." in source or "NotImplementedError" in source, f"{cell['id']} is not empty"
+    for text in ("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown"):
+        for target in [part.split(")")[0] for part in text.split("](")[1:]]:
+            assert target.startswith("http") or (COURSE / target).exists(), target
+
+
+@unit
+@each
+def test_the_key_answers_each_task_and_has_wrong_answers(path):
+    key = instructor.read_key(UNITS[path])
+    tasks = tasks_of(path)
+    assert sorted(key) == sorted(cell["id"] for cell in code_cells(path) if instructor.is_answer(cell))
+    assert sum(len(answer.mistakes) for answer in key.values()) >= 10
+    for answers in filter(None, tasks.values()):
+        assert any(key[name].mistakes for name in answers), f"{answers} has no wrong answer"
+
+
+@unit
+@each
+def test_a_notebook_runs_without_answers(path):
+    """What students write is used by checks only, which accept an empty answer; so "Run All" reaches the end."""
+    key = instructor.read_key(UNITS[path])
+    theirs = set().union(*(names_in(answer.source, ast.Store) for answer in key.values()))
+    written = {}
+    for cell in code_cells(path):
+        source = "".join(cell["source"])
+        if instructor.is_answer(cell):
+            defined = names_in(source, ast.Store)
+            assert defined <= names_in(key[cell["id"]].source, ast.Store), f"{cell['id']}: not in the key"
+            theirs |= defined
+        elif not is_check(cell):
+            used = names_in(source, ast.Load) - set(vars(builtins)) - set(written)
+            assert not used & theirs, f"{cell['id']} uses {used & theirs}"
+            written |= dict.fromkeys(names_in(source, ast.Store))
+
+
+@unit
+@each
+def test_the_instructors_notebook_is_the_students_with_the_key(path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    key = instructor.read_key(UNITS[path])
+    made = instructor.filled(copy.deepcopy(notebook), key)
+    for before, after in zip(notebook["cells"], made["cells"], strict=True):
+        expected = key[before["id"]].source if instructor.is_answer(before) else "".join(before["source"])
+        assert "".join(after["source"]) == expected
+        assert {**after, "source": None} == {**before, "source": None}
+
+
+def test_the_instructors_notebooks_are_written_with_what_they_need(tmp_path):
+    subprocess.run([sys.executable, COURSE / "instructor.py", tmp_path / "key"], check=True, capture_output=True)
+    names = {p.name for p in (tmp_path / "key").iterdir()}
+    assert names == {*(p.name for p in UNITS), "checks", "drawings"}
+
+
+@unit
+class TestChecks:
+    """What all checks have in common."""
+
+    @staticmethod
+    def result(check, *answers):
+        lesson = checks.Unit()
+        lesson.task("1.1 A task")(check)(*answers)
+        return lesson.results["1.1 A task"]
+
+    def test_an_answer_that_is_still_empty_is_not_wrong(self, capsys):
+        assert not self.result(lambda answer: "Good.", ...).solved
+        assert capsys.readouterr().out.startswith("1.1 A task: Not answered yet")
+        self.result(lambda answer: str(checks.attempt(answer)), lambda: ...)
+        assert "Not answered yet" in capsys.readouterr().out
+
+    def test_an_error_in_the_answer_is_shown_with_its_line(self, capsys):
+        self.result(lambda answer: str(checks.attempt(answer, 0)), lambda x: 1 / x)
+        said = capsys.readouterr().out
+        assert "raised ZeroDivisionError: division by zero" in said
+        assert "1 / x" in said
+
+    def test_an_answer_that_never_ends_is_given_up(self, capsys):
+        import threading
+
+        end = threading.Event()
+        self.result(lambda answer: str(checks.attempt(answer, limit=0.05)), end.wait)
+        end.set()
+        assert "did not end within" in capsys.readouterr().out
+
+    def test_progress_counts_what_is_solved(self, capsys):
+        lesson = checks.Unit()
+        lesson.task("1.1 First")(lambda answer: "Good.")(1)
+        lesson.task("1.2 Second")(lambda answer: "Good.")
+        capsys.readouterr()
+        lesson.progress()
+        assert capsys.readouterr().out.endswith("1 of 2 tasks are solved\n")
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[BlockingKernelClient]:
+    """A client of a kernel that runs in the folder of the course."""
+    manager = KernelManager()
+    manager.start_kernel(cwd=COURSE, env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"})
+    client = manager.blocking_client()
+    client.start_channels()
+    client.wait_for_ready(timeout=TIMEOUT)
+    process = psutil.Process(manager.provisioner.pid)
+    yield client
+    family = process.children(recursive=True)
+    client.stop_channels()
+    manager.shutdown_kernel()
+    manager.cleanup_resources()
+    manager.context.destroy()
+    _gone, left = psutil.wait_procs(family, timeout=TIMEOUT)
+    assert not left
+
+
+def run(client: BlockingKernelClient, cell: str, source: str) -> str:
+    """Run a cell and return what it printed; fail if it raised."""
+    printed: list[str] = []
+
+    def show(message: dict[str, Any]) -> None:
+        content = message["content"]
+        if message["msg_type"] == "stream":
+            printed.append(content["text"])
+        elif message["msg_type"] == "error":
+            pytest.fail(f"cell {cell} raised:\n{chr(10).join(content['traceback'])}", pytrace=False)
+
+    client.execute_interactive(source, output_hook=show, timeout=TIMEOUT, store_history=False)
+    return "".join(printed)
+
+
+@pytest.mark.slow
+@pytest.mark.leaves_behind("the kernel, with its processes, runs all units and ends after the last one")
+@each
+def test_the_checks_accept_the_key_and_reject_wrong_answers(path, kernel):
+    key = instructor.read_key(UNITS[path])
+    tasks = tasks_of(path)
+    run(kernel, "reset", RESET)
+    said = ""
+    for cell in code_cells(path):
+        name = cell["id"]
+        said = run(kernel, name, key[name].source if instructor.is_answer(cell) else "".join(cell["source"]))
+        for line in said.splitlines() if is_check(cell) else ():
+            assert f": {checks.RIGHT} " in line, f"the key of {name} is rejected: {line}"
+        for answer in tasks.get(name, ()):
+            for mistake in key[answer].mistakes:
+                run(kernel, answer, mistake.source)
+                hint = run(kernel, name, "".join(cell["source"]))
+                where = f"{answer}, {mistake.what}: {hint}"
+                assert f": {checks.WRONG} " in hint, where
+                assert mistake.hint in hint, where
+                run(kernel, answer, key[answer].source)
+        if tasks.get(name):
+            run(kernel, name, "".join(cell["source"]))
+    solved, _of, total, *_rest = said.splitlines()[-1].split()
+    assert solved == total, said
