@@ -239,7 +239,8 @@ def test_the_checks_accept_the_key_and_reject_wrong_answers(path, kernel):
     said = ""
     for cell in code_cells(path):
         name = cell["id"]
-        said = run(kernel, name, key[name].source if instructor.is_answer(cell) else "".join(cell["source"]))
+        source = "".join(cell["source"]).replace("patience = 20 ", "patience = 1 ")  # nobody clicks here
+        said = run(kernel, name, key[name].source if instructor.is_answer(cell) else source)
         for line in said.splitlines() if is_check(cell) else ():
             assert f": {checks.RIGHT} " in line, f"the key of {name} is rejected: {line}"
         for answer in tasks.get(name, ()):

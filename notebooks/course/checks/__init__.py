@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,10 @@ RIGHT, WRONG, OPEN = "Correct.", "Not yet.", "Not answered yet:"
 """How the text of a check begins."""
 LIMIT = 5.0
 """Seconds after which the code of a student is taken to hang."""
+
+
+# The course starts more workers than there are cores, on purpose.
+warnings.filterwarnings("ignore", "This DataLoader will create")
 
 
 class Hint(Exception):  # noqa: N818 - it is no error of the program: students read its text
