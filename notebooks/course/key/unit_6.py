@@ -130,7 +130,7 @@ class Stored(Converted):
 
 
 def cured_e():
-    return DataLoader(Stored(), batch_size=16, num_workers=2)
+    return DataLoader(Stored(), batch_size=16, num_workers=1)
 
 
 # %% e-answer | mistake: the collate function | hint: multiply
@@ -147,7 +147,7 @@ class Stored(Converted):
 
 
 def cured_e():
-    return DataLoader(Stored(), batch_size=16, num_workers=2)
+    return DataLoader(Stored(), batch_size=16, num_workers=1)
 
 
 # %% e-answer | mistake: divided, then cut off | hint: something was lost
@@ -160,7 +160,7 @@ class Stored(Converted):
 
 
 def cured_e():
-    return DataLoader(Stored(), batch_size=16, num_workers=2)
+    return DataLoader(Stored(), batch_size=16, num_workers=1)
 
 
 # %% f-answer
