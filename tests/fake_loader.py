@@ -23,7 +23,44 @@ from nbloader.events import (
     WorkersResized,
 )
 from nbloader.metrics.hot_lines import HotLines
-from nbloader.metrics.snapshot import STAGES, Point, SlowSample, Snapshot, StageStats, WorkerStats
+from nbloader.metrics.snapshot import (
+    STAGES,
+    Outlook,
+    Point,
+    SlowSample,
+    Snapshot,
+    StageStats,
+    Suggestion,
+    TuningGauge,
+    WorkerStats,
+)
+
+RESTART = Suggestion("Restart worker 1", "loader.restart_workers([1])", restart=(1,))
+PREDICTED = Outlook(
+    "6 workers: 1.9 x (1.8 to 2.1); a larger window: nothing",
+    (Suggestion("Use 6 workers", "loader.num_workers = 6", num_workers=6),),
+)
+
+
+class FakeTrial:
+    """A setting that was chosen, and what was measured."""
+
+    def __init__(self, loader: FakeLoader, before: int, workers: int) -> None:
+        self._loader, self._before, self._workers = loader, before, workers
+        self.undone = False
+        loader.num_workers = workers
+
+    @property
+    def gauge(self) -> TuningGauge:
+        text = f"num_workers={self._workers} is 1.87 times as fast as before (19.8 to 37.1 batches/s)."
+        return TuningGauge(False, not self.undone, text, chosen=True)
+
+    def stop(self) -> None:
+        pass
+
+    def undo(self) -> None:
+        self._loader.num_workers = self._before
+        self.undone = True
 
 
 class FakeLoader:
@@ -46,6 +83,7 @@ class FakeLoader:
         self.profiling = False
         self.hot = HotLines()
         self.restarts = [0] * workers
+        self.tuning: FakeTrial | None = None
         self._steps = 0
         self._prefetch_factor = 2
         self._hung_since: float | None = None
@@ -141,10 +179,13 @@ class FakeLoader:
             deaths=0,
             restarts=sum(self.restarts),
             verdict=(
-                f"Worker 1 has been at batch {self.done} for {hung:.0f} s, and the loop waits for it."
+                f"Worker 1 has been at batch {self.done} for {hung:.0f} s, and the loop waits for it. "
+                "Restart it: loader.restart_workers([1])."
                 if hung
                 else "Your loop waits 42 % of its time: the workers compute, so more of them would help."
             ),
+            outlook=PREDICTED._replace(suggestions=(RESTART, *PREDICTED.suggestions)) if hung else PREDICTED,
+            tuning=None if self.tuning is None else self.tuning.gauge,
         )
 
     def points(self) -> list[Point]:
@@ -173,6 +214,11 @@ class FakeLoader:
                     self._hung_since = None
                 self.events.publish(WorkerRestarted(time.perf_counter_ns(), i, "request"))
             self._change.notify_all()
+
+    def tune(self, *, num_workers: int | None = None, prefetch_factor: int | None = None) -> FakeTrial:
+        self.commands.append(f"tune {num_workers} {prefetch_factor}")
+        self.tuning = FakeTrial(self, self.num_workers, num_workers or self.num_workers)
+        return self.tuning
 
     def profile_lines(self, on: bool = True) -> None:
         self.commands.append(f"profile {on}")

@@ -205,6 +205,34 @@ def test_clicks_become_commands(loader: FakeLoader, screen: Screen) -> None:
     assert loader.commands == ["restart 1", "pause", "resume", "restart 0", "restart 1", "restart 2"]
 
 
+def test_a_suggestion_is_applied_and_undone(loader: FakeLoader, screen: Screen) -> None:
+    dashboard = widget.dashboard_of(loader)
+    say(dashboard, kind="ready", view="a")
+    summary = screen.next("full")["payloads"]["summary"]
+    assert summary["outlook"] == "6 workers: 1.9 x (1.8 to 2.1); a larger window: nothing"
+    assert [(s["label"], s["num_workers"]) for s in summary["suggestions"]] == [("Use 6 workers", 6)]
+    assert summary["trial"] is None
+    say(dashboard, kind="command", name="apply", num_workers=6, prefetch_factor=None)
+    assert screen.next("tick")["payloads"]["summary"]["trial"] == {
+        "running": False, "changed": True, "chosen": True,
+        "text": "num_workers=6 is 1.87 times as fast as before (19.8 to 37.1 batches/s).",
+    }  # fmt: skip
+    say(dashboard, kind="command", name="undo_tuning")
+    assert not screen.next("tick")["payloads"]["summary"]["trial"]["changed"]
+    say(dashboard, kind="command", name="apply")
+    assert loader.commands == ["tune 6 None", "resize 6", "resize 3"]
+
+
+def test_a_button_replaces_the_statement_that_cannot_be_run(loader: FakeLoader) -> None:
+    loader._hung_since, loader.state = time.perf_counter() - 3, "running"
+    snapshot = loader.stats()
+    assert "Restart it: loader.restart_workers([1])." in snapshot.verdict
+    summary = next(panel for panel in PANELS if panel.name == "summary")().payload(Frame(snapshot))
+    assert summary["verdict"].endswith("and the loop waits for it. Restart it.")
+    assert [s["label"] for s in summary["suggestions"]] == ["Restart worker 1", "Use 6 workers"]
+    assert "Predicted: 6 workers: 1.9 x (1.8 to 2.1); a larger window: nothing" in draw(snapshot)
+
+
 def test_step_and_sliders_become_commands(loader: FakeLoader, screen: Screen) -> None:
     dashboard = widget.dashboard_of(loader)
     say(dashboard, kind="command", name="step")

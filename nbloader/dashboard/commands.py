@@ -14,7 +14,7 @@ def execute(loader: LoaderControl, message: Mapping[str, Any]) -> None:
 
     Args:
         loader: The loader.
-        message: `name` and its arguments: `worker` (None for all), `value`.
+        message: `name` and its arguments: `worker` (None for all), `value`, `num_workers`, `prefetch_factor`.
 
     Raises:
         ValueError: The loader refuses it: there is no such worker, or the number is out of range.
@@ -40,6 +40,13 @@ def _prefetch(loader: LoaderControl, message: Mapping[str, Any]) -> None:
         loader.prefetch_factor = int(message["value"])
 
 
+def _apply(loader: LoaderControl, message: Mapping[str, Any]) -> None:
+    numbers = {name: message.get(name) for name in ("num_workers", "prefetch_factor")}
+    settings = {name: int(value) for name, value in numbers.items() if value is not None}
+    if settings:
+        loader.tune(**settings)
+
+
 def _stop_tuning(loader: LoaderControl, _message: Mapping[str, Any]) -> None:
     if loader.tuning is not None:
         loader.tuning.stop()
@@ -55,6 +62,7 @@ COMMANDS: Mapping[str, Callable[[LoaderControl, Mapping[str, Any]], object]] = {
     "pause": lambda loader, _message: loader.pause(),
     "resume": lambda loader, _message: loader.resume(),
     "step": lambda loader, _message: loader.step(),
+    "apply": _apply,
     "tune": lambda loader, _message: loader.tune(),
     "stop_tuning": _stop_tuning,
     "undo_tuning": _undo_tuning,

@@ -213,7 +213,7 @@ export async function mount({ model, el, styles, asset, load }) {
     else if (message.kind === "explorer") drawer?.show(message).catch((error) => drawer.show({ said: String(error) }));
   };
   const orphaned = () => {  // the last state stays, and no button pretends to work
-    for (const node of root.querySelectorAll(".nbl-controls button, .nbl-controls input, .nbl-act button")) node.disabled = true;
+    for (const node of root.querySelectorAll(".nbl-controls button, .nbl-controls input, .nbl-act button, .nbl-remedy button")) node.disabled = true;
     const state = root.querySelector(".nbl-chip");
     if (state) write(state, "kernel gone");
     else waiting.textContent = "The kernel is gone.";

@@ -112,12 +112,14 @@ def _stuck(s: Snapshot, e: Evidence, status: LoaderStatus) -> Verdict | None:
         w = stuck[0]
         more = f" (and {plural(len(stuck) - 1, 'other')} too)" if len(stuck) > 1 else ""
         waits = ", and the loop is waiting for it" if s.waiting_for is not None and s.waiting_for == w.batch else ""
-        ids = ", ".join(str(x.worker) for x in sorted(stuck, key=lambda x: x.worker)[:8])
+        workers = tuple(sorted(x.worker for x in stuck)[:8])
+        ids = ", ".join(map(str, workers))
         return Verdict(
             "worker",
             f"Worker {w.worker} seems stuck{more}: it has been processing {_current_batch(w)}; "
             f"a batch usually takes {duration(e.make_ms / 1e3)}{waits}. "
             f"Restart {'it' if len(stuck) == 1 else 'them'}: loader.restart_workers([{ids}]).",
+            restart=workers,
         )
     limit = max(STRAGGLER_SECONDS, STRAGGLER_TIMES * e.make_ms / 1e3)
     if status.first_batch is None or s.waiting is None or s.reordering == 0:
@@ -130,5 +132,6 @@ def _stuck(s: Snapshot, e: Evidence, status: LoaderStatus) -> Verdict | None:
                 f"{duration(e.make_ms / 1e3)}, and {plural(s.reordering, 'later batch')} "
                 f"{'is' if s.reordering == 1 else 'are'} waiting behind it. If this persists, "
                 f"restart it: loader.restart_workers([{w.worker}]).",
+                restart=(w.worker,),
             )
     return None

@@ -26,7 +26,9 @@ def verdict(e: Evidence) -> Verdict:
     if second:
         text += f" Also, {_of_wait(e, second[0].share)} of the wait: "
         text += f"{_SHORT[second[0].cause](e)}."
-    return Verdict(first.cause.value, text, second[0].cause.value if second else "")
+    slow = causes.slow_worker(e) if first.cause is Cause.SLOW_WORKER else None
+    restart = () if slow is None or e.span != "now" else (slow,)
+    return Verdict(first.cause.value, text, second[0].cause.value if second else "", restart)
 
 
 def _waits(e: Evidence) -> str:

@@ -160,7 +160,8 @@ class Change:
     def summary(self, *, finished: bool) -> str:
         """The gain."""
         if self.best is None:
-            return "" if finished else f"Measuring {self.result}."
+            when = "from the next epoch on" if bool(self.start.num_workers) != bool(self.result.num_workers) else "now"
+            return f"{self.result} {when}." if finished else f"{self.result} {when}: measuring."
         new = self.best.measured
         if len(self.trials) == 1:
             return f"{self.result}: {number(new.rate)} batches/s."

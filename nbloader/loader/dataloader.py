@@ -742,7 +742,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
 
     def stats(self) -> Snapshot:
         """A frozen snapshot of the loader now; `print` it, or leave it as the last line of a cell."""
-        return self._parts.monitor.stats(iterated=self._parts.iterations > 0)
+        return self._parts.monitor.stats(self._model_arguments(), iterated=self._parts.iterations > 0)
 
     def points(self) -> list[Point]:
         """The history that the dashboard plots: one point per call of `stats()`, at least 0.2 s apart."""
@@ -805,7 +805,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         """The arguments that the model of the loader knows, as they are."""
         return {
             "num_workers": self.num_workers, "prefetch_factor": self.prefetch_factor, "in_order": self.in_order,
-            "workers": self._config.workers, "batch_size": self.batch_size,
+            "workers": self._config.workers, "batch_size": self.batch_size, "iterable": self._is_iterable,
         }  # fmt: skip
 
     def profile_lines(self, on: bool = True) -> None:
@@ -931,7 +931,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         Args:
             epoch: Its number; the newest by default.
         """
-        return self._parts.monitor.report(epoch, iterated=self._parts.iterations > 0)
+        return self._parts.monitor.report(self._model_arguments(), epoch, iterated=self._parts.iterations > 0)
 
     def dashboard(self) -> Dashboard:
         """Show the live dashboard in this cell's output. A loader as the last line of a cell does the same.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nbloader._util import system
 from nbloader.cache import sample_cache
 from nbloader.device.transfer import DeviceTransfer
+from nbloader.diagnose import outlook
 from nbloader.diagnose.bottleneck import judge
-from nbloader.diagnose.what_if import CostChange, LineTime, Prediction, Settings, predict
+from nbloader.diagnose.what_if import REPLAYED, CostChange, LineTime, Prediction, Settings, predict
 from nbloader.engine.engine import Engine
 from nbloader.events import (
     DatasetReloaded,
@@ -28,7 +30,7 @@ from nbloader.metrics.aggregator import Aggregator
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.metrics.probe import ProcessProbe, UsageProbe
 from nbloader.metrics.rates import RATE_NS
-from nbloader.metrics.snapshot import Point, Snapshot
+from nbloader.metrics.snapshot import Outlook, Point, Snapshot
 from nbloader.report.trace import Trace
 
 if TYPE_CHECKING:
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
     from nbloader.metrics.control import SettingSearch
 
 
+OUTLOOK_BATCHES = 200
+"""Batches that the predictions beside a verdict are made from."""
+OUTLOOK_S, OUTLOOK_SHARE = 1.0, 0.003
+"""Seconds after which they are made anew, at least, and the share of the time that this may take."""
 DISTURBING = (WorkersResized, WorkerReady, LoaderResumed, DatasetReloaded)
 """After these, earlier batches are not used for predictions."""
 
@@ -50,6 +56,16 @@ def _settings(arguments: dict[str, Any], cores: int) -> Settings:
         cores=cores,
         in_order=arguments["in_order"],
     )
+
+
+class _Predicted(NamedTuple):
+    """The predictions beside a verdict."""
+
+    made_for: tuple[object, ...]
+    """What they depend on."""
+    due: float
+    """When they are to be made anew, seconds, monotonic."""
+    outlook: Outlook
 
 
 class Monitor:
@@ -72,6 +88,7 @@ class Monitor:
         """Samples the lines that workers execute."""
         self._changed_at = 0
         """When the loader was changed in a way that makes batches before useless for predictions, perf_counter ns."""
+        self._predicted = _Predicted((), 0.0, Outlook())
         self.tuning: SettingSearch | None = None
         """The newest search for better settings."""
         events.subscribe(self._aggregator.update)
@@ -124,12 +141,52 @@ class Monitor:
         """See `Engine.draws_by_worker`."""
         return self._engine.draws_by_worker
 
-    def stats(self, *, iterated: bool) -> Snapshot:
+    def stats(self, given: dict[str, Any], *, iterated: bool) -> Snapshot:
         """See `DataLoader.stats`.
 
         Args:
+            given: All arguments that the model of the loader knows, as they are.
             iterated: Whether an epoch has ever been started.
         """
+        snapshot = self._snapshot(iterated=iterated)
+        return dataclasses.replace(
+            snapshot,
+            tuning=None if self.tuning is None else self.tuning.gauge,
+            outlook=self._outlook(snapshot, given),
+        )
+
+    def _outlook(self, s: Snapshot, given: dict[str, Any]) -> Outlook:
+        """What changes would gain: predictions of the last seconds, and restarts of workers as of now."""
+        ended = s.state in ("idle", "closed")
+        found = Outlook()
+        searching = self.tuning is not None and self.tuning.gauge.running
+        if not searching and s.cause not in outlook.NOT_BY_SETTINGS:  # no button contradicts the sentence
+            found = self._predictions(s, given, ended=ended)
+        if s.restart and not ended:
+            return found._replace(suggestions=(outlook.restart(s.restart), *found.suggestions))
+        return found
+
+    def _predictions(self, s: Snapshot, given: dict[str, Any], *, ended: bool) -> Outlook:
+        made_for = (*given.values(), self._aggregator.run, self._changed_at, ended)
+        before, began = self._predicted, time.monotonic()
+        if s.epoch < 0 or (before.made_for == made_for and began < before.due):
+            return before.outlook
+        fixed = given["iterable"] or self.draws_by_worker
+        workers = given["num_workers"]
+        present = outlook.Present(
+            workers, -(-s.window // max(1, workers)), workers if fixed else max(8, 4 * system.cores())
+        )
+
+        def predict(changed: dict[str, int]) -> Prediction:
+            return self._predict(s, changed, given, "", CostChange(), OUTLOOK_BATCHES)
+
+        found = outlook.outlook(s.epoch_verdict.cause, present, predict)
+        now = time.monotonic()
+        due = float("inf") if ended else now + max(OUTLOOK_S, (now - began) / OUTLOOK_SHARE)
+        self._predicted = _Predicted(made_for, due, found)
+        return found
+
+    def _snapshot(self, *, iterated: bool) -> Snapshot:
         gauges = self._engine.gauges("idle" if iterated else "new")
         if self._transfer is not None:
             begun = self._transfer.started(gauges.run)
@@ -139,8 +196,7 @@ class Monitor:
             gauges = dataclasses.replace(gauges, cache=cache)
         self._read_counters()
         usage = self._usage.since(gauges.now - RATE_NS)
-        snapshot = self._aggregator.snapshot(self._probe.fill(gauges), usage, self._usage.epoch())
-        return snapshot if self.tuning is None else dataclasses.replace(snapshot, tuning=self.tuning.gauge)
+        return self._aggregator.snapshot(self._probe.fill(gauges), usage, self._usage.epoch())
 
     def what_if(self, changed: dict[str, Any], given: dict[str, Any], *, iterated: bool) -> Prediction:
         """See `DataLoader.what_if`.
@@ -150,7 +206,7 @@ class Monitor:
             given: All arguments that the model knows, as they are.
             iterated: Whether an epoch has ever been started.
         """
-        s = self.stats(iterated=iterated)
+        s = self._snapshot(iterated=iterated)
         if "line" in changed:
             changed = changed | {"line": self.lines.result().find(changed["line"])}
         change = ", ".join(
@@ -184,7 +240,13 @@ class Monitor:
         )
 
     def _predict(
-        self, s: Snapshot, changed: dict[str, Any], given: dict[str, Any], change: str, costs: CostChange | str
+        self,
+        s: Snapshot,
+        changed: dict[str, Any],
+        given: dict[str, Any],
+        change: str,
+        costs: CostChange | str,
+        batches: int = REPLAYED,
     ) -> Prediction:
         """Predict from the newest epoch.
 
@@ -194,6 +256,7 @@ class Monitor:
             given: All arguments that the model knows, as they are.
             change: The change, for a person.
             costs: What it means for the costs of batches, or why that is not known.
+            batches: How many batches are replayed, at most.
         """
         epoch = self._aggregator.epoch_evidence()
         run = self._aggregator.run
@@ -207,10 +270,11 @@ class Monitor:
         if "num_workers" not in changed and "prefetch_factor" not in changed:
             after = dataclasses.replace(after, window=now.window)
         cause = s.epoch_verdict.cause
+        records = records[2 * now.workers :][-batches:]
         if isinstance(costs, str):
-            rate = predict(records[2 * now.workers :], epoch, now, now, cause, change).measured
+            rate = predict(records, epoch, now, now, cause, change).measured
             return Prediction(change=change, measured=rate, reason=costs)
-        return predict(records[2 * now.workers :], epoch, now, after, cause, change, costs)
+        return predict(records, epoch, now, after, cause, change, costs)
 
     def points(self) -> list[Point]:
         """See `DataLoader.points`."""
@@ -227,8 +291,8 @@ class Monitor:
 
         return timeline(self.trace.epoch(epoch))
 
-    def report(self, epoch: int | None, *, iterated: bool) -> Report:
+    def report(self, given: dict[str, Any], epoch: int | None, *, iterated: bool) -> Report:
         """See `DataLoader.report`."""
         from nbloader.dashboard.page import Report
 
-        return Report(self.stats(iterated=iterated), self.trace.epoch(epoch))
+        return Report(self.stats(given, iterated=iterated), self.trace.epoch(epoch))

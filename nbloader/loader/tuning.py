@@ -193,7 +193,8 @@ class Tuning:
     def _summary(self) -> str:
         found = self._plan.summary(finished=self.finished)
         if self._undone:
-            return f"The settings before are back: {self._plan.start}. {found}".strip()
+            before = "before" if isinstance(self._plan, Change) else "before the search"
+            return f"The settings {before} are back: {self._plan.start}. {found}".strip()
         return f"{found} {self._reason}".strip() or "Waiting for a loop: iterate the loader."
 
     # ---- the thread ---------------------------------------------------------------------------------------------

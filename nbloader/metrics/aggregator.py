@@ -343,9 +343,14 @@ class Aggregator:
         diagnosis = self._judge(
             snapshot, self._status(g, rates), now, self._epoch_evidence(g, snapshot, epoch_usage, live=live)
         )
-        cause, sentence, _also = diagnosis.headline
+        headline = diagnosis.headline
         return replace(
-            snapshot, cause=cause, verdict=sentence, now_verdict=diagnosis.now, epoch_verdict=diagnosis.epoch
+            snapshot,
+            cause=headline.cause,
+            verdict=headline.sentence,
+            restart=headline.restart,
+            now_verdict=diagnosis.now,
+            epoch_verdict=diagnosis.epoch,
         ), records
 
     def _epoch_share(self, g: Gauges, records: list[BatchRecord], *, live: bool) -> float:

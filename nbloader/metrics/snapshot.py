@@ -178,6 +178,32 @@ class Verdict(NamedTuple):
     """For a person, with the span and the numbers that it rests on."""
     also: str = ""
     """The second cause, if there are two; "" otherwise."""
+    restart: tuple[int, ...] = ()
+    """Workers whose restart would help."""
+
+
+class Suggestion(NamedTuple):
+    """A change that would help: new settings, or a restart of workers."""
+
+    label: str
+    """What it does, such as "Use 4 workers"."""
+    call: str
+    """The statement that does it, such as "loader.num_workers = 4"."""
+    num_workers: int | None = None
+    """Number of workers to use."""
+    prefetch_factor: int | None = None
+    """Batches to request ahead, per worker."""
+    restart: tuple[int, ...] = ()
+    """Workers to restart."""
+
+
+class Outlook(NamedTuple):
+    """What changes would gain."""
+
+    text: str = ""
+    """Predictions, such as "4 workers: 2.9 x (2.6 to 3.1); a larger window: nothing"; "" for none."""
+    suggestions: tuple[Suggestion, ...] = ()
+    """Changes that would help, the one with the largest gain first."""
 
 
 class TuningGauge(NamedTuple):
@@ -194,6 +220,8 @@ class TuningGauge(NamedTuple):
 
 NO_VERDICT = Verdict()
 """The verdict of a loader that has not been iterated."""
+NO_OUTLOOK = Outlook()
+"""Nothing is known about changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +333,10 @@ class Snapshot:
     """The cache of samples, which all loaders share; None if no function is cached (`nbloader.cached`)."""
     tuning: TuningGauge | None = None
     """The newest search of `tune()`; None without one."""
+    restart: tuple[int, ...] = ()
+    """Workers whose restart would help."""
+    outlook: Outlook = NO_OUTLOOK
+    """What changes would gain, as of the last seconds."""
 
     def __repr__(self) -> str:
         """One line; `print` the snapshot for all of it."""

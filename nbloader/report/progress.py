@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbloader._util.format import percent
+from nbloader.report.render import outlook
 
 EVERY = 0.5
 """Seconds between two updates of the statistics beside the bar."""
@@ -36,4 +37,5 @@ def _iterate(loader: Any, tqdm: Any, options: dict[str, Any]) -> Iterator[Any]:
             yield batch
         end = loader.stats()
         bar.set_postfix_str(f"loop waited {percent(end.wait_share_epoch)}")
-    (options.get("file") or sys.stderr).write(f"{end.verdict}\n")
+    text = " ".join(part for part in (end.verdict, outlook(end)) if part)
+    (options.get("file") or sys.stderr).write(f"{text}\n")

@@ -50,7 +50,7 @@ def one_line(s: Snapshot) -> str:
 
 def to_text(s: Snapshot) -> str:
     """The whole snapshot as aligned text of about 80 columns."""
-    verdicts = ["\n".join(textwrap.wrap(text, WIDTH)) for text in (s.verdict, other_verdict(s)) if text]
+    verdicts = ["\n".join(textwrap.wrap(text, WIDTH)) for text in (s.verdict, other_verdict(s), outlook(s)) if text]
     blocks = [*verdicts, _progress_text(s)]
     if s.stages:
         rows = [[st.name, *(f"{ms:,.2f}" for ms in (st.mean, st.p50, st.p95, st.p99, st.max))] for st in s.stages]
@@ -79,6 +79,15 @@ def other_verdict(s: Snapshot) -> str:
     if s.cause in ("idle", "starting") or other.cause in (*told, "", "unknown"):
         return ""
     return f"{head}: {other.sentence}"
+
+
+def outlook(s: Snapshot) -> str:
+    """What changes would gain, and the statements that make them; "" if nothing is known."""
+    parts = [f"Predicted: {s.outlook.text}."] if s.outlook.text else []
+    calls = [x.call for x in s.outlook.suggestions if x.call not in s.verdict]
+    if calls:
+        parts.append(f"To try it: {' or '.join(calls)}.")
+    return " ".join(parts)
 
 
 def _done(s: Snapshot) -> str:
@@ -266,7 +275,7 @@ def _text(value: object) -> str:
 
 def _verdict_html(s: Snapshot) -> str:
     colour = palette.cause_color(s.cause)
-    verdict = "<br>".join(html.escape(clean(text, 1000)) for text in (s.verdict, other_verdict(s)) if text)
+    verdict = "<br>".join(html.escape(clean(text, 1000)) for text in (s.verdict, other_verdict(s), outlook(s)) if text)
     return (
         f'<div style="border-left:4px solid {colour};background:{colour}1c;border-radius:4px;'
         f'padding:7px 11px;margin:0 0 10px">{verdict}</div>'

@@ -108,7 +108,7 @@ def test_a_search_for_better_settings_is_started_stopped_and_undone_while_a_cell
     notebook.run_all()
     page.get_by_role("button", name="Try other numbers of workers").click()
     said = page.locator(".nbl-live .nbl-said")
-    said.filter(has_text="DataLoader(..., num_workers=2, prefetch_factor=2)").wait_for()
+    said.filter(has_text="DataLoader(..., num_workers=2)").wait_for()
     screenshot(page, "tuning")
     page.get_by_role("button", name="Show one line").click()
     live = page.locator(".nbl-live .nbl")
@@ -122,6 +122,30 @@ def test_a_search_for_better_settings_is_started_stopped_and_undone_while_a_cell
     page.get_by_role("button", name="Return to the settings before the search").click()
     assert "[1, 2]" in notebook.wait_until_run(1)
     said.filter(has_text="The settings before the search are back").wait_for()
+
+
+def test_a_suggested_setting_is_applied_measured_and_undone_while_a_cell_is_busy(open_notebook: Any) -> None:
+    follow = """
+from nbloader import events as ev
+for batch in loader:
+    tuning = loader.tuning
+    if tuning and tuning.gauge.chosen and not tuning.gauge.changed:
+        break
+resized = [e for e in loader.events.recent() if isinstance(e, ev.WorkersResized)]
+print("resized", len(resized), "now", loader.num_workers)
+"""
+    notebook = open_notebook(SLOW, follow)
+    page = notebook.page
+    notebook.run_all()
+    head = page.locator(".nbl-live .nbl-head")
+    said = head.locator(".nbl-outlook")
+    said.filter(has_text="Predicted: 4 workers: ").wait_for()
+    screenshot(page, "suggested")
+    head.get_by_role("button", name="Use 4 workers").click()
+    said.filter(has_text="num_workers=4 is ").filter(has_text="times as fast as").wait_for()
+    screenshot(page, "applied")
+    head.get_by_role("button", name="Undo").click()
+    assert "resized 2 now 1" in notebook.wait_until_run(1)
 
 
 FOREIGN = """

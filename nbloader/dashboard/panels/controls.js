@@ -21,7 +21,7 @@ export function create(el, api) {
     api.command("restart");
   }), "Restart all");
   const tune = new Pending(button(actions, "Tune", "", () => {
-    const { running, changed } = data.tuning ?? {};
+    const { running, changed } = data.tuning?.chosen ? {} : data.tuning ?? {};
     const before = JSON.stringify([running, changed]);
     tune.begin("…", ({ tuning }) => JSON.stringify([tuning?.running, tuning?.changed]) !== before);
     api.command(running ? "stop_tuning" : changed ? "undo_tuning" : "tune");
@@ -67,7 +67,7 @@ export function create(el, api) {
   };
 
   const showTuning = (tuning) => {
-    const { running, changed, text } = tuning ?? {};
+    const { running, changed, text } = tuning?.chosen ? {} : tuning ?? {};  // a chosen setting is shown with its button
     tune.node.hidden = !data.workers;
     tune.idle = running ? "Stop tuning" : changed ? "Undo tuning" : "Tune";
     const name = running ? "End the search; the best setting so far stays"

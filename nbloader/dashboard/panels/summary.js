@@ -5,9 +5,63 @@ const CALM = 2000;  // ms: numbers in the verdict change at every tick, people a
 const COMPACT = "nbloader-compact";
 const TIP = "To keep the dashboard in view, right-click it in JupyterLab and choose Create New View for Cell Output";
 
-export function create(el, { make, write, button }) {
-  const verdict = make("p", "nbl-verdict", el);
+// What is known about changes: predictions with a button for each that would help; after a click what was measured, with
+// a button that takes it back.
+function remedies(parent, { make, write, button, command, Pending }) {
+  const row = make("div", "nbl-remedy", parent);
+  const actions = make("div", "nbl-actions", row);
+  const text = make("span", "nbl-outlook", row);
+  let shown = "", data = null, pending = [];
+
+  const add = (label, title, click, done) => {
+    const node = button(actions, label, label, () => {
+      waiting.begin("…", done);
+      click();
+    });
+    node.title = title;
+    const waiting = new Pending(node, label);
+    pending.push(waiting);
+  };
+  const suggest = (suggestion) => {
+    const { label, call, restart, num_workers, prefetch_factor } = suggestion;
+    const title = restart.length ? `${label}; other workers produce its batches`
+      : `${call}: measured at once, and you can undo it. Batches stay the same`;
+    add(label, title, () => {
+      if (!restart.length) command("apply", { num_workers, prefetch_factor });
+      for (const worker of restart) command("restart", { worker });
+    }, ({ suggestions, trial }) => trial?.changed || !suggestions.some((other) => other.label === label));
+  };
+  const draw = () => {
+    actions.replaceChildren();
+    pending = [];
+    const { suggestions, trial } = data;
+    if (trial?.changed) {
+      add("Undo", "Return to the settings before", () => command("undo_tuning"), ({ trial: now }) => !now?.changed);
+      suggestions.filter(({ restart }) => restart.length).forEach(suggest);
+    } else suggestions.forEach(suggest);
+  };
+
+  return (next) => {
+    data = next;
+    const { outlook, suggestions, trial } = data;
+    const key = JSON.stringify([Boolean(trial?.changed), suggestions.map(({ label }) => label)]);
+    if (key !== shown) {
+      draw();
+      shown = key;
+    }
+    for (const waiting of pending) waiting.check(data);
+    write(text, trial?.changed ? trial.text : outlook && `Predicted: ${outlook}`);
+    text.title = text.textContent;
+    row.hidden = !pending.length && !text.textContent;
+  };
+}
+
+export function create(el, api) {
+  const { make, write, button } = api;
+  const head = make("div", "nbl-head", el);
+  const verdict = make("p", "nbl-verdict", head);
   verdict.setAttribute("aria-live", "polite");
+  const showRemedies = remedies(head, api);
   const line = make("div", "nbl-progress", el);
   const state = make("span", "nbl-chip", line);
   const bar = make("div", "nbl-bar", line);
@@ -61,6 +115,7 @@ export function create(el, { make, write, button }) {
         written = Date.now();
         topic = data.topic;
       }
+      showRemedies(data);
       write(state, data.state);
       const { share, text } = data.progress;
       fill.style.width = `${100 * (share ?? 0)}%`;

@@ -26,7 +26,10 @@ class Summary(Panel):
         stuck = ",".join(str(w.worker) for w in s.workers if w.stuck)
         return {
             "state": s.state,
-            "verdict": clean(s.verdict, 600),
+            "verdict": clean(_sentence(s), 600),
+            "outlook": clean(s.outlook.text, 300),
+            "suggestions": [suggestion._asdict() for suggestion in s.outlook.suggestions],
+            "trial": s.tuning._asdict() if s.tuning is not None and s.tuning.chosen else None,
             "topic": f"{s.state} {s.cause} {stuck}",
             "progress": _progress(s),
             "tiles": _tiles(s),
@@ -37,13 +40,27 @@ class Summary(Panel):
         """The same elements as in the live view."""
         progress = payload["progress"]
         return (
-            f'<p class="nbl-verdict">{escape(payload["verdict"])}</p>'
+            f'<div class="nbl-head"><p class="nbl-verdict">{escape(payload["verdict"])}</p>'
+            f"{_outlook_html(payload)}</div>"
             f'<div class="nbl-progress"><span class="nbl-chip">snapshot · {escape(payload["state"])}</span>'
             f'<div class="nbl-bar"><span style="width:{100 * (progress["share"] or 0):.1f}%">'
             f"</span></div><span>{escape(progress['text'])}</span></div>"
             f'<div class="nbl-tiles">{"".join(map(_tile_html, payload["tiles"]))}</div>'
             f"{_cache_html(payload['cache'])}"
         )
+
+
+def _sentence(s: Snapshot) -> str:
+    """The verdict, without the statements for which there are buttons."""
+    text = s.verdict
+    for suggestion in s.outlook.suggestions:
+        text = text.replace(f": {suggestion.call}", "")
+    return text
+
+
+def _outlook_html(payload: dict[str, Any]) -> str:
+    text = payload["outlook"]
+    return f'<p class="nbl-outlook">Predicted: {escape(text)}</p>' if text else ""
 
 
 def _cache_html(text: str) -> str:

@@ -1,0 +1,112 @@
+"""What changes of the settings would gain, and which are worth a click. Pure.
+
+verdict, settings -> changes that may help -> predictions (what_if) -> a line of text, and suggestions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from nbloader._util.format import plural
+from nbloader.diagnose.causes import Cause
+from nbloader.diagnose.tune import MAX_PREFETCH
+from nbloader.diagnose.what_if import UNMODELED
+from nbloader.metrics.snapshot import Outlook, Suggestion
+
+if TYPE_CHECKING:
+    from nbloader.diagnose.what_if import Prediction
+
+WORTH = 1.05
+"""A change is suggested from this predicted speedup on."""
+MUCH = 1.1
+"""Twice as many workers again are worth it if they are this many times as fast."""
+PRECISE = 1.5
+"""Smaller speedups have two digits after the point."""
+NOT_BY_SETTINGS = frozenset(
+    {Cause.CONSUMER, Cause.CONSUMER_PYTHON, Cause.STARTUP, Cause.STALL, Cause.SAMPLER, Cause.UPLOAD, *UNMODELED}
+)
+"""Causes that no number of workers or batches removes, or that cannot be predicted."""
+
+
+class Present(NamedTuple):
+    """The settings of a loader."""
+
+    num_workers: int
+    ahead: int
+    """Batches that are requested ahead now, per worker."""
+    max_workers: int
+    """Largest number of workers to suggest; the present one if it must not change."""
+
+
+def outlook(cause: str, present: Present, predict: Callable[[dict[str, int]], Prediction]) -> Outlook:
+    """Predict the changes that may help.
+
+    Args:
+        cause: What limited the loop.
+        present: The settings.
+        predict: Predicts for other arguments of the loader.
+    """
+    known = {known.value for known in Cause} - {known.value for known in NOT_BY_SETTINGS}
+    if cause not in known:
+        return Outlook()
+    found = []
+    workers = _workers(present, predict)
+    if workers is not None:
+        count, prediction = workers
+        name = plural(count, "worker")
+        suggestion = Suggestion(f"Use {name}", f"loader.num_workers = {count}", num_workers=count)
+        found.append(_change(name, suggestion, prediction))
+    ahead = 2 * max(1, present.ahead)
+    if present.num_workers and ahead <= MAX_PREFETCH:
+        prediction = predict({"prefetch_factor": ahead})
+        if prediction.speedup is not None:
+            suggestion = Suggestion(
+                f"Use prefetch_factor={ahead}", f"loader.prefetch_factor = {ahead}", prefetch_factor=ahead
+            )
+            found.append(_change("a larger window", suggestion, prediction))
+    found.sort(key=lambda change: -change.speedup)
+    worth = tuple(change.suggestion for change in found if change.speedup >= WORTH)
+    return Outlook("; ".join(change.text for change in found), worth)
+
+
+def _workers(present: Present, predict: Callable[[dict[str, int]], Prediction]) -> tuple[int, Prediction] | None:
+    """The number of workers to suggest: twice as many as now, or four times, if that is worth it."""
+    first = max(2, 2 * present.num_workers)
+    best = None
+    for count in (first, 2 * first):
+        if not present.num_workers < count <= present.max_workers:
+            break
+        prediction = predict({"num_workers": count})
+        if prediction.speedup is None or (
+            best is not None and best[1].speedup is not None and prediction.speedup < MUCH * best[1].speedup
+        ):
+            break
+        best = count, prediction
+    return best
+
+
+class _Change(NamedTuple):
+    speedup: float
+    text: str
+    suggestion: Suggestion
+
+
+def _change(what: str, suggestion: Suggestion, prediction: Prediction) -> _Change:
+    speedup = prediction.speedup or 0.0
+    if speedup >= WORTH:
+        digits = 2 if speedup < PRECISE else 1
+        gain = f"{speedup:.{digits}f} x ({prediction.low:.{digits}f} to {prediction.high:.{digits}f})"
+    else:
+        gain = "nothing" if speedup > 1 / WORTH else "slower"
+    return _Change(speedup, f"{what}: {gain}", suggestion)
+
+
+def restart(workers: Sequence[int]) -> Suggestion:
+    """Suggest to restart workers."""
+    ids = ", ".join(map(str, workers))
+    return Suggestion(
+        f"Restart {'worker' if len(workers) == 1 else 'workers'} {ids}",
+        f"loader.restart_workers([{ids}])",
+        restart=tuple(workers),
+    )
