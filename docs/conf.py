@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parent))  # from_source.py
 os.environ["NBLOADER_EARLY_START"] = "0"  # a build needs no workers
@@ -58,3 +62,18 @@ html_theme_options = {
 html_sidebars = {"slow": [], "troubleshooting": [], "index": []}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+
+def write_player(app: Sphinx, error: Exception | None) -> None:
+    """Write the page with the recorded runs, which docs/recordings/record.py has made."""
+    if error is not None or app.builder.format != "html":
+        return
+    runs = {"Do nothing": "do-nothing.nbl", "Restart it": "restart-worker.nbl"}
+    files = {name: Path(app.confdir) / "recordings" / file for name, file in runs.items()}
+    player = nbloader.play(files, fork="a worker hangs")
+    player.save(Path(app.outdir) / "_static" / "recorded-run.html", title="A worker hangs", plots=False)
+
+
+def setup(app: Sphinx) -> None:
+    """Write the player once the site is built."""
+    app.connect("build-finished", write_player)

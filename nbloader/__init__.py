@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         LoaderClosedError,
         LoaderTimeoutError,
         NbloaderError,
+        RecordingError,
         ReplayError,
         WorkerDiedError,
         WorkerStartError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from nbloader.explorer.api import explore
     from nbloader.loader.dataloader import DataLoader
     from nbloader.loader.upload_benchmark import compare_uploads
+    from nbloader.recording.player import play
     from nbloader.sampling.samplers import FilterSampler, IntervalSampler
     from nbloader.shm.share import share
     from nbloader.transport.early_start import warm_up
@@ -41,6 +43,7 @@ _MODULES = {
     "LoaderClosedError": "nbloader.errors",
     "LoaderTimeoutError": "nbloader.errors",
     "NbloaderError": "nbloader.errors",
+    "RecordingError": "nbloader.errors",
     "ReplayError": "nbloader.errors",
     "WorkerDiedError": "nbloader.errors",
     "WorkerStartError": "nbloader.errors",
@@ -49,6 +52,7 @@ _MODULES = {
     "configure_cache": "nbloader.cache.sample_cache",
     "explore": "nbloader.explorer",
     "get_worker_info": "nbloader.workers.worker_info",
+    "play": "nbloader.recording",
     "share": "nbloader.shm.share",
     "warm_up": "nbloader.transport.early_start",
 }
@@ -61,6 +65,7 @@ __all__ = [
     "LoaderClosedError",
     "LoaderTimeoutError",
     "NbloaderError",
+    "RecordingError",
     "ReplayError",
     "WorkerDiedError",
     "WorkerStartError",
@@ -69,6 +74,7 @@ __all__ = [
     "configure_cache",
     "explore",
     "get_worker_info",
+    "play",
     "share",
     "warm_up",
 ]

@@ -41,5 +41,9 @@ class ReplayError(NbloaderError, LookupError):
     """A batch cannot be made again: `DataLoader.replay`. The message says why."""
 
 
+class RecordingError(NbloaderError, ValueError):
+    """A file cannot be played: it is not a recording, is damaged, or is of another version. The message says which."""
+
+
 class WorkerTraceback(NbloaderError):  # noqa: N818 - it is a traceback, shown as the cause of an error
     """The traceback of an error in a worker, as text: the `__cause__` of the error raised in the notebook."""

@@ -160,7 +160,7 @@ def test_dir_of_a_loader_shows_no_helper():
 
     methods = {
         "clean", "close", "dashboard", "debug", "deliveries", "events", "explore", "from_source", "from_torch",
-        "hot_lines", "load_state_dict", "on_wait", "pause", "points", "profile_lines", "progress", "refresh",
+        "hot_lines", "load_state_dict", "on_wait", "pause", "points", "profile_lines", "progress", "record", "refresh",
         "reload", "replay", "report", "restart_workers", "resume", "stack", "state_dict", "stats", "step", "timeline",
         "trace", "tune", "tuning", "what_if",
     }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -29,13 +30,12 @@ def styles() -> str:
     return f".nbl {{ {variables}--nbl-wait: {palette.WAIT}; }}\n" + with_base(own)
 
 
-ASSETS = Assets(
-    {
-        "code": lambda: with_helpers(HERE / "core.js"),
-        "panels": _panels,
-        "styles": lambda: styles().encode(),
-        "bokeh": (Path(bokeh.__file__).parent / "server" / "static" / "js" / "bokeh.min.js").read_bytes,
-    },
-    large=frozenset({"bokeh"}),
-    version=bokeh.__version__,
-)
+SOURCES: dict[str, Callable[[], bytes]] = {
+    "code": lambda: with_helpers(HERE / "core.js"),
+    "panels": _panels,
+    "styles": lambda: styles().encode(),
+    "bokeh": (Path(bokeh.__file__).parent / "server" / "static" / "js" / "bokeh.min.js").read_bytes,
+}
+"""By name."""
+
+ASSETS = Assets(SOURCES, large=frozenset({"bokeh"}), version=bokeh.__version__)

@@ -20,7 +20,7 @@
 //
 //   api.request(name, fields)  asks the Python half: Panel.respond()
 //   api.command(name, fields)  executes a command of the loader: "pause", "restart", ...
-//   api.explore(fields)        opens { index }, a sample, or { epoch, batch } in the explorer
+//   api.explore(fields)        opens { index }, a sample, or { epoch, batch } in the explorer; null in a recording
 //   api.note(text, warn)       writes beside the heading
 //   api.unfolded()             whether the panel can be seen; if not, update() may do less
 //   api.bokeh()                a promise of BokehJS
@@ -187,7 +187,7 @@ export async function mount({ model, el, styles, asset, load }) {
         make, write, button, copy, download, Pending, bokeh,
         request: (what, fields) => connection.send({ ...fields, kind: "request", panel: name, name: what }),
         command: (what, fields) => connection.send({ ...fields, kind: "command", name: what }),
-        explore: (fields) => connection.send({ ...fields, kind: "explore" }),
+        explore: model.recorded ? null : (fields) => connection.send({ ...fields, kind: "explore" }),
         note: (text, warn) => entry.section.note(text, warn),
         unfolded: () => entry.section.unfolded,
       };

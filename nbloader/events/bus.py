@@ -26,7 +26,7 @@ class Subscription:
         maxlen: Maximum number of buffered events. The oldest are dropped first, and counted in `dropped`.
     """
 
-    __slots__ = ("_buffer", "_bus", "_callback", "dropped")
+    __slots__ = ("__weakref__", "_buffer", "_bus", "_callback", "dropped")
 
     def __init__(self, bus: EventBus, callback: Callable[[Event], object] | None, maxlen: int) -> None:
         self._bus = bus

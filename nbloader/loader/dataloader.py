@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from nbloader.loader.tuning import Tuning
     from nbloader.metrics.control import LoaderControl
     from nbloader.metrics.hot_lines import HotLine, HotLines
+    from nbloader.recording.recorder import Recorder
 
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
@@ -932,6 +933,31 @@ class DataLoader(torch_api.DataLoader[T_co]):
             epoch: Its number; the newest by default.
         """
         return self._parts.monitor.report(self._model_arguments(), epoch, iterated=self._parts.iterations > 0)
+
+    def record(self, path: str | os.PathLike[str], *, limit: int = 1_000_000) -> Recorder:
+        """Record what happens from now on, for `nbloader.play`: epochs, faults, restarts, and what a dashboard shows.
+
+            with loader.record("run.nbl"):
+                for batch in loader:
+                    ...
+
+        The recording ends with `close()` of what is returned, at the end of the `with` block, or when the loader is
+        closed. It takes about 2 kB a second and 200 bytes a batch. It contains indices of samples, texts of errors, and
+        sampled lines of code, but no samples.
+
+        Args:
+            path: The file to write, which is replaced.
+            limit: Bytes that it may have. When it is full, the recording ends.
+
+        Raises:
+            OSError: The file cannot be written.
+            ValueError: The limit is less than 20,000 bytes.
+            LoaderClosedError: The loader was closed.
+        """
+        from nbloader.recording.recorder import Recorder
+
+        self._parts.control.check_open()
+        return Recorder(cast("LoaderControl", self), path, limit)
 
     def dashboard(self) -> Dashboard:
         """Show the live dashboard in this cell's output. A loader as the last line of a cell does the same.

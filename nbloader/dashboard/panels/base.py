@@ -63,6 +63,10 @@ class Panel:
     unfolded: ClassVar[bool] = True
     """Whether it is unfolded at first. The page remembers what the user folds."""
 
+    version: ClassVar[int] = 1
+    """Of the payload and the news. Raise it when the JavaScript half can no longer draw older ones: the panel is then
+    left out where a run is played that was recorded before."""
+
     @classmethod
     def script(cls) -> Path:
         """The JavaScript module: `<name>.js` beside the Python module."""

@@ -90,26 +90,35 @@ class Plots(Panel):
         """Give the Bokeh documents to draw with. The first time, Bokeh is imported."""
         if request.get("name") != "figures":
             return None
-        from bokeh.embed import json_item
-
-        charts = [
-            {
-                "name": chart.name,
-                "title": chart.title,
-                "unit": chart.unit,
-                "oneOf": chart.one_of,
-                "series": [{"label": s.label, "color": s.color, "stage": s.stage} for s in chart.series if s.label],
-                "item": json_item(live_figure(chart)),
-            }
-            for chart in charts_of(device=self._device)
-        ]
-        return Reply({"charts": charts, "histogram": {"title": HISTOGRAM_TITLE, "unit": HISTOGRAM_UNIT}})
+        return Reply(documents(device=self._device))
 
     def html(self, payload: dict[str, Any]) -> str:
         """The charts as SVG."""
         columns = columns_of(self._points)
         charts = "".join(_chart_html(chart, columns, payload) for chart in charts_of(device=self._device))
         return section(self.title, f'<div class="nbl-charts">{charts}{_bars_html(payload["bars"])}</div>')
+
+
+def documents(*, device: bool) -> dict[str, Any]:
+    """The Bokeh documents to draw with, and the captions, as JSON values.
+
+    Args:
+        device: Whether batches are pinned or uploaded.
+    """
+    from bokeh.embed import json_item
+
+    charts = [
+        {
+            "name": chart.name,
+            "title": chart.title,
+            "unit": chart.unit,
+            "oneOf": chart.one_of,
+            "series": [{"label": s.label, "color": s.color, "stage": s.stage} for s in chart.series if s.label],
+            "item": json_item(live_figure(chart)),
+        }
+        for chart in charts_of(device=device)
+    ]
+    return {"charts": charts, "histogram": {"title": HISTOGRAM_TITLE, "unit": HISTOGRAM_UNIT}}
 
 
 def _legend(s: Snapshot) -> dict[str, dict[str, str]]:

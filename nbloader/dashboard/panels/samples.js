@@ -24,10 +24,11 @@ export function create(el, { make, write, button, copy, explore, note, unfolded 
         await copy(index);
         write(said, `Copied: ${index}`);
       };
-      const label = number === null ? `Copy the index ${index}` : `Open sample ${index} in the explorer`;
-      const node = button(item, index, label, number === null ? copyIndex : () => explore({ index: number }));
+      const opens = explore && number !== null;
+      const label = opens ? `Open sample ${index} in the explorer` : `Copy the index ${index}`;
+      const node = button(item, index, label, opens ? () => explore({ index: number }) : copyIndex);
       node.title = label;
-      if (number !== null) button(item, "Copy", `Copy the index ${index}`, copyIndex);
+      if (opens) button(item, "Copy", `Copy the index ${index}`, copyIndex);
       make("span", "", item, what);
       make("span", "nbl-note", item, where);
     }

@@ -285,14 +285,17 @@ class Timeline {
     return rows.reduce((last, row) => (last && last.until > row.until ? last : row), undefined);
   }
   open(row) {
-    if (row?.batch) this.api.explore({ epoch: row.batch[0], batch: row.batch[1] });
+    if (this.opens(row)) this.api.explore({ epoch: row.batch[0], batch: row.batch[1] });
+  }
+  opens(row) {
+    return Boolean(row?.batch && this.api.explore);
   }
   point(event, at) {
     const row = this.rowAt(event, at);
-    this.canvas.style.cursor = row?.batch ? "pointer" : "";
+    this.canvas.style.cursor = this.opens(row) ? "pointer" : "";
     this.tip.hidden = !row;
     if (!row) return;
-    this.api.write(this.tip, row.batch ? `${row.tip}\nclick: see its samples` : row.tip);
+    this.api.write(this.tip, this.opens(row) ? `${row.tip}\nclick: see its samples` : row.tip);
     this.tip.style.left = `${Math.min(event.offsetX + 12, this.width - this.tip.offsetWidth - 4)}px`;
     this.tip.style.top = `${event.offsetY + 14}px`;
   }

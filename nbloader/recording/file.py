@@ -1,0 +1,328 @@
+"""The file of a recorded run: compressed lines of JSON, which `zcat run.nbl` shows.
+
+A file is a sequence of gzip members. Each is written with one call and has its own checksum, so that a file whose
+writer was killed can be read up to its last whole member. The lines in them are objects with one key:
+
+    {"recording": {...}}    first: `Header`
+    {"show": {...}}         a message for the browser, see `dashboard/feed.py`; the first one is full
+    {"event": [...]}        an event: its name, and its fields (`codec.py`)
+    {"batches": {...}}      batch records, in columns
+    {"snapshot": {...}}     what `loader.stats()` returned at the end of an epoch, and from time to time
+    {"mark": {...}}         `Mark`
+    {"end": {...}}          last: `End`. Missing if the writer was killed
+
+Keys that a reader does not know are ignored; `VERSION` changes when that is not enough. A file is one run. Several are
+joined when they are played.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import importlib.metadata
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nbloader._util.format import clean, duration, megabytes
+from nbloader.dashboard.feed import Message
+from nbloader.errors import RecordingError
+from nbloader.events import Event
+from nbloader.metrics.snapshot import Snapshot
+from nbloader.recording import codec
+from nbloader.report.trace import Trace
+
+FORMAT, VERSION = "nbloader recording", 1
+LARGEST_FILE, LARGEST_CONTENT = 64 << 20, 512 << 20
+"""Bytes that are read at most, compressed and not."""
+RESERVED = 300
+"""Bytes of a file that are kept for its end."""
+CLOSED, FULL, FAILED = "closed", "full", "failed"
+"""Reasons of `End`."""
+_GZIP = b"\x1f\x8b"
+_CHUNK = 1 << 18
+
+
+@cache
+def own_version() -> str:
+    """The version of nbloader; "?" where it is not installed but only on the path."""
+    try:
+        return importlib.metadata.version("nbloader")
+    except importlib.metadata.PackageNotFoundError:
+        return "?"
+
+
+class PanelSpec(NamedTuple):
+    """A panel of the dashboard that was recorded."""
+
+    name: str
+    title: str
+    unfolded: bool
+    version: int
+    """See `Panel.version`."""
+
+
+class Header(NamedTuple):
+    """What a recording begins with."""
+
+    format: str
+    """`FORMAT`."""
+    version: int
+    """`VERSION`."""
+    nbloader: str
+    """Version that wrote it."""
+    origin: int
+    """Zero of the times in messages and marks, perf_counter ns of the recorded process."""
+    panels: tuple[PanelSpec, ...]
+    """From top to bottom."""
+
+
+class Mark(NamedTuple):
+    """A moment that the user named: `Recorder.mark`."""
+
+    now: float
+    """When, ms since the origin."""
+    text: str
+
+
+class End(NamedTuple):
+    """What a complete recording ends with."""
+
+    now: float
+    """When, ms since the origin."""
+    reason: str
+    """"closed", "full" (its limit was reached) or "failed"."""
+    left_out: int = 0
+    """Events that were left out of the file, so that it stays small. The messages for the browser are complete."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded run; `read()` returns one."""
+
+    name: str
+    """Of the file."""
+    header: Header
+    messages: list[Message] = field(repr=False, default_factory=list)
+    """For the browser; the first one is full."""
+    events: list[Event] = field(repr=False, default_factory=list)
+    """Oldest first. Of an epoch with many batches, its first ones."""
+    snapshot: Snapshot | None = field(repr=False, default=None)
+    """The last one."""
+    marks: list[Mark] = field(default_factory=list)
+    end: End | None = None
+    """None if the recording breaks off."""
+
+    @property
+    def trace(self) -> Trace:
+        """The recorded events."""
+        return Trace(self.events)
+
+    @property
+    def length(self) -> float:
+        """Milliseconds."""
+        return float(self.messages[-1]["now"]) if self.messages else 0.0
+
+    @property
+    def note(self) -> str:
+        """What is missing, as a sentence; "" for nothing."""
+        if self.end is None:
+            return f"The recording breaks off after {duration(self.length / 1e3)}: its process ended before it did."
+        if self.end.reason == FULL:
+            return f"The recording ends after {duration(self.length / 1e3)}: the file had reached its limit."
+        if self.end.reason == FAILED:
+            return f"The recording ends after {duration(self.length / 1e3)}: it could not be continued."
+        return ""
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Writes a recording. Not thread-safe.
+
+    Args:
+        path: The file, which is replaced.
+        header: What it begins with.
+        limit: Bytes that it may have.
+
+    Raises:
+        OSError: The file cannot be created.
+    """
+
+    def __init__(self, path: Path, header: Header, limit: int) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._limit = limit - RESERVED
+        self._lines: list[str] = []
+        self.size = 0
+        """Bytes written."""
+        self.waiting = 0
+        """Characters that are not written yet."""
+        self.add("recording", codec.encode(header))
+
+    def add(self, key: str, value: codec.Json) -> None:
+        """Add a line, which the next `flush()` writes."""
+        line = json.dumps({key: value}, separators=(",", ":"), default=codec.plain)
+        self._lines.append(line)
+        self.waiting += len(line)
+
+    def end(self, end: End) -> None:
+        """Write what the file ends with, and nothing else. There is always room for it.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._lines = []
+        self._limit += RESERVED
+        self.add("end", codec.encode(end))
+        self.flush()
+
+    def flush(self) -> bool:
+        """Write what was added, as one member.
+
+        Returns:
+            Whether there was room for it. If not, it is not in the file.
+
+        Raises:
+            OSError: It cannot be written. The file is as it was before, as far as the system allows.
+        """
+        lines, self._lines, self.waiting = self._lines, [], 0
+        if not lines:
+            return True
+        member = memoryview(gzip.compress("".join(f"{line}\n" for line in lines).encode(), 6, mtime=0))
+        if self.size + len(member) > self._limit:
+            return False
+        done = 0
+        try:
+            while done < len(member):
+                done += self._file.write(member[done:]) or 0
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), self.size)
+            raise
+        self.size += done
+        return True
+
+    def close(self) -> None:
+        """Close the file, without writing what was added."""
+        self._file.close()
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def read(path: str | os.PathLike[str]) -> Recording:
+    """Read a recording.
+
+    Args:
+        path: The file.
+
+    Raises:
+        RecordingError: It is not a recording, is damaged, or is of a later version.
+        OSError: It cannot be read.
+    """
+    path = Path(path)
+    size = path.stat().st_size
+    if size > LARGEST_FILE:
+        raise RecordingError(
+            f"{path} has {megabytes(size)}, and a recording has {megabytes(LARGEST_FILE)} at most: it is something else"
+        )
+    data = path.read_bytes()
+    if not data.startswith(_GZIP):
+        raise RecordingError(
+            f"{path} is not a recording of nbloader: "
+            + (
+                f"it begins with {data[:8]!r}"
+                if data
+                else "it is empty. If its process was killed, that came too early"
+            )
+        )
+    try:
+        lines = [line for member in _members(data) for line in member.splitlines()]
+        return _recording(path.name, [_entry(line) for line in lines])
+    except RecordingError:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RecordingError(f"{path} is damaged, or not a recording of nbloader: {clean(error)}") from error
+
+
+def _members(data: bytes) -> Iterator[bytes]:
+    """The contents of the whole members. One that breaks off at the end of the file is left out.
+
+    Raises:
+        ValueError: One is damaged, or the content is too large.
+    """
+    at = total = 0
+    while at < len(data):
+        begin, parts, inflate = at, list[bytes](), zlib.decompressobj(wbits=31)
+        while not inflate.eof:
+            piece = data[at : at + _CHUNK]
+            try:
+                parts.append(inflate.decompress(piece, _CHUNK))
+            except zlib.error as error:
+                raise ValueError(f"the part that begins at byte {begin:,} has been changed ({error})") from error
+            at += len(piece) - len(inflate.unconsumed_tail) - len(inflate.unused_data)
+            total += len(parts[-1])
+            if total > LARGEST_CONTENT:
+                raise ValueError(f"its content is larger than {megabytes(LARGEST_CONTENT)}")
+            if not (piece or parts[-1]):
+                return
+        yield b"".join(parts)
+
+
+def _entry(line: bytes) -> tuple[str, codec.Json]:
+    entry = json.loads(line, parse_constant=lambda _name: None)
+    if not isinstance(entry, dict) or len(entry) != 1:
+        raise ValueError("a line is not an object with one key")
+    ((key, value),) = entry.items()
+    return key, value
+
+
+def _recording(name: str, entries: list[tuple[str, codec.Json]]) -> Recording:
+    first = entries[0][1] if entries and entries[0][0] == "recording" else None
+    if not isinstance(first, dict) or first.get("format") != FORMAT:
+        raise ValueError("its first line is not that of a recording")
+    if first.get("version") != VERSION:
+        raise RecordingError(
+            f"{name} was recorded by nbloader {clean(first.get('nbloader'), 20)}, in version "
+            f"{clean(first.get('version'), 8)} of the format. This is nbloader {own_version()}, which reads "
+            f"version {VERSION}: install the other one to play it"
+        )
+    recording = Recording(name, codec.decoder(Header)(first))
+    snapshot, end = None, None
+    for key, value in entries[1:]:
+        if key == "show":
+            recording.messages.append(_message(value, recording))
+        elif key == "event":
+            event = codec.decode_event(value)
+            recording.events.extend([] if event is None else [event])
+        elif key == "batches":
+            recording.events.extend(codec.decode_batches(value))
+        elif key == "snapshot":
+            snapshot = codec.decoder(Snapshot)(value)
+        elif key == "mark":
+            recording.marks.append(codec.decoder(Mark)(value))
+        elif key == "end":
+            end = codec.decoder(End)(value)
+    return dataclasses.replace(recording, snapshot=snapshot, end=end)
+
+
+def _message(value: codec.Json, recording: Recording) -> Message:
+    """Check the frame of a message. What a panel makes of its payload is up to the panel."""
+    keys: dict[str, Any] = {"kind": str, "now": (int, float), "payloads": dict, "news": dict}
+    if not isinstance(value, dict) or not all(isinstance(value.get(key), kind) for key, kind in keys.items()):
+        raise ValueError("a message is malformed")
+    if not all(isinstance(entries, list) for entries in value["news"].values()):
+        raise ValueError("news of a message is not a list")
+    before = recording.messages[-1]["now"] if recording.messages else None
+    if (value["kind"] == "full") != (before is None):
+        raise ValueError("the first message, and no other, must be full")
+    if before is not None and value["now"] < before:
+        raise ValueError("messages are not in the order of time")
+    return {key: value[key] for key in keys}

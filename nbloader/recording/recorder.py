@@ -1,0 +1,270 @@
+"""Writes the run of a loader to a file while it happens."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import dataclasses
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nbloader._util.format import clean, duration, megabytes
+from nbloader._util.user_warning import warn
+from nbloader.dashboard.feed import Feed, Message
+from nbloader.dashboard.publisher import TICK, Publisher
+from nbloader.events import BatchRecord, EpochEnded, Event, LoaderClosed
+from nbloader.recording import codec
+from nbloader.recording.file import (
+    CLOSED,
+    FAILED,
+    FORMAT,
+    FULL,
+    VERSION,
+    End,
+    Header,
+    Mark,
+    PanelSpec,
+    Writer,
+    own_version,
+)
+
+if TYPE_CHECKING:
+    from nbloader.metrics.control import LoaderControl
+
+log = logging.getLogger(__name__)
+
+LEAST = 20_000
+"""Bytes that a limit must allow."""
+FLUSH_SECONDS, FLUSH_CHARACTERS = 2.0, 200_000
+"""What is observed is written at the latest after so long, and when it is so long."""
+SNAPSHOT_SECONDS = 15.0
+"""Seconds between two snapshots in the file; more are written at the ends of epochs."""
+BATCHES, EVENTS = 2000, 3000
+"""Batches of one epoch in the file, the first ones, and other events in all."""
+FAILED_SAMPLES = 20
+"""Of the last snapshot, without their tracebacks, which stand with their events."""
+NAME = 100
+"""Characters of a mark."""
+PATIENCE = 10.0
+"""Seconds for which `close()` waits for the file system."""
+
+
+class Recorder:
+    """Records a loader until `close()`; `loader.record("run.nbl")` starts one. Can be used as a context manager.
+
+    It holds the loader weakly, and ends with it.
+
+    Args:
+        loader: The loader to record.
+        path: The file to write, which is replaced.
+        limit: Bytes that the file may have. The fuller it is, the rarer it gets what is on screen; at the limit the
+            recording ends.
+
+    Raises:
+        OSError: The file cannot be written.
+        ValueError: The limit is too small.
+    """
+
+    def __init__(self, loader: LoaderControl, path: str | os.PathLike[str], limit: int) -> None:
+        if limit < LEAST:
+            raise ValueError(f"limit must be at least {LEAST:,} bytes, not {limit:,}")
+        self.path = Path(path)
+        """The file."""
+        self.error: Exception | None = None
+        """What ended the recording before its time; None for nothing."""
+        self._limit = limit
+        self._marks: collections.deque[Mark] = collections.deque()
+        key = self.path.resolve()
+        older = _recorders.get(key)
+        if older is not None:  # a cell that is run again
+            older.close()
+        self._feed = Feed(loader)
+        panels = tuple(PanelSpec(p.name, p.title, p.unfolded, p.version) for p in self._feed.panels)
+        self._writer = Writer(self.path, Header(FORMAT, VERSION, own_version(), self._feed.origin, panels), limit)
+        self._reason = CLOSED
+        self._due = 0.0
+        self._flush_due = time.monotonic() + FLUSH_SECONDS
+        self._snapshot_due = time.monotonic() + SNAPSHOT_SECONDS
+        self._kept: collections.Counter[int | None] = collections.Counter()
+        """Batches in the file, by the number of their iterator, and other events (None)."""
+        self._left_out = 0
+
+        self._writer.add("show", _shown(self._feed.full()))
+        newest = max((event.run for event in self._feed.events if isinstance(event, BatchRecord)), default=0)
+        self._add_events([e for e in self._feed.events if not isinstance(e, BatchRecord) or e.run == newest])
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self._writer.close)
+            if not self._writer.flush():
+                raise ValueError(f"a limit of {limit:,} bytes is too small for what the dashboard shows of this loader")
+            on_error.pop_all()
+        # The loader must not be held while the publisher waits, or that would keep it alive.
+        self._loader = weakref.ref(loader, lambda _ref: self._publisher.end())
+        self._publisher = Publisher(
+            f"nbloader-recorder-{self.path.name}",
+            tick=self._tick,
+            idle=lambda: self._feed.snapshot.state in ("new", "idle", "closed"),
+            finish=self._finish,
+        )
+        self._subscription = weakref.ref(loader.events.subscribe(self._on_event))
+        _recorders[key] = self
+        _close_in_time()
+        self._publisher.start()
+
+    def __repr__(self) -> str:
+        """One line."""
+        state = "recorded" if self._publisher.ended else "recording"
+        return f"<Recorder of {self.path}: {state} {duration(self._feed.now / 1e3)}, {megabytes(self.size)}>"
+
+    def __enter__(self) -> Recorder:
+        """Return the recorder itself."""
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """Close it."""
+        self.close()
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._writer.size
+
+    @property
+    def active(self) -> bool:
+        """Whether it still records."""
+        return not self._publisher.ended
+
+    def mark(self, text: str) -> None:
+        """Name this moment: the player shows it, and jumps to it.
+
+        Args:
+            text: Such as "worker 1 hangs"; 100 characters at most.
+        """
+        now = (time.perf_counter_ns() - self._feed.origin) / 1e6
+        self._marks.append(Mark(round(now, 2), clean(text, NAME)))
+        self._publisher.wake()
+
+    def close(self) -> None:
+        """End the recording, and write the rest of it. Closing twice is harmless.
+
+        Warns:
+            UserWarning: The recording could not be completed.
+        """
+        self._publisher.end()
+        thread = self._publisher.thread
+        if thread is not threading.current_thread():
+            thread.join(PATIENCE)
+        if self.error is not None:
+            error, self.error = self.error, None
+            warn(
+                f"{self.path} could not be continued after {duration(self._feed.now / 1e3)}: "
+                f"{type(error).__name__}: {clean(error)}. What was recorded until then can be played."
+            )
+
+    # On the thread that publishes the event.
+
+    def _on_event(self, event: Event) -> None:
+        self._feed.note(event)
+        if type(event) is BatchRecord:
+            return
+        if isinstance(event, LoaderClosed):
+            self._publisher.end()
+        self._publisher.wake()
+
+    # On the recorder's thread.
+
+    def _tick(self) -> bool:
+        """Write what is new. Returns whether there was anything."""
+        if self._reason != CLOSED or (time.monotonic() < self._due and self.active):
+            return True
+        try:
+            news = self._observe()
+            if not news or time.monotonic() > self._flush_due or self._writer.waiting > FLUSH_CHARACTERS:
+                self._flush_due = time.monotonic() + FLUSH_SECONDS
+                if not self._writer.flush():
+                    self._reason = FULL
+                    self._publisher.end()
+        except Exception as error:  # a full disk, or a panel that raises, ends the recording, not the loop
+            self.error, self._reason = error, FAILED
+            log.warning("the recording of %s cannot be continued", self.path, exc_info=error)
+            self._publisher.end()
+            return False
+        used = self._writer.size / self._limit
+        self._due = time.monotonic() + 0.8 * TICK * used / (1 - min(used, 0.99))
+        return news
+
+    def _observe(self) -> bool:
+        loader = self._loader()
+        if loader is not None:
+            self._feed.observe(loader)
+            self._add_events(self._feed.events)
+        message = self._feed.tick()
+        if message is not None:
+            self._writer.add("show", _shown(message))
+        while self._marks:
+            self._writer.add("mark", codec.encode(self._marks.popleft()))
+        if time.monotonic() > self._snapshot_due or any(isinstance(event, EpochEnded) for event in self._feed.events):
+            self._add_snapshot()
+        return message is not None
+
+    def _add_events(self, events: Sequence[Event]) -> None:
+        kept: list[Event] = []
+        for event in events:
+            is_batch = isinstance(event, BatchRecord)
+            key = event.run if isinstance(event, BatchRecord) else None
+            self._kept[key] += 1
+            if self._kept[key] <= (BATCHES if is_batch else EVENTS):
+                kept.append(event)
+            else:
+                self._left_out += 1
+        for entry in codec.encode_events(kept):
+            for name, value in entry.items():
+                self._writer.add(name, value)
+
+    def _add_snapshot(self) -> None:
+        self._snapshot_due = time.monotonic() + SNAPSHOT_SECONDS
+        s = self._feed.snapshot
+        failed = tuple(dataclasses.replace(sample, traceback="") for sample in s.failed_samples[-FAILED_SAMPLES:])
+        self._writer.add("snapshot", codec.encode(dataclasses.replace(s, failed_samples=failed)))
+
+    def _finish(self) -> None:
+        subscription = self._subscription()
+        if subscription is not None:
+            subscription.close()
+        try:
+            if self._reason == CLOSED:
+                self._add_snapshot()
+                if not self._writer.flush():
+                    self._reason = FULL
+            self._writer.end(End(self._feed.now, self._reason, self._left_out))
+        except OSError as error:
+            self.error = self.error or error
+        finally:
+            self._writer.close()
+
+
+def _shown(message: Message) -> Message:
+    """What a file needs of a message; its header has the panels."""
+    return {key: message[key] for key in ("kind", "now", "payloads", "news")}
+
+
+_recorders: weakref.WeakValueDictionary[Path, Recorder] = weakref.WeakValueDictionary()
+"""By file."""
+
+
+@cache
+def _close_in_time() -> None:
+    """Complete the files before the process ends."""
+    atexit.register(_close_all)
+
+
+def _close_all() -> None:
+    for recorder in list(_recorders.values()):
+        recorder.close()
