@@ -160,7 +160,11 @@ class Server:
         finally:
             self._executor.shutdown()
             self._process.terminate()
-            self._process.wait(20)
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:  # it waits for a kernel that started at the same time
+                self._process.kill()
+                self._process.wait()
             self._log.close()
 
     def _delete_kernel(self, kernel_id: str) -> None:

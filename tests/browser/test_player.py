@@ -156,3 +156,4 @@ def test_a_notebook_plays_runs_without_its_kernel(open_notebook: Any, server: An
     notebook.open()
     page.locator(".nbl-static:visible", has_text="run this cell again to play it").wait_for()
     screenshot(page, "player-static")
+    notebook.wait_until_responsive()  # opening it has started a kernel, which can be shut down only when it has started
