@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nbloader.transport.early_start import warm_up
     from nbloader.workers.worker_info import get_worker_info
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __path__.append(f"{__path__[0]}/_v0_1")  # modules that pickles of earlier versions name
 
 _MODULES = {
