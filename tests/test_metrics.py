@@ -35,7 +35,7 @@ from nbloader.events import (
     WorkerRestarted,
     WorkerStarted,
 )
-from nbloader.events.gauges import Gauges, WorkerGauge
+from nbloader.events.gauges import FetchProgress, Gauges, ProducedBatch, WorkerGauge
 from nbloader.metrics.aggregator import Aggregator
 from nbloader.metrics.snapshot import STAGES, Snapshot
 from nbloader.metrics.stage_times import upload_stats
@@ -192,6 +192,61 @@ def test_the_rate_covers_the_last_five_seconds():
     stats = new_stats()
     now = loop(stats, 200, cycle=lambda index: {"step": (40 if index < 100 else 100) * MS})
     assert stats.snapshot(gauges(now)).batches_per_second == pytest.approx(10, rel=0.05)
+
+
+def test_a_loop_that_waits_far_longer_than_usual_is_stalled_and_has_no_rate():
+    stats = new_stats()
+    now = loop(stats, 50, wait=30 * MS, step=10 * MS)
+    for seconds, stalled in ((1.9, False), (2.1, True), (60.0, True)):
+        s = stats.snapshot(gauges(now + int(seconds * S), *pair(), waiting_since=now, waiting_for=50))
+        assert (s.stalled is not None, s.eta is None) == (stalled, stalled)
+        assert (s.batches_per_second > 0) is (s.samples_per_second > 0) is not stalled
+    assert s.stalled == 60
+    assert not any(w.batches_per_second for w in s.workers)
+    assert s.wait_share > 0.9, "the wait itself counts"
+    assert "stalled for 60.0 s" in str(s)
+    assert "no batch for 60.0 s" in str(s)
+    assert "batches/s, loop" not in repr(s)
+    assert "stalled for 60.0 s" in s._repr_html_()
+    stats.update(LoaderPaused(now))
+    paused = stats.snapshot(gauges(now + 9 * S, *pair(), state="paused", waiting_since=now, waiting_for=50))
+    assert paused.stalled is None
+    stats.update(LoaderResumed(now + 9 * S))
+    resumed = stats.snapshot(gauges(now + 10 * S, *pair(), waiting_since=now, waiting_for=50))
+    assert resumed.stalled is None, "a pause is no stall"
+
+
+def test_slow_batches_and_the_end_of_an_epoch_are_no_stall():
+    stats = new_stats()
+    now = loop(stats, 6, wait=MS, make=3 * S)
+    waits = {"waiting_since": now, "waiting_for": 6}
+    assert stats.snapshot(gauges(now + 20 * S, **waits)).stalled is None, "ten times as long as a batch takes"
+    assert stats.snapshot(gauges(now + 31 * S, **waits)).stalled == 31
+    assert stats.snapshot(gauges(now + 31 * S)).stalled is None, "the loop itself is busy"
+    stats.update(EpochEnded(now, 0, 0, 6, "exhausted"))
+    assert stats.snapshot(gauges(now + 60 * S, state="idle", **waits)).stalled is None
+
+
+def test_before_the_second_batch_the_time_left_is_estimated_from_the_samples_that_are_there():
+    stats = new_stats()
+    stats.update(EpochStarted(START, 0, 0, 100, 2))
+    waits = {"waiting_since": START, "waiting_for": 0, "run": 0}
+    s = stats.snapshot(gauges(START + 6 * S, *pair(), **waits))
+    assert (s.first_batch_in, s.eta, s.eta_rough) == (None, None, False), "nothing is known yet"
+    fetching = FetchProgress(0, START + S, 2, 16), FetchProgress(1, START + S, 15, 16)
+    s = stats.snapshot(gauges(START + 6 * S, *pair(), fetching=fetching, **waits))
+    assert s.first_batch_in == pytest.approx(32 - 5), "5 s for two and a half of 16 samples"
+    assert (s.eta, s.eta_rough) == (pytest.approx(27 + 99 * 32 / 2), True)
+    assert "about 26 min 51 s left" in str(s)
+    assert "no batch yet. At this pace it comes in 27.0 s." in s.verdict
+    ready = tuple(ProducedBatch(0, n, 1, START, START, START + 2 * S, START, 0) for n in range(1, 10))
+    s = stats.snapshot(gauges(START + 6 * S, *pair(), fetching=fetching, made=ready, **waits))
+    assert s.eta == pytest.approx(27 + 90 * 2 / 2), "others are there, and took 2 s each"
+    s = stats.snapshot(gauges(START + 40 * S, *pair(), run=0, delivered=1, at=0, at_since=START + 33 * S))
+    assert (s.first_batch_in, s.eta, s.eta_rough) == (None, pytest.approx(99 * 2 / 2), True), "the loop works on it"
+    now = loop(stats, 10, wait=30 * MS)
+    s = stats.snapshot(gauges(now, *pair(), waiting_since=now, waiting_for=10))
+    assert (s.eta, s.eta_rough) == (pytest.approx(90 / 25), False)
 
 
 def test_slow_batches_still_have_a_rate():

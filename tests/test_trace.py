@@ -7,12 +7,13 @@ import io
 import itertools
 import json
 import sys
+import threading
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Numbers
+from datasets import Numbers, wait_for
 
 from nbloader import DataLoader
 from nbloader._util.format import final_message, tail
@@ -292,6 +293,60 @@ def test_the_progress_bar_counts_batches_and_shows_how_much_the_loop_waited():
     assert "10/10" in last
     assert "loop waited" in last
     assert "Epoch 0 ended after 10 batches" in last, "what limited the loop"
+
+
+class Halting:
+    """A dataset of which one sample waits for an event; only for workers in this process."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.go_on = threading.Event()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.at:
+            assert self.go_on.wait(60)
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_first_batch_is_expected_from_its_first_samples_and_the_bar_says_so(workers, monkeypatch):
+    monkeypatch.setattr("nbloader.report.progress.LOOK", 0.02)
+    dataset, out = Halting(5), io.StringIO()
+    with DataLoader(dataset, batch_size=8, num_workers=workers, workers="thread") as loader:
+        loop = threading.Thread(target=lambda: list(loader.progress(file=out, mininterval=0)))
+        loop.start()
+        wait_for(lambda: loader.stats().first_batch_in is not None, "an estimate")
+        s = loader.stats()
+        assert s.batches_done == 0
+        assert s.eta_rough
+        assert "At this pace it comes in" in s.verdict
+        wait_for(lambda: "first batch in about" in out.getvalue(), "the bar")
+        dataset.go_on.set()
+        loop.join()
+        assert loader.stats().first_batch_in is None
+
+
+def test_the_progress_bar_has_neither_rate_nor_time_left_while_no_batch_comes(monkeypatch):
+    monkeypatch.setattr("nbloader.report.progress.LOOK", 0.02)
+    monkeypatch.setattr("nbloader.metrics.rates.STUCK_S", 0.05)
+    monkeypatch.setattr("nbloader.metrics.rates.STUCK_TIMES", 0)
+    dataset, out = Halting(32), io.StringIO()
+    with DataLoader(dataset, batch_size=8, num_workers=2, workers="thread") as loader:
+        loop = threading.Thread(target=lambda: list(loader.progress(file=out, mininterval=0)))
+        loop.start()
+        wait_for(lambda: "stalled" in out.getvalue(), "the bar")
+        shown = out.getvalue().split("\r")[-1]
+        assert "<stalled, no batch for" in shown
+        assert "batch/s" not in shown
+        assert "4/5" in shown
+        dataset.go_on.set()
+        loop.join()
+    last = out.getvalue().split("\r")[-1]
+    assert "stalled" not in last.split("Epoch 0")[0]
+    assert "batch/s, loop waited" in last
 
 
 def test_without_tqdm_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch):

@@ -82,7 +82,8 @@ def _starting(s: Snapshot, e: LoaderStatus) -> Verdict | None:
             )
         at = max((w for w in s.workers if w.batch is not None), key=lambda w: w.batch_age or 0.0, default=None)
         where = "" if at is None else f" Worker {at.worker} has been processing {_current_batch(at)}."
-        return Verdict("starting", f"Starting up for {duration(s.elapsed)}: no batch yet.{where}")
+        expected = "" if s.first_batch_in is None else f" At this pace it comes in {duration(s.first_batch_in)}."
+        return Verdict("starting", f"Starting up for {duration(s.elapsed)}: no batch yet.{where}{expected}")
     if not e.recent and s.at is not None and s.at_for is not None:
         return Verdict(
             "starting",

@@ -1052,6 +1052,8 @@ class Engine:
             if last.run not in self._waiting:
                 fields["at"] = last.number
                 fields["at_since"] = _clock() - round((time.monotonic() - self._last_request) * 1e9)
+        if fields and not fields.get("delivered"):
+            fields["fetching"] = self._group.fetching()
         return fields
 
     def _state(self, state: str) -> str:

@@ -13,7 +13,7 @@ from nbloader.batch.task import Task
 from nbloader.engine.config import EngineConfig
 from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
 from nbloader.events.failures import LoaderFailure, descriptors_message, died_message, start_message
-from nbloader.events.gauges import WorkerGauge
+from nbloader.events.gauges import FetchProgress, WorkerGauge
 from nbloader.events.remote_errors import rebuild
 from nbloader.metrics.probe import WorkerThread
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
@@ -455,6 +455,12 @@ class WorkerGroup:
         """The threads that load, by worker id."""
         handles = [slot.handle for slot in self._slots if slot.handle is not None]
         return tuple([WorkerThread(h.pid, h.native_id, h.status.state in PRODUCING) for h in handles if h.native_id])
+
+    def fetching(self) -> tuple[FetchProgress, ...]:
+        """How far workers have come with the samples that they fetch now, also an inline one."""
+        handles = [] if self.pool is None else list(self.pool.handles.values())
+        found = [handle.fetch_progress(self._dispatcher.held_by(handle.uid)) for handle in handles]
+        return tuple([progress for progress in found if progress is not None])
 
     def gauges(self) -> Iterator[WorkerGauge]:
         """What is known of each worker now; nothing of an inline one."""

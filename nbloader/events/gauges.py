@@ -6,7 +6,7 @@ Times are perf_counter ns.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,19 @@ class WorkerGauge:
     """Share of the time that it could run in which it had no core, 0 to 1; None where unknown."""
     kind: str = "process"
     """"process", "thread", or another registered kind of worker."""
+
+
+class FetchProgress(NamedTuple):
+    """How far a worker has come with a batch, or with a chunk of one, whose samples it fetches one by one."""
+
+    number: int
+    """Number of the batch."""
+    since: int
+    """When it began to fetch, ns."""
+    fetched: int
+    """Samples that it has fetched."""
+    samples: int
+    """Samples that it will have fetched at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +149,5 @@ class Gauges:
     """Numbers of the batches whose upload was started before they were asked for."""
     cache: CacheGauge | None = None
     """The cache of samples; None if no function is cached."""
+    fetching: tuple[FetchProgress, ...] = ()
+    """What is being fetched, until the first batch is delivered; () afterwards."""

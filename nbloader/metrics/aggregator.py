@@ -30,7 +30,17 @@ from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.events.pauses import Pauses
 from nbloader.events.records import LifecycleEvent
 from nbloader.metrics.evidence import Diagnosis, Evidence, Judge, LoaderStatus, Place
-from nbloader.metrics.rates import Rates, rates_of, waiting
+from nbloader.metrics.rates import (
+    STUCK_S,
+    STUCK_TIMES,
+    FirstBatch,
+    Rates,
+    first_batch_of,
+    rates_of,
+    stalled_for,
+    waiting,
+    without_progress,
+)
 from nbloader.metrics.snapshot import Point, SlowSample, Snapshot, Verdict, WorkerStats
 from nbloader.metrics.span import EpochSample, SpanOptions, measure
 from nbloader.metrics.stage_times import (
@@ -62,8 +72,6 @@ READY = 64
 """Starts of workers that are kept."""
 SLOW_RUNS = 3
 """Iterators whose slowest samples are kept."""
-STUCK_S, STUCK_TIMES = 2.0, 10
-"""A worker is stuck if it has been processing a batch for longer than this, and than this many median batches."""
 FOLDED = 64
 """Batches after which they are added to the sample of the epoch: at once they cost a quarter of one by one."""
 JUDGED = 64
@@ -120,6 +128,8 @@ class Aggregator:
         self._ready: collections.deque[WorkerReady] = collections.deque(maxlen=READY)
         self._error = ""
         self._ended: EpochEnded | None = None
+        self._usual_make = 0.0
+        """Estimate from the epoch's first batches of the time to produce one, seconds; 0 where unknown."""
         self._series = TimeSeries()
 
     def update(self, event: Event) -> None:
@@ -256,6 +266,7 @@ class Aggregator:
         self._done = self._samples = self._epoch_waited = 0
         self._sample = EpochSample()
         self._folded = 0
+        self._usual_make = 0.0
         self._ended = self._measured = None
         self._error = ""
         for old in sorted(self._slow)[: -(SLOW_RUNS - 1)]:
@@ -283,12 +294,20 @@ class Aggregator:
         rates = rates_of(
             g, records, self._pauses, first=self._first, began=self._began, run=self._run, live=live
         )  # fmt: skip
+        stalled = stalled_for(g, last, self._pauses) if live and self._first is not None else None
+        if stalled is not None:
+            rates = without_progress(rates)
         end = g.now if self._ended is None else self._ended.time
         done = self._done if self._ended is None else max(self._done, self._ended.batches)
         if live and g.run == self._run:
             done = max(done, g.delivered)
         active = self._pauses.active(self._began, end) if self._run >= 0 else 0
         left = max(0, self._batches - done) if live and g.state != "paused" and self._batches is not None else None
+        eta = left / rates.own if left is not None and rates.own > 0 else None
+        first = first_batch_of(g) if live and not done else None
+        rough = left is not None and not rates.count and stalled is None
+        if left is not None and rough:
+            eta = self._rough_eta(g, left, first)
         typical_ns = median([elapsed_ns(r.fetch_begin, r.collated) for r in last])
         snapshot = Snapshot(
             state=g.state,
@@ -297,7 +316,7 @@ class Aggregator:
             batches_total=self._batches,
             samples_done=self._samples,
             elapsed=max(0, end - self._began) / 1e9 if self._run >= 0 else 0.0,
-            eta=left / rates.own if left is not None and rates.own > 0 else None,
+            eta=eta,
             batches_per_second=rates.batches,
             samples_per_second=rates.samples,
             mb_per_second=rates.nbytes / 1e6,
@@ -338,6 +357,9 @@ class Aggregator:
             supervisor_failures=self._supervisor_failures,
             retried=self._failed_by_outcome["retried"],
             cache=g.cache,
+            stalled=stalled,
+            first_batch_in=None if first is None else first.left,
+            eta_rough=rough and eta is not None,
         )
         now = measure(_spread(rates.records, JUDGED), self._span(g, rates, usage, live=live))
         diagnosis = self._judge(
@@ -363,6 +385,27 @@ class Aggregator:
         else:
             end = next((returned_at(r) for r in reversed(records) if r.run == self._run), self._began)
         return share_of(waited, self._pauses.active(self._began, end))
+
+    def _rough_eta(self, g: Gauges, left: int, first: FirstBatch | None) -> float | None:
+        """Estimate the time left from the first batches alone, as if all workers were always busy, seconds.
+
+        Args:
+            g: The gauges.
+            left: Batches that have not been delivered.
+            first: An estimate of what the first one takes; None where unknown, and once it has been delivered.
+        """
+        made = median([elapsed_ns(batch.fetch_begin, batch.collated) for batch in g.made])
+        if made:  # others are there already
+            self._usual_make = made / 1e9
+        elif first is not None:
+            self._usual_make = first.make
+        elif self._first is not None:
+            self._usual_make = elapsed_ns(self._first.fetch_begin, self._first.collated) / 1e9
+        if not self._usual_make:
+            return None
+        alive = sum(w.state != "dead" for w in g.workers)
+        to_make = max(0, left - len(g.made) - (first is not None))
+        return (0.0 if first is None else first.left) + to_make * self._usual_make / max(1, alive)
 
     def _worker(self, w: WorkerGauge, now: int, typical_ns: int | None, rates: Rates) -> WorkerStats:
         age = None if w.batch is None else max(0, now - w.since) / 1e9

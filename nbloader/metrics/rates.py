@@ -5,17 +5,22 @@ from __future__ import annotations
 import bisect
 import collections
 import operator
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from nbloader.events import BatchRecord
 from nbloader.events.gauges import Gauges
 from nbloader.events.pauses import Pauses
-from nbloader.metrics.stage_times import returned_at, share_of
+from nbloader.metrics.stage_times import elapsed_ns, median, returned_at, share_of
 
 RATE_NS = 5_000_000_000
 """Time over which rates are computed, ns."""
 RATE_BATCHES = 4
 """Minimum number of batches over which rates are computed, however long they took."""
+STUCK_S, STUCK_TIMES = 2.0, 10
+"""A worker is stuck if it has been processing a batch for longer than this, and than this many median batches. A loop
+is stalled if it has waited as long, and as many times its usual wait."""
 
 _RUN, _WORKER, _SAMPLES, _NBYTES, _REQUESTED, _DELIVERED = map(
     operator.attrgetter, ("run", "worker", "samples", "nbytes", "requested", "delivered")
@@ -56,6 +61,52 @@ def waiting(g: Gauges, pauses: Pauses, end: int, begin: int | None = None) -> in
     if g.waiting_since is None:
         return 0
     return pauses.active(g.waiting_since if begin is None else max(begin, g.waiting_since), end)
+
+
+def stalled_for(g: Gauges, records: Sequence[BatchRecord], pauses: Pauses) -> float | None:
+    """How long the loop has been waiting, if far longer than usual, seconds; None if it has not, and while paused.
+
+    Args:
+        g: The gauges.
+        records: The last batches.
+        pauses: Pauses of the loader.
+    """
+    seconds = waiting(g, pauses, g.now) / 1e9
+    if seconds <= STUCK_S or g.state == "paused" or not records:
+        return None
+    make = median([elapsed_ns(r.fetch_begin, r.collated) for r in records]) or 0
+    wait = median([elapsed_ns(r.requested, r.delivered) for r in records]) or 0
+    return seconds if seconds > STUCK_TIMES * max(make, wait) / 1e9 else None
+
+
+def without_progress(rates: Rates) -> Rates:
+    """The same while no batch comes: a rate over the last seconds would only fall slowly."""
+    stopped = dict.fromkeys(rates.workers, 0.0)
+    return replace(rates, batches=0.0, samples=0.0, nbytes=0.0, own=0.0, workers=stopped)
+
+
+class FirstBatch(NamedTuple):
+    """An estimate of what the first batch of an epoch takes, seconds."""
+
+    left: float
+    """Until it is there."""
+    make: float
+    """To produce it."""
+
+
+def first_batch_of(g: Gauges) -> FirstBatch | None:
+    """Estimate what the first batch takes, from those of its samples that are there; None if none is.
+
+    Args:
+        g: The gauges.
+    """
+    found = []
+    for progress in g.fetching:
+        age = max(0, g.now - progress.since) / 1e9
+        if progress.number == g.waiting_for and progress.fetched:
+            make = age * max(1.0, progress.samples / (progress.fetched + 0.5))  # half of the next one is there, too
+            found.append(FirstBatch(make - age, make))
+    return max(found, default=None)
 
 
 def rates_of(

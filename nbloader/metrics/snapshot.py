@@ -241,7 +241,8 @@ class Snapshot:
     elapsed: float
     """Duration of that epoch until now, or until its end, seconds."""
     eta: float | None
-    """Time left at the current rate, seconds; None where unknown."""
+    """Time left at the current rate, seconds; None where unknown, and while the loop is `stalled`. Until two batches
+    have been delivered: estimated from the first one (`eta_rough`)."""
     batches_per_second: float
     """Rate over the last five seconds of activity (at least four batches, at most 2,000), after the first batch."""
     samples_per_second: float
@@ -337,6 +338,14 @@ class Snapshot:
     """Workers whose restart would help."""
     outlook: Outlook = NO_OUTLOOK
     """What changes would gain, as of the last seconds."""
+    stalled: float | None = None
+    """How long the loop has been waiting for a batch, seconds, if that is longer than 2 s and than ten times the usual
+    time to produce one or to wait for one: rates are 0 then. None while batches come."""
+    first_batch_in: float | None = None
+    """Estimate of the time until the first batch of the epoch is there, from those of its samples that are, seconds;
+    None where unknown, and afterwards."""
+    eta_rough: bool = False
+    """Whether `eta` is an estimate from the first batch, as if the loop itself took no time."""
 
     def __repr__(self) -> str:
         """One line; `print` the snapshot for all of it."""

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
-from nbloader._util.format import percent
-from nbloader.report.render import outlook
+from nbloader._util.format import duration, percent
+from nbloader.report.render import outlook, time_left
+
+if TYPE_CHECKING:
+    from nbloader.metrics.snapshot import Snapshot
 
 EVERY = 0.5
 """Seconds between two updates of the statistics beside the bar."""
+LOOK = 1.0
+"""Seconds between two looks at a loop for which no batch comes."""
+STALLED = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<stalled{postfix}]"
+"""The bar while no batch comes: without a rate, and without a time left."""
 
 
 def progress(loader: Any, options: dict[str, Any]) -> Iterator[Any]:
@@ -29,13 +39,64 @@ def _iterate(loader: Any, tqdm: Any, options: dict[str, Any]) -> Iterator[Any]:
     settings = {"desc": f"epoch {start.epoch}", "total": start.batches_total, "unit": "batch"} | options
     due = time.monotonic() + EVERY
     with tqdm(**settings) as bar:
-        for batch in batches:
-            bar.update()
-            if time.monotonic() > due:
-                bar.set_postfix_str(f"loop waits {percent(loader.stats().wait_share)}", refresh=False)
-                due = time.monotonic() + EVERY
-            yield batch
+        with contextlib.nullcontext() if bar.disable else _Watch(loader, bar) as watch:
+            for batch in batches:
+                if watch is not None:
+                    watch.batch_came()
+                bar.update()
+                if time.monotonic() > due:
+                    bar.set_postfix_str(f"loop waits {percent(loader.stats().wait_share)}", refresh=False)
+                    due = time.monotonic() + EVERY
+                yield batch
         end = loader.stats()
         bar.set_postfix_str(f"loop waited {percent(end.wait_share_epoch)}")
     text = " ".join(part for part in (end.verdict, outlook(end)) if part)
     (options.get("file") or sys.stderr).write(f"{text}\n")
+
+
+class _Watch:
+    """Keeps the bar right while the loop waits in `__next__`, on a thread: before the first batch, and in a stall.
+
+    Args:
+        loader: The loader.
+        bar: The bar of tqdm, which locks its own drawing.
+    """
+
+    def __init__(self, loader: Any, bar: Any) -> None:
+        self._loader = loader
+        self._bar = bar
+        self._form = bar.bar_format
+        self._lock = threading.RLock()  # a finalizer may end the loop on any thread
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="nbloader-progress", daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._lock:  # the thread is not joined: it may wait for a lock of the engine, which a finalizer may hold
+            self._stop.set()
+            self.batch_came()
+
+    def batch_came(self) -> None:
+        """The bar has a rate and a time left again."""
+        if self._bar.bar_format is STALLED:
+            self._bar.bar_format = self._form
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK):
+            s = self._loader.stats()
+            with self._lock:
+                if not self._stop.is_set():
+                    self._show(s)
+
+    def _show(self, s: Snapshot) -> None:
+        if s.stalled is not None:
+            self._bar.bar_format = STALLED
+            self._bar.set_postfix_str(f"no batch for {duration(s.stalled)}")
+        elif s.first_batch_in is not None:
+            left = f", {time_left(s)} left" if s.eta is not None else ""
+            self._bar.set_postfix_str(f"first batch in about {duration(s.first_batch_in)}{left}")

@@ -43,7 +43,7 @@ STAGE_MEANING = {
 def one_line(s: Snapshot) -> str:
     """The `repr` of a snapshot: state, progress, rate and queue depths in one line."""
     return (
-        f"<Snapshot {s.state}: epoch {s.epoch}, {_done(s)}, {number(s.batches_per_second)} batches/s, "
+        f"<Snapshot {s.state}: epoch {s.epoch}, {_done(s)}, {', '.join(_rates(s)[:1])}, "
         f"loop waits {percent(s.wait_share)}, in flight {s.in_flight}, reorder {s.reordering}, ready {s.ready}>"
     )
 
@@ -105,12 +105,22 @@ def _no_workers(s: Snapshot) -> str:
 
 
 def _times(s: Snapshot) -> str:
-    left = "" if s.eta is None else f", {duration(s.eta)} left"
+    left = time_left(s)
+    left = f", {left}" if s.stalled is not None else f", {left} left" if left else ""
     mean = f" ({number(s.epoch_rate)} batches/s, start-up included)" if s.epoch_rate else ""
     return f"{duration(s.elapsed)}{left}{mean}"
 
 
+def time_left(s: Snapshot) -> str:
+    """Time until the end of the epoch, such as "3 min 20 s", "about 20.0 s" or "stalled for 9.0 s"; "" if unknown."""
+    if s.stalled is not None:
+        return f"stalled for {duration(s.stalled)}"
+    return "" if s.eta is None else f"{'about ' if s.eta_rough else ''}{duration(s.eta)}"
+
+
 def _rates(s: Snapshot) -> list[str]:
+    if s.stalled is not None:
+        return [f"no batch for {duration(s.stalled)}"]
     return [
         f"{number(s.batches_per_second)} batches/s",
         f"{number(s.samples_per_second)} samples/s",
@@ -178,7 +188,7 @@ def _progress_text(s: Snapshot) -> str:
         lines = [
             f"Epoch   {s.epoch}, {s.state}  {bar}{_done(s)}{part}",
             f"Time    {_times(s)}",
-            f"Rate    {'   '.join(_rates(s))}   (the last 5 s)",
+            f"Rate    {'   '.join(_rates(s))}{'   (the last 5 s)' if s.stalled is None else ''}",
             f"Loop    {_loop(s)}",
         ]
     if s.iterators > 1:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
 from nbloader.errors import NbloaderError
-from nbloader.events.gauges import WorkerGauge
+from nbloader.events.gauges import FetchProgress, WorkerGauge
 from nbloader.events.stack_samples import StackCount
 from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.shard_plan import IterableOptions
@@ -160,6 +160,22 @@ class WorkerHandle:
         """When it began to fetch or collate, `time.perf_counter_ns()`; infinity if it does neither."""
         status = self.status
         return status.since if status.state in (WorkerState.FETCHING, WorkerState.COLLATING) else math.inf
+
+    def fetch_progress(self, held: list[Task]) -> FetchProgress | None:
+        """How far it has come with the batch that it fetches sample by sample; None if it does not do so now.
+
+        Args:
+            held: The batches that it was given.
+        """
+        status = self.status
+        position, since, number = status.position, status.since, status.number
+        task = next((task for task in held if task.job == number and task.run == status.run), None)
+        if task is None or position < 0 or status.state != WorkerState.FETCHING:
+            return None
+        indices = task.indices
+        if not isinstance(indices, (list, tuple, IndexArray)):
+            return None
+        return FetchProgress(task.number, since, min(position, len(indices)), len(indices))
 
     def gauge(self, held: list[Task], runs: Collection[int], exit_reason: str, produced: int) -> WorkerGauge:
         """What is known of it now. This reads its status and does not ask it.

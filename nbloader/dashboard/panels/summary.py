@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbloader._util.format import clean, duration, number, percent
 from nbloader.dashboard.panels.base import Frame, Panel
-from nbloader.report.render import cache
+from nbloader.report.render import cache, time_left
 
 if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot
@@ -83,7 +83,8 @@ def _progress(s: Snapshot) -> dict[str, Any]:
 
 TIPS = {
     "Throughput": "Batches that your loop received per second, over the last 5 seconds",
-    "Time left": "Until the end of the epoch, at the rate of the last seconds",
+    "Time left": "Until the end of the epoch, at the rate of the last seconds; before the second batch an estimate "
+    "from the first one, as if the loop itself took no time",
     "Epoch duration": "From the start of the epoch to its end, pauses included",
     "Loop waiting": "Share of the last 5 seconds in which your loop waited for a batch",
     "In flight": "Batches that are requested and not delivered; the prefetch window limits them",
@@ -95,9 +96,10 @@ TIPS = {
 def _tiles(s: Snapshot) -> list[dict[str, str]]:
     if s.epoch < 0:
         return [_tile(label, NONE) for label in ("Throughput", "Time left", "Loop waiting", "In flight")]
-    samples, mb = number(s.samples_per_second), number(s.mb_per_second)
+    samples, mb = f"{number(s.samples_per_second)} samples/s", f"{number(s.mb_per_second)} MB/s"
+    rates = f"{samples} · {mb}" if s.stalled is None else f"no batch for {duration(s.stalled)}"
     return [
-        _tile("Throughput", number(s.batches_per_second), "batches/s", f"{samples} samples/s · {mb} MB/s"),
+        _tile("Throughput", number(s.batches_per_second), "batches/s", rates),
         _time(s),
         _tile("Loop waiting", percent(s.wait_share), "of its time", _waiting(s)),
         _ahead(s),
@@ -107,8 +109,14 @@ def _tiles(s: Snapshot) -> list[dict[str, str]]:
 def _time(s: Snapshot) -> dict[str, str]:
     took = duration(s.elapsed)
     if s.state in ("starting", "running", "paused"):
-        return _tile("Time left", NONE if s.eta is None else duration(s.eta), "", f"{took} so far")
+        if s.stalled is not None:
+            return _tile("Time left", "stalled", f"for {duration(s.stalled)}", f"{took} so far")
+        return _tile("Time left", time_left(s) or NONE, "", f"{took} so far{_first(s)}")
     return _tile("Epoch duration", took, "", f"{number(s.epoch_rate)} batches/s on average")
+
+
+def _first(s: Snapshot) -> str:
+    return "" if s.first_batch_in is None else f" · first batch in about {duration(s.first_batch_in)}"
 
 
 def _waiting(s: Snapshot) -> str:
