@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from typing import TYPE_CHECKING
 
 import light
 import numpy as np
@@ -20,6 +21,9 @@ import torch
 
 from nbloader import get_worker_info
 from nbloader.transport import forkserver
+
+if TYPE_CHECKING:
+    from nbloader.events.gauges import WorkerGauge
 
 PATIENCE = 90.0
 """Seconds that a test waits for a condition before it fails."""
@@ -292,7 +296,23 @@ def alive(pid: int) -> bool:
 
 
 def pids(loader) -> list[int]:
+    """The processes that exist now. A worker may start late: others may have produced all batches before it exists."""
     return [worker.pid for worker in loader.stats().workers if worker.pid]
+
+
+def at_work(loader) -> list[WorkerGauge]:
+    """The workers that are initialized now, and whose pid is known."""
+    return [worker for worker in loader.stats().workers if worker.pid and worker.state not in ("starting", "dead")]
+
+
+def all_pids(loader) -> list[int]:
+    """The processes of all workers, by worker id, once every worker is initialized."""
+
+    def initialized():
+        found = [worker.pid for worker in at_work(loader)]
+        return found if len(found) == loader.num_workers and all(map(alive, found)) else None
+
+    return wait_for(initialized, "the start of all workers")
 
 
 def worker_processes() -> list[psutil.Process]:

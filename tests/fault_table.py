@@ -203,16 +203,16 @@ def in_stage(stage: str, n: int, once: Once) -> dict[str, Any]:
 # ---- other datasets, in modules without torch: a fork server that has been killed is soon there again
 
 
-class Large(Numbers):
-    """Each sample is a text of a megabyte, which travels in the message."""
-
-    def __getitem__(self, i):
-        return f"{i:01000000d}"
-
-
 class HoldsTheFirst(Held):
     def __getitem__(self, i):
         return super().__getitem__(i) if i == 0 else i
+
+
+class Large(Held):
+    """Each sample is a text of a megabyte, which travels in the message."""
+
+    def __getitem__(self, i):
+        return f"{super().__getitem__(i):01000000d}"
 
 
 class Rebuilt:

@@ -30,6 +30,8 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+from datasets import at_work
+
 from nbloader import DataLoader
 
 MAX_KILLS = 2
@@ -139,7 +141,7 @@ class Disturber(threading.Thread):
             self.loader.resume()
 
     def _signal(self, number: int) -> int | None:
-        workers = [w for w in self.loader.stats().workers if w.state in ("idle", "fetching", "collating", "sending")]
+        workers = at_work(self.loader)
         if not workers:
             return None
         worker = self.rng.choice(workers)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from datasets import alive, flat, pids, run_script, wait_for
+from datasets import alive, all_pids, flat, pids, run_script, wait_for
 from same import assert_same
 from test_docs import ROOT, code
 from torch.utils.data import ConcatDataset, Subset
@@ -277,7 +277,7 @@ def test_closing_a_loader_ends_its_samples_and_closes_the_dataset(tmp_path):
     loader = DataLoader(dataset, batch_size=4, concurrency=16, num_workers=1)
     epoch = iter(loader)
     wait_for(lambda: len(dataset.begun()) >= 16, "sixteen samples")
-    (pid,) = pids(loader)
+    (pid,) = all_pids(loader)
     loader.close()
     assert not alive(pid)
     assert (tmp_path / "closed").read_text() == f"{pid}\n"
@@ -293,7 +293,7 @@ def test_what_a_killed_worker_was_processing_is_produced_by_others_once(tmp_path
     with DataLoader(dataset, batch_size=4, concurrency=16, num_workers=2) as loader:
         epoch = iter(loader)
         wait_for(lambda: len(dataset.begun()) >= 32, "samples in both workers")
-        killed = pids(loader)[0]
+        killed = all_pids(loader)[0]
         os.kill(killed, signal.SIGKILL)
         wait_for(lambda: not alive(killed), "the end of the worker")
         wait_for(lambda: killed not in pids(loader), "its replacement")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from datasets import Deadly, Numbers, Raises, flat, pids, sigkill, wait_for
+from datasets import Deadly, Numbers, Raises, all_pids, flat, sigkill, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 from same import assert_same
@@ -511,9 +511,9 @@ def test_one_step_delivers_one_batch():
 def test_every_worker_takes_part_in_one_batch():
     with DataLoader(Workplaces(64), 64, chunk_size=8, num_workers=4, prefetch=0) as loader:
         list(loader)
-        wait_for(lambda: all(w.state == "idle" for w in loader.stats().workers), "all workers")
+        workers = all_pids(loader)
         (batch,) = loader
-        assert set(batch.tolist()) == set(pids(loader))
+        assert set(batch.tolist()) == set(workers)
 
 
 class Workplaces(Numbers):

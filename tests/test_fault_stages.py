@@ -15,7 +15,7 @@ import fault_table
 import light
 import psutil
 import pytest
-from datasets import at_stage, flat, pids, wait_for
+from datasets import all_pids, at_stage, at_work, flat, pids, wait_for
 from fault_table import (
     ERRORS,
     EXIT_CODES,
@@ -46,7 +46,7 @@ def died(loader):
 
 
 def working(loader):
-    return [w for w in loader.stats().workers if w.state in ("fetching", "collating", "sending")]
+    return [w for w in at_work(loader) if w.state != "idle"]
 
 
 def when_working(loader, number):
@@ -244,32 +244,34 @@ def _(tmp_path):
 
 
 @provokes("the worker that sends is killed", "receiving", REDONE)
-def _(_tmp_path):
-    provoke_while_sending(lambda pid: os.kill(pid, signal.SIGKILL))
+def _(tmp_path):
+    provoke_while_sending(tmp_path, lambda pid: os.kill(pid, signal.SIGKILL))
 
 
 @provokes("the worker that sends is stopped, and restarted", "receiving", REDONE)
-def _(_tmp_path):
-    provoke_while_sending(lambda pid: os.kill(pid, signal.SIGSTOP), restart=True)
+def _(tmp_path):
+    provoke_while_sending(tmp_path, lambda pid: os.kill(pid, signal.SIGSTOP), restart=True)
 
 
 @provokes("the fork server is killed", "receiving", REDONE)
-def _(_tmp_path):
-    provoke_while_sending(kill_fork_server_of)
+def _(tmp_path):
+    provoke_while_sending(tmp_path, kill_fork_server_of)
 
 
-def provoke_while_sending(strike, *, restart=False):
+def provoke_while_sending(tmp_path, strike, *, restart=False):
     """Part of a message is sent: it is larger than what the socket holds, and nobody reads."""
-    with DataLoader(Large(12), 2, num_workers=2, collate_fn=list) as loader:
+    flag = tmp_path / "flag"
+    flag.touch()
+    with DataLoader(Large(12, flag=str(flag)), 2, num_workers=2, collate_fn=list) as loader:
         epoch = iter(loader)
-        got = [next(epoch)]
+        wait_for(lambda: len(working(loader)) == 2)
         engine = loader._engine
         with engine.lock:
+            flag.unlink()
             strike(wait_for(lambda: [gauge.pid for gauge in engine._group.gauges() if gauge.state == "sending"])[0])
         if restart:
             loader.restart_workers()
-        got.extend(epoch)
-        assert [int(text[-9:]) for batch in got for text in batch] == list(range(12))
+        assert [int(text[-9:]) for batch in epoch for text in batch] == list(range(12))
 
 
 @provokes("the worker of an earlier batch is killed while later ones are here", "reordering", REDONE)
@@ -559,10 +561,9 @@ def test_a_worker_killed_at_any_moment_loses_nothing(tmp_path):
             moment = 0.0005
             while not stop.wait(moment):
                 moment = moment % 0.02 + 0.0013
-                ready = [w.pid for w in loader.stats().workers if w.state in ("fetching", "collating", "sending")]
                 with contextlib.suppress(ProcessLookupError):
-                    for pid in ready[:1]:
-                        os.kill(pid, 9)
+                    for worker in working(loader)[:1]:
+                        os.kill(worker.pid, signal.SIGKILL)
 
         thread = threading.Thread(target=kill)
         thread.start()
@@ -591,11 +592,10 @@ def test_a_death_is_seen_while_the_consumer_is_away():
     with DataLoader(Slow(40, wait=0.001), 2, num_workers=2) as loader:
         epoch = iter(loader)
         next(epoch)
-        wait_for(lambda: sum(w.state == "idle" for w in loader.stats().workers) == 2)
-        victim = loader.stats().workers[0].pid
+        victim = all_pids(loader)[0]
         told = threading.Event()
         loader.events.subscribe(lambda e: told.set() if isinstance(e, ev.WorkerReady) and e.pid != victim else None)
-        os.kill(victim, 9)
+        os.kill(victim, signal.SIGKILL)
         assert told.wait(d.PATIENCE), "nobody replaced it"
         assert [e.pid for e in died(loader)] == [victim]
         assert flat(epoch) == list(range(2, 40))

@@ -22,7 +22,7 @@ import datasets as d
 import numpy as np
 import psutil
 import pytest
-from datasets import Numbers, Slow, alive, flat, pids, run_script, wait_for, worker_processes
+from datasets import Numbers, Slow, alive, all_pids, at_work, flat, pids, run_script, wait_for, worker_processes
 
 from nbloader import (
     DataLoader,
@@ -43,11 +43,6 @@ from nbloader.workers.process_pool import ProcessHandle, ProcessPool, connect
 
 def events(loader, kind):
     return [event for event in list(loader.events.history) if isinstance(event, kind)]
-
-
-def at_work(loader):
-    """Processes of the workers that are initialized."""
-    return [w.pid for w in loader.stats().workers if w.state in ("idle", "fetching", "collating", "sending")]
 
 
 def rest(epoch, error):
@@ -127,7 +122,7 @@ def test_workers_that_are_killed_from_outside_are_replaced():
         for number, batch in enumerate(loader):
             got.append(batch)
             if number in (2, 10, 20, 30):
-                pid = dice.choice(wait_for(lambda: [pid for pid in at_work(loader) if pid not in killed]))
+                pid = dice.choice(wait_for(lambda: [w.pid for w in at_work(loader) if w.pid not in killed]))
                 os.kill(pid, signal.SIGKILL)  # there is such a process: a worker ends only by our hand
                 killed.add(pid)
         assert flat(got) == list(range(120))
@@ -241,8 +236,7 @@ def test_a_stopped_worker_can_be_restarted():
     with DataLoader(Slow(60, wait=0.002), 2, num_workers=2) as loader:
         epoch = iter(loader)
         got = [next(epoch)]
-        wait_for(lambda: len(pids(loader)) == 2)
-        os.kill(pids(loader)[0], signal.SIGSTOP)
+        os.kill(all_pids(loader)[0], signal.SIGSTOP)
         loader.restart_workers([0])
         got.extend(epoch)
         assert flat(got) == list(range(60))
@@ -573,7 +567,7 @@ def test_an_iterator_lists_its_workers_and_one_that_is_killed_there_is_replaced(
         got = [next(epoch)]
         wait_for(lambda: loader.stats().ready)
         workers = epoch._workers
-        assert {worker.pid for worker in workers} == set(pids(loader))
+        assert [worker.pid for worker in workers] == all_pids(loader)
         assert [(worker.is_alive(), worker.exitcode) for worker in workers] == [(True, None)] * 2
         workers[0].kill()
         workers[0].join(d.PATIENCE)

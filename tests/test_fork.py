@@ -29,7 +29,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from datasets import PATIENCE, Raises, alive, flat, pids, run_script, wait_for
+from datasets import PATIENCE, Raises, alive, all_pids, flat, pids, run_script, wait_for
 
 from nbloader import DataLoader, DatasetTransferError, WorkerStartError, get_worker_info
 from nbloader._util import rng
@@ -271,7 +271,7 @@ def test_a_connection_of_sqlite3_with_default_options(squares):
             epoch = iter(loader)
             got = [next(epoch)]
             assert loader.stack(0).endswith(" in become_worker\n")  # without the frames of this test
-            os.kill(pids(loader)[0], signal.SIGKILL)
+            os.kill(all_pids(loader)[0], signal.SIGKILL)
             wait_for(lambda: died(loader), "the supervisor to see the end of the worker")
             assert pids(loader) == []
             got.append(next(epoch))
@@ -585,7 +585,7 @@ def test_a_killed_worker_is_replaced_by_a_copy_of_the_process_as_it_is_then():
     with DataLoader(dataset, 2, prefetch_factor=1, **FORK) as loader:
         epoch = iter(loader)
         got = [next(epoch)]
-        [pid] = pids(loader)
+        [pid] = all_pids(loader)
         seen.generation = 1
         os.kill(pid, signal.SIGKILL)
         got += epoch

@@ -4,7 +4,7 @@ import types
 
 import IPython
 import pytest
-from datasets import Numbers, wait_for, worker_processes
+from datasets import Numbers, all_pids, wait_for, worker_processes
 
 from nbloader import DataLoader
 
@@ -41,7 +41,7 @@ def cell(monkeypatch):
 def workers(loader):
     """The pids of the workers that produced an epoch."""
     assert len(list(loader)) == 4
-    return {worker.pid for worker in loader.stats().workers}
+    return set(all_pids(loader))
 
 
 CREATE = "kept.append(DataLoader(Numbers(4), num_workers=1))"

@@ -9,9 +9,8 @@ import threading
 
 import datasets as d
 import light
-import psutil
 import pytest
-from datasets import Numbers, Slow, flat, pids, run_script, wait_for
+from datasets import Numbers, Slow, alive, all_pids, flat, pids, run_script, wait_for
 
 from nbloader import DataLoader, NbloaderError
 from nbloader.transport import stack_probe
@@ -75,7 +74,7 @@ def test_concurrent_requests_do_not_disturb_anything():
     with DataLoader(Slow(200, wait=0.001), 2, num_workers=2) as loader:
         epoch = iter(loader)
         got = [next(epoch)]
-        wait_for(lambda: len(pids(loader)) == 2)
+        all_pids(loader)
         texts = []
 
         def request():
@@ -100,7 +99,7 @@ def test_a_worker_survives_a_request_at_any_moment(tmp_path, monkeypatch):
     with DataLoader(light.Hangs(1, bad=0, flag=str(flag), hung=str(hung), how=light.call), num_workers=1) as loader:
         epoch = iter(loader)
         wait_for(hung.exists)
-        (pid,) = pids(loader)
+        (pid,) = all_pids(loader)
         for _ in range(3000):
             assert loader.stack(0).count("Current thread") == 1
         assert pids(loader) == [pid]
@@ -114,12 +113,13 @@ def test_a_worker_that_cannot_respond_raises_within_bounded_time(monkeypatch):
         with pytest.raises(NbloaderError, match="worker 1 is not running"):
             loader.stack(1)
         assert flat(loader) == [0, 1, 2, 3]
+        stopped, _other = all_pids(loader)
         wait_for(lambda: all(w.state == "idle" for w in loader.stats().workers))
         assert "_next_task" in loader.stack(1)
-        os.kill(pids(loader)[0], signal.SIGSTOP)
+        os.kill(stopped, signal.SIGSTOP)
         with pytest.raises(NbloaderError, match=r"did not respond to a stack request within 0\.3 s: .*stopped"):
             loader.stack(0)
-        os.kill(pids(loader)[0], signal.SIGCONT)
+        os.kill(stopped, signal.SIGCONT)
         with pytest.raises(ValueError, match="no worker 2"):
             loader.stack(2)
         with pytest.raises(TypeError, match="must be an int"):
@@ -131,7 +131,7 @@ def test_a_worker_that_dies_during_a_request_raises(monkeypatch):
     with DataLoader(Slow(10, wait=3600), 2, num_workers=1) as loader:
         epoch = iter(loader)
         wait_for(lambda: any(w.batch is not None for w in loader.stats().workers))
-        (pid,) = pids(loader)
+        (pid,) = all_pids(loader)
         os.kill(pid, signal.SIGSTOP)
         with loader._engine.lock:
             request = loader._engine._group.stack_request(0)
@@ -182,7 +182,8 @@ def test_stack_of_a_worker_whose_dataset_never_arrives():
         epoch = iter(loader)
         assert "in __setstate__" in wait_for(lambda: stack_or_nothing(loader))
         assert [w.state for w in loader.stats().workers] == ["starting"]
-        assert psutil.pid_exists(pids(loader)[0])
+        (pid,) = wait_for(lambda: pids(loader), "its pid")
+        assert alive(pid)
         assert epoch is not None
 
 

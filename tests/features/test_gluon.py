@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from datasets import Held, Images, Numbers, Slow, Structured, alive, flat, pids, wait_for, worker_processes
+from datasets import Held, Images, Numbers, Slow, Structured, alive, all_pids, flat, pids, wait_for, worker_processes
 from same import assert_same
 
 from nbloader import DataLoader, FilterSampler, IntervalSampler, LoaderTimeoutError
@@ -349,7 +349,7 @@ def test_workers_ignore_sigint_and_end_with_the_loader():
     with DataLoader(Slow(40), 2, num_workers=2) as loader:
         batches = iter(loader)
         first = next(batches).tolist()
-        workers = pids(loader)
+        workers = all_pids(loader)
         for pid in workers:
             os.kill(pid, signal.SIGINT)
         assert first + flat(batches) == list(range(40))

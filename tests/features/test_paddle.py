@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from datasets import Deadly, Images, Numbers, Slow, Structured, flat, pids, sigkill, wait_for
+from datasets import Deadly, Images, Numbers, Slow, Structured, alive, all_pids, flat, sigkill, wait_for
 from same import assert_same
 
 from nbloader import DataLoader, get_worker_info
@@ -83,7 +83,7 @@ def test_workers_persist_between_epochs(with_workers):
         workers = []
         for _ in range(3):
             assert flat(loader) == list(range(8))
-            workers.append([(w.worker, w.pid) for w in loader.stats().workers])
+            workers.append(all_pids(loader))
     assert workers[0] == workers[1] == workers[2]
 
 
@@ -96,14 +96,12 @@ def test_a_dead_worker_is_replaced_and_reported_with_its_pid(tmp_path):
     flag = tmp_path / "once"
     flag.touch()
     with DataLoader(Deadly(12, bad=5, how=sigkill, flag=str(flag)), 2, num_workers=2) as loader:
-        died = []
-        with loader.events.subscribe(lambda event: died.append(event) if isinstance(event, ev.WorkerDied) else None):
-            batches = iter(loader)
-            first = next(batches)
-            workers = pids(loader)
-            assert flat([first, *batches]) == list(range(12))
-        (death,) = died
-        assert death.pid in workers
+        seen = []
+        with loader.events.subscribe(seen.append):
+            assert flat(loader) == list(range(12))
+        (death,) = [event for event in seen if isinstance(event, ev.WorkerDied)]
+        assert (death.worker, death.pid) in {(e.worker, e.pid) for e in seen if isinstance(e, ev.WorkerReady)}
+        assert not alive(death.pid)
         assert not death.expected
 
 

@@ -16,7 +16,7 @@ import light
 import numpy as np
 import pytest
 import torch
-from datasets import Deadly, Numbers, Slow, flat, pids, run_script, sigkill, wait_for
+from datasets import Deadly, Numbers, Slow, all_pids, flat, run_script, sigkill, wait_for
 from same import assert_same
 from torch.utils import data as theirs
 
@@ -476,7 +476,7 @@ def test_iterator_workers_look_like_processes_that_can_be_killed_and_joined():
     batches = iter(loader)
     seen = flat([next(batches)])
     workers = batches._workers
-    assert [worker.pid for worker in workers] == pids(loader)
+    assert [worker.pid for worker in workers] == all_pids(loader)
     assert all(worker.is_alive() and worker.exitcode is None and worker.daemon for worker in workers)
     workers[0].kill()
     workers[0].join(30)
@@ -497,7 +497,7 @@ def test_iterator_workers_have_their_pids_at_once():
         batches = iter(loader)
         asked = [worker.pid for worker in batches._workers]
         assert flat(i for _, i in batches) == list(range(8))
-        assert asked == pids(loader)
+        assert asked == all_pids(loader)
 
 
 def test_iterator_workers_include_threads_and_do_not_exist_without_workers():
