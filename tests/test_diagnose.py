@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import random
 import threading
 import time
 from typing import Any
@@ -15,11 +16,12 @@ from hypothesis import strategies as st
 from planted import WORKLOADS, Planted, run
 
 from nbloader import DataLoader
-from nbloader.diagnose.causes import Cause, Finding, find_causes, pattern
+from nbloader.diagnose.causes import Cause, Finding, find_causes
+from nbloader.diagnose.common import in_common
 from nbloader.diagnose.sentences import verdict
 from nbloader.events import BatchRecord
 from nbloader.events.pauses import Pauses
-from nbloader.metrics.evidence import Evidence, IndexExtent, MakeTime, SlowBatch
+from nbloader.metrics.evidence import Evidence, MakeTime, SampleFacts, SlowBatch
 from nbloader.metrics.probe import UsageProbe, WorkerThread
 from nbloader.metrics.span import EpochSample, SpanOptions, measure
 from nbloader.metrics.usage import CpuTimes, LoopCounters, Usage, UsageLog, WorkerCounters
@@ -76,7 +78,7 @@ ALONE: list[tuple[str, Cause, dict[str, Any], dict[str, Any], str]] = [
      "Worker 1 is slow: its batches take 300 ms, those of the others 30.0 ms"),
     ("slow samples", Cause.SLOW_SAMPLES, BUSY,
      {"slow_share": 0.85, "slow_every": 50.0, "slow_ms": 100.0, "sample_ms": 1.0, "slow_workers": 2,
-      "slow_indices": (50, 100, 150, 200, 350, 400)},
+      "slow_indices": (50, 100, 150, 200, 350, 400), "usual_indices": tuple(range(7, 400, 3))},
      "one of 50 samples takes 100 ms, the others 1.00 ms: 85 % of the workers' time. They are those with index % 50 "),
     ("slow samples, by chance in one worker", Cause.SLOW_SAMPLES, BUSY,
      {"slow_share": 0.85, "slow_every": 20.0, "slow_workers": 2, "slow_ms": 100.0, "reorder_ms": 50.0,
@@ -219,17 +221,66 @@ def test_any_evidence_has_a_verdict(e: Evidence):
 
 @pytest.mark.unit
 @pytest.mark.parametrize(
-    ("indices", "extent", "words"),
+    ("slow", "words"),
     [
-        (range(7, 400, 40), IndexExtent(0, 999), "index % 40 == 7"),
-        ([300, 301, 303, 310, 320, 333], IndexExtent(0, 999), "indices 300 to 333"),
-        ([3, 101, 220, 501, 707, 990], IndexExtent(0, 999), ""),
-        ([0, 50, 100], IndexExtent(0, 999), ""),
-        (["a.png", "b.png"] * 9, None, ""),
+        (range(7, 400, 40), "index % 40 == 7"),
+        ([7, 47, 127, 167, 207, 247, 287, 555, 327, 367], "index % 40 == 7"),  # and one by chance
+        ([300, 301, 303, 310, 320, 333, 319], "indices 300 to 333"),
+        ([3, 101, 220, 501, 707, 990], ""),
+        ([0, 50, 100], ""),
+        (["a.png", "b.png"] * 9, ""),
+        ([[1], {}, None, 3.5] * 9, ""),
+        ([], ""),
     ],
 )
-def test_what_slow_samples_have_in_common(indices: Any, extent: IndexExtent | None, words: str):
-    assert pattern(list(indices), extent) == words
+def test_what_the_indices_of_slow_samples_have_in_common(slow: Any, words: str):
+    assert in_common(list(slow), range(3, 1000, 8)) == words
+    assert in_common(list(slow), []) == "", "nothing is known of the others"
+
+
+def facts_of(index: int, seed: int = 0) -> SampleFacts:
+    """Labels, files and sizes that have nothing to do with the index."""
+    draw = random.Random(f"{index} {seed}")
+    label = draw.randrange(10)
+    values = {"label": label, "suffix": draw.choice([".png"] * 9 + [".tif"]), "folder": f"train/{label}"}
+    return SampleFacts(values, {"file size": draw.uniform(1e4, 1e6), "len(texts)": draw.randrange(500)})
+
+
+FACTS = {index: facts_of(index) for index in range(2000)}
+
+
+@pytest.mark.unit
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(8, 40),
+    st.randoms(use_true_random=False),
+    st.sampled_from(
+        [
+            ("label == 3", lambda k: k.values["label"] == 3),
+            ("suffix .tif", lambda k: k.values["suffix"] == ".tif"),
+            ("file size of at least", lambda k: k.sizes["file size"] > 9e5),
+            ("len(texts) >= 4", lambda k: k.sizes["len(texts)"] > 450),
+        ]
+    ),
+)
+def test_a_property_that_makes_samples_slow_is_named(count: int, draw: Any, planted: tuple[str, Any]):
+    words, is_slow = planted
+    slow = draw.sample([i for i, known in FACTS.items() if is_slow(known)], count)
+    usual = draw.sample([i for i, known in FACTS.items() if not is_slow(known)], 120)
+    assert in_common(slow, usual, FACTS).startswith(words)
+    by_chance = draw.sample(usual, count // 10)
+    assert in_common([*slow[: count - len(by_chance)], *by_chance], usual, FACTS).startswith(words), "one of ten is not"
+
+
+@pytest.mark.unit
+def test_samples_that_are_slow_at_random_have_nothing_in_common():
+    named = []
+    for seed in range(300):
+        draw = random.Random(seed)
+        seen = draw.sample(range(2000), draw.randint(2, 180))
+        slow = draw.randint(1, min(64, len(seen)))
+        named.append(in_common(seen[:slow], seen[slow:], FACTS if seed % 3 else None))
+    assert sum(map(bool, named)) <= 1, named
 
 
 # --- from records to evidence
@@ -304,7 +355,13 @@ def test_slow_samples_are_found_and_waits_that_are_not_rare_are_no_stalls():
     e = measure(records, span(records))
     assert e.slow_every == 64
     assert e.slow_share == pytest.approx(10 * (60 - 4.5) / (40 * 80), rel=0.01)
-    assert (e.slow_workers, e.indices) == (1, IndexExtent(0, 631))
+    assert e.slow_workers == 1
+    usual = e.usual_indices
+    assert len(usual) == 120
+    assert all(i // 16 % 4 for i in usual), "of batches without a slow sample"
+    some = measure(records[::4], span(records))
+    listed = {i for r in records[::4] for i in r.indices} - {r.slowest_index for r in records[::4]}
+    assert set(some.usual_indices) == listed, "each batch has a slow one"
     often = epoch([2 * S if index % 10 == 5 else 30 * MS for index in range(40)])
     assert measure(often, span(often)).stall_wait == 0
 

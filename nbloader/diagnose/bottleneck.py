@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from nbloader._util.format import clean, duration, percent, plural
 from nbloader.diagnose.causes import MIN_BATCHES, SMALL_WAIT, Cause
+from nbloader.diagnose.common import in_common
 from nbloader.diagnose.sentences import verdict
 from nbloader.metrics.evidence import Diagnosis
 from nbloader.metrics.snapshot import Verdict
@@ -46,7 +47,8 @@ def judge(s: Snapshot, status: LoaderStatus, now: Evidence, epoch: Evidence) -> 
         new = Verdict("new", "No batches yet: iterate over the loader to start it.")
         return Diagnosis(Verdict("closed", "The loader is closed.") if closed else new, Verdict(), Verdict())
     recent, whole = verdict(now), verdict(epoch)
-    return Diagnosis(_headline(s, status, now, recent, whole), recent, whole)
+    common = in_common(epoch.slow_indices, epoch.usual_indices, epoch.facts) if epoch.slow_indices else ""
+    return Diagnosis(_headline(s, status, now, recent, whole), recent, whole, common)
 
 
 def _headline(s: Snapshot, status: LoaderStatus, now: Evidence, recent: Verdict, whole: Verdict) -> Verdict:

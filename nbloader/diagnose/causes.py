@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import collections
 import enum
-import itertools
-import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from nbloader.metrics.evidence import Evidence, IndexExtent
+    from nbloader.metrics.evidence import Evidence
 
 SMALL_WAIT = 0.1
 """Below this share of waiting, the loop keeps the loader waiting, not the other way round: without any wait it would be
@@ -69,8 +66,6 @@ OTHER_THREADS = 0.25
 TRANSPORT_BYTES = 1e5
 """Size of a batch from which transport can be the bottleneck, bytes."""
 _MAJORITY = 0.5
-_MIN_PATTERN = 6
-"""Slow samples from which on common indices are not a coincidence."""
 
 
 class Cause(str, enum.Enum):
@@ -307,16 +302,3 @@ def slow_worker(e: Evidence) -> int | None:
     # Not its median: by chance it may have got more of the slow samples than the others.
     slow = times[worker].batches > 1 and times[worker].quartile_ms >= STRAGGLER_TIMES * max(usual, 0.5)
     return worker if slow and e.reorder_ms >= usual / 4 else None
-
-
-def pattern(indices: Sequence[Any], extent: IndexExtent | None) -> str:
-    """What the indices of slow samples have in common, such as "indices 400 to 799"; "" if nothing is found."""
-    numbers = sorted({i for i in indices if type(i) is int})
-    if len(numbers) < _MIN_PATTERN:
-        return ""
-    step = math.gcd(*(b - a for a, b in itertools.pairwise(numbers)))
-    if step > 1:
-        return f"index % {step} == {numbers[0] % step}"
-    if extent is not None and numbers[-1] - numbers[0] < (extent.greatest - extent.least) / 2:
-        return f"indices {numbers[0]} to {numbers[-1]}"
-    return ""

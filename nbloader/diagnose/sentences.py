@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from nbloader._util.format import clean, duration, megabytes, number, percent, plural
 from nbloader.diagnose import causes
 from nbloader.diagnose.causes import Cause, find_causes
+from nbloader.diagnose.common import in_common
 from nbloader.metrics.snapshot import Verdict
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _slow_worker(e: Evidence) -> str:
 
 
 def _slow_samples(e: Evidence) -> str:
-    common = causes.pattern(e.slow_indices, e.indices)
+    common = in_common(e.slow_indices, e.usual_indices, e.facts)
     listed = ", ".join(clean(i, 20) for i in e.slow_indices[:3])
     return (
         f"Slow samples are the bottleneck: {_waits(e)}; one of {round(e.slow_every)} samples takes {_ms(e.slow_ms)}, "
@@ -146,7 +147,7 @@ def _slow_samples(e: Evidence) -> str:
 
 
 def _slow_samples_too(e: Evidence) -> str:
-    common = causes.pattern(e.slow_indices, e.indices)
+    common = in_common(e.slow_indices, e.usual_indices, e.facts)
     which = f", those with {common}" if common else ""
     return f"one of {round(e.slow_every)} samples takes {_ms(e.slow_ms)}{which}; others take {_ms(e.sample_ms)}"
 

@@ -743,7 +743,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
 
     def stats(self) -> Snapshot:
         """A frozen snapshot of the loader now; `print` it, or leave it as the last line of a cell."""
-        return self._parts.monitor.stats(self._model_arguments(), iterated=self._parts.iterations > 0)
+        return self._parts.monitor.stats(self._model_arguments(), self.dataset, iterated=self._parts.iterations > 0)
 
     def points(self) -> list[Point]:
         """The history that the dashboard plots: one point per call of `stats()`, at least 0.2 s apart."""
@@ -932,7 +932,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
         Args:
             epoch: Its number; the newest by default.
         """
-        return self._parts.monitor.report(self._model_arguments(), epoch, iterated=self._parts.iterations > 0)
+        arguments, iterated = self._model_arguments(), self._parts.iterations > 0
+        return self._parts.monitor.report(arguments, self.dataset, epoch, iterated=iterated)
 
     def record(self, path: str | os.PathLike[str], *, limit: int = 1_000_000) -> Recorder:
         """Record what happens from now on, for `nbloader.play`: epochs, faults, restarts, and what a dashboard shows.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import weakref
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader._util import system
@@ -26,6 +27,7 @@ from nbloader.events import (
 from nbloader.events.records import LifecycleEvent
 from nbloader.loader.config import DEFAULT_PREFETCH_FACTOR
 from nbloader.loader.line_profiler import LineProfiler
+from nbloader.loader.sample_facts import SampleIndex
 from nbloader.metrics.aggregator import Aggregator
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.metrics.probe import ProcessProbe, UsageProbe
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
     from nbloader.dashboard.page import Report
     from nbloader.metrics.control import SettingSearch
+    from nbloader.metrics.evidence import KnownFacts, SampleFacts
 
 
 OUTLOOK_BATCHES = 200
@@ -89,6 +92,8 @@ class Monitor:
         self._changed_at = 0
         """When the loader was changed in a way that makes batches before useless for predictions, perf_counter ns."""
         self._predicted = _Predicted((), 0.0, Outlook())
+        self._samples: SampleIndex | None = None
+        """What is known of the dataset's samples; made when slow ones are found."""
         self.tuning: SettingSearch | None = None
         """The newest search for better settings."""
         events.subscribe(self._aggregator.update)
@@ -141,14 +146,15 @@ class Monitor:
         """See `Engine.draws_by_worker`."""
         return self._engine.draws_by_worker
 
-    def stats(self, given: dict[str, Any], *, iterated: bool) -> Snapshot:
+    def stats(self, given: dict[str, Any], dataset: Any = None, *, iterated: bool) -> Snapshot:
         """See `DataLoader.stats`.
 
         Args:
             given: All arguments that the model of the loader knows, as they are.
+            dataset: The dataset, whose labels and files slow samples may have in common; None to look at neither.
             iterated: Whether an epoch has ever been started.
         """
-        snapshot = self._snapshot(iterated=iterated)
+        snapshot = self._snapshot(iterated=iterated, dataset=dataset)
         return dataclasses.replace(
             snapshot,
             tuning=None if self.tuning is None else self.tuning.gauge,
@@ -186,7 +192,7 @@ class Monitor:
         self._predicted = _Predicted(made_for, due, found)
         return found
 
-    def _snapshot(self, *, iterated: bool) -> Snapshot:
+    def _snapshot(self, *, iterated: bool, dataset: Any = None) -> Snapshot:
         gauges = self._engine.gauges("idle" if iterated else "new")
         if self._transfer is not None:
             begun = self._transfer.started(gauges.run)
@@ -196,7 +202,24 @@ class Monitor:
             gauges = dataclasses.replace(gauges, cache=cache)
         self._read_counters()
         usage = self._usage.since(gauges.now - RATE_NS)
-        return self._aggregator.snapshot(self._probe.fill(gauges), usage, self._usage.epoch())
+        known = None if dataset is None else self._known_samples(dataset, patient=gauges.state in ("idle", "closed"))
+        return self._aggregator.snapshot(self._probe.fill(gauges), usage, self._usage.epoch(), known)
+
+    def _known_samples(self, dataset: Any, *, patient: bool) -> KnownFacts:
+        """What is known of samples without reading them.
+
+        Args:
+            dataset: The dataset.
+            patient: Whether nothing is delayed by a short wait.
+        """
+
+        def facts(indices: Sequence[Any]) -> Mapping[Any, SampleFacts]:
+            known = self._samples
+            if known is None or known.dataset is not dataset:
+                known = self._samples = SampleIndex(dataset)
+            return known.facts(indices, patient=patient)
+
+        return facts
 
     def what_if(self, changed: dict[str, Any], given: dict[str, Any], *, iterated: bool) -> Prediction:
         """See `DataLoader.what_if`.
@@ -291,8 +314,8 @@ class Monitor:
 
         return timeline(self.trace.epoch(epoch))
 
-    def report(self, given: dict[str, Any], epoch: int | None, *, iterated: bool) -> Report:
+    def report(self, given: dict[str, Any], dataset: Any, epoch: int | None, *, iterated: bool) -> Report:
         """See `DataLoader.report`."""
         from nbloader.dashboard.page import Report
 
-        return Report(self.stats(given, iterated=iterated), self.trace.epoch(epoch))
+        return Report(self.stats(given, dataset, iterated=iterated), self.trace.epoch(epoch))

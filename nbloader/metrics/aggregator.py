@@ -29,7 +29,7 @@ from nbloader.events import (
 from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.events.pauses import Pauses
 from nbloader.events.records import LifecycleEvent
-from nbloader.metrics.evidence import Diagnosis, Evidence, Judge, LoaderStatus, Place
+from nbloader.metrics.evidence import Diagnosis, Evidence, Judge, KnownFacts, LoaderStatus, Place
 from nbloader.metrics.rates import (
     STUCK_S,
     STUCK_TIMES,
@@ -76,6 +76,8 @@ FOLDED = 64
 """Batches after which they are added to the sample of the epoch: at once they cost a quarter of one by one."""
 JUDGED = 64
 """Batches of the last seconds that are measured for a verdict, evenly spread over them."""
+MIN_SLOW = 4
+"""Slow samples from which on it matters what is known of them: fewer have nothing in common but by chance."""
 JUDGE_NS = 1_000_000_000
 """Time between two measurements of an epoch that is running, ns: one takes a millisecond or two."""
 
@@ -184,16 +186,23 @@ class Aggregator:
         """The epoch's first batch."""
         return self._sample.opening[0] if self._sample.opening else None
 
-    def snapshot(self, gauges: Gauges, now: Usage | None = None, epoch: Usage | None = None) -> Snapshot:
+    def snapshot(
+        self,
+        gauges: Gauges,
+        now: Usage | None = None,
+        epoch: Usage | None = None,
+        facts: KnownFacts | None = None,
+    ) -> Snapshot:
         """Make a snapshot of the events so far and the present gauges.
 
         Args:
             gauges: The present state.
             now: What workers and loop used of the cores in the last seconds in which they ran; None if unknown.
             epoch: The same over the newest epoch.
+            facts: Looks up what is known of samples; None for nothing.
         """
         with self._lock:
-            snapshot, records = self._snapshot_and_records(gauges, now, epoch)
+            snapshot, records = self._snapshot_and_records(gauges, now, epoch, facts)
             fresh = min(self._total - self._series.total, len(records), POINT_BATCHES)
             newest = records[len(records) - fresh :]
             if self._origin is not None:
@@ -286,7 +295,7 @@ class Aggregator:
     # --- the snapshot
 
     def _snapshot_and_records(
-        self, g: Gauges, usage: Usage | None, epoch_usage: Usage | None
+        self, g: Gauges, usage: Usage | None, epoch_usage: Usage | None, facts: KnownFacts | None
     ) -> tuple[Snapshot, list[BatchRecord]]:
         records = list(self._recent)
         last = records[-STAGE_BATCHES:]
@@ -362,9 +371,8 @@ class Aggregator:
             eta_rough=rough and eta is not None,
         )
         now = measure(_spread(rates.records, JUDGED), self._span(g, rates, usage, live=live))
-        diagnosis = self._judge(
-            snapshot, self._status(g, rates), now, self._epoch_evidence(g, snapshot, epoch_usage, live=live)
-        )
+        epoch = self._epoch_evidence(g, snapshot, epoch_usage, live=live)
+        diagnosis = self._judge(snapshot, self._status(g, rates), _with_facts(now, facts), _with_facts(epoch, facts))
         headline = diagnosis.headline
         return replace(
             snapshot,
@@ -373,6 +381,7 @@ class Aggregator:
             restart=headline.restart,
             now_verdict=diagnosis.now,
             epoch_verdict=diagnosis.epoch,
+            slow_in_common=diagnosis.slow_samples,
         ), records
 
     def _epoch_share(self, g: Gauges, records: list[BatchRecord], *, live: bool) -> float:
@@ -512,6 +521,12 @@ class Aggregator:
         if any(w.kind == "thread" for w in g.workers) or (newest is not None and newest.transport == "local"):
             return "thread"
         return "process"
+
+
+def _with_facts(e: Evidence, facts: KnownFacts | None) -> Evidence:
+    if facts is None or len(e.slow_indices) < MIN_SLOW:
+        return e
+    return replace(e, facts=facts((*e.slow_indices, *e.usual_indices)))
 
 
 def _spread(records: Sequence[BatchRecord], count: int) -> Sequence[BatchRecord]:

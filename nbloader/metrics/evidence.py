@@ -5,7 +5,7 @@ records of a span, usage of CPU -> Evidence -> [rules] -> Verdict
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -40,11 +40,23 @@ class SlowBatch(NamedTuple):
     """More than 1 if the worker that processed it before was lost or restarted."""
 
 
-class IndexExtent(NamedTuple):
-    """The least and the greatest of some dataset indices."""
+FILE_SIZE = "file size"
+"""Name of a size: bytes of the sample's file."""
+OF_FILES = ("suffix", "folder")
+"""Names of values that belong to the sample's file; others are attributes of the dataset."""
 
-    least: int
-    greatest: int
+
+class SampleFacts(NamedTuple):
+    """What is known of a sample without reading it."""
+
+    values: dict[str, Hashable]
+    """Such as its label, or the suffix and the folder of its file, by name."""
+    sizes: dict[str, float]
+    """Such as the size of its file, or the length of its text, by name."""
+
+
+KnownFacts: TypeAlias = Callable[[Sequence[Any]], Mapping[Any, SampleFacts]]
+"""Looks up what is known of samples, by their dataset indices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +141,10 @@ class Evidence:
     """Workers that fetched slow samples."""
     slow_indices: tuple[Any, ...] = ()
     """Dataset indices of slow samples, slowest first."""
-    indices: IndexExtent | None = None
-    """Of the batches; None if no index is an integer."""
+    usual_indices: tuple[Any, ...] = ()
+    """Dataset indices of samples that are not slow."""
+    facts: Mapping[Any, SampleFacts] = field(default_factory=dict)
+    """What is known of slow and usual samples, by dataset index."""
     slow_ms: float = 0.0
     """Median time of a slow sample."""
     sample_ms: float = 0.0
@@ -168,6 +182,8 @@ class Diagnosis(NamedTuple):
     """What limited the loop in the last seconds in which it ran."""
     epoch: Verdict
     """What limited it over the newest epoch."""
+    slow_samples: str = ""
+    """What the slow samples of that epoch have in common; "" if there is nothing."""
 
 
 Judge: TypeAlias = Callable[[Snapshot, LoaderStatus, Evidence, Evidence], Diagnosis]

@@ -344,6 +344,8 @@ class Snapshot:
     first_batch_in: float | None = None
     """Estimate of the time until the first batch of the epoch is there, from those of its samples that are, seconds;
     None where unknown, and afterwards."""
+    slow_in_common: str = ""
+    """What the slow samples of the newest epoch have in common, such as "suffix .tif"; "" if there is nothing."""
     eta_rough: bool = False
     """Whether `eta` is an estimate from the first batch, as if the loop itself took no time."""
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from nbloader.events import BatchRecord
 from nbloader.events.pauses import Pauses
-from nbloader.metrics.evidence import Evidence, IndexExtent, MakeTime, Place, SlowBatch, SpanName
+from nbloader.metrics.evidence import Evidence, MakeTime, Place, SlowBatch, SpanName
 from nbloader.metrics.stage_times import elapsed_ns, median, returned_at, share_of, upload_stats
 from nbloader.metrics.usage import Usage
 
@@ -33,6 +34,8 @@ SLOW_TIMES = 4
 """A sample is slow if it takes so many times as long as a usual one."""
 SLOW_LISTED = 64
 """Slow samples whose indices are kept."""
+USUAL_LISTED = 128
+"""Usual samples whose indices are kept."""
 
 
 class EpochSample:
@@ -207,7 +210,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         slow_every=sum(r.samples for r in regular) / len(slow.found) if slow.found else 0.0,
         slow_workers=len({r.worker for r in slow.found}),
         slow_indices=tuple([r.slowest_index for r in slow.found[:SLOW_LISTED] if r.slowest_ns >= slow.median / 2]),
-        indices=_extent(regular),
+        usual_indices=slow.others(regular) if slow.found else (),
         slow_ms=slow.median / 1e6,
         sample_ms=slow.usual / 1e6,
         by_worker=_by_worker(regular, o.pids),
@@ -286,11 +289,14 @@ class _SlowSamples:
         self.median = median([r.slowest_ns for r in self.found]) or 0
         self.excess = sum(r.slowest_ns - self.usual for r in self.found)
 
-
-def _extent(records: Sequence[BatchRecord]) -> IndexExtent | None:
-    """The least and the greatest dataset index, where indices are integers."""
-    seen = [i for r in records for i in (*r.indices, r.slowest_index) if type(i) is int]
-    return IndexExtent(min(seen), max(seen)) if seen else None
+    def others(self, records: Sequence[BatchRecord]) -> tuple[Any, ...]:
+        """Dataset indices of samples that are not slow: of batches without a slow one, if there are enough."""
+        with_slow = {(r.run, r.index) for r in self.found}
+        found = [i for r in records if (r.run, r.index) not in with_slow for i in r.indices]
+        if len(found) < USUAL_LISTED // 2:
+            slow = {r.slowest_index for r in self.found if isinstance(r.slowest_index, int | str)}
+            found = [i for r in records for i in r.indices if isinstance(i, int | str) and i not in slow]
+        return tuple(found[:: -(-len(found) // USUAL_LISTED) or 1])
 
 
 def _by_worker(records: Sequence[BatchRecord], pids: dict[int, int]) -> dict[int, MakeTime]:

@@ -64,7 +64,9 @@ def to_text(s: Snapshot) -> str:
         blocks.append("\n".join([WORKERS, grid, *(textwrap.shorten(note, WIDTH, placeholder="...") for note in notes)]))
     if s.slowest:
         rows = [[clean(x.index, 30), duration(x.seconds), str(x.batch), str(x.epoch), str(x.worker)] for x in s.slowest]
-        blocks.append(f"{SLOWEST}\n{text_table([SAMPLE_COLUMNS, *rows], left=(0,))}")
+        grid = text_table([SAMPLE_COLUMNS, *rows], left=(0,))
+        common = f"\nSlow ones have in common: {clean(s.slow_in_common, 100)}" if s.slow_in_common else ""
+        blocks.append(f"{SLOWEST}\n{grid}{common}")
     return "\n\n".join(blocks)
 
 
@@ -397,7 +399,8 @@ def _slowest_html(s: Snapshot) -> str:
         ]
         for x in s.slowest
     ]
-    return _title(SLOWEST) + html_table(SAMPLE_COLUMNS, rows, left=(0,))
+    common = f'<div style="{_MUTED}">Slow ones have in common: {_text(s.slow_in_common)}</div>'
+    return _title(SLOWEST) + html_table(SAMPLE_COLUMNS, rows, left=(0,)) + (common if s.slow_in_common else "")
 
 
 def _title(text: str) -> str:

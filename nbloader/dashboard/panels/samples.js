@@ -9,10 +9,10 @@ export function create(el, { make, write, button, copy, explore, note, unfolded 
   const fill = ({ name, title, samples }) => {
     if (!nodes.has(name)) {
       const box = make("div", "", columns);
-      make("div", "nbl-box-title", box, title);
-      nodes.set(name, { list: make("ul", "nbl-samples", box), key: null });
+      nodes.set(name, { head: make("div", "nbl-box-title", box), list: make("ul", "nbl-samples", box), key: null });
     }
     const entry = nodes.get(name);
+    write(entry.head, title);
     const key = JSON.stringify(samples);
     if (entry.key === key) return;
     entry.key = key;

@@ -34,7 +34,7 @@ class Samples(Panel):
     def html(self, payload: dict[str, Any]) -> str:
         """Both lists without buttons."""
         columns = "".join(
-            f'<div><div class="nbl-box-title">{part["title"]}</div><ul class="nbl-samples">'
+            f'<div><div class="nbl-box-title">{escape(part["title"])}</div><ul class="nbl-samples">'
             f"{''.join(map(_item_html, part['samples'][:STATIC]))}</ul></div>"
             for part in payload["lists"]
             if part["samples"]
@@ -50,8 +50,9 @@ def _lists(s: Snapshot) -> list[dict[str, Any]]:
         _sample(x.sample, clean(x.error, _ERROR_LIMIT), f"batch {x.index}, {x.done}", x.worker)
         for x in reversed(s.failed_samples[-FAILED:])
     ]
+    common = f"; slow ones have in common: {clean(s.slow_in_common, _ERROR_LIMIT)}" if s.slow_in_common else ""
     return [
-        {"name": "slowest", "title": TITLES["slowest"], "samples": slowest},
+        {"name": "slowest", "title": f"{TITLES['slowest']}{common}", "samples": slowest},
         {"name": "failed", "title": TITLES["failed"], "samples": failed},
     ]
 
