@@ -34,7 +34,7 @@ class LoaderTimeoutError(NbloaderError, RuntimeError, TimeoutError):
 
 
 class DatasetTransferError(NbloaderError, TypeError):
-    """The dataset, or a function passed to the loader, cannot be pickled."""
+    """The dataset, or a function passed to the loader, cannot be pickled, and workers are not forked instead."""
 
 
 class ReplayError(NbloaderError, LookupError):

@@ -410,7 +410,8 @@ def test_what_cannot_be_sent_to_workers_is_an_error_before_any_starts(what, pers
     holder = r"the dataset \(Numbers\), with what its attribute 'samples' \(generator\) holds,"
     told = holder if what == "dataset" else what
     told += r" cannot be sent to .*cannot pickle 'generator'.*num_workers=0"
-    with DataLoader(**arguments, num_workers=2, persistent_workers=persistent) as loader:
+    arguments |= {"num_workers": 2, "persistent_workers": persistent, "multiprocessing_context": "forkserver"}
+    with DataLoader(**arguments) as loader:
         for _ in range(2):
             with pytest.raises(DatasetTransferError, match=f"^{told}"):
                 iter(loader)

@@ -12,6 +12,7 @@ import logging
 import mmap
 import multiprocessing
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -116,7 +117,9 @@ def test_what_cannot_be_pickled_is_inherited(tmp_path):
         assert not lock.locked()
         for unpicklable in (generator, archive, mapped, file, database, compiled):
             with (
-                DataLoader(Calls(lambda i: i, held=unpicklable), num_workers=1) as loader,
+                DataLoader(
+                    Calls(lambda i: i, held=unpicklable), num_workers=1, multiprocessing_context="forkserver"
+                ) as loader,
                 pytest.raises(DatasetTransferError, match='multiprocessing_context="fork"'),
             ):
                 iter(loader)
@@ -319,6 +322,88 @@ def test_where_a_connection_is_found(tmp_path):
     for found in (bound, free, [free], None):
         assert not holds_for_this_thread(found)
     free.close()
+
+
+# ---- the fallback for what cannot be pickled
+
+
+class RefusesToBePickled(light.Numbers):
+    def __getstate__(self):
+        raise LookupError("nobody pickles me")
+
+
+@pytest.mark.leaves_behind("a descriptor of multiprocessing's heap")
+def test_workers_are_forked_if_the_dataset_cannot_be_pickled(squares):
+    """As in torch, where they are always forked, and with one warning."""
+    value = multiprocessing.get_context("fork").Value("i", 5)
+    number = Calls(lambda i: (value.value + i, os.getpid()), 2)
+    connection = squares()  # only this thread may use it
+    reads = Calls(lambda i: (connection.execute("SELECT ?", [i]).fetchone()[0], os.getpid()), 2)
+    refuses = Calls(lambda i: (i, os.getpid()), 2, held=RefusesToBePickled(1))
+    for dataset, persistent, first, why in (
+        (reads, False, [0, 1], r"attribute 'function' \(function\) .* 'sqlite3.Connection' object"),
+        (number, True, [5, 6], "a lock of multiprocessing's fork context"),
+        (refuses, False, [0, 1], r"attribute 'held' \(RefusesToBePickled\) .*\(LookupError: nobody pickles me\)"),
+    ):
+        workers = set()
+        with (
+            DataLoader(dataset, 2, num_workers=1, persistent_workers=persistent) as loader,
+            warnings.catch_warnings(record=True) as caught,
+        ):
+            warnings.simplefilter("always")
+            for epoch in range(2):
+                if dataset is number:
+                    value.value = 5 + epoch
+                if dataset is refuses:
+                    dataset.function = lambda i, epoch=epoch: (i + epoch, os.getpid())
+                ((numbers, pids_seen),) = loader
+                moved = 0 if dataset is reads else epoch
+                assert numbers.tolist() == [i + moved for i in first]
+                workers |= set(pids_seen.tolist())
+        (warning,) = [str(warning.message) for warning in caught]
+        assert re.match(rf"the dataset \(Calls\).* {why}.*: workers are forked", warning)
+        assert os.getpid() not in workers
+        assert len(workers) == (1 if persistent else 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*workers are forked")
+def test_reload_between_datasets_that_can_and_cannot_be_pickled(squares):
+    """In mid-epoch: workers of the fork server give way to forked ones, and these to others."""
+    with DataLoader(light.Slow(60, wait=0.002), 2, num_workers=1, prefetch_factor=1) as loader:
+        epoch = iter(loader)
+        got = next(epoch).tolist()
+        loader.reload(Squares(squares()))  # only this thread may use its connection: it forks in its next wait
+        seen = []
+        while not seen:
+            batch = next(epoch)
+            seen = batch if isinstance(batch, list) else []
+            got += [i * i for i in batch.tolist()] if not seen else batch[0].tolist()
+        assert set(seen[1].tolist()) == set(pids(loader))
+        loader.reload(light.Numbers(60))
+        for batch in epoch:
+            got += batch[0].tolist() if isinstance(batch, list) else [i * i for i in batch.tolist()]
+        assert got == [i * i for i in range(60)]
+        loader.refresh()
+        assert flat(loader) == list(range(60))
+
+
+def test_it_is_an_error_where_workers_must_not_be_forked_or_it_does_not_help(monkeypatch):
+    refuses = RefusesToBePickled(2)
+    for dataset, arguments in (
+        (refuses, {"multiprocessing_context": "forkserver"}),
+        (refuses, {"multiprocessing_context": "spawn"}),
+        ((i for i in range(2)), {}),  # each worker would yield all of it
+    ):
+        with DataLoader(dataset, num_workers=1, **arguments) as loader, pytest.raises(DatasetTransferError):
+            iter(loader)
+    with monkeypatch.context() as patch:
+        patch.setattr(multiprocessing, "get_start_method", lambda **_: "spawn")
+        assert not torch_compat.may_fork(None)
+    assert torch_compat.may_fork(None)
+    assert not torch_compat.may_fork(multiprocessing.get_context("fork"))
+    monkeypatch.setattr(forker, "SUPPORTED", False)
+    with DataLoader(refuses, num_workers=1) as loader, pytest.raises(DatasetTransferError, match="nobody pickles me"):
+        iter(loader)
 
 
 # ---- what must not be inherited

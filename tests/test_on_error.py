@@ -236,7 +236,9 @@ def test_an_unknown_value_of_on_error_is_rejected(wrong):
 def test_a_function_that_cannot_be_sent_to_workers_is_named():
 
     generator = (i for i in range(4))
-    with DataLoader(Numbers(4), num_workers=1, on_error=lambda i, e: generator) as loader:
+    with DataLoader(
+        Numbers(4), num_workers=1, on_error=lambda i, e: generator, multiprocessing_context="forkserver"
+    ) as loader:
         with pytest.raises(DatasetTransferError, match=r"^on_error cannot be sent"):
             iter(loader)
         wait_for(lambda: loader.stats().state in ("new", "idle"))

@@ -68,6 +68,10 @@ def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     return torch.frombuffer(buffer, dtype=kind).view(shape)
 
 
+class DeviceTensorError(TypeError):
+    """A tensor on an accelerator was to be sent between processes."""
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle with dense tensors reduced to their memory: a tenth of the time, no copy of out-of-band buffers."""
 
@@ -90,7 +94,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 array = np.ascontiguousarray(array)
             return rebuild_tensor, (pickle.PickleBuffer(array), str(obj.dtype), tuple(obj.shape))
         if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
-            raise TypeError(
+            raise DeviceTensorError(
                 f"a tensor on {obj.device} cannot be sent between processes: workers do not use the accelerator. Let "
                 "the dataset and the collate function hold and return CPU tensors, and give the loader "
                 f"device={str(obj.device)!r}: it uploads batches while the loop works on the previous one."

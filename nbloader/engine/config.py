@@ -26,8 +26,6 @@ class EngineConfig:
     """What every worker receives when it starts."""
     kind: WorkerKind
     """Creates the workers."""
-    fresh_workers: bool
-    """Whether each iteration begins with new workers, which end with it."""
     round_robin: bool
     """Whether batch i goes to worker i modulo their number, instead of the least loaded one."""
     in_order: bool

@@ -478,7 +478,7 @@ class Engine:
         self._last_request = time.monotonic()
         self._superseded = self._rested = False
         self._execute_commands()  # a restart that was requested before applies to this epoch
-        if self._config.fresh_workers:
+        if self._group.begins_with_new_workers:
             self._group.restart_all()  # those of an iteration that is still open
         self._raise(self._group.take_init_error())  # it came after the end of the epoch before
         self._ensure_running()
@@ -876,7 +876,7 @@ class Engine:
         self._cancel(closed.cancels)
         if self._retired and not self._dispatcher.iterations:
             self._close()
-        elif self._config.fresh_workers and not self._dispatcher.iterations:
+        elif self._group.begins_with_new_workers and not self._dispatcher.iterations:
             self._group.stop()
 
     def check_complete(self, run: int, *, drawn: int, returned: int) -> None:

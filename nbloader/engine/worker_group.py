@@ -145,6 +145,11 @@ class WorkerGroup:
         self._setup = None
 
     @property
+    def begins_with_new_workers(self) -> bool:
+        """Whether each iteration begins with new workers, which end with it."""
+        return self._config.options.fresh and self._config.kind.inherits(self._setup)
+
+    @property
     def loaded(self) -> bool:
         """Whether there is a dataset to send."""
         return self._setup is not None
@@ -277,7 +282,7 @@ class WorkerGroup:
 
     def _replace(self, worker: int, reason: str) -> None:
         """Start another worker. If this is not the right thread for it, the next consumer that waits does it."""
-        if self.pool is None or self.pool.can_start():
+        if self.pool is None or self.pool.can_start(self._setup):
             self._replace_now(worker, reason)
             return
         slot = self._slots[worker]

@@ -274,7 +274,8 @@ class LoaderConfig(Generic[T_co]):
         None, attribute=False,
         doc='How worker processes start: "forkserver" (the default), "spawn" or "fork", or a context of '
         "`multiprocessing` with that start method. Forked workers are copies of this process: nothing is pickled, and "
-        "each epoch has new ones, unless `persistent_workers=True`.",
+        "each epoch has new ones, unless `persistent_workers=True`. Without this argument, workers are forked on Linux "
+        "if the dataset or a function cannot be pickled, with a warning.",
     )  # fmt: skip
     generator: torch_api.Generator | None = _argument(
         None, _generator, doc="The `torch.Generator` that the order and the seeds are drawn from, as in torch."

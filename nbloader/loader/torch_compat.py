@@ -44,6 +44,17 @@ def start_method(context: Any) -> str:
     return "spawn" if sys.platform == "win32" else str(name)
 
 
+def may_fork(context: Any) -> bool:
+    """Whether workers may be forked if what they need cannot be pickled: nobody has asked for another start method.
+
+    Args:
+        context: A context object, or None.
+    """
+    default = multiprocessing.get_all_start_methods()[0]
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return forker.SUPPORTED and context is None and chosen in {None, "fork", default}
+
+
 def arguments_of(loader: Any) -> dict[str, Any]:
     """The arguments with which a loader of torch's or of ours can be created again.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from nbloader._util.signals import raised_by_handler
-from nbloader.batch.serialize import dump_to
+from nbloader.batch.serialize import DeviceTensorError, dump_to
 from nbloader.errors import DatasetTransferError
 from nbloader.transport import fingerprint, forkserver, preload, template
 from nbloader.transport.dataset_payload import SharedPickle
@@ -15,6 +16,76 @@ from nbloader.transport.mp_objects import FORK_CONTEXT, SharingPickler, Spawning
 from nbloader.transport.template import Template
 
 log = logging.getLogger(__name__)
+
+
+class PicklingFailure:
+    """Why the dataset and the functions cannot be pickled.
+
+    Args:
+        error: What pickling them has raised.
+        dataset: As of `ProcessSetup`; so are the functions.
+        collate_fn: As there.
+        worker_init_fn: As there.
+        on_error: As there.
+    """
+
+    def __init__(self, error: Exception, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> None:
+        functions = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn, "on_error": on_error}
+        self.error = error
+        self._unnamed_lock = str(error) == FORK_CONTEXT
+        self._culprit = _culprit(error, dataset, functions)
+        self.fork_helps = not (isinstance(error, DeviceTensorError) or isinstance(dataset, Iterator))
+        """Whether workers that are forked from this process can do without a pickle. They cannot use an accelerator
+        that this process uses, and each of them would read an iterator from its beginning to its end."""
+
+    def to_error(self) -> DatasetTransferError:
+        """As an exception, for loaders that do not fork."""
+        advice = (
+            ". Open files, databases and connections, generators and compiled functions cannot be pickled: open them "
+            'on first use inside __getitem__, or pass multiprocessing_context="fork", with which workers inherit '
+            "them from this process, or use num_workers=0."
+        )
+        if self._unnamed_lock:
+            advice = (
+                ": create it with multiprocessing.get_context('forkserver'), such as "
+                "multiprocessing.get_context('forkserver').Value('i', 0), or pass multiprocessing_context=\"fork\" to "
+                "the loader."
+            )
+        return DatasetTransferError(
+            f"{self._culprit} cannot be sent to worker processes: {type(self.error).__name__}: {self.error}{advice}"
+        )
+
+    def to_warning(self) -> str:
+        """As a warning, for loaders that fork instead."""
+        return (
+            f"{self._culprit} cannot be pickled ({type(self.error).__name__}: {self.error}): workers are forked from "
+            "this process instead, as torch's are. They start anew for each epoch, unless persistent_workers=True, "
+            "share the positions of open files, and can hang on a lock that another thread of this process holds at "
+            'that moment. Pass multiprocessing_context="fork" to turn this warning off, or "forkserver" for an error.'
+        )
+
+
+def pickle_parts(dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> SharedPickle | PicklingFailure:
+    """Pickle the dataset and the functions once for all workers.
+
+    Args:
+        dataset: As of `ProcessSetup`; so are the functions.
+        collate_fn: As there.
+        worker_init_fn: As there.
+        on_error: As there.
+
+    Raises:
+        MemoryError: There is not enough memory for the pickle.
+    """
+    parts = dataset, collate_fn, worker_init_fn, on_error
+    try:
+        return SharedPickle(parts)
+    except MemoryError:
+        raise
+    except Exception as error:  # pickling runs the user's code, which may raise anything
+        if raised_by_handler(error):
+            raise
+        return PicklingFailure(error, *parts)
 
 
 class ProcessSetup:
@@ -26,30 +97,26 @@ class ProcessSetup:
         worker_init_fn: The user's, or None.
         on_error: The user's function, or the name of a policy.
         transport: With "pickle" and no `collate_fn`, workers collate with torch.
+        pickled: What `pickle_parts` returned, if it was called.
 
     Raises:
         DatasetTransferError: They cannot be pickled.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any, transport: str) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Any,
+        worker_init_fn: Any,
+        on_error: Any,
+        transport: str,
+        pickled: SharedPickle | PicklingFailure | None = None,
+    ) -> None:
         parts = dataset, collate_fn, worker_init_fn, on_error
-        try:
-            self.pickled = SharedPickle(parts)
-        except MemoryError:
-            raise
-        except Exception as error:  # pickling runs the user's code, which may raise anything
-            if raised_by_handler(error):
-                raise
-            advice = (
-                "Open files, databases and connections, generators and compiled functions cannot be pickled: open them "
-                'on first use inside __getitem__, or pass multiprocessing_context="fork", with which workers inherit '
-                "them from this process, or use num_workers=0."
-            )
-            functions = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn, "on_error": on_error}
-            raise DatasetTransferError(
-                f"{_culprit(error, dataset, functions)} cannot be sent to worker processes: {type(error).__name__}: "
-                f"{error}. {'' if str(error) == FORK_CONTEXT else advice}"
-            ) from error
+        pickled = pickled or pickle_parts(*parts)
+        if isinstance(pickled, PicklingFailure):
+            raise pickled.to_error() from pickled.error
+        self.pickled = pickled
         self.self_contained = self.pickled.self_contained
         """Whether `identity` covers all of it: there are no large arrays, which are compared by their place only."""
         worthwhile = self.self_contained and fingerprint.worthwhile(self.pickled.data)

@@ -56,6 +56,8 @@ class WorkerOptions:
     """The base seed of the epoch in which the worker starts. Its own seed is this plus its id."""
     start_method: str = "forkserver"
     """"forkserver", "spawn" or "fork": for processes."""
+    fork_fallback: bool = False
+    """Whether processes are forked from this one all the same where what they need cannot be pickled."""
     transport: str = "shared_memory"
     """"shared_memory" or "pickle": for processes."""
     in_order: bool = True
@@ -314,8 +316,12 @@ class WorkerPool(ABC):
             OSError: The system provides no process, thread, pipe or memory.
         """
 
-    def can_start(self) -> bool:
-        """Whether `start` serves its purpose on any thread, or else this is the right one: the consumer's."""
+    def can_start(self, setup: Any) -> bool:  # noqa: ARG002 - optional
+        """Whether `start` serves its purpose on any thread, or else this is the right one: the consumer's.
+
+        Args:
+            setup: What `WorkerKind.pack` returned.
+        """
         return True
 
     @abstractmethod
@@ -432,6 +438,14 @@ class WorkerKind(ABC):
             DatasetTransferError: They cannot be given to them.
         """
         return LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
+
+    def inherits(self, setup: Any) -> bool:  # noqa: ARG002 - optional
+        """Whether workers have got the setup by being forked from this process: only new ones see it as it is now.
+
+        Args:
+            setup: What `pack` returned.
+        """
+        return False
 
     @abstractmethod
     def create_pool(self) -> WorkerPool:

@@ -26,7 +26,7 @@ import weakref
 from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -34,6 +34,7 @@ import cloudpickle
 from nbloader._util import rng
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.system import ROOT, working_directory
+from nbloader._util.user_warning import warn
 from nbloader.batch.chunk_arena import ArenaAllocator, ChunkSlot
 from nbloader.batch.payload import BatchPayload, Layout, SegmentPayload
 from nbloader.batch.task import ChunkedBatch, Task
@@ -64,7 +65,7 @@ from nbloader.transport.messages import (
     WorkerMessage,
 )
 from nbloader.transport.mp_objects import InheritedState
-from nbloader.transport.process_setup import ProcessSetup
+from nbloader.transport.process_setup import PicklingFailure, ProcessSetup, pickle_parts
 from nbloader.transport.stack_probe import StackPipe
 from nbloader.transport.template import Template
 from nbloader.workers import line_sampler, process_worker
@@ -95,34 +96,68 @@ _PLAIN_TYPES = {int, str, bool, float, bytes, Ticket, IndexArray}
 """Types of indices that need no cloudpickle."""
 
 
+class ForkSetup:
+    """What workers have that are forked from this process: the objects themselves.
+
+    Args:
+        parts: The objects.
+    """
+
+    self_contained = True
+    """See `WorkerSetup`."""
+
+    def __init__(self, parts: LocalSetup) -> None:
+        importlib.import_module("numpy.random")  # else each of them would import it, to seed its generator
+        self.parts = parts
+        self.thread = get_ident() if holds_for_this_thread(*parts) else None
+        """Identifier of the only thread that forks, since they hold what only that thread may use."""
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """See `WorkerSetup`."""
+        return self.thread, *self.parts.identity
+
+    def holds(self, *parts: Any) -> bool:
+        """See `WorkerSetup`. They may have got hold since of what only this thread may use."""
+        return self.parts.holds(*parts) and (self.thread is not None or not holds_for_this_thread(*parts))
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessKind(WorkerKind):
     """Worker processes."""
 
     options: WorkerOptions
+    warned: set[str] = field(default_factory=set)
+    """Warnings that were given. Parts that cannot be pickled are packed again when one of them is replaced."""
 
     def prepare(self, dataset: Any, *functions: Any) -> None:
-        """Start the fork server, so that it is ready when the loop begins.
-
-        Forked workers need none. They seed NumPy's generator, which NumPy imports when it is first used: here once, and
-        not in each of them.
-        """
-        if self.options.start_method == "fork":
-            importlib.import_module("numpy.random")
+        """Start the fork server, so that it is ready when the loop begins. Forked workers need none."""
         if self.options.start_method == "forkserver":
             packages = preload.packages_of(dataset, *functions)
             by_torch = self.options.transport == "pickle" or preload.need_torch(packages)
             forkserver.start(preload.expected(dataset, by_torch=by_torch), packages)
 
-    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ProcessSetup | LocalSetup:
+    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ProcessSetup | ForkSetup:
         """Pickle the dataset and functions, unless workers are forked from this process.
 
         Raises:
-            DatasetTransferError: They cannot be pickled.
+            DatasetTransferError: They cannot be pickled, and workers must not be forked.
         """
+        parts = LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
         if self.options.start_method == "fork":
-            return LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
-        return ProcessSetup(dataset, collate_fn, worker_init_fn, on_error, self.options.transport)
+            return ForkSetup(parts)
+        pickled = pickle_parts(*parts)
+        if isinstance(pickled, PicklingFailure) and pickled.fork_helps and self.options.fork_fallback:
+            warning = pickled.to_warning()
+            if warning not in self.warned:
+                self.warned.add(warning)
+                warn(warning)
+            return ForkSetup(parts)
+        return ProcessSetup(*parts, self.options.transport, pickled)
+
+    def inherits(self, setup: Any) -> bool:
+        """See `WorkerKind`."""
+        return isinstance(setup, ForkSetup)
 
     def create_pool(self) -> ProcessPool:
         """See `WorkerKind`."""
@@ -322,8 +357,6 @@ class ProcessPool(WorkerPool):
         self._allocator = ArenaAllocator(output, self._arenas)
         self._handles: dict[int, ProcessHandle] = {}
         self._forker: Forker | None = None
-        self._thread: int | None = None
-        """Identifier of the only thread that forks, since the dataset holds what only that thread may use."""
         self._environment: Environment | None = None
         self._environment_of = -1
         """The iteration at whose beginning that was the notebook's."""
@@ -339,7 +372,7 @@ class ProcessPool(WorkerPool):
         handle = None if uid is None else self._handles.get(uid)
         return self._selector.fileno() if handle is None else handle.channel.fileno()
 
-    def start(self, worker: int, options: WorkerOptions, setup: ProcessSetup | LocalSetup) -> ProcessHandle:
+    def start(self, worker: int, options: WorkerOptions, setup: ProcessSetup | ForkSetup) -> ProcessHandle:
         """See `WorkerPool`.
 
         Raises:
@@ -349,7 +382,7 @@ class ProcessPool(WorkerPool):
         start = WorkerStart(
             worker=worker, num_workers=options.num_workers, seed=options.seed, batched=options.batched,
             output=options.output, transport=options.transport, in_order=options.in_order,
-            fresh=options.fresh and self._start_method != "fork", streaming=options.iterable,
+            fresh=options.fresh and not isinstance(setup, ForkSetup), streaming=options.iterable,
             concurrency=options.concurrency,
         )  # fmt: skip
         if isinstance(setup, ProcessSetup):
@@ -357,7 +390,7 @@ class ProcessPool(WorkerPool):
         with contextlib.ExitStack() as closing_theirs, contextlib.ExitStack() as closing_ours:
             ours, theirs = connect(closing_ours, closing_theirs)
             handle = ProcessHandle(worker, ours)
-            if isinstance(setup, LocalSetup):
+            if isinstance(setup, ForkSetup):
                 self._fork(handle, theirs, start, setup)
             elif self._start_method == "forkserver":
                 handle.lifeline, handle.template = setup.fork(
@@ -377,9 +410,9 @@ class ProcessPool(WorkerPool):
                 self._send_setup(handle, theirs, start, setup)
         return handle
 
-    def can_start(self) -> bool:
+    def can_start(self, setup: ProcessSetup | ForkSetup) -> bool:
         """See `WorkerPool`."""
-        return self._thread in (None, get_ident())
+        return not isinstance(setup, ForkSetup) or setup.thread in (None, get_ident())
 
     def _send_setup(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: ProcessSetup) -> None:
         pickled = setup.pickled
@@ -417,10 +450,9 @@ class ProcessPool(WorkerPool):
             handle.lifeline = os.pidfd_open(process.pid)
         self._launched(handle, process)
 
-    def _fork(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: LocalSetup) -> None:
+    def _fork(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: ForkSetup) -> None:
         if self._forker is None:
             self._forker = Forker()
-            self._thread = get_ident() if holds_for_this_thread(*setup) else None
         sample_cache.share()  # a cache that is created later would be another one
 
         def work() -> None:
@@ -435,9 +467,9 @@ class ProcessPool(WorkerPool):
             redirect_streams(process_worker.line_writer(1), process_worker.line_writer(2))
             rng.seed_everything(start.seed)  # waits for the locks of the generators
             setup_complete()
-            process_worker.main_forked(sock, status, stack, start, Parts(*setup))
+            process_worker.main_forked(sock, status, stack, start, Parts(*setup.parts))
 
-        here = self._thread == get_ident()
+        here = setup.thread == get_ident()
         child = self._forker.fork_here(work) if here else self._forker.fork(work)
         handle.lifeline = child.fd
         self._launched(handle, child)

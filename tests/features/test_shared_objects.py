@@ -143,7 +143,7 @@ def test_locks_of_the_fork_context_are_refused_with_a_remedy():
     dataset = Numbers(4)
     dataset.count = multiprocessing.get_context("fork").Value("i", 0)
     with (
-        DataLoader(dataset, num_workers=1) as loader,
+        DataLoader(dataset, num_workers=1, multiprocessing_context="forkserver") as loader,
         pytest.raises(DatasetTransferError, match=r"create it with multiprocessing.get_context\('forkserver'\)"),
     ):
         iter(loader)
