@@ -197,6 +197,16 @@ def test_masks_and_boxes_are_drawn_over_the_picture():
     assert np.array_equal(decode(description.buffers[by_path["image"].picture]), image)
 
 
+def test_a_card_has_the_mask_and_the_boxes_over_one_picture():
+    mask = np.zeros((40, 60), np.int64)
+    mask[10:20, 40:50] = 2
+    sample = {"image": np.full((40, 60, 3), 100, np.uint8), "mask": mask, "boxes": [[10, 5, 30, 25]]}
+    description = describe(sample, {})
+    [buffer] = description.buffers
+    drawn = decode(buffer)
+    assert [tuple(drawn[y, x]) == (100, 100, 100) for y, x in ((0, 0), (15, 45), (5, 20))] == [True, False, False]
+
+
 def test_a_slice_of_a_volume_can_be_chosen():
     volume = np.zeros((6, 20, 30), np.uint8)
     volume[4] = 255

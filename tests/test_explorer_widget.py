@@ -101,6 +101,15 @@ def test_what_is_on_screen_is_sent_with_its_pictures_and_again_to_a_view_that_as
     assert (message["to"], [card["index"] for card in message["cards"]]) == ("b", [1, 2])
 
 
+def test_a_new_view_gets_the_first_samples_without_asking(view, sent):
+    view._fetcher.want(widget.BEGIN, [0, 1])  # as `show()` does
+    cards(sent, 0, 1)
+    say(view, kind="ready", view="b")
+    following(sent, "state")
+    message = following(sent, "cards")
+    assert (message["to"], [card["index"] for card in message["cards"]]) == ("b", [0, 1])
+
+
 def test_one_sample_in_full_and_its_draws_go_to_the_view_that_asked(view, sent):
     say(view, kind="open", index=3, draw=0, slices={})
     message = following(sent, "sample")

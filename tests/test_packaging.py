@@ -225,6 +225,15 @@ def test_there_is_a_notebook():
     assert NOTEBOOKS, "the tests above had nothing to look at"
 
 
+def test_exploring_data_without_tensors_imports_no_torch():
+    """It would take seconds, before the first picture."""
+    code = (
+        "import sys, nbloader.explorer.widget as w; from nbloader.explorer.sources import source_of;"
+        "source_of([1, 2], 5); print('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
 def test_the_projects_environments_pin_torch():
     assert re.search(r"^torch==\d", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 

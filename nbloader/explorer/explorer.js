@@ -303,10 +303,10 @@ export function mount({ model, el, styles }) {
     for (const name of fitting()) make("span", "nbx-cell", header, name || "value");
   };
 
-  // ---- what the kernel reads: what is on screen, then the next screen ----------------------------------------------
+  // ---- what the kernel reads: what is on screen, from the current sample or the middle outwards, then the next screen ----------------------------------------------
 
   const want = (first, last) => {
-    const middle = (first + last) / 2, screen = [], missing = [];
+    const middle = current >= first && current < last ? current : (first + last) / 2, screen = [], missing = [];
     const near = [...Array(last - first).keys()].map((at) => first + at).sort((a, b) => Math.abs(a - middle) - Math.abs(b - middle));
     for (const position of near) {
       const index = indexAt(position);

@@ -382,7 +382,7 @@ class _Describer:
 
     def _mask(self, item: Field, array: NDArray[Any]) -> None:
         item.kind = "mask"
-        if not self._view.scan:
+        if not self._view.scan and (self._full or not self._has_cover_picture):
             self._replace_picture(item, _mask_picture(array, self._side))
 
     def _replace_picture(self, item: Field, picture: pictures.Picture | None) -> None:
@@ -446,7 +446,8 @@ class _Describer:
     # ---- fields that belong together ------------------------------------------------------------------------------
 
     def _draw_over(self) -> None:
-        """Draw masks and boxes over the picture of the sample that they belong to."""
+        """Draw masks and boxes over the picture of the sample that they belong to: on a card, all over the same one."""
+        drawn_on: dict[str, pictures.Pixels] = {}  # on cards: by the path of the picture
         images = [item for item in self._out.fields if item.kind == "image" and item.picture >= 0 and item.size]
         for item in self._out.fields:
             if item.kind not in ("mask", "boxes"):
@@ -456,7 +457,9 @@ class _Describer:
                 continue
             base = self._arrays[image.path]
             layout = pictures.layout_of(base.shape, least=1)
-            pixels = None if layout is None else pictures.to_rgb(base, layout, self._side)
+            pixels = drawn_on.get(image.path)
+            if pixels is None and layout is not None:
+                pixels = pictures.to_rgb(base, layout, self._side)
             if pixels is None or image.size is None:
                 continue
             if item.kind == "mask":
@@ -465,8 +468,15 @@ class _Describer:
                 corners, how = _corners(self._boxes[item.path], self._arrays[item.path], item.path, image.size)
                 scale = np.array([pixels.shape[1] / image.size[0], pixels.shape[0] / image.size[1]] * 2)
                 drawn, note = pictures.boxes_over(pixels, corners * scale), f"over {image.path or 'the picture'}; {how}"
-            target = item if self._full else image  # the card has one picture
-            self._replace_picture(target, pictures.Picture(pictures.png(drawn), *image.size, note))
+            if self._full:
+                self._replace_picture(item, pictures.Picture(pictures.png(drawn), *image.size, note))
+            else:
+                drawn_on[image.path] = drawn
+        for image in images:
+            if image.path in drawn_on and image.size is not None:
+                self._replace_picture(
+                    image, pictures.Picture(pictures.png(drawn_on[image.path]), *image.size, image.note)
+                )
 
     def _choose_cover(self) -> None:
         """Which field represents the sample: a picture, else a waveform, else a string, else the first one."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from nbloader._util import torch_api
 from nbloader._util.format import clean
 from nbloader.batch.rows import is_in_memory
 from nbloader.events import EventBus
@@ -68,7 +68,7 @@ def source_of(x: Any, buffer: int) -> Source:
     Raises:
         TypeError: It has no samples.
     """
-    if isinstance(x, torch_api.DataLoader):
+    if _is_of_torch(x, "DataLoader"):
         return _of_loader(x, buffer)
     if isinstance(x, BatchSamples):
         return Source(
@@ -76,6 +76,18 @@ def source_of(x: Any, buffer: int) -> Source:
             original=x.dataset, fixed=True, note=x.note,
         )  # fmt: skip
     return _of_dataset(x, buffer, type(x).__name__)
+
+
+def _is_of_torch(x: Any, name: str) -> bool:
+    """Whether it is an instance of a class of `torch.utils.data`, or of what nbloader has in its place without torch.
+
+    Importing torch takes 2 s. If nothing has imported it yet, there is no such instance.
+    """
+    if "torch" not in sys.modules and "nbloader._util.torch_api" not in sys.modules:
+        return False
+    from nbloader._util import torch_api
+
+    return isinstance(x, getattr(torch_api, name))
 
 
 def _of_loader(loader: Any, buffer: int) -> Source:
@@ -97,7 +109,7 @@ def _of_loader(loader: Any, buffer: int) -> Source:
 
 def _of_dataset(x: Any, buffer: int, title: str) -> Source:
     dataset, names = x, class_names(x)
-    iterable = isinstance(x, torch_api.IterableDataset)
+    iterable = _is_of_torch(x, "IterableDataset")
     if isinstance(x, Mapping):
         dataset = _of_mapping(x)
     elif hasattr(x, "iloc") and hasattr(x, "columns"):  # a data frame: x[0] would be a column

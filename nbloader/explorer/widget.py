@@ -489,6 +489,9 @@ class Explorer:
     def _on_ready(self, view: str, _message: Mapping[str, Any]) -> None:
         self._views.add(view)
         self._send(self._state(), to=view)
+        first = self._fetcher.there(range(min(FIRST, self._total)))
+        if first:  # they were read while the page loaded the view
+            self._send_cards(first, to=view)
 
     def _on_gone(self, view: str, _message: Mapping[str, Any]) -> None:
         self._views.discard(view)
