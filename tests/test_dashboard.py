@@ -28,7 +28,7 @@ from nbloader.dashboard.panels.events import Events
 from nbloader.dashboard.panels.lines import Lines
 from nbloader.dashboard.panels.samples import Samples
 from nbloader.dashboard.panels.workers import Workers
-from nbloader.events import BatchRecord, WorkerRestarted
+from nbloader.events import BatchRecord, SampleFailed, WorkerRestarted
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
 from nbloader.metrics.hot_lines import HotLines, find_hot_lines
 from nbloader.metrics.snapshot import STAGES, Point, SlowSample, Snapshot
@@ -588,6 +588,21 @@ def test_samples_say_what_a_click_opens(loader: FakeLoader) -> None:
     frame = Frame(dataclasses.replace(loader.stats(), slowest=tuple(slow)), now=time.perf_counter_ns())
     listed = Samples().payload(frame)["lists"][0]["samples"]
     assert [(sample["index"], sample["number"]) for sample in listed] == [("7", 7), ("key", None), ("True", None)]
+
+
+def test_a_sample_that_fails_in_each_epoch_is_listed_once_with_a_count(loader: FakeLoader) -> None:
+    def failed(batch: int, sample: object, error: str) -> SampleFailed:
+        return SampleFailed(0, 0, batch, 1, sample, error, "", "skipped")
+
+    events = [failed(batch, 7, "OSError: no") for batch in range(30)]
+    events += [failed(31, [1], "KeyError"), failed(32, 7, "TypeError"), failed(33, 7, "OSError: no")]
+    frame = Frame(dataclasses.replace(loader.stats(), failed_samples=tuple(events)), now=time.perf_counter_ns())
+    listed = Samples().payload(frame)["lists"][1]["samples"]
+    assert [(sample["index"], sample["what"], sample["where"]) for sample in listed] == [
+        ("7", "OSError: no", "31 times, last in batch 33, skipped, worker 1"),
+        ("7", "TypeError", "batch 32, skipped, worker 1"),
+        ("[1]", "KeyError", "batch 31, skipped, worker 1"),
+    ]
 
 
 def test_rows_of_the_timeline_say_what_a_click_opens(screen: Screen) -> None:

@@ -9,10 +9,11 @@ from nbloader._util.format import clean, duration
 from nbloader.dashboard.panels.base import Frame, Panel, section
 
 if TYPE_CHECKING:
+    from nbloader.events.records import SampleFailed
     from nbloader.metrics.snapshot import Snapshot
 
 FAILED = 20
-"""Failed samples listed."""
+"""Failed samples listed, each once."""
 STATIC = 10
 """Samples per list in the static form."""
 TITLES = {"slowest": "Slowest of the last three epochs", "failed": "Failed"}
@@ -46,15 +47,28 @@ def _lists(s: Snapshot) -> list[dict[str, Any]]:
     slowest = [
         _sample(x.index, duration(x.seconds), f"batch {x.batch} of epoch {x.epoch}", x.worker) for x in s.slowest
     ]
+    again: dict[tuple[str, str], list[SampleFailed]] = {}  # by index and error: in each epoch it fails the same way
+    for event in reversed(s.failed_samples):
+        again.setdefault((clean(event.sample, _INDEX_LIMIT), clean(event.error, _ERROR_LIMIT)), []).append(event)
     failed = [
-        _sample(x.sample, clean(x.error, _ERROR_LIMIT), f"batch {x.index}, {x.done}", x.worker)
-        for x in reversed(s.failed_samples[-FAILED:])
+        _sample(events[0].sample, error, _where_failed(events), events[0].worker)
+        for (_index, error), events in list(again.items())[:FAILED]
     ]
     common = f"; slow ones have in common: {clean(s.slow_in_common, _ERROR_LIMIT)}" if s.slow_in_common else ""
     return [
         {"name": "slowest", "title": f"{TITLES['slowest']}{common}", "samples": slowest},
         {"name": "failed", "title": TITLES["failed"], "samples": failed},
     ]
+
+
+def _where_failed(events: list[SampleFailed]) -> str:
+    """Where a sample has failed last, and how often.
+
+    Args:
+        events: The newest first.
+    """
+    last = f"batch {events[0].index}, {events[0].done}"
+    return last if len(events) == 1 else f"{len(events)} times, last in {last}"
 
 
 def _sample(index: object, what: str, where: str, worker: int) -> dict[str, Any]:
