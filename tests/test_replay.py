@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import queue
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from nbloader import DataLoader, ReplayError, get_worker_info
 from nbloader.loader import replay as replay_module
 from nbloader.sampling import epoch_order, samplers
 from nbloader.sampling.epoch_order import Numbering
+from nbloader.sampling.resumable_sampler import ResumableSampler
 
 RNG = random.Random(5)
 
@@ -198,10 +201,15 @@ def as_samples(samples):
     return samples
 
 
+def drawing(samples):
+    return samples, torch.rand(2), np.random.rand(2), random.random()
+
+
 OPTIONS = {
     "collate_fn": lambda: DataLoader(Augmented(N), 5, shuffle=True, collate_fn=stacked),
     "chunks": lambda: DataLoader(Augmented(N), 6, shuffle=True, chunk_size=2),
     "chunks, collate_fn": lambda: DataLoader(Augmented(N), 6, shuffle=True, chunk_size=2, collate_fn=as_samples),
+    "chunks, drawing collate_fn": lambda: DataLoader(Augmented(N), 6, shuffle=True, chunk_size=2, collate_fn=drawing),
     "skip": lambda: DataLoader(Broken(N), 5, shuffle=True, on_error="skip"),
     "replace": lambda: DataLoader(Broken(N), 5, shuffle=True, on_error=replaced),
     "replace, chunks": lambda: DataLoader(Broken(N), 6, shuffle=True, on_error=replaced, chunk_size=3),
@@ -219,6 +227,87 @@ OPTIONS = {
     ),
     "out of order": lambda: DataLoader(Augmented(N), 5, shuffle=True, in_order=False, num_workers=2, workers="thread"),
 }
+
+
+def test_a_collate_fn_that_joins_chunks_leaves_the_generators_of_the_notebook_alone():
+    def drawn(loader):
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+        for _ in loader:
+            pass
+        return generators()
+
+    with DataLoader(Numbers(12), 6, chunk_size=2, collate_fn=drawing) as loader, DataLoader(Numbers(12), 6) as other:
+        assert drawn(loader) == drawn(other)
+
+
+class Gate:
+    """A point at which one thread waits until another one has done something."""
+
+    def __init__(self):
+        self.reached, self.passed = threading.Event(), threading.Event()
+
+    def wait(self):
+        self.reached.set()
+        assert self.passed.wait(30)
+
+
+class Gated(Pictures):
+    """Random augmentation; a sample waits at a gate, if there is one, before and after it has drawn."""
+
+    gates = ()
+
+    def __getitem__(self, i):
+        for gate in self.gates[:1]:
+            gate.wait()
+        sample = super().__getitem__(i)
+        for gate in self.gates[1:]:
+            gate.wait()
+        self.gates = ()
+        return sample
+
+
+def drawn_beside(gates, call):
+    """Call a function on another thread; draw on this one while it waits. Returns its result and the draws."""
+    result = queue.Queue()
+    thread = threading.Thread(target=lambda: result.put(call()))
+    random.seed(3)
+    np.random.seed(3)
+    torch.manual_seed(3)
+    draws = []
+    thread.start()
+    for gate in gates:
+        assert gate.reached.wait(30)
+        draws.append((random.random(), np.random.rand(), torch.rand(1).item()))
+        gate.passed.set()
+    thread.join()
+    draws.append((random.random(), np.random.rand(), torch.rand(1).item()))
+    return result.get_nowait(), draws
+
+
+def test_another_thread_can_replay_while_this_one_draws(monkeypatch):
+    """Clicks are handled beside a running cell."""
+    expected = drawn_beside([], lambda: None)[1]
+    options = {"num_workers": 1, "workers": "thread", "worker_init_fn": lambda worker: None}
+    with DataLoader(Gated(30), 6, shuffle=True, **options) as loader:
+        batches = list(loader)
+        gates = [Gate(), Gate()]
+
+        def replay():
+            again = loader.replay(0, 3)
+            loader.dataset.gates = gates
+            return raw(again.batch)
+
+        batch, draws = drawn_beside(gates, replay)
+        assert batch == raw(batches[3])
+        assert draws[:1] == expected
+
+        where, gate, begin = loader.deliveries(7), Gate(), ResumableSampler._begin
+        monkeypatch.setattr(ResumableSampler, "_begin", lambda *args, **kwargs: (begin(*args, **kwargs), gate.wait()))
+        delivered, draws = drawn_beside([gate], lambda: loader.deliveries(7, limit=1))
+        assert delivered == where
+        assert draws[:1] == expected
 
 
 @pytest.mark.parametrize("name", OPTIONS)

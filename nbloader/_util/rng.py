@@ -501,23 +501,24 @@ def load_generator(generator: Any, state: str) -> None:
 
 
 def dump_globals(*, orders_only: bool) -> State:
-    """Return the state of the global generators: torch's, and those of `random` and NumPy.
+    """Return the state of the generators of this thread, usually the global ones: of torch, `random` and NumPy.
 
     Args:
         orders_only: Whether the generator that orders are drawn from suffices, which is torch's where it is installed.
     """
-    torch = sys.modules.get("torch")
-    state: State = {} if torch is None else {"torch": dump_generator(torch.default_generator)}
-    if torch is None or not orders_only:
-        version, words, gauss = random.getstate()
+    own, torch_generator = thread_local.generators, _torch_generator()
+    state: State = {} if torch_generator is None else {"torch": dump_generator(torch_generator)}
+    if torch_generator is None or not orders_only:
+        version, words, gauss = (random if own is None else own.random).getstate()
         state["random"] = [version, _pack(words), gauss]
-        _name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+        numpy_state = np.random.get_state() if own is None else own.numpy.get_state()  # noqa: NPY002
+        _name, keys, position, has_gauss, cached = numpy_state
         state["numpy"] = [_pack(keys), int(position), int(has_gauss), float(cached)]
     return state
 
 
 def load_globals(state: State | int) -> None:
-    """Restore the state of the global generators, or seed them with an integer.
+    """Restore the state of the generators of this thread, usually the global ones, or seed them with an integer.
 
     Raises:
         ValueError: `state` was not made by `dump_globals`.
@@ -525,15 +526,16 @@ def load_globals(state: State | int) -> None:
     if isinstance(state, int):
         seed_everything(state)
         return
-    torch = sys.modules.get("torch")
+    own, torch_generator = thread_local.generators, _torch_generator()
     try:
-        if torch is not None:
-            load_generator(torch.default_generator, state["torch"])
-        if torch is None or "random" in state:
+        if torch_generator is not None:
+            load_generator(torch_generator, state["torch"])
+        if torch_generator is None or "random" in state:
             version, words, gauss = state["random"]
-            random.setstate((version, tuple(_unpack(words).tolist()), gauss))
+            (random if own is None else own.random).setstate((version, tuple(_unpack(words).tolist()), gauss))
             keys, position, has_gauss, cached = state["numpy"]
-            np.random.set_state(("MT19937", _unpack(keys), position, has_gauss, cached))  # noqa: NPY002
+            numpy_state = ("MT19937", _unpack(keys), position, has_gauss, cached)
+            (np.random if own is None else own.numpy).set_state(numpy_state)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the state of the random generators cannot be read: {error}") from error
 

@@ -67,6 +67,7 @@ from nbloader.transport.messages import (
     WorkerLaunched,
 )
 from nbloader.workers.api import Produced, WorkerPool, WorkerSetup
+from nbloader.workers.in_process import seeded_collate
 from nbloader.workers.status import PRODUCING
 from nbloader.workers.worker_view import WorkerView
 
@@ -417,7 +418,8 @@ class Engine:
 
     def _join(self, chunks: ChunkSpec, batch: ChunkedBatch[Any]) -> BatchOutcome:
         """All chunks of a batch have arrived."""
-        outcome = chunking.join_chunks(batch, chunks.collate_fn)
+        collate_fn = None if chunks.collate_fn is None else seeded_collate(chunks.collate_fn, batch)
+        outcome = chunking.join_chunks(batch, collate_fn)
         if outcome.failed:
             self._record_failure(batch.task, outcome)
         return outcome

@@ -350,8 +350,8 @@ class LoaderConfig(Generic[T_co]):
         None, fixed=True,
         doc="Samples per chunk: several workers load one batch together, each a chunk of it, into one segment of "
         "shared memory. It must divide `batch_size`; with a `batch_sampler` the last chunk may be smaller. A "
-        "`collate_fn` receives all samples of the batch, and then runs in this process; such a batch is not uploaded "
-        "ahead (`upload_ahead`).",
+        "`collate_fn` receives all samples of the batch, and then runs in this process, with random generators that "
+        "are seeded for the batch; such a batch is not uploaded ahead (`upload_ahead`).",
     )  # fmt: skip
     concurrency: int = _argument(
         64, _positive, fixed=True,

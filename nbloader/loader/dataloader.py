@@ -63,7 +63,7 @@ from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.sampling.source import SourceDataset, SourceSampler
 from nbloader.workers.api import WorkerOptions
 from nbloader.workers.fetcher import is_async
-from nbloader.workers.in_process import Delivery
+from nbloader.workers.in_process import Delivery, private_generators
 from nbloader.workers.inline_pool import INLINE
 from nbloader.workers.registry import create_kind
 
@@ -676,7 +676,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
             epoch = self._parts.history.newest
         order = self._order(epoch)
         if batch is None:
-            batch = order.find(index, batched=self._auto_collation)
+            with private_generators():
+                batch = order.find(index, batched=self._auto_collation)
             if batch is None:
                 raise ReplayError(f"epoch {epoch} has no sample {index!r}, as far as it is known")
         ReplayedBatch(self._replay_setup(), epoch, batch, order).debug(index, post_mortem=post_mortem)
@@ -704,7 +705,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
         found = []
         for epoch in sorted(numbers, reverse=True)[:limit]:
             order = self._order(epoch)
-            number = order.find(index, batched=self._auto_collation)
+            with private_generators():
+                number = order.find(index, batched=self._auto_collation)
             if number is not None and number in numbers[epoch]:
                 found.append(ReplayedBatch(self._replay_setup(), epoch, number, order).delivery(index))
         return found

@@ -38,6 +38,8 @@ from nbloader.workers.in_process import (
     as_in_worker,
     fetch_samples,
     fetches_together,
+    private_generators,
+    seeded_collate,
 )
 from nbloader.workers.inline_pool import NO_WORKER
 from nbloader.workers.reachable import holds_generator
@@ -169,7 +171,8 @@ class ReplayedBatch:
                 f"its own. {OWN_GENERATORS}"
             )
         try:
-            planned = order.planned(number)
+            with private_generators():
+                planned = order.planned(number)
         except NotKeptError as error:
             raise ReplayError(f"batch {number} of epoch {epoch} cannot be replayed: {error}") from error
         self._setup = setup
@@ -392,7 +395,8 @@ class ReplayedBatch:
         chunks = whole.split(0)
         for chunk, outcome in zip(chunks, self._produce(dataset, chunks), strict=True):
             whole.add(chunk, outcome)
-        return join_chunks(whole, setup.chunk_spec.collate_fn)
+        collate_fn = setup.chunk_spec.collate_fn
+        return join_chunks(whole, None if collate_fn is None else seeded_collate(collate_fn, whole))
 
     def _produce(self, dataset: Any, tasks: Sequence[Task]) -> list[Outcome]:
         setup = self._setup

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from nbloader._util import rng
-from nbloader._util.rng import PreservedRandomState
+from nbloader._util.rng import PreservedRandomState, mix
+from nbloader.batch.task import ChunkedBatch
 from nbloader.errors import ReplayError
+from nbloader.workers import thread_rng
 from nbloader.workers.fetcher import MapFetcher, OnError, fetch_each, innermost, shallow_copy
 from nbloader.workers.status import LocalStatus
-from nbloader.workers.worker_info import ProcessContext, WorkerInfo, get_worker_info
+from nbloader.workers.worker_info import ProcessContext, WorkerContext, WorkerInfo, get_worker_info
 
 OWN_GENERATORS = (
     "Such batches go to workers in turn, and what a worker draws depends on all the batches that it had before: they "
@@ -86,6 +89,45 @@ def fetch_samples(
 
 
 @contextlib.contextmanager
+def private_generators() -> Iterator[WorkerContext]:
+    """Context manager in which this thread can seed and draw, and nothing else in the process notices.
+
+    The main thread uses the global generators, and restores them. Another thread may run while the main thread draws
+    from these in a loop: ipykernel handles clicks on threads of their own (subshells). Such a thread gets generators of
+    its own, as worker threads do (`thread_rng` says what is not covered), unless these are turned off.
+
+    Yields:
+        The context of the thread.
+    """
+    on_main = threading.current_thread() is threading.main_thread()
+    if on_main or rng.thread_local.generators is not None or not thread_rng.enabled():
+        with PreservedRandomState():
+            yield ProcessContext()
+    else:
+        with thread_rng.ThreadContext(None) as context:
+            yield context
+
+
+def seeded_collate(collate_fn: Callable[[list[Any]], Any], batch: ChunkedBatch[Any]) -> Callable[[list[Any]], Any]:
+    """The function that collates the samples of all chunks of a batch, in the process of the loop.
+
+    What it draws follows from the seed of the batch, as in workers, and the generators of the process stay as they are.
+
+    Args:
+        collate_fn: Of the user.
+        batch: The batch.
+    """
+    seed = mix(batch.task.seed, len(batch.chunks))  # the chunks have those before it
+
+    def collate(samples: list[Any]) -> Any:
+        with private_generators():
+            rng.seed_everything(seed)
+            return collate_fn(samples)
+
+    return collate
+
+
+@contextlib.contextmanager
 def as_in_worker(
     dataset: Any,
     worker_init_fn: Callable[[int], object] | None,
@@ -115,12 +157,12 @@ def as_in_worker(
         ReplayError: `worker_init_fn` has seeded a generator.
         Exception: Whatever `worker_init_fn` raises.
     """
-    with PreservedRandomState(), _one_thread() if process else contextlib.nullcontext():
+    with private_generators() as context, _one_thread() if process else contextlib.nullcontext():
         if worker_init_fn is None:
             yield dataset
             return
         dataset = shallow_copy(dataset)
-        context, before = ProcessContext(), get_worker_info()
+        before = get_worker_info()
         context.set_worker_info(WorkerInfo(0, num_workers, base_seed, dataset))
         try:
             rng.seed_everything(base_seed)

@@ -61,14 +61,19 @@ SWITCH = "NBLOADER_THREAD_PATCHES"
 """Environment variable; "0" turns the patches off."""
 
 
+def enabled() -> bool:
+    """Whether threads can have generators of their own."""
+    return os.environ.get(SWITCH) != "0"
+
+
 class ThreadContext:
     """Context manager that gives the current thread, a worker, its own random generators. It is a `WorkerContext`.
 
     Args:
-        info: What `get_worker_info()` returns on this thread.
+        info: What `get_worker_info()` returns on this thread; None where it is no worker.
     """
 
-    def __init__(self, info: WorkerInfo) -> None:
+    def __init__(self, info: WorkerInfo | None) -> None:
         self._info = info
         self._generators = rng.ThreadGenerators()
         self._mode = _torch_mode() if "torch" in sys.modules else _NO_CONTEXT
@@ -298,7 +303,7 @@ class _Patches:
         """Count a worker thread; the first one applies the patches."""
         with self._lock:
             self._users += 1
-            if self._users == 1 and os.environ.get(SWITCH) != "0":
+            if self._users == 1 and enabled():
                 self._patch_random()
                 self._patch_numpy()
                 if "torch" in sys.modules:
