@@ -151,22 +151,20 @@ class _Payload:
         pid: Process id of that worker.
         received: When the loader received it, perf_counter ns.
         transport: How it travelled.
-        in_arena: Whether it is a chunk in the arena of its batch.
     """
 
     __slots__ = ("header", "in_arena", "nbytes", "pid", "produce_ns", "received", "samples", "transport", "worker")
     failed = False
     empty = False
 
-    def __init__(
-        self, header: BatchHeader, *, worker: int, pid: int, received: int, transport: str, in_arena: bool
-    ) -> None:
+    def __init__(self, header: BatchHeader, worker: int, pid: int, received: int, transport: str) -> None:
         self.header = header
         self.worker = worker
         self.pid = pid
         self.received = received
         self.transport = transport
-        self.in_arena = in_arena
+        self.in_arena = False
+        """Whether it is a chunk in the arena of its batch."""
         (
             _run, _number, _layout, _segment, nbytes, extras_nbytes, samples, fetch_begin, _fetch_end, collate_end,
             _fetch_cpu, _collate_cpu, _slowest, _slowest_ns,
@@ -193,10 +191,8 @@ class SegmentPayload(_Payload):
         transport = "segment"
         if segment == NO_SEGMENT:
             transport = "inline" if header.nbytes or not extras_nbytes else "pickle"
-        super().__init__(
-            header, worker=source.worker, pid=source.pid, received=received, transport=transport,
-            in_arena=segment == IN_ARENA,
-        )  # fmt: skip
+        super().__init__(header, source.worker, source.pid, received, transport)
+        self.in_arena = segment == IN_ARENA
         end = HEADER_SIZE + extras_nbytes
         self._extras = body[HEADER_SIZE:end]
         self._segments = source.segments
@@ -251,14 +247,8 @@ class LocalPayload(_Payload):
         in_arena: bool = False,
         extras: list[Any] | None = None,
     ) -> None:
-        super().__init__(
-            header,
-            worker=worker,
-            pid=current_process.pid,
-            received=header.collate_end,
-            transport="local",
-            in_arena=in_arena,
-        )
+        super().__init__(header, worker, current_process.pid, header.collate_end, "local")
+        self.in_arena = in_arena
         self._batch = batch
         self.extras = extras or []
 
@@ -312,9 +302,7 @@ class JoinedPayload(_Payload):
         )
         last = max(self._chunks, key=lambda chunk: chunk.header.collate_end)
         received = max(chunk.received for chunk in self._chunks)
-        super().__init__(
-            header, worker=last.worker, pid=last.pid, received=received, transport=last.transport, in_arena=False
-        )
+        super().__init__(header, last.worker, last.pid, received, last.transport)
 
     @property
     def extras(self) -> list[Any]:

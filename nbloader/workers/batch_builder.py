@@ -111,10 +111,11 @@ class BatchBuilder:
         status = self._status
         self.failed_samples = ()
         measured = self._slow or not task.number % CPU_MEASURED
-        cpu_begin = _cpu_clock() if measured else 0
+        cpu_begin = 0
         fetched: FetchedBatch | None = None
         from_memory = False
         if self._in_memory and task.parent is None:
+            cpu_begin = _cpu_clock() if measured else 0
             fetched = self._fetcher.from_memory(task.run, task.indices)
             from_memory = fetched is not None
         if fetched is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from enum import IntEnum
+from operator import length_hint
 from typing import Any, Protocol
 
 
@@ -91,7 +93,7 @@ class LocalStatus:
     A thread cannot be killed. `abandon()` makes it stop before its next sample instead.
     """
 
-    __slots__ = ("abandoned", "number", "pid", "position", "run", "since", "state")
+    __slots__ = ("_left", "_position", "_size", "abandoned", "number", "pid", "run", "since", "state")
 
     def __init__(self, pid: int, state: int = WorkerState.STARTING) -> None:
         self.state = state
@@ -99,9 +101,39 @@ class LocalStatus:
         self.number = -1
         self.since = 0
         self.pid = pid
-        self.position = -1
         self.abandoned = False
+        self._left: Iterator[Any] | None = None
+        self._size = 0
+        self._position = -1
+
+    @property
+    def position(self) -> int:
+        """See `WorkerStatus`. It follows from how many keys are left, so a sample costs nothing to count."""
+        left = self._left
+        return self._position if left is None else self._size - length_hint(left) - 1
+
+    @position.setter
+    def position(self, value: int) -> None:
+        self._left, self._position = None, value
+
+    def fetching(self, keys: list[Any] | range) -> Iterator[Any]:
+        """Iterate over the keys of a batch; `position` follows. When the worker is abandoned, no key is left.
+
+        Raises:
+            WorkerAbandonedError: It was abandoned before.
+        """
+        self._size = len(keys)
+        self._left = left = iter(keys)
+        self.check()
+        return left
+
+    def check(self) -> None:
+        """Raise `WorkerAbandonedError` if it was abandoned."""
+        if self.abandoned:
+            raise WorkerAbandonedError(self)
 
     def abandon(self) -> None:
         """Have the worker stop before its next sample. May be called from any thread."""
         self.abandoned = True
+        for _key in self._left or ():
+            pass

@@ -31,11 +31,25 @@ def _torch(work, dataset, workers=None, **options):
     from torch.utils.data import DataLoader
 
     workers = work.workers if workers is None else workers
-    options = options or {"batch_size": work.batch_size, "shuffle": work.shuffle}
-    return _in_order(work, DataLoader(
+    options = options or _batches(work, dataset)
+    return _in_order(DataLoader(
         dataset, num_workers=workers, collate_fn=work.collate, persistent_workers=workers > 0 and not work.forked,
         **options
     ))  # fmt: skip
+
+
+def _batches(work, dataset):
+    """The arguments that say what the batches are. A shuffled order has a generator of its own.
+
+    The number of draws from torch's generator is not the same in the first epoch of persistent workers and in later
+    ones (the base seed is drawn only once).
+    """
+    if not work.shuffle:
+        return {"batch_size": work.batch_size}
+    import torch
+
+    sampler = torch.utils.data.RandomSampler(dataset, generator=torch.Generator())
+    return {"batch_size": work.batch_size, "sampler": sampler}
 
 
 class OneOrder:
@@ -45,14 +59,12 @@ class OneOrder:
         self.loader = loader
 
     def __iter__(self):
-        import torch
-
-        torch.manual_seed(0)
+        self.loader.sampler.generator.manual_seed(0)
         return iter(self.loader)
 
 
-def _in_order(work, loader):
-    return OneOrder(loader) if work.shuffle else loader
+def _in_order(loader):
+    return OneOrder(loader) if getattr(loader.sampler, "generator", None) is not None else loader
 
 
 class DirectIndexing:
@@ -65,10 +77,7 @@ class DirectIndexing:
     def __iter__(self):
         import torch
 
-        torch.manual_seed(0)
-        _base_seed, seed = (int(torch.empty((), dtype=torch.int64).random_().item()) for _ in range(2))
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(len(self.rows), generator=generator)
+        order = torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(0))
         for start in range(0, len(order), self.size):
             yield [self.rows[order[start : start + self.size]]]
 
@@ -102,7 +111,7 @@ def _in_process(work, dataset):
 def _ours(work, dataset, **options):
     from nbloader import DataLoader
 
-    options = options or {"batch_size": work.batch_size, "shuffle": work.shuffle}
+    options = options or _batches(work, dataset)
     if work.cached:
         import nbloader
 
@@ -115,7 +124,7 @@ def _ours(work, dataset, **options):
         options["multiprocessing_context"] = "fork"
     elif work.workers:
         options["persistent_workers"] = True
-    return _in_order(work, DataLoader(dataset, num_workers=work.workers, collate_fn=work.collate, **options))
+    return _in_order(DataLoader(dataset, num_workers=work.workers, collate_fn=work.collate, **options))
 
 
 def _ours_uncached(work, dataset):
