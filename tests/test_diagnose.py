@@ -24,7 +24,7 @@ from nbloader.events.pauses import Pauses
 from nbloader.metrics.evidence import Evidence, MakeTime, SampleFacts, SlowBatch
 from nbloader.metrics.probe import UsageProbe, WorkerThread
 from nbloader.metrics.span import EpochSample, SpanOptions, measure
-from nbloader.metrics.usage import CpuTimes, LoopCounters, Usage, UsageLog, WorkerCounters
+from nbloader.metrics.usage import ContextSwitches, CpuTimes, LoopCounters, Usage, UsageLog, WorkerCounters
 
 MS = 1_000_000
 S = 1000 * MS
@@ -32,7 +32,7 @@ S = 1000 * MS
 
 def usage(**changes: Any) -> Usage:
     fields: dict[str, Any] = dict.fromkeys((f.name for f in dataclasses.fields(Usage)), 0)
-    return Usage(**(fields | {"seconds": 5.0, "threads": 1} | changes))
+    return Usage(**(fields | {"seconds": 5.0, "threads": 1, "yielded": None, "preempted": None} | changes))
 
 
 BUSY: dict[str, Any] = {
@@ -114,6 +114,16 @@ ALONE: list[tuple[str, Cause, dict[str, Any], dict[str, Any], str]] = [
     ("threads", Cause.THREADS, BUSY,
      {"fetch_cpu": 0.9, "cores": 2, "usage": usage(threads=8, other_threads=0.6, worker_cores=0.95)},
      "up to 8 threads"),
+    ("threads that lose their cores", Cause.THREADS, BUSY,
+     {"fetch_cpu": 0.9, "cores": 2,
+      "usage": usage(threads=8, other_threads=0.6, worker_cores=0.95, preempted=956.0)},
+     "in other threads than the one that loads, which loses its core 956 times a second. One thread"),
+    ("threads that keep their cores", Cause.COMPUTE_FULL, BUSY,
+     {"fetch_cpu": 0.9, "cores": 2, "usage": usage(threads=8, other_threads=0.6, worker_cores=0.95, preempted=2.0)},
+     "more workers do not"),
+    ("cores taken, with switches", Cause.CORES_TAKEN, BUSY,
+     {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.4, preempted=214.0)},
+     "during 53 % of their work, and each loses its own 214 times a second, yet workers and loop use only 0.80"),
     ("sampler", Cause.SAMPLER, BUSY,
      {"sampler_wait": 0.75, "producing_wait": 0.05, "utilization": 0.1}, "draws indices (37.5 ms per batch)"),
     ("memory", Cause.MEMORY, BUSY, {"usage": usage(major_faults=8000.0)}, "reads 8,000 pages a second back"),
@@ -192,6 +202,9 @@ any_usage = st.builds(
     counts,
     shares,
     shares,
+    counts,
+    st.none() | counts,
+    st.none() | counts,
 )
 any_evidence = st.builds(
     Evidence,
@@ -360,6 +373,10 @@ def test_slow_samples_are_found_and_waits_that_are_not_rare_are_no_stalls():
     assert len(usual) == 120
     assert all(i // 16 % 4 for i in usual), "of batches without a slow sample"
     some = measure(records[::4], span(records))
+    delayed = [r if r.index % 4 else r._replace(slowest_ns=20 * MS) for r in epoch([30 * MS] * 80)]
+    planted = {r.index: r._replace(slowest_ns=300 * MS, slowest_index=5000) for r in delayed[1::16]}
+    noisy = [planted.get(r.index, r) for r in delayed]
+    assert set(measure(noisy, span(noisy)).slow_indices) == {5000}, "not those that were delayed by chance"
     listed = {i for r in records[::4] for i in r.indices} - {r.slowest_index for r in records[::4]}
     assert set(some.usual_indices) == listed, "each batch has a slow one"
     often = epoch([2 * S if index % 10 == 5 else 30 * MS for index in range(40)])
@@ -429,6 +446,39 @@ def test_counters_are_added_up_over_an_epoch_and_over_its_last_seconds():
     assert (whole.consumer_cpu, last.consumer_core_wait) == (pytest.approx(0.4), pytest.approx(1 / 8))
     log.add(99 * S, {}, LoopCounters(99 * S, None))
     assert (log.epoch(), log.since(98 * S)) == (whole, last), "what happens after the end does not count"
+
+
+@pytest.mark.unit
+def test_context_switches_and_page_faults_are_added_up_where_they_are_read():
+    log, loop = UsageLog(), LoopCounters(0, None)
+    log.add(0, {1: counters(0, 0, switches=ContextSwitches(9, 9))}, loop)
+    log.begin_epoch()
+    log.add(S, {1: counters(0, 0)}, loop)
+    first = log.epoch()
+    assert first is not None
+    assert (first.preempted, first.yielded) == (None, None), "they were not read in this epoch"
+    log.add(2 * S, {1: counters(0, 0, switches=ContextSwitches(100, 10), minor_faults=50)}, loop)
+    log.add(3 * S, {1: counters(0, 0), 2: counters(0, 0, switches=ContextSwitches(0, 0))}, loop)
+    log.add(6 * S, {1: counters(0, 0, switches=ContextSwitches(180, 50))}, loop)
+    got = log.epoch()
+    assert got is not None
+    assert (got.yielded, got.preempted) == (20, 10), "80 and 40 in 4 s"
+
+
+@pytest.mark.unit
+def test_a_thread_that_sleeps_gives_up_its_core():
+    workers = (WorkerThread(os.getpid(), threading.get_native_id(), busy=True),)
+    probe = UsageProbe()
+    probe.read(workers, switches=True)
+    probe.begin_epoch()
+    probe.read(workers, switches=True)
+    for _ in range(20):
+        time.sleep(0.0001)
+    probe.read(workers, switches=True)
+    got = probe.epoch()
+    assert got is not None
+    assert got.yielded is not None
+    assert got.yielded * got.seconds >= 19
 
 
 @pytest.mark.unit

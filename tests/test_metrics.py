@@ -543,7 +543,7 @@ def test_verdict_when_the_consumer_is_the_limit():
 
 def used(**changes: Any) -> Usage:
     fields: dict[str, Any] = dict.fromkeys((f.name for f in dataclasses.fields(Usage)), 0)
-    return Usage(**(fields | {"seconds": 5.0} | changes))
+    return Usage(**(fields | {"seconds": 5.0, "yielded": None, "preempted": None} | changes))
 
 
 @pytest.mark.parametrize(

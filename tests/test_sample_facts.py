@@ -33,7 +33,7 @@ class Files:
 
     def __getitem__(self, index: int) -> int:
         path, _label = self.samples[index]
-        time.sleep(0.02 if self.slow and path.endswith(self.slow) else 0.0002)
+        time.sleep(0.2 if self.slow and path.endswith(self.slow) else 0.003)
         return index
 
 
@@ -127,7 +127,7 @@ def test_the_verdict_names_the_suffix_of_the_files_that_are_slow():
     draw = random.Random(1)
     names = [f"{i}{'.tif' if draw.random() < 0.04 else '.png'}" for i in range(480)]
     dataset = Files([(name, draw.randrange(10)) for name in names], ".tif")
-    with DataLoader(dataset, batch_size=8, num_workers=2, workers="thread", shuffle=True) as loader:
+    with DataLoader(dataset, batch_size=8, num_workers=4, workers="thread", shuffle=True) as loader:
         list(loader)
         s = loader.stats()
         assert s.slow_in_common == "suffix .tif"

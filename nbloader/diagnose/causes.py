@@ -63,6 +63,8 @@ HUGE_RATE = 0.5e9
 """Bytes per second from which collating is copying."""
 OTHER_THREADS = 0.25
 """Workers compute with several threads if others than the loading one use this share of their CPU time."""
+PREEMPTED = 20
+"""Times per second that a worker loses its core from which on its threads compete with others."""
 TRANSPORT_BYTES = 1e5
 """Size of a batch from which transport can be the bottleneck, bytes."""
 _MAJORITY = 0.5
@@ -288,6 +290,8 @@ def many_threads(e: Evidence) -> bool:
     if usage is None or e.place != "process":
         return False
     crowded = cores_used(e) >= SATURATED * e.cores or core_wait(e) >= CONTENDED
+    if usage.preempted is not None:  # a loading thread that keeps its core has no competitors, however many there are
+        crowded = crowded and usage.preempted >= PREEMPTED
     return usage.other_threads >= OTHER_THREADS and usage.threads * e.workers > e.cores and crowded
 
 

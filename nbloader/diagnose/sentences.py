@@ -276,15 +276,24 @@ def _threads(e: Evidence) -> str:
     return (
         f"The workers have too many threads: {_waits(e)}; {plural(e.workers, 'worker')} of up to "
         f"{plural(threads, 'thread')} use {_cores(e)}, {percent(others)} of that in other threads than the one that "
-        f"loads. One thread per worker helps: torch.set_num_threads(1) in worker_init_fn; more workers do not."
+        f"loads{_preempted(e, ', which loses its core')}. One thread per worker helps: torch.set_num_threads(1) in "
+        f"worker_init_fn; more workers do not."
     )
 
 
 def _cores_taken(e: Evidence) -> str:
     return (
-        f"{_workers(e)} They wait for a core during {percent(causes.core_wait(e))} of their work, yet workers and loop "
-        f"use only {_cores(e)}: other programs use the rest. Free cores help; more workers do not."
+        f"{_workers(e)} They wait for a core during {percent(causes.core_wait(e))} of their work"
+        f"{_preempted(e, ', and each loses its own')}, yet workers and loop use only {_cores(e)}: other programs use "
+        f"the rest. Free cores help; more workers do not."
     )
+
+
+def _preempted(e: Evidence, what: str) -> str:
+    """How often a worker loses its core; "" where that was not measured."""
+    if e.usage is None or e.usage.preempted is None:
+        return ""
+    return f"{what} {number(e.usage.preempted)} times a second"
 
 
 def _memory(e: Evidence) -> str:

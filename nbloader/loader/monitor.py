@@ -109,7 +109,7 @@ class Monitor:
     def _read_counters(self, *, consumer: bool = False) -> None:
         """Read the counters of workers and loop, unless they were just read."""
         if self._usage.due():
-            self._usage.read(self._engine.worker_threads(), consumer=consumer)
+            self._usage.read(self._engine.worker_threads(), consumer=consumer, switches=True)
 
     def _on_lifecycle(self, event: LifecycleEvent) -> None:
         if isinstance(event, EpochStarted):

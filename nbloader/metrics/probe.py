@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbloader.events.gauges import Gauges, WorkerGauge
-from nbloader.metrics.usage import CpuTimes, LoopCounters, Usage, UsageLog, WorkerCounters
+from nbloader.metrics.usage import ContextSwitches, CpuTimes, LoopCounters, Usage, UsageLog, WorkerCounters
 
 AT_ONCE = 4
 """Workers measured per snapshot, least recently measured first: each takes 0.1 ms."""
@@ -188,28 +188,31 @@ class UsageProbe:
         """Whether the last reading is old enough."""
         return _clock() - self._read_at >= READ_NS
 
-    def read(self, workers: tuple[WorkerThread, ...] | None = None, *, consumer: bool = False) -> None:
+    def read(
+        self, workers: tuple[WorkerThread, ...] | None = None, *, consumer: bool = False, switches: bool = False
+    ) -> None:
         """Read all counters, unless another thread does so.
 
         Args:
             workers: The workers; None for those of the last reading.
             consumer: Whether it is the consumer's thread that calls.
+            switches: Whether to read context switches, too, which takes 13 us more for each worker.
         """
         if not self._lock.acquire(blocking=False):
             return
         try:
-            self._read(workers, consumer=consumer)
+            self._read(workers, consumer=consumer, switches=switches)
         finally:
             self._lock.release()
 
-    def _read(self, workers: tuple[WorkerThread, ...] | None, *, consumer: bool) -> None:
+    def _read(self, workers: tuple[WorkerThread, ...] | None, *, consumer: bool, switches: bool) -> None:
         if workers is not None:
             self._workers = workers[:WATCHED]
         if consumer:
             self._consumer = threading.get_native_id()
         own = os.getpid()
         self._read_at = now = _clock()
-        found = {w.native_id: worker_counters(w) for w in self._workers}
+        found = {w.native_id: worker_counters(w, switches=switches) for w in self._workers}
         times = cpu_times(own, self._consumer) if self._consumer else None
         known = {key: counters for key, counters in found.items() if counters is not None}
         self._log.add(now, known, LoopCounters(time.process_time_ns(), times))
@@ -234,8 +237,13 @@ class UsageProbe:
         return self._log.since(time)
 
 
-def worker_counters(worker: WorkerThread) -> WorkerCounters | None:
-    """The counters of a worker; None if it has ended, or the system does not report them."""
+def worker_counters(worker: WorkerThread, *, switches: bool = False) -> WorkerCounters | None:
+    """The counters of a worker; None if it has ended, or the system does not report them.
+
+    Args:
+        worker: The worker.
+        switches: Whether to read context switches, too.
+    """
     main = cpu_times(worker.pid, worker.native_id)
     if main is None:
         return None
@@ -244,7 +252,9 @@ def worker_counters(worker: WorkerThread) -> WorkerCounters | None:
     try:
         # The name of the program, in parentheses, may contain spaces. Of a process the figures are over all threads.
         fields = _contents(f"{task if is_thread else f'/proc/{worker.pid}'}/stat").rpartition(") ")[2].split()
-        major_faults, user, system, threads = int(fields[9]), int(fields[11]), int(fields[12]), int(fields[17])
+        minor_faults, major_faults, user, system = int(fields[7]), int(fields[9]), int(fields[11]), int(fields[12])
+        threads = int(fields[17])
+        switched = _switches(_contents(f"{task}/status")) if switches else None
         waits_in = _contents(f"{task}/wchan") if worker.busy else ""
     except (OSError, ValueError, IndexError):
         return None
@@ -255,7 +265,15 @@ def worker_counters(worker: WorkerThread) -> WorkerCounters | None:
         threads=1 if is_thread else threads,
         busy=worker.busy,
         locked=any(name in waits_in for name in LOCK_WAITS),
+        minor_faults=minor_faults,
+        switches=switched,
     )
+
+
+def _switches(status: str) -> ContextSwitches | None:
+    """The context switches in a thread's status, which ends with them."""
+    counts = status.rpartition("\nvoluntary_ctxt_switches:")[2].split("nonvoluntary_ctxt_switches:")
+    return ContextSwitches(int(counts[0]), int(counts[1])) if len(counts) == 2 else None  # noqa: PLR2004 - both
 
 
 def _contents(path: str) -> str:

@@ -209,7 +209,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         slow_share=share_of(slow.excess, sum(fetches) + sum(collates)),
         slow_every=sum(r.samples for r in regular) / len(slow.found) if slow.found else 0.0,
         slow_workers=len({r.worker for r in slow.found}),
-        slow_indices=tuple([r.slowest_index for r in slow.found[:SLOW_LISTED] if r.slowest_ns >= slow.median / 2]),
+        slow_indices=tuple([r.slowest_index for r in slow.found[:SLOW_LISTED] if r.slowest_ns >= slow.typical / 2]),
         usual_indices=slow.others(regular) if slow.found else (),
         slow_ms=slow.median / 1e6,
         sample_ms=slow.usual / 1e6,
@@ -288,6 +288,19 @@ class _SlowSamples:
         self.found = sorted((r for r in timed if r.slowest_ns > limit), key=lambda r: -r.slowest_ns)
         self.median = median([r.slowest_ns for r in self.found]) or 0
         self.excess = sum(r.slowest_ns - self.usual for r in self.found)
+
+    @property
+    def typical(self) -> int:
+        """The time of a slow sample, ns: half of the time that is lost goes to samples that take at least as long.
+
+        The median would be that of samples that were delayed by chance, where many were.
+        """
+        lost = 0
+        for r in self.found:
+            lost += r.slowest_ns - self.usual
+            if 2 * lost >= self.excess:
+                return r.slowest_ns
+        return 0
 
     def others(self, records: Sequence[BatchRecord]) -> tuple[Any, ...]:
         """Dataset indices of samples that are not slow: of batches without a slow one, if there are enough."""

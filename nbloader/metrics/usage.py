@@ -29,6 +29,15 @@ class CpuTimes(NamedTuple):
     """Time in which it could run and had no core."""
 
 
+class ContextSwitches(NamedTuple):
+    """How often a thread has left its core."""
+
+    voluntary: int
+    """To wait for something."""
+    involuntary: int
+    """Because another thread was given the core."""
+
+
 class WorkerCounters(NamedTuple):
     """Counters of one worker since it started."""
 
@@ -44,6 +53,10 @@ class WorkerCounters(NamedTuple):
     """Whether it was processing a batch."""
     locked: bool
     """Whether it was waiting for a lock in the kernel."""
+    minor_faults: int = 0
+    """Page faults that read nothing: memory that is used for the first time, or again after it was given back."""
+    switches: ContextSwitches | None = None
+    """Of the thread that loads; None if they were not read."""
 
 
 class LoopCounters(NamedTuple):
@@ -69,6 +82,15 @@ class _Totals(NamedTuple):
     loop_cpu: int = 0
     consumer_running: int = 0
     consumer_waiting: int = 0
+    minor_faults: int = 0
+    switched_time: int = 0
+    voluntary: int = 0
+    involuntary: int = 0
+
+
+class _Switched(NamedTuple):
+    time: int
+    switches: ContextSwitches
 
 
 class _Mark(NamedTuple):
@@ -102,6 +124,13 @@ class Usage:
     """CPU time per second of the thread that iterates."""
     consumer_core_wait: float
     """Share of the time in which that thread could run and had no core."""
+    minor_faults: float = 0.0
+    """Page faults that read nothing, per second of one worker."""
+    yielded: float | None = None
+    """How often the thread of a worker that loads leaves its core to wait for something, per second (voluntary context
+    switches). None if it was not measured."""
+    preempted: float | None = None
+    """How often another thread is given its core instead, per second (involuntary ones)."""
 
 
 class UsageLog:
@@ -111,6 +140,7 @@ class UsageLog:
         self._totals = _Totals()
         self._time: int | None = None
         self._workers: dict[int, WorkerCounters] = {}
+        self._switches: dict[int, _Switched] = {}
         self._loop: LoopCounters | None = None
         self._marks: collections.deque[_Mark] = collections.deque(maxlen=MARKS)
         self._epoch_begin = self._totals
@@ -129,7 +159,7 @@ class UsageLog:
         before, loop_before = self._time, self._loop
         if before is not None:
             elapsed, measured = now - before, 0
-            running = waiting = cpu = major_faults = busy_looks = locked_looks = 0
+            running = waiting = cpu = major_faults = minor_faults = busy_looks = locked_looks = 0
             for key, counters in workers.items():
                 old = self._workers.get(key)
                 if old is not None:
@@ -138,22 +168,41 @@ class UsageLog:
                     waiting += counters.main.waiting - old.main.waiting
                     cpu += counters.cpu - old.cpu
                     major_faults += counters.major_faults - old.major_faults
+                    minor_faults += counters.minor_faults - old.minor_faults
                     busy_looks += counters.busy
                     locked_looks += counters.busy and counters.locked
             consumer = _gain(None if loop_before is None else loop_before.consumer, loop.consumer)
             gains = (
                 elapsed, measured * elapsed, running, waiting, cpu, major_faults, busy_looks, locked_looks,
                 0 if loop_before is None else loop.cpu - loop_before.cpu, consumer.running, consumer.waiting,
+                minor_faults, *self._switched(now, workers),
             )  # fmt: skip
             self._totals = _Totals._make(map(operator.add, self._totals, gains))
+        else:
+            self._switched(now, workers)
         self._time, self._workers, self._loop = now, dict(workers), loop
         self._threads = max((w.threads for w in workers.values()), default=self._threads)
         self._marks.append(_Mark(now, self._totals))
+
+    def _switched(self, now: int, workers: Mapping[int, WorkerCounters]) -> tuple[int, int, int]:
+        """Time of workers since their switches were read before, and their voluntary and involuntary switches."""
+        elapsed = voluntary = involuntary = 0
+        for key, counters in workers.items():
+            switches, before = counters.switches, self._switches.get(key)
+            if switches is None:
+                continue
+            if before is not None:
+                elapsed += now - before.time
+                voluntary += switches.voluntary - before.switches.voluntary
+                involuntary += switches.involuntary - before.switches.involuntary
+            self._switches[key] = _Switched(now, switches)
+        return elapsed, voluntary, involuntary
 
     def begin_epoch(self) -> None:
         """The counters of an epoch begin here."""
         self._epoch_begin, self._epoch_end = self._totals, None
         self._marks.clear()
+        self._switches.clear()
         if self._time is not None:
             self._marks.append(_Mark(self._time, self._totals))
 
@@ -208,6 +257,9 @@ class UsageLog:
             loop_cores=t.loop_cpu / t.elapsed,
             consumer_cpu=t.consumer_running / t.elapsed,
             consumer_core_wait=t.consumer_waiting / t.elapsed,
+            minor_faults=t.minor_faults * 1e9 / worker_time,
+            yielded=t.voluntary * 1e9 / t.switched_time if t.switched_time else None,
+            preempted=t.involuntary * 1e9 / t.switched_time if t.switched_time else None,
         )
 
 
