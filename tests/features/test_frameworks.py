@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
+
 import pytest
 import torch
 from datasets import Numbers
@@ -102,6 +105,55 @@ def test_from_torch_replaces_the_loader_inside_accelerates_wrapper(with_workers)
     assert orders[0] != orders[1]
     assert len(delivered(ours)) == 8
     ours.base_dataloader.close()
+
+
+def guide_code(word):
+    """The code block of docs/how-to/use-in-frameworks.md that has a word."""
+    page = pathlib.Path(__file__).parents[2] / "docs/how-to/use-in-frameworks.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return next(block for block in blocks if word in block)
+
+
+@pytest.mark.filterwarnings("ignore:.*(num_workers|persistent_workers|logging interval|checkpoint|tensorboard|GPU).*")
+def test_the_guides_callback_reports_in_lightning_what_limited_each_epoch(tmp_path, capsys):
+    lightning = pytest.importorskip("lightning")
+    names = {}
+    exec(guide_code("lightning.Callback"), names)
+
+    class Line(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, _number):
+            x, y = batch
+            return torch.nn.functional.mse_loss(self.layer(x), y)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path, callbacks=[names["Diagnosis"]()],
+    )  # fmt: skip
+    with DataLoader(Pairs(64), 4, num_workers=1, workers="thread") as train:
+        trainer.fit(Line(), train)
+    said = [line for line in capsys.readouterr().out.splitlines() if "of the epoch's" in line]
+    assert len(said) == 2
+    assert 0 <= trainer.callback_metrics["loader_wait_share"] <= 1
+
+
+def test_the_guides_lines_report_in_accelerate_what_limited_each_epoch(capsys):
+    pytest.importorskip("accelerate")
+    model = torch.nn.Linear(1, 1)
+    loader = DataLoader(Pairs(32), 4, workers="thread")
+    names = {
+        "torch": torch, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "loader": loader,
+    }  # fmt: skip
+    exec(guide_code("accelerator.prepare"), names)
+    names["loader"].base_dataloader.close()
+    loader.close()
+    assert capsys.readouterr().out.count("of the epoch's") == 2
 
 
 def test_from_torch_keeps_the_shards_of_accelerate(with_workers):
