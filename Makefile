@@ -53,15 +53,9 @@ demo: $(MADE)-demo
 	    --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/01_quickstart.ipynb \
 	    $(if $(filter none,$(BROWSER)),--no-browser) $$([ "$$(id -u)" -ne 0 ] || echo --allow-root)
 
-test: lint docs $(VENV)/kernels/ipykernel-6.30/.made $(VENV)/kernels/ipykernel-7.3/.made
-	@mkdir -p build
+test: lint $(MADE)-docs $(VENV)/kernels/ipykernel-6.30/.made $(VENV)/kernels/ipykernel-7.3/.made
 	@# tests/test_course.py runs the notebooks of the course, with the key filled in.
-	@# The browser tests mostly wait for pages: they run beside the others, and their output comes at the end.
-	@$(PY) -m pytest tests/browser > build/browser-tests.log 2>&1 & browser=$$!; \
-	trap 'kill $$browser' INT TERM; \
-	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=60 --ignore=tests/browser \
-	    --ignore=notebooks/course tests notebooks; \
-	others=$$?; wait $$browser; browsers=$$?; cat build/browser-tests.log; exit $$((others || browsers))
+	@$(PY) tests/lanes.py $(MAKE)
 
 check: lint
 	$(PY) -m pytest -q -m 'unit and not slow' tests

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
+import lanes
 import leaks
 import pytest
 
@@ -31,6 +32,20 @@ def pytest_ignore_collect(collection_path: pathlib.Path) -> bool | None:
 
 
 pytest.register_assert_rewrite("same")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare what tests/lanes.py passes."""
+    shared = "share the tests with other processes that pass this folder"
+    parser.addoption("--share", metavar="FOLDER", type=pathlib.Path, help=shared)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the plugin of tests/lanes.py."""
+    folder = config.getoption("--share")
+    if folder is not None:
+        config.pluginmanager.register(lanes.Turns(folder))
+
 
 # No deadline: examples are slow on a busy machine. Deterministic in CI, so that a failure can be reproduced.
 hypothesis.settings.register_profile("nbloader", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
