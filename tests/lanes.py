@@ -32,7 +32,7 @@ LOGS = ROOT / "build" / "test"
 GRACE = 20.0
 """Seconds that commands have to end after an interrupt. Then they are killed."""
 PYTEST = (sys.executable, "-m", "pytest")
-NOTEBOOKS = ("--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=60")
+NOTEBOOKS = ("--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120")
 
 
 class Turns:
