@@ -23,6 +23,7 @@ import numpy as np
 import psutil
 import pytest
 from datasets import Numbers, Slow, alive, all_pids, at_work, flat, pids, run_script, wait_for, worker_processes
+from fault_table import HoldsTheFirst
 
 from nbloader import (
     DataLoader,
@@ -254,6 +255,26 @@ def test_restarting_a_hundred_times_within_an_epoch_loses_nothing():
         assert restarts == 100
         wait_for(lambda: sum(w.state != "starting" for w in loader.stats().workers) == 2)
         assert len(wait_for(worker_processes)) == 2
+
+
+def test_a_worker_that_dies_while_a_restart_waits_for_another_one_is_given_no_batches(monkeypatch, tmp_path):
+    """A restart waits for killed processes. It must not take note of another death: nobody would report it in time."""
+    monkeypatch.setattr(process_pool, "MAX_DYING", 0)
+    flag = tmp_path / "flag"
+    flag.touch()
+    with DataLoader(HoldsTheFirst(24, flag=str(flag)), 2, num_workers=2) as loader:
+        epoch = iter(loader)
+        wait_for(lambda: loader.stats().reordering == 3, "all batches of the window but the first")
+        holding, idle = wait_for(lambda: len(both := sorted(at_work(loader), key=lambda w: w.state)) == 2 and both)
+        engine = loader._engine
+        with engine.lock:
+            os.kill(idle.pid, signal.SIGKILL)
+            wait_for(lambda: not alive(idle.pid))
+            engine._group.restart([holding.worker])
+            engine._assign()
+        flag.unlink()
+        assert flat(epoch) == list(range(24))
+        assert loader.stats().deaths == 1
 
 
 def test_only_existing_workers_can_be_restarted():
@@ -663,7 +684,7 @@ def make_trouble(loader, stop, dice):
             loader.restart_workers([dice.randrange(3)])
         elif kind == 1 and (running := at_work(loader)):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(dice.choice(running), signal.SIGKILL)
+                os.kill(dice.choice(running).pid, signal.SIGKILL)
         elif kind == 2:
             loader.pause()
             loader.stats()

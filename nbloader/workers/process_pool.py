@@ -430,12 +430,22 @@ class ProcessPool(WorkerPool):
         self._send(handle, (Kind.INIT, pickle.dumps(message, 5)), fds=fds)
 
     def _await_dying(self) -> None:
-        """Wait until few killed processes have not ended: each of them has open descriptors."""
-        messages, self._unreported = self._unreported, []
+        """Wait until few killed processes have not ended: each of them has open descriptors.
+
+        No other worker is read. If one has died, that must be reported before it is given batches: by the next poll.
+        """
         deadline = time.monotonic() + STATUS_TIMEOUT
-        while sum(handle.killed for handle in self._handles.values()) > MAX_DYING and time.monotonic() < deadline:
-            messages += self.poll(STATUS_TIMEOUT)
-        self._unreported = messages + self._unreported
+        while len(dying := [handle for handle in self._handles.values() if handle.killed]) > MAX_DYING:
+            poll = select.poll()
+            by_fd = {h.channel.fileno() if h.lifeline < 0 else h.lifeline: h for h in dying}
+            for fd in by_fd:
+                poll.register(fd, select.POLLIN)
+            ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if not ended:
+                break
+            for fd, _events in ended:
+                handle = by_fd[fd]
+                (self._read_channel if handle.lifeline < 0 else self._read_lifeline)(handle, fd, self._unreported)
 
     def _spawn(self, handle: ProcessHandle, theirs: Descriptors) -> None:
         sock = theirs.sock.fileno()
