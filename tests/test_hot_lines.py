@@ -217,7 +217,11 @@ def test_a_planted_line_is_named_first(kind, how):
         def enough():
             for _ in loader:
                 pass
-            return loader.hot_lines().samples >= 12
+            hot = loader.hot_lines()
+            if hot.samples < 12:
+                return False
+            lead = hot[0].share - (hot[1].share if len(hot) > 1 else 0.0)
+            return lead > 2 / hot.samples**0.5  # on a busy machine a few samples may hit any line
 
         wait_for(enough)
         hot = loader.hot_lines()

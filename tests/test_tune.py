@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html.parser
 import itertools
+import re
 import threading
 import time
 
@@ -15,8 +17,20 @@ from hypothesis import strategies as st
 
 from nbloader import DataLoader, LoaderClosedError
 from nbloader import events as ev
-from nbloader.diagnose.tune import GAIN, MAX_PREFETCH, Measurement, Search, Setting, is_faster, measure, table
+from nbloader.diagnose.tune import (
+    GAIN,
+    MAX_PREFETCH,
+    Measurement,
+    Search,
+    Setting,
+    Trial,
+    is_faster,
+    measure,
+    outcome,
+    table,
+)
 from nbloader.events import BatchRecord
+from nbloader.loader.tuning_html import html_of
 
 MS = 1_000_000
 
@@ -112,6 +126,53 @@ def test_the_table_shows_what_was_kept():
     lines = table(found.trials, found.best).splitlines()
     assert [line.split()[-1] for line in lines[:3]] == ["faster", "best", "undone"]
     assert lines[0].startswith("num_workers=1, prefetch_factor=2")
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that each element is closed, and collects texts."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.texts = [], []
+        self.dots = 0
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.dots += tag == "circle"
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@pytest.mark.unit
+def test_the_plot_has_a_dot_for_each_trial_and_the_line_of_code_can_be_copied():
+    found = search(lambda workers, _: min(workers, 2) / 7e3, (1, 2), 4)
+    page = Page(html_of(found.trials, found.best, found.start, found.result, "a < b"))
+    assert not page.open
+    assert page.dots == len(found.trials)
+    assert page.texts[-1] == "DataLoader(..., num_workers=2, prefetch_factor=2)"
+    assert "a < b" in page.texts
+    outcomes = [text for text in page.texts if text in ("best", "faster", "undone")]
+    assert outcomes == [outcome(trial, found.best) for trial in found.trials]
+    assert any(text == "before: num_workers=1, prefetch_factor=2" for text in page.texts)
+    nothing = Page(html_of([], None, found.start, found.start, "Waiting for a loop."))
+    assert (nothing.dots, nothing.open) == (0, [])
+
+
+@pytest.mark.unit
+@given(rates=st.lists(st.tuples(st.floats(1e-6, 1e9), st.floats(0, 10)), min_size=1, max_size=9))
+def test_any_measurements_can_be_drawn(rates):
+    trials = [Trial(Setting(i, None), Measurement(r, e, 0.5, 9, 1.0), kept=i == 0) for i, (r, e) in enumerate(rates)]
+    page = html_of(trials, trials[0], Setting(0, None), Setting(0, None), "")
+    assert Page(page).dots == len(trials)
+    heights = [float(y) for y in re.findall(r'c?y[12]?="([-0-9.e]+)"', page)]
+    assert all(0 <= y <= 230 for y in heights)
 
 
 class Waiting:

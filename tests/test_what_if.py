@@ -8,6 +8,7 @@ import time
 import pytest
 
 from nbloader import DataLoader
+from nbloader.cache.hit_cost import hit_seconds
 from nbloader.diagnose.what_if import WIDE, CostChange, Job, LineTime, Prediction, Settings, jobs_of, predict, replay
 from nbloader.events import BatchRecord
 from nbloader.metrics.evidence import Evidence
@@ -158,6 +159,26 @@ def change(jobs: list[Job], costs: CostChange, now: Settings, changed: Settings 
 
 
 SLOW = [Job(0.06, 0.02, 0.005)] * 120
+
+
+@pytest.mark.unit
+def test_a_cache_whose_hits_cost_much_gains_little():
+    (none, some, much) = [
+        change(SLOW, CostChange(cached=1.0, hit_seconds=s), settings(2, cores=2)) for s in (0, 1e-3, 6e-3)
+    ]
+    assert none.speedup == pytest.approx(8, rel=0.05), "the loop limits"
+    assert some.speedup == pytest.approx((8 + 6.4) / 2, rel=0.1), "8 to 12.5 ms for ten samples, of two workers"
+    assert much.speedup == pytest.approx((80 / 48 + 80 / 75) / 2, rel=0.1)
+    assert much.low < 80 / 60 < much.high
+
+
+@pytest.mark.unit
+def test_what_a_hit_costs_is_measured():
+    small, large = hit_seconds(100), hit_seconds(50e6)
+    assert small is not None
+    assert large is not None
+    assert 1e-6 < small < large < 10
+    assert hit_seconds(100) == small, "once for each size"
 
 
 @pytest.mark.unit

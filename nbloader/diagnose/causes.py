@@ -195,8 +195,11 @@ def _production(e: Evidence, share: float) -> list[Finding]:
 
 
 def _slow_part(e: Evidence) -> float:
-    """The part of fetching that is due to slow samples; 0 if they do not matter, or are not exceptions."""
-    if e.slow_share < SLOW_SAMPLES or e.slow_every < RARE:
+    """The part of fetching that is due to slow samples; 0 if they do not matter, or are not exceptions.
+
+    Where workers wait for cores, any sample may have to: that much of the time says nothing about the samples.
+    """
+    if e.slow_share - core_wait(e) < SLOW_SAMPLES or e.slow_every < RARE:
         return 0.0
     make = e.fetch_ms + e.collate_ms
     return min(1.0, e.slow_share * make / e.fetch_ms) if e.fetch_ms else 0.0

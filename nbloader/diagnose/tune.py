@@ -265,6 +265,11 @@ class Search:
             yield Setting(workers, prefetch)
 
 
+def outcome(trial: Trial, best: Trial | None) -> str:
+    """What became of a setting, in a word."""
+    return "best" if trial is best else "faster" if trial.kept else "undone"
+
+
 def table(trials: Sequence[Trial], best: Trial | None) -> str:
     """The trials as lines of text, with a bar for each rate."""
     if not trials:
@@ -275,7 +280,7 @@ def table(trials: Sequence[Trial], best: Trial | None) -> str:
     for trial in trials:
         m = trial.measured
         bar = "\N{FULL BLOCK}" * max(1, round(20 * m.rate / highest))
-        note = "best" if trial is best else "faster" if trial.kept else "undone"
+        note = outcome(trial, best)
         lines.append(
             f"{trial.setting!s:<{width}}  {number(m.rate):>8} batches/s  loop waits {percent(m.wait_share):>5}  "
             f"{bar:<20}  {note}"

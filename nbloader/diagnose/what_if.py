@@ -43,10 +43,8 @@ ROUNDS, ENOUGH = 40, 0.01
 """Limits of an iteration: rounds, and relative precision of the cores used."""
 WIDE = 1.6
 """If what was not measured makes a larger difference than this factor, there is no prediction."""
-HIT_SECONDS, HIT_RATE = 20e-6, 2e9
-"""What a cached sample costs: seconds each, and bytes per second of copying it."""
-HIT_TIMES = 3
-"""It may cost up to so many times as much."""
+HIT_TIMES = 0.8, 1.25
+"""A hit of the cache may cost so many times what was measured: it depends on the arguments, and on other programs."""
 MIN_SAMPLES = 50
 """Samples of the workers' lines that a prediction needs."""
 UNMODELED = {
@@ -126,6 +124,8 @@ class CostChange:
 
     cached: float = 0.0
     """Share of the samples that come from a cache, 0 to 1."""
+    hit_seconds: float = 0.0
+    """CPU time of a sample that comes from it."""
     line: LineTime | None = None
     """A line of code that takes nothing."""
     threads: bool = False
@@ -367,7 +367,7 @@ def _variants(costs: Sequence[Cost], settings: Settings, change: CostChange) -> 
         error = 2 * (max(share * (1 - share), 1 / samples) / samples) ** 0.5
         found = [(_without_line(c, change.line, by), s) for c, s in found for by in (-error, error)]
     if change.cached:
-        found = [(_cached(c, change.cached, times), s) for c, s in found for times in (0, HIT_TIMES)]
+        found = [(_cached(c, change.cached, t * change.hit_seconds), s) for c, s in found for t in HIT_TIMES]
     if change.threads:
         found = [
             (_untransported(c, pickling=pickling), replace(s, cores=cores))
@@ -409,13 +409,12 @@ def _without_line(costs: Sequence[Cost], line: LineTime, error: float) -> list[C
     ]
 
 
-def _cached(costs: Sequence[Cost], share: float, times: float) -> list[Cost]:
-    """Take this share of the samples from a cache; a hit costs so many times what is expected."""
+def _cached(costs: Sequence[Cost], share: float, hit: float) -> list[Cost]:
+    """Take this share of the samples from a cache; a hit takes so many seconds."""
     return [
         cost._replace(
             fetch_waiting=cost.fetch_waiting * (1 - share),
-            fetch_cpu=cost.fetch_cpu * (1 - share)
-            + share * times * (cost.samples * HIT_SECONDS + cost.nbytes / HIT_RATE),
+            fetch_cpu=cost.fetch_cpu * (1 - share) + share * cost.samples * hit,
         )
         for cost in costs
     ]

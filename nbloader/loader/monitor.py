@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader._util import system
 from nbloader.cache import sample_cache
+from nbloader.cache.hit_cost import hit_seconds
 from nbloader.device.transfer import DeviceTransfer
 from nbloader.diagnose import outlook
 from nbloader.diagnose.bottleneck import judge
@@ -254,8 +255,17 @@ class Monitor:
         cached = float(changed.get("cache", 0.0))
         if cached and s.cache is not None and s.cache.hits:
             return f"the dataset uses a cache already, with {s.cache.hits:,} hits"
+        hit = 0.0
+        if cached:
+            newest = [r for r in self._events.batches() if r.samples][-REPLAYED:]
+            nbytes = sum(max(r.nbytes, r.pickled) for r in newest) / max(1, sum(r.samples for r in newest))
+            measured = hit_seconds(nbytes)
+            if measured is None:
+                return "samples cannot be cached in memory: shared memory is not available here"
+            hit = measured
         return CostChange(
             cached=cached,
+            hit_seconds=hit,
             line=line,
             threads=threads,
             transport=changed.get("transport") != "none",

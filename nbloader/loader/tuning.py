@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader._util.format import number, plural
@@ -23,6 +22,7 @@ from nbloader.events import (
     SettingTried,
     WorkerRestarted,
 )
+from nbloader.loader.tuning_html import html_of
 from nbloader.metrics.snapshot import TuningGauge
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def change_plan(start: Setting, setting: Setting, records: Sequence[BatchRecord]
 class Tuning:
     """Tries settings while a loop iterates the loader, on a thread.
 
-    `print` it, or leave it as the last line of a cell, to see what was tried.
+    `print` it for a table of what was tried; as the last line of a cell it is a plot, a table and the line of code to
+    write down.
 
     Args:
         loader: The loader. It is not kept alive.
@@ -188,7 +189,7 @@ class Tuning:
         return f"<Tuning {'finished' if self.finished else 'running'}: {self._summary()}>"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return html_of(self.trials, self.best, self._plan.start, self._plan.result, self._summary())
 
     def _summary(self) -> str:
         found = self._plan.summary(finished=self.finished)
