@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
+import sys
+import types
 
 import pytest
 from datasets import run_script
 from jupyter_client import KernelManager
 
 from nbloader._util import system
+from nbloader.transport import forkserver
 
 ROOT = pathlib.Path(__file__).parent.parent
 TIMEOUT = 60
@@ -117,3 +121,22 @@ nbloader.DataLoader
 print(json.dumps([before, len(children())]))
 """
     assert printed_by_script(code, tmp_path) == [0, 0]
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_the_debugger_of_a_notebook_leaves_new_interpreters_alone(kernel, monkeypatch):
+    """That of an IDE may debug them, too."""
+    skipping = []
+
+    @contextlib.contextmanager
+    def skip_subprocess_arg_patch():
+        skipping.append(True)
+        yield
+        skipping.pop()
+
+    debugger = types.SimpleNamespace(skip_subprocess_arg_patch=skip_subprocess_arg_patch)
+    monkeypatch.setitem(sys.modules, "pydevd", debugger)
+    monkeypatch.setattr(forkserver, "in_kernel", lambda: kernel)
+    monkeypatch.setattr(forkserver.subprocess, "Popen", lambda *_args, **_options: bool(skipping))
+    assert forkserver.start_interpreter("pass", 0) is kernel
+    assert not skipping

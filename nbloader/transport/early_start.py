@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from nbloader.transport import forkserver
+from nbloader.transport.environment import in_kernel
 
 SWITCH = "NBLOADER_EARLY_START"
 """Environment variable: 0 keeps a notebook from starting the fork server before the first loader is created."""
@@ -26,11 +26,5 @@ def warm_up() -> None:
 
 def on_lookup() -> None:
     """Warm up in a notebook's kernel, where people pause between the import and the loop, unless that is off."""
-    if os.environ.get(SWITCH) != "0" and _in_kernel():
+    if os.environ.get(SWITCH) != "0" and in_kernel():
         warm_up()
-
-
-def _in_kernel() -> bool:
-    if "ipykernel" not in sys.modules or "IPython" not in sys.modules:
-        return False
-    return getattr(sys.modules["IPython"].get_ipython(), "kernel", None) is not None

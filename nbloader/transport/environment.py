@@ -28,6 +28,13 @@ _FLAGS = (("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"), ("PIL.Image", "MAX_IMAGE_P
 _PRINT_OPTIONS = ("precision", "threshold", "edgeitems", "linewidth", "suppress", "sign", "floatmode")
 
 
+def in_kernel() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    if "ipykernel" not in sys.modules or "IPython" not in sys.modules:
+        return False
+    return getattr(sys.modules["IPython"].get_ipython(), "kernel", None) is not None
+
+
 class Filter(NamedTuple):
     """A filter of warnings."""
 

@@ -38,13 +38,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from nbloader._util.output import flush
 from nbloader._util.system import ROOT, cores, working_directory
 from nbloader.transport import preload
 from nbloader.transport.channel import Channel, Kind
-from nbloader.transport.environment import Environment
+from nbloader.transport.environment import Environment, in_kernel
 
 LIFELINE = struct.Struct("<q")
 """Content of a lifeline: the pid, then `~status` (negative), with the wait status as `os.waitpid` returns it."""
@@ -153,9 +153,9 @@ class _Base(_Server):
         try:
             # A kernel that shuts down kills all children in its process group and waits until they are reaped, which
             # nobody does by then. In a session of its own the server survives that, and ends when the kernel does.
-            self.process = subprocess.Popen(
-                python_command(entry), pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=worker_environment(),
-                start_new_session=True, cwd=None if working_directory() else ROOT,
+            self.process = start_interpreter(
+                entry, theirs.fileno(), env=worker_environment(), start_new_session=True,
+                cwd=None if working_directory() else ROOT,
             )  # fmt: skip
         except BaseException:
             ours.close()
@@ -271,6 +271,27 @@ def python_command(entry: str) -> list[str]:
     path = [place for place in entries if isinstance(place, str)]
     code = f"import sys; sys.path[:] = {path!r}; {entry}"
     return [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
+
+
+def start_interpreter(entry: str, fd: int, **options: Any) -> subprocess.Popen[bytes]:
+    """Run code in a new interpreter.
+
+    pydevd, on which JupyterLab's debugger is built, changes the command of each new interpreter so that it is debugged
+    too. But the debugger of a kernel knows a single process: this one would wait for it, imports would take many times
+    as long, and pydevd's threads would keep the process alive when the kernel is gone. So there it leaves the new
+    interpreter alone. The debuggers of IDEs, which debug child processes, still get theirs.
+
+    Args:
+        entry: The code.
+        fd: A descriptor that the process inherits.
+        **options: Of `subprocess.Popen`.
+
+    Raises:
+        OSError: The process cannot be started.
+    """
+    skip = getattr(sys.modules.get("pydevd"), "skip_subprocess_arg_patch", None)
+    with skip() if skip is not None and in_kernel() else contextlib.nullcontext():
+        return subprocess.Popen(python_command(entry), pass_fds=(fd,), stdin=subprocess.DEVNULL, **options)
 
 
 def worker_environment() -> dict[str, str]:
@@ -653,10 +674,7 @@ def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[in
 def _spawn_worker(sock: int, stdout: int, stderr: int, module: str) -> int:
     """Start a worker in a new interpreter, since this process has other threads. Returns its pid."""
     entry = f"from nbloader.transport.forkserver import die_with_parent; die_with_parent(); import {module} as w"
-    process = subprocess.Popen(
-        python_command(f"{entry}; w.main({sock})"), pass_fds=(sock,), stdin=subprocess.DEVNULL, stdout=stdout,
-        stderr=stderr,
-    )  # fmt: skip
+    process = start_interpreter(f"{entry}; w.main({sock})", sock, stdout=stdout, stderr=stderr)
     process.returncode = 0  # it is waited for by `_reap`
     return process.pid
 

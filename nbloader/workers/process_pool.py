@@ -449,12 +449,10 @@ class ProcessPool(WorkerPool):
 
     def _spawn(self, handle: ProcessHandle, theirs: Descriptors) -> None:
         sock = theirs.sock.fileno()
-        command = forkserver.python_command(
-            f"from nbloader.workers.process_worker import main; main({sock}, watched=False)"
-        )
-        process = subprocess.Popen(
-            command, pass_fds=(sock,), stdin=subprocess.DEVNULL, stdout=theirs.stdout, stderr=theirs.stderr,
-            env=forkserver.worker_environment(), cwd=None if working_directory() else ROOT,
+        process = forkserver.start_interpreter(
+            f"from nbloader.workers.process_worker import main; main({sock}, watched=False)", sock,
+            stdout=theirs.stdout, stderr=theirs.stderr, env=forkserver.worker_environment(),
+            cwd=None if working_directory() else ROOT,
         )  # fmt: skip
         if hasattr(os, "pidfd_open"):
             handle.lifeline = os.pidfd_open(process.pid)
