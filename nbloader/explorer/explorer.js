@@ -5,6 +5,7 @@
 // pixels of the whole list) is mapped to the scroll bar, and the wheel moves `top` itself.
 
 const GAP = 8, CARD = 150, LINE = 30, TALL = 8e6, FIXED = 340, COLUMN = 80;  // pixels; TALL: the highest scroll area; FIXED: columns that every table has
+const SIZES = { min: 90, max: 240, step: 30 };  // least widths of a card
 const KEPT = 1500;  // cards that the page keeps
 const BETWEEN = 50;  // ms between two requests for what is on screen
 const SLOW = 2000;  // ms after which a sample that is not there can be given up
@@ -106,6 +107,9 @@ export function mount({ model, el, styles }) {
     gallery: button(modes, "Gallery", "Show a gallery", () => setMode("gallery")),
     table: button(modes, "Table", "Show a table", () => setMode("table")),
   };
+  const sizes = make("input", "nbx-size", tools);
+  Object.assign(sizes, { type: "range", ...SIZES, value: CARD, title: "Size of the pictures" });
+  sizes.setAttribute("aria-label", "size of the pictures");
   const orders = make("select", "", tools);
   orders.setAttribute("aria-label", "which samples are shown");
   const go = make("input", "nbx-go", tools);
@@ -168,7 +172,7 @@ export function mount({ model, el, styles }) {
   const layout = () => {
     [width, deep] = [scroller.clientWidth - 2, scroller.clientHeight];
     if (mode === "gallery") {
-      across = Math.max(1, Math.floor((width - GAP) / (CARD + GAP)));
+      across = Math.max(1, Math.floor((width - GAP) / (Number(sizes.value) + GAP)));
       wide = (width - GAP) / across - GAP;
       high = Math.round(wide * 0.8) + 42 + GAP;
     } else [across, wide, high] = [1, width, LINE];
@@ -375,16 +379,20 @@ export function mount({ model, el, styles }) {
   // ---- commands ----------------------------------------------------------------------------------------------------
 
   const gone = () => connection.gone;
-  const setMode = (to) => {
+  const keepPlace = (change) => {  // the first sample on screen stays there
     const at = indexAt(Math.floor(top / high) * across);
+    change();
+    layout();
+    if (at !== undefined) moveTo(Math.floor(positionOf(at) / across) * high);
+  };
+  const setMode = (to) => keepPlace(() => {
     mode = to;
     for (const [name, node] of Object.entries(modeButtons)) node.setAttribute("aria-pressed", String(name === to));
     for (const node of nodes.values()) node.remove();
     nodes.clear();
     header.hidden = mode !== "table";
-    layout();
-    if (at !== undefined) moveTo(Math.floor(positionOf(at) / across) * high);
-  };
+    sizes.hidden = mode === "table";
+  });
   const setOrder = (name, indices, why = {}) => {
     orderName = name;
     order = indices;
@@ -427,6 +435,7 @@ export function mount({ model, el, styles }) {
     connection.send({ kind: "open", index, draw, slices });
     drawDetail();
     layout();
+    if (!same && index !== WHOLE && positionOf(index) >= 0) setCurrent(positionOf(index));  // fewer fit beside the detail
   };
   const close = () => {
     opened?.sample?.media.release();
@@ -662,6 +671,7 @@ export function mount({ model, el, styles }) {
     if (event.target.closest(".nbx-check") || event.ctrlKey || event.metaKey) toggle(indexAt(found[0]));
     else open(indexAt(found[0]));
   });
+  sizes.addEventListener("input", () => keepPlace(() => {}));
   go.addEventListener("change", () => {
     const index = Number(go.value);
     if (go.value === "" || !state || !(index >= 0 && index < state.total)) return;

@@ -14,6 +14,9 @@ const short = (value) => {
 // What stands on an axis: times and bytes in their units.
 const valueText = (name, value) => (name === "seconds" || name === "cpu_seconds" ? time(value) : name === "nbytes" ? bytes(value) : short(value));
 
+// Whether all values read the same.
+const narrow = ({ name, all, labels, edges }) => all.length === 1 || (!labels && valueText(name, edges[0]) === valueText(name, edges.at(-1)));
+
 class Histogram {
   constructor(parent, name, onfilter) {
     Object.assign(this, { name, onfilter, cursor: null, anchor: null });
@@ -342,17 +345,18 @@ class Statistics {
     const filtered = Object.keys(this.filters).length ? `, ${whole(passed)} of them pass the filters` : "";
     write(this.note, `${whole(rows)} read${filtered}${found ? ` · ▲ ${whole(found)} ${found === 1 ? "problem" : "problems"}` : ""}`);
     this.drawProblems(problems, message.checked);
-    const constant = columns.filter(({ all }) => all.length === 1);
-    write(this.same, constant.length ? `The same in all: ${constant.map(({ name, labels, edges }) => `${name} ${labels ? labels[0] : valueText(name, edges[0])}`).join(", ")}` : "");
+    const constant = columns.filter(narrow);
+    write(this.same, constant.length ? `The same, or nearly, in all: ${constant.map(({ name, labels, edges }) => `${name} ${labels ? labels[0] : valueText(name, edges[0])}`).join(", ")}` : "");
     for (const column of columns) {
-      if (column.all.length === 1 && !this.histograms.has(column.name)) continue;
+      if (narrow(column) && !this.histograms.has(column.name)) continue;
       if (!this.histograms.has(column.name)) this.histograms.set(column.name, new Histogram(this.grid, column.name, (name, chosen) => this.filter(name, chosen)));
       this.histograms.get(column.name).update(column);
     }
     const names = columns.map(({ name }) => name);
+    const telling = columns.filter((column) => !narrow(column)).map(({ name }) => name);
     this.plots.hidden = !names.length;
     const changed = [
-      this.fill(this.scatter.selects[0], names, ["nbytes", names[0]]),
+      this.fill(this.scatter.selects[0], names, [...["nbytes", "label"].filter((name) => telling.includes(name)), ...telling.slice(1), names[0]]),
       this.fill(this.scatter.selects[1], names, ["seconds", names[1] ?? names[0]]),
       this.fill(this.bySelect, names, ["label", ...columns.filter(({ labels }) => labels?.length > 1).map(({ name }) => name), names[0]]),
     ].some(Boolean);
@@ -386,10 +390,11 @@ class Statistics {
     this.costs.replaceChildren();
     const name = ({ value }) => (Array.isArray(value) ? value.map((edge) => valueText(this.bySelect.value, edge)).join(" to ") : value);
     const share = (value) => (value > 0 && value < 0.005 ? "< 1 %" : `${Math.round(100 * value)} %`);
-    const [first] = costs;
-    const dear = first && costs.length > 1 && first.share_of_time > 1.5 * first.share_of_samples;
-    write(this.sentence, dear ? `${name(first)} is ${share(first.share_of_samples)} of the samples and ${share(first.share_of_time)} of the time.` : "");
-    if (!first) return;
+    const excess = ({ share_of_samples, share_of_time }) => share_of_time - share_of_samples;
+    const [dear] = costs.filter((line) => line.share_of_time > 1.5 * line.share_of_samples).sort((a, b) => excess(b) - excess(a));
+    const sentence = dear && `${this.bySelect.value} ${name(dear)} is ${share(dear.share_of_samples)} of the samples and ${share(dear.share_of_time)} of the time.`;
+    write(this.sentence, dear && excess(dear) > 0.05 ? sentence : "");
+    if (!costs.length) return;
     const head = make("tr", "", make("thead", "", this.costs));
     for (const text of ["value", "samples", "time", "each"]) make("th", "", head, text).scope = "col";
     const body = make("tbody", "", this.costs);

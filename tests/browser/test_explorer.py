@@ -59,6 +59,13 @@ def test_a_million_samples_scroll_and_one_is_shown_in_full(  # noqa: PLR0915 - o
     live.locator(".nbx-card.nbx-failed", has_text="truncated file").wait_for()
     page.mouse.move(0, 0)
     screenshot(page, "light")
+    count = live.locator(".nbx-card").count()
+    live.get_by_role("slider", name="size of the pictures").focus()
+    page.keyboard.press("End")
+    page.wait_for_function("n => document.querySelectorAll('.nbl-live .nbx-card').length < n", arg=count)
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
     assert live.evaluate(LOW_CONTRAST) == []
 
     # Any row: nodes only for what is on screen. The hung sample is given up while its neighbours are read.
@@ -227,10 +234,12 @@ def test_a_scan_finds_problems_and_histograms_filter_by_dragging_and_by_keys(ope
     statistics.get_by_text("among 119 scanned samples").wait_for()
     statistics.get_by_label("costs by this field").select_option("night")
     statistics.locator(".nbx-costs tr", has_text="True").wait_for()
+    statistics.get_by_text("night True is 10 % of the samples").wait_for()
     page.mouse.move(0, 0)
     screenshot(page, "statistics")
     assert live.evaluate(LOW_CONTRAST) == []
 
+    statistics.get_by_text("The same, or nearly, in all").wait_for()
     histogram = statistics.locator(".nbx-hist", has_text="meta.exposure").first
     histogram.scroll_into_view_if_needed()
     box = histogram.locator("svg").bounding_box()
