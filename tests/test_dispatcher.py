@@ -720,6 +720,37 @@ def test_the_window_is_extended_for_a_worker_that_exhausts_its_queue():
     assert dispatcher.room(0) == 1
 
 
+def test_a_window_with_room_is_filled_before_it_is_extended():
+    dispatcher = dispatcher_with(2, depth=4, window=15, batches=8)
+    sent(dispatcher)
+    produced(dispatcher, 1, 1)
+    produced(dispatcher, 1, 3)
+    dispatcher.policy._deep = True  # then half of the window is requested at once, and one is missing
+    dispatcher.add(0, None, 0)
+    sent(dispatcher)
+    produced(dispatcher, 1, 5)
+    assert dispatcher.room(0) == 6
+    assert dispatcher.refill_size(0) == 0
+    assert extend_window(dispatcher)
+    assert dispatcher.refill_size(0) == 6
+    dispatcher.add(0, None, 0)
+    assert dispatcher.refill_size(0) == 0
+
+
+def test_a_delivered_batch_takes_its_place_in_an_extended_window_along():
+    dispatcher = dispatcher_with(2, depth=4, batches=8)
+    sent(dispatcher)
+    produced(dispatcher, 1, 1)
+    produced(dispatcher, 1, 3)
+    assert extend_window(dispatcher)
+    dispatcher.add(0, None, 0)
+    produced(dispatcher, 0, 0)
+    assert dispatcher.take(0)
+    assert dispatcher.room(0) == 0, "one message less"
+    assert dispatcher.take(0)
+    assert dispatcher.room(0) == 1
+
+
 def test_a_few_batches_are_stolen_only_from_stalled_workers():
     dispatcher = dispatcher_with(2, batches=4)
     sent(dispatcher)

@@ -60,6 +60,10 @@ def test_batches_are_requested_in_groups_except_beyond_the_window():
     assert [policy.refill_size(room, extension=2) for room in (1, 2, 3)] == [1, 2, 0]
 
 
+def test_a_deep_window_is_extended_by_several_batches_at_once():
+    assert [PrefetchPolicy(2, prefetch_factor=factor).extension_step for factor in (1, 2, 16)] == [1, 1, 4]
+
+
 @given(nbytes=st.integers(0, 1 << 32), workers=st.integers(1, 16))
 def test_the_extension_of_the_window_is_bounded_in_batches_and_bytes(nbytes, workers):
     policy = PrefetchPolicy(workers)

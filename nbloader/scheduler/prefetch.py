@@ -201,7 +201,16 @@ class PrefetchPolicy:
     @property
     def extension_step(self) -> int:
         """Batches to request beyond the window at a time."""
-        return self.begun if self.concurrency else 1
+        return self.begun if self.concurrency else max(1, self.window // 8)
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether a batch that is delivered takes its place in an extended window along.
+
+        Otherwise the window stays extended until no batch has overtaken another. Of two workers at fast batches one is
+        always ahead, so each delivered batch would be replaced at once, with a message of its own: 0.75 per batch.
+        """
+        return not self.concurrency
 
     @property
     def extended_depth(self) -> int:

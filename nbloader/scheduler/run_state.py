@@ -50,6 +50,8 @@ class IterationState(Generic[R]):
     """Joins the outcomes of the chunks of a batch."""
     on_empty: Callable[[Task, int], None] | None = None
     """Called with a batch that the consumer does not see, since no sample of it is left, and 0."""
+    fill: bool = field(default=False, init=False)
+    """Whether the next request fills the window, however few batches fit."""
     extension: int = field(default=0, init=False)
     """Batches by which the window is extended while the next batch to deliver is delayed."""
     waiting: collections.deque[Task] = field(default_factory=collections.deque, init=False)
