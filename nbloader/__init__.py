@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nbloader.sampling.samplers import FilterSampler, IntervalSampler
     from nbloader.shm.share import share
     from nbloader.transport.early_start import warm_up
+    from nbloader.workers.ray_options import RayOptions
     from nbloader.workers.worker_info import get_worker_info
 
 __version__ = "0.2.0"
@@ -43,6 +44,7 @@ _MODULES = {
     "LoaderClosedError": "nbloader.errors",
     "LoaderTimeoutError": "nbloader.errors",
     "NbloaderError": "nbloader.errors",
+    "RayOptions": "nbloader.workers.ray_options",
     "RecordingError": "nbloader.errors",
     "ReplayError": "nbloader.errors",
     "WorkerDiedError": "nbloader.errors",
@@ -65,6 +67,7 @@ __all__ = [
     "LoaderClosedError",
     "LoaderTimeoutError",
     "NbloaderError",
+    "RayOptions",
     "RecordingError",
     "ReplayError",
     "WorkerDiedError",

@@ -6,9 +6,12 @@ import ctypes
 import json
 import os
 import pathlib
+import random
 import time
 
 import numpy as np
+
+from nbloader import get_worker_info
 
 
 class Numbers:
@@ -40,6 +43,47 @@ class Slow(Numbers):
     def __getitem__(self, i):
         time.sleep(self.wait)
         return i
+
+
+class Varied(Numbers):
+    """Samples with an array, random numbers, and a text."""
+
+    def __getitem__(self, i):
+        return {
+            "image": np.full((70, 70), i, np.float32),
+            "noise": np.random.rand(),
+            "random": random.random(),
+            "text": f"sample {i}",
+        }
+
+
+class Large(Numbers):
+    """Samples of 4 MB."""
+
+    def __getitem__(self, i):
+        return np.arange(i, i + (1 << 20), dtype=np.int32)
+
+
+class Fragile(Numbers):
+    """Sample `bad` raises."""
+
+    bad = -1
+
+    def __getitem__(self, i):
+        if i == self.bad:
+            raise KeyError(i)
+        return i
+
+
+class Shards:
+    """An iterable dataset: each worker has every n-th number."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self):
+        info = get_worker_info()
+        return iter(range(info.id, self.n, info.num_workers))
 
 
 def sleep():

@@ -98,8 +98,8 @@ WRONG = [
     (DATA, {"device": "warp drive"}, ValueError, "device.*'warp drive'"),
     (DATA, {"device": 1.5}, ValueError, "device.*1.5"),
     (DATA, {"upload_ahead": -1}, ValueError, "upload_ahead.*-1"),
-    (DATA, {"workers": "threads"}, ValueError, "workers must be one of 'process', 'thread', not 'threads'"),
-    (DATA, {"workers": 4}, TypeError, "workers must be 'process' or 'thread'.*not 4.*num_workers=4"),
+    (DATA, {"workers": "threads"}, ValueError, "workers must be one of 'process', 'thread', 'ray', not 'threads'"),
+    (DATA, {"workers": 4}, TypeError, "workers must be 'process', 'thread' or 'ray'.*not 4.*num_workers=4"),
     (DATA, {"on_error": "ignore"}, ValueError, "on_error must be 'raise', 'skip' or a function.*'ignore'"),
     (DATA, {"on_timeout": "ignore"}, ValueError, "on_timeout must be one of 'raise', 'restart', not 'ignore'"),
     (DATA, {"last_batch": "drop"}, ValueError, "last_batch must be one of 'keep', 'discard', 'rollover', not 'drop'"),
@@ -230,7 +230,7 @@ def test_the_signature_is_that_of_the_configuration():
             default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
             assert parameter.default == default, field.name
             assert (parameter.kind is parameter.KEYWORD_ONLY) == field.kw_only, field.name
-    assert inspect.signature(DataLoader).parameters["workers"].annotation == typing.Literal["process", "thread"]
+    assert inspect.signature(DataLoader).parameters["workers"].annotation == typing.Literal["process", "thread", "ray"]
 
 
 def test_each_argument_is_documented_in_the_docstring():

@@ -207,7 +207,7 @@ def test_an_iterator_that_is_left_early_cancels_its_batches():
 
 
 def test_a_kind_that_is_not_registered_is_refused_and_a_name_cannot_be_taken_twice():
-    with pytest.raises(ValueError, match="'process', 'thread', 'executor', not 'cluster'"):
+    with pytest.raises(ValueError, match="'process', 'thread', 'ray', 'executor', not 'cluster'"):
         DataLoader(Numbers(4), num_workers=1, workers="cluster")
     with pytest.raises(ValueError, match="named 'thread' already"):
         registry.register("thread", ExecutorKind)

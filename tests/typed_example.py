@@ -85,8 +85,8 @@ assert_type(DataLoader.from_torch(torch_loader, num_workers=2), DataLoader[tuple
 nbloader.warm_up()
 
 DataLoader(Pairs(), batchsize=4)  # Unexpected keyword argument "batchsize" for "DataLoader"; did you mean "batch_size"?
-DataLoader(Pairs(), workers="threads")  # expected "Literal['process', 'thread']"
-DataLoader(Pairs(), workers=4)  # expected "Literal['process', 'thread']"
+DataLoader(Pairs(), workers="threads")  # expected "Literal['process', 'thread', 'ray']"
+DataLoader(Pairs(), workers=4)  # expected "Literal['process', 'thread', 'ray']"
 DataLoader(Pairs(), output="jax")  # expected "Literal['torch', 'numpy']"
 DataLoader(Pairs(), transport="tcp")  # expected "Literal['shared_memory', 'pickle']"
 DataLoader(Pairs(), dispatch="any")  # expected "Literal['least_loaded', 'round_robin']"

@@ -9,10 +9,18 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from nbloader._util.system import current_process
-from nbloader.batch.header import HEADER_SIZE, IN_ARENA, NOT_MEASURED, PICKLED, BatchHeader, unpack_header
+from nbloader.batch.header import (
+    HEADER_SIZE,
+    IN_ARENA,
+    NOT_MEASURED,
+    PICKLED,
+    BatchHeader,
+    pack_header,
+    unpack_header,
+)
 from nbloader.batch.rebuild import Build, builder
 from nbloader.batch.serialize import load_object
 from nbloader.shm.segment import NO_SEGMENT
@@ -174,6 +182,17 @@ class _Payload:
         self.produce_ns = collate_end - fetch_begin
 
 
+class PayloadParts(NamedTuple):
+    """A batch as it came from its worker process, to be sent to another machine."""
+
+    header: bytes
+    extras: bytes
+    inline: bytes | None
+    """The arrays of a small batch; None if they are in a segment."""
+    segment: Any
+    """The segment, a ctypes array, that begins with the arrays; None if there are none in one."""
+
+
 class SegmentPayload(_Payload):
     """A batch from a worker process, in one of its segments, in the frame, or in the arena of its batch.
 
@@ -217,6 +236,12 @@ class SegmentPayload(_Payload):
         """Once it is open: the whole segment that contains it; None where it is elsewhere."""
         lent = self.header.segment != NO_SEGMENT and not isinstance(self._memory, bytearray)
         return self._segments.mapping(self.header.segment) if lent else None
+
+    def parts(self) -> PayloadParts:
+        """What it consists of, before it is opened. The caller has the segment discarded."""
+        segment = None if self._memory is not None else self._segments.mapping(self.header.segment)
+        inline = None if self._memory is None else bytes(self._memory)
+        return PayloadParts(pack_header(*self.header), bytes(self._extras), inline, segment)
 
     def discard(self) -> None:
         """Give the segment back: now, or (after `open`) when nobody views the batch any more."""

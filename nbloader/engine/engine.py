@@ -58,6 +58,7 @@ from nbloader.transport.messages import (
     BatchDone,
     DescriptorsExhausted,
     OutputText,
+    PoolFailed,
     ShardAdvanced,
     ShardExhausted,
     StacksSampled,
@@ -185,6 +186,7 @@ class Engine:
             WorkerInitialized: self._on_worker(self._group.on_initialized),
             WorkerInitFailed: self._on_worker(self._on_init_failed),
             DescriptorsExhausted: self._on_worker(self._group.on_descriptors_exhausted),
+            PoolFailed: self._on_worker(self._group.on_pool_failed),
             WorkerGone: self._on_worker(self._group.on_gone),
         }
 
@@ -201,7 +203,7 @@ class Engine:
     @property
     def in_process(self) -> bool:
         """Whether the workers are threads of this process."""
-        return self._config.options.kind != "process"
+        return self._config.kind.in_process
 
     @property
     def prefetches(self) -> bool:

@@ -20,6 +20,7 @@ from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
 from nbloader.transport import stack_probe
 from nbloader.transport.messages import (
     DescriptorsExhausted,
+    PoolFailed,
     WorkerGone,
     WorkerInitFailed,
     WorkerInitialized,
@@ -235,13 +236,18 @@ class WorkerGroup:
             if self.pool is not None:  # otherwise all are being stopped
                 self._fail(NbloaderError(descriptors_message(handle.worker, len(self._slots))))
 
+    def on_pool_failed(self, message: PoolFailed) -> None:
+        """The pool cannot have workers."""
+        if message.uid in self.handles and self.pool is not None:  # otherwise all are being stopped
+            self._fail(message.error)
+
     def on_gone(self, message: WorkerGone) -> None:
         """A worker has ended: its batches wait for others, and another worker takes its place."""
         handle = self.handles.pop(message.uid, None)
         if handle is None:
             return
         exitcode = message.exitcode
-        reason = BY_REQUEST if handle.expected else exit_phrase(exitcode)
+        reason = message.reason or (BY_REQUEST if handle.expected else exit_phrase(exitcode))
         held, poisoned = self._dispatcher.worker_gone(
             handle.uid,
             blame=not (handle.expected or message.server_ended),

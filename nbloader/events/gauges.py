@@ -48,7 +48,9 @@ class WorkerGauge:
     core_wait: float | None = None
     """Share of the time that it could run in which it had no core, 0 to 1; None where unknown."""
     kind: str = "process"
-    """"process", "thread", or another registered kind of worker."""
+    """"process", "thread", "ray", or another registered kind of worker."""
+    node: str = ""
+    """The machine that it runs on, such as "10.0.0.3 (1602bef7)"; "" for this one."""
 
 
 class FetchProgress(NamedTuple):

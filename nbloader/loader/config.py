@@ -30,6 +30,7 @@ from nbloader.engine.iterator import check_names
 from nbloader.sampling import datapipes, samplers
 from nbloader.sampling.source import SourceSampler
 from nbloader.workers.fetcher import OnError
+from nbloader.workers.ray_options import RayOptions
 from nbloader.workers.registry import kind_names
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ T_co = TypeVar("T_co", covariant=True)
 LoaderT = TypeVar("LoaderT")
 P = ParamSpec("P")
 
-Workers: TypeAlias = Literal["process", "thread"]
+Workers: TypeAlias = Literal["process", "thread", "ray"]
 Output: TypeAlias = Literal["torch", "numpy"]
 Transport: TypeAlias = Literal["shared_memory", "pickle"]
 Dispatch: TypeAlias = Literal["least_loaded", "round_robin"]
@@ -81,7 +82,7 @@ def _output(name: str, value: Any) -> Any:
 def _workers(name: str, value: Any) -> Any:
     if isinstance(value, int):
         raise TypeError(
-            f"workers must be 'process' or 'thread', the kind of worker, not {value!r}; "
+            f"workers must be 'process', 'thread' or 'ray', the kind of worker, not {value!r}; "
             f"the number of workers is num_workers={value}"
         )
     one_of(name, value, kind_names())
@@ -122,6 +123,12 @@ def _dataset(name: str, value: Any) -> Any:
             f"images per class use torchvision.datasets.ImageFolder({os.fsdecode(value)!r}); for other files write a "
             "class with __len__ and __getitem__ that opens the i-th file of a list"
         )
+    return value
+
+
+def _ray(name: str, value: Any) -> Any:
+    if value is not None and not isinstance(value, RayOptions):
+        raise TypeError(f"{name} must be a nbloader.RayOptions or None, not {type(value).__name__}: {value!r}")
     return value
 
 
@@ -308,7 +315,9 @@ class LoaderConfig(Generic[T_co]):
         "for I/O or are loaded by native code. Batches are the same as with processes, except for a few random "
         "functions. For this purpose functions of `random`, `numpy.random` and torch are replaced while worker threads "
         "exist. `nbloader.workers.thread_rng` lists the replaced functions and the exceptions; "
-        "NBLOADER_THREAD_PATCHES=0 in the environment turns the replacement off.",
+        "NBLOADER_THREAD_PATCHES=0 in the environment turns the replacement off. "
+        '"ray" for processes on the nodes of the Ray cluster to which this process is connected: the same batches in '
+        "the same order.",
     )  # fmt: skip
     output: Output = _argument(
         "torch", _output, fixed=True,
@@ -373,6 +382,11 @@ class LoaderConfig(Generic[T_co]):
         "replaces that worker, and the batch is loaded again; it raises after three workers have failed to produce "
         "the batch, or if a worker takes longer than 30 s to start.",
     )  # fmt: skip
+    ray: RayOptions | None = _argument(
+        None, _ray, fixed=True,
+        doc='How the cluster is used with `workers="ray"`: `nbloader.RayOptions(...)`. By default workers run on all '
+        "nodes, in proportion to their CPUs.",
+    )  # fmt: skip
     max_restarts: int = _argument(
         100, functools.partial(_natural, hint="0 raises when the first worker dies"), fixed=True,
         doc="Unexpected worker deaths to tolerate before the loader gives up.",
@@ -426,6 +440,8 @@ class LoaderConfig(Generic[T_co]):
                     )
 
     def _check_workers(self) -> None:
+        if self.ray is not None and self.workers != "ray":
+            raise ValueError(f"ray={self.ray!r} applies to workers='ray': omit it with workers={self.workers!r}")
         if self.workers != "process":
             if self.multiprocessing_context is not None:
                 raise ValueError(

@@ -1200,6 +1200,7 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
         in_order=demand.in_order,
         fresh=demand.fresh,
         concurrency=config.concurrency,
+        ray=config.ray,
     )
     return Engine(
         bus,

@@ -442,6 +442,7 @@ class Aggregator:
             shared=w.shared,
             core_wait=w.core_wait,
             kind=w.kind,
+            node=w.node,
         )
 
     def _first_batch(self, g: Gauges) -> float | None:

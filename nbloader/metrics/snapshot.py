@@ -118,6 +118,8 @@ class WorkerStats:
     """See `WorkerGauge.core_wait`."""
     kind: str = "process"
     """See `WorkerGauge.kind`."""
+    node: str = ""
+    """See `WorkerGauge.node`."""
 
 
 @dataclass(frozen=True, slots=True)

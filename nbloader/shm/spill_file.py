@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import weakref
 
@@ -68,6 +69,10 @@ class SpillFile:
         if self.fd >= 0:
             seal(self.fd)
         return bytes(self._buffer)
+
+    def view(self) -> memoryview:
+        """The content, if it is in the file."""
+        return memoryview(mmap.mmap(self.fd, self.size, prot=mmap.PROT_READ))
 
     @property
     def digest(self) -> bytes:

@@ -54,6 +54,14 @@ class Files(NamedTuple):
     """Of the pickle itself; None if it is small and sent in a message."""
 
 
+class PickleParts(NamedTuple):
+    """A pickle, to be sent to another machine."""
+
+    data: memoryview
+    buffers: list[memoryview]
+    """The memory of its large arrays."""
+
+
 class SharedPickle:
     """An object pickled once for many workers, with its large arrays in shared memory.
 
@@ -62,6 +70,7 @@ class SharedPickle:
     """
 
     def __init__(self, obj: Any) -> None:
+        file, spawning = SpillFile(), Spawning()
         buffers: list[memoryview] = []
 
         def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -71,9 +80,22 @@ class SharedPickle:
             buffers.append(raw)
             return False
 
-        self._file = SpillFile()
-        with Spawning() as self.spawning:
-            dump_to(self._file, obj, keep_in_band, SharingPickler)
+        with spawning:
+            dump_to(file, obj, keep_in_band, SharingPickler)
+        self._take(file, spawning, buffers)
+
+    @classmethod
+    def received(cls, parts: PickleParts) -> SharedPickle:
+        """On another machine: one of the same object. It holds no descriptors."""
+        file = SpillFile()
+        file.write(parts.data)
+        pickled = cls.__new__(cls)
+        pickled._take(file, Spawning(), list(parts.buffers))
+        return pickled
+
+    def _take(self, file: SpillFile, spawning: Spawning, buffers: list[memoryview]) -> None:
+        self._file = file
+        self.spawning = spawning
         self.data = self._file.finish()
         """The pickle, or nothing if it is large and in a file."""
         self.nbytes = self._file.size
@@ -89,6 +111,10 @@ class SharedPickle:
         self._buffers = buffers
         self._files: Files | None = None
         self._kept: list[Any] = []
+
+    def parts(self) -> PickleParts:
+        """What to send to another machine, before `files` is called."""
+        return PickleParts(memoryview(self.data) if self._file.fd < 0 else self._file.view(), list(self._buffers))
 
     def files(self) -> Files:
         """The files of the large arrays; arrays that are in no file yet are copied into one on the first call.

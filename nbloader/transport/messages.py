@@ -56,7 +56,19 @@ class WorkerGone:
     exitcode: int | None
     """As `multiprocessing` gives it; None where it is not known."""
     server_ended: bool = False
-    """Whether it was ended because the fork server has ended: no fault of its batch."""
+    """Whether it was ended because the fork server, or its node, has ended: no fault of its batch."""
+    reason: str = ""
+    """A phrase that says why, if that is known better than by the exit code: "was killed by SIGKILL"."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFailed:
+    """The pool cannot have workers, or no more: for a reason that others would meet, too. All workers are ended."""
+
+    uid: int
+    """The worker that could not be started, or one of those that are lost."""
+    error: Exception
+    """What is raised in the loop."""
 
 
 @dataclass(slots=True)  # not frozen: constructing a frozen one takes four times as long, and each batch has one
@@ -116,5 +128,5 @@ class StacksSampled:
 
 WorkerMessage: TypeAlias = (
     "WorkerLaunched | WorkerInitialized | WorkerInitFailed | DescriptorsExhausted | WorkerGone | BatchDone"
-    " | ShardExhausted | ShardAdvanced | OutputText | StacksSampled"
+    " | ShardExhausted | ShardAdvanced | OutputText | StacksSampled | PoolFailed"
 )

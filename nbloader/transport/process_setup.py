@@ -38,14 +38,23 @@ class PicklingFailure:
         """Whether workers that are forked from this process can do without a pickle. They cannot use an accelerator
         that this process uses, and each of them would read an iterator from its beginning to its end."""
 
-    def to_error(self) -> DatasetTransferError:
-        """As an exception, for loaders that do not fork."""
+    def to_error(self, *, here: bool = True) -> DatasetTransferError:
+        """As an exception, for loaders that do not fork.
+
+        Args:
+            here: Whether the workers are on this machine.
+        """
         advice = (
             ". Open files, databases and connections, generators and compiled functions cannot be pickled: open them "
             'on first use inside __getitem__, or pass multiprocessing_context="fork", with which workers inherit '
             "them from this process, or use num_workers=0."
         )
-        if self._unnamed_lock:
+        if not here:
+            advice = (
+                ". Open files, databases and connections, generators and compiled functions cannot be sent to other "
+                "machines: open them on first use inside __getitem__."
+            )
+        elif self._unnamed_lock:
             advice = (
                 ": create it with multiprocessing.get_context('forkserver'), such as "
                 "multiprocessing.get_context('forkserver').Value('i', 0), or pass multiprocessing_context=\"fork\" to "
@@ -130,6 +139,15 @@ class ProcessSetup:
         self.identity = self.pickled.identity
         """Equal where workers that have the one need not be sent the other."""
         self._template: Template | None = None
+
+    @classmethod
+    def received(cls, pickled: SharedPickle, preload: list[str], packages: frozenset[str]) -> ProcessSetup:
+        """On another machine: a setup for the workers there. The arguments are the attributes of the same names."""
+        setup = cls.__new__(cls)
+        setup.pickled, setup.preload, setup.packages = pickled, preload, packages
+        setup.self_contained, setup.identity = pickled.self_contained, pickled.identity
+        setup._fingerprint = setup._template = None
+        return setup
 
     def fork(self, sock: int, stdout: int, stderr: int, *, by_template: bool) -> tuple[int, Template | None]:
         """Start a worker: as `forkserver.fork`.

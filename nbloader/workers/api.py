@@ -12,6 +12,7 @@ To add a kind of worker, write a module with a `WorkerKind`, a `WorkerPool` and 
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
 import threading
@@ -30,11 +31,17 @@ from nbloader.events.stack_samples import StackCount
 from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.transport.messages import WorkerMessage
+from nbloader.workers.ray_options import RayOptions
 from nbloader.workers.status import WorkerState, WorkerStatus
 
 _clock = time.perf_counter_ns
 _uids = itertools.count(1)
 
+TAIL_SIZE = 4096
+"""Characters of a worker's standard error that are kept."""
+TAIL_LINE_SIZE = 300
+"""Characters of a line of it: after a crash faulthandler lists all native modules in one line of kilobytes, which would
+leave no room for what the worker wrote."""
 LISTED = 8
 """Batches that a gauge lists as held by one worker."""
 
@@ -67,6 +74,23 @@ class WorkerOptions:
     `worker_init_fn` (torch's `persistent_workers=False`)."""
     concurrency: int = 1
     """Samples of an asynchronous dataset that a worker may fetch at a time."""
+    ray: RayOptions | None = None
+    """How a Ray cluster is used: for its workers."""
+
+
+class OutputTail:
+    """The last lines of what a worker has written to its standard error."""
+
+    def __init__(self) -> None:
+        self._lines: collections.deque[str] = collections.deque(maxlen=100)
+
+    def keep(self, text: str) -> None:
+        """Add lines."""
+        for line in text.splitlines(keepends=True)[-100:]:
+            self._lines.append(line if len(line) <= TAIL_LINE_SIZE else f"{line[:TAIL_LINE_SIZE]}...\n")
+
+    def __str__(self) -> str:
+        return "".join(self._lines)[-TAIL_SIZE:]
 
 
 class WorkerHandle:
@@ -126,6 +150,11 @@ class WorkerHandle:
     def native_id(self) -> int:
         """The kernel's id of the thread that loads; of a process its main thread. 0 until it exists."""
         return self.pid
+
+    @property
+    def node(self) -> str:
+        """The machine that it runs on; "" for this one."""
+        return ""
 
     @property
     def stderr_tail(self) -> str:
@@ -213,6 +242,7 @@ class WorkerHandle:
             left=at is not None and not (held and held[0].run in runs),
             made=produced,
             kind=self.kind,
+            node=self.node,
         )
 
 
@@ -422,6 +452,8 @@ class WorkerKind(ABC):
 
     inline: ClassVar[bool] = False
     """Whether the consumer's own thread produces the batches, in `WorkerPool.run_next`."""
+    in_process: ClassVar[bool] = True
+    """Whether the workers are threads of this process."""
 
     def prepare(self, dataset: Any, *functions: Any) -> None:  # noqa: B027 - optional
         """Start what the workers will need. Called when the loader is constructed, before the first epoch.

@@ -24,10 +24,9 @@ import subprocess
 import time
 import weakref
 from _thread import get_ident
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import cloudpickle
 
@@ -69,7 +68,7 @@ from nbloader.transport.process_setup import PicklingFailure, ProcessSetup, pick
 from nbloader.transport.stack_probe import StackPipe
 from nbloader.transport.template import Template
 from nbloader.workers import line_sampler, process_worker
-from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.api import LocalSetup, OutputTail, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.iterations import Parts
 from nbloader.workers.reachable import holds_for_this_thread
 from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus
@@ -86,11 +85,6 @@ STATUS_TIMEOUT = 1.0
 """Seconds to wait for the wait status of a worker whose connection has closed."""
 MAX_DYING = 4
 """Killed processes that may still be ending when another one is started."""
-TAIL_SIZE = 4096
-"""Characters of a worker's standard error that are kept."""
-TAIL_LINE_SIZE = 300
-"""Characters of a line of it: after a crash faulthandler lists all native modules in one line of kilobytes, which would
-leave no room for what the worker wrote."""
 
 _PLAIN_TYPES = {int, str, bool, float, bytes, Ticket, IndexArray}
 """Types of indices that need no cloudpickle."""
@@ -129,6 +123,7 @@ class ProcessKind(WorkerKind):
     options: WorkerOptions
     warned: set[str] = field(default_factory=set)
     """Warnings that were given. Parts that cannot be pickled are packed again when one of them is replaced."""
+    in_process: ClassVar[bool] = False
 
     def prepare(self, dataset: Any, *functions: Any) -> None:
         """Start the fork server, so that it is ready when the loop begins. Forked workers need none."""
@@ -256,7 +251,7 @@ class ProcessHandle(WorkerHandle):
         }
         """By file descriptor."""
         self.channel = Channel(descriptors.sock, blocking=False)
-        self._stderr_lines: deque[str] = deque(maxlen=100)
+        self.stderr = OutputTail()
         self.failed_samples: list[SampleFailure] = []
         """Samples that were skipped or replaced in the batch that it sends next."""
         self.run = -1
@@ -267,12 +262,7 @@ class ProcessHandle(WorkerHandle):
     @property
     def stderr_tail(self) -> str:
         """See `WorkerHandle`."""
-        return "".join(self._stderr_lines)[-TAIL_SIZE:]
-
-    def keep_stderr(self, text: str) -> None:
-        """Keep lines that it wrote to its standard error."""
-        for line in text.splitlines(keepends=True)[-100:]:
-            self._stderr_lines.append(line if len(line) <= TAIL_LINE_SIZE else f"{line[:TAIL_LINE_SIZE]}...\n")
+        return str(self.stderr)
 
     def take_failed_samples(self) -> list[SampleFailure]:
         """Take those of the batch that has just arrived."""
@@ -346,10 +336,14 @@ class ProcessPool(WorkerPool):
     Args:
         start_method: "forkserver", "spawn" or "fork".
         output: "torch" or "numpy": what the arrays of a batch become.
+        environment: What workers take over from the notebook's process, found when an iteration begins.
     """
 
-    def __init__(self, start_method: str, output: str) -> None:
+    def __init__(
+        self, start_method: str, output: str, environment: Callable[[], Environment] = Environment.of_this_process
+    ) -> None:
         self._start_method = start_method
+        self._find_environment = environment
         self._output = output
         self._selector = selectors.DefaultSelector()
         self._unreported: list[WorkerMessage] = []  # from before the next poll
@@ -418,7 +412,7 @@ class ProcessPool(WorkerPool):
         pickled = setup.pickled
         files = pickled.files()
         inherited, handed = InheritedState.of_this_process(pickled.spawning)
-        environment = Environment.of_this_process()
+        environment = self._find_environment()
         handle.environment = environment if start.fresh else None
         message = InitMessage(
             start=start, environment=environment, inherited=inherited, files=files._replace(fds=()),
@@ -520,7 +514,7 @@ class ProcessPool(WorkerPool):
         changed = None
         if handle.environment is not None:
             if self._environment_of != run:  # found once for all workers
-                self._environment_of, self._environment = run, Environment.of_this_process()
+                self._environment_of, self._environment = run, self._find_environment()
             if handle.environment != self._environment:
                 handle.environment = changed = self._environment
         return pickle.dumps((run, self.seeds.get(run, 0), tuple(self.seeds), changed), 5)
@@ -848,5 +842,5 @@ def _report_output(handle: ProcessHandle, fd: int, end: int, messages: list[Work
     text = output.partial[:end].decode("utf-8", "backslashreplace")
     del output.partial[:end]
     if output.name == "stderr":
-        handle.keep_stderr(text)
+        handle.stderr.keep(text)
     messages.append(OutputText(handle.uid, output.name, text))

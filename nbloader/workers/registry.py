@@ -44,6 +44,13 @@ def create_kind(options: WorkerOptions) -> WorkerKind:
     return _factories[options.kind](options)
 
 
+def _ray(options: WorkerOptions) -> WorkerKind:
+    from nbloader.workers.cluster.pool import RayKind  # Ray is an extra, and only its workers need these modules
+
+    return RayKind.of(options)
+
+
 register(INLINE, InlineKind)
 register("process", ProcessKind)
 register("thread", ThreadKind)
+register("ray", _ray)

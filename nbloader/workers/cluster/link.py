@@ -1,0 +1,338 @@
+"""The notebook's end of the connection to one node. The state machine is described in the package's docstring."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Protocol
+
+from nbloader.batch.header import unpack_header
+from nbloader.batch.payload import Layout
+from nbloader.errors import NbloaderError, WorkerStartError
+from nbloader.events.failures import LoaderFailure
+from nbloader.shm.segment import SegmentReader
+from nbloader.transport.messages import (
+    BatchDone,
+    OutputText,
+    PoolFailed,
+    WorkerGone,
+    WorkerInitialized,
+    WorkerMessage,
+)
+from nbloader.workers.api import OutputTail, WorkerHandle
+from nbloader.workers.cluster.clock import ClockOffset
+from nbloader.workers.cluster.incoming import IncomingBatch, IncomingBatches, bytes_to_follow
+from nbloader.workers.cluster.placement import NodeInfo
+from nbloader.workers.cluster.protocol import (
+    BatchBegin,
+    Command,
+    KillWorker,
+    NodeClosed,
+    NodeFault,
+    NodeHello,
+    NodeReport,
+    SampleStack,
+    StatusEntry,
+)
+from nbloader.workers.cluster.ray_cluster import NodeLostError
+from nbloader.workers.status import LocalStatus
+
+log = logging.getLogger(__name__)
+_clock = time.perf_counter_ns
+
+REPORTS = 2
+"""Reports that are requested from a node at a time: while one is copied, the next one is made and sent."""
+CLOCK_CALLS = 4
+"""Calls that begin to find the offset of a node's clock; reports refine it."""
+
+
+class Connection(Protocol):
+    """The calls to a node: see `RayConnection`."""
+
+    def hello(self) -> NodeHello:
+        """Wait until the node's actor runs, and ask which versions it has."""
+
+    def clock(self) -> tuple[int, int, int]:
+        """When a call was sent, by this clock; the node's clock; and when the result arrived."""
+
+    def execute(self, commands: bytes, setup: Any = None) -> None:
+        """Send commands. Does not wait."""
+
+    def request_report(self, credit: int) -> None:
+        """Request one more report."""
+
+    def next_report(self) -> tuple[NodeReport, int]:
+        """Wait for the report that was requested first; returns also when it was requested."""
+
+    def stack(self, uid: int) -> str:
+        """The Python stack of a worker now."""
+
+    def kill(self) -> None:
+        """End the actor at once."""
+
+
+class LinkState(Enum):
+    """See the package's docstring."""
+
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    ENDED = "ended"
+    LOST = "lost"
+    FAILED = "failed"
+
+
+class RayHandle(WorkerHandle):
+    """A worker process on a node.
+
+    Args:
+        worker: Worker id.
+        segments: Where its batches are in this process.
+        send: Sends a command to its node, or drops it if it has none yet.
+        request_stack: Asks its node for the stack.
+    """
+
+    status: LocalStatus
+
+    def __init__(
+        self,
+        worker: int,
+        segments: SegmentReader,
+        send: Callable[[RayHandle, Command], None],
+        request_stack: Callable[[RayHandle], str],
+    ) -> None:
+        super().__init__(worker, "ray", LocalStatus(0))
+        self.segments = segments
+        self.layouts: dict[int, Layout] = {}
+        self.link: NodeLink | None = None
+        """The node that it runs on; None until it was placed."""
+        self.launched = False
+        """Whether its process has existed."""
+        self.killed = False
+        self.sent = 0
+        """Tasks that it was sent; the last one has this sequence number."""
+        self.begun_to: int | None = None
+        """The highest sequence number that was begun, of a worker that processes several tasks at a time."""
+        self.stderr = OutputTail()
+        self._send = send
+        self._request_stack = request_stack
+
+    @property
+    def native_id(self) -> int:
+        """See `WorkerHandle`: none in this machine's kernel."""
+        return 0
+
+    @property
+    def node(self) -> str:
+        """See `WorkerHandle`."""
+        return "" if self.link is None else self.link.node.name
+
+    @property
+    def stderr_tail(self) -> str:
+        """See `WorkerHandle`."""
+        return str(self.stderr)
+
+    def begun(self, held: list[Any]) -> list[Any]:
+        """See `WorkerHandle`."""
+        if self.begun_to is None:
+            return super().begun(held)
+        return [task for task in held if task.sequence <= self.begun_to]
+
+    def kill(self) -> None:
+        """See `WorkerHandle`."""
+        if not self.killed:
+            self.killed = True
+            self._send(self, KillWorker(self.uid))
+
+    def sample_stack(self) -> None:
+        """See `WorkerHandle`. The sample comes with a message of the worker."""
+        if self.status.pid and not self.gone:
+            self._send(self, SampleStack(self.uid))
+
+    def stack_request(self) -> Callable[[], str]:
+        """See `WorkerHandle`."""
+        if not self.status.pid:
+            raise NbloaderError(f"worker {self.worker} is being started: it has no Python stack yet")
+        return lambda: self._request_stack(self)
+
+
+class NodeLink:
+    """One node, its workers, and the thread that waits for its reports.
+
+    Args:
+        node: The node.
+        connection: The calls to it.
+        batches: Where batches are copied to.
+        put: Takes messages for the engine, from the link's thread.
+        on_change: Called by that thread when the state has changed. A link that is lost has not reported the ends of
+            its workers yet.
+        check: Raises if the node has other versions.
+        output: "torch" or "numpy": what the arrays of a batch become.
+    """
+
+    def __init__(
+        self,
+        node: NodeInfo,
+        connection: Connection,
+        batches: IncomingBatches,
+        put: Callable[[WorkerMessage], None],
+        on_change: Callable[[NodeLink], None],
+        check: Callable[[NodeHello, NodeInfo], None],
+        output: str,
+    ) -> None:
+        self.node = node
+        self.connection = connection
+        self.state = LinkState.OPENING
+        self.credit = 1
+        """Bytes of batches that a report may carry."""
+        self.clock = ClockOffset()
+        self.handles: dict[int, RayHandle] = {}
+        """Its workers that have not ended, by uid. Changed by the pool's thread and by the link's."""
+        self.outbox: deque[Command] = deque()
+        """Commands that were not sent yet."""
+        self.setups: set[int] = set()
+        """Versions of the dataset that it has."""
+        self.why = ""
+        """Why it was lost."""
+        self._batches = batches
+        self._put = put
+        self._on_change = on_change
+        self._check = check
+        self._output = output
+        self._partial: IncomingBatch | None = None
+        self.thread = threading.Thread(target=self._run, name=f"nbloader-node-{node.node_id[:8]}", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether workers can be placed there."""
+        return self.state in (LinkState.OPENING, LinkState.OPEN)
+
+    def _run(self) -> None:
+        try:
+            self._open()
+            while self.state in (LinkState.OPEN, LinkState.CLOSING):
+                self._receive()
+        except NodeLostError as error:
+            if self.state is not LinkState.ENDED:
+                self._end(LinkState.LOST, str(error))
+        except WorkerStartError as error:  # of `check`
+            self._fail(error)
+        except Exception as error:
+            log.exception("the link to node %s failed", self.node.name)
+            self._fail(NbloaderError(f"the link to node {self.node.name} failed: {type(error).__name__}: {error}"))
+        self.connection.kill()
+
+    def _fail(self, error: Exception) -> None:
+        for uid in list(self.handles)[:1]:
+            self._put(PoolFailed(uid, error))
+        self._end(LinkState.FAILED, str(error))
+
+    def _end(self, state: LinkState, why: str) -> None:
+        self.why = why
+        if self._partial is not None:
+            self._partial.drop()
+            self._partial = None
+        self._change(state)
+
+    def _change(self, state: LinkState) -> None:
+        self.state = state
+        self._on_change(self)
+
+    def _open(self) -> None:
+        self._check(self.connection.hello(), self.node)
+        for _ in range(CLOCK_CALLS):
+            sent, there, received = self.connection.clock()
+            self.clock.observe(sent, there, there, received)
+        for _ in range(REPORTS):
+            self.connection.request_report(self.credit)
+        if self.state is LinkState.OPENING:
+            self._change(LinkState.OPEN)
+
+    # ---- reports ------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        report, requested = self.connection.next_report()
+        received = _clock()
+        self.clock.observe(requested, report.begun, report.sent, received)
+        pieces = deque(report.data)
+        entries = pickle.loads(report.entries)
+        del report
+        if self._partial is not None and pieces:
+            self._continue(pieces.popleft())
+        for entry in entries:
+            if isinstance(entry, BatchBegin):
+                self._begin(entry, pieces)
+            elif isinstance(entry, StatusEntry):
+                self._take_status(entry)
+            elif isinstance(entry, NodeClosed):
+                self._change(LinkState.ENDED)
+                return
+            elif isinstance(entry, NodeFault):
+                raise NbloaderError(f"a fault on the node:\n{entry.error}")
+            else:
+                self._take_message(entry)
+        self.connection.request_report(self.credit)  # after the copies: their memory in the store is free now
+
+    def _begin(self, begin: BatchBegin, pieces: deque[Any]) -> None:
+        handle = self.handles.get(begin.uid)
+        if handle is not None and begin.layout is not None:
+            handle.layouts[unpack_header(begin.header).layout] = Layout(begin.layout, self._output)
+        nbytes, block = bytes_to_follow(begin), None
+        if nbytes and handle is not None:
+            try:
+                block = self._batches.begin(nbytes)
+            except (MemoryError, OSError) as error:
+                header = unpack_header(begin.header)
+                self._put(BatchDone(begin.uid, header.run, header.number, LoaderFailure(error)))
+        self._partial = batch = IncomingBatch(begin, block, self._batches)
+        if batch.left:
+            self._continue(pieces.popleft())
+        else:
+            self._complete(batch)
+
+    def _continue(self, piece: Any) -> None:
+        batch = self._partial
+        if batch is not None:
+            batch.write(piece)
+            if not batch.left:
+                self._complete(batch)
+
+    def _complete(self, batch: IncomingBatch) -> None:
+        self._partial = None
+        handle = self.handles.get(batch.begin.uid)
+        if handle is None or batch.ignored:
+            batch.drop()
+            return
+        payload = batch.finish(handle, self.clock, _clock())
+        header = batch.header
+        self._put(BatchDone(handle.uid, header.run, header.number, payload, batch.begin.failed_samples))
+
+    def _take_status(self, entry: StatusEntry) -> None:
+        handle = self.handles.get(entry.uid)
+        if handle is None:
+            return
+        status = handle.status
+        status.state, status.run, status.number = entry.state, entry.run, entry.number
+        status.since, status.position = self.clock.here(entry.since), entry.position
+        status.pid = entry.pid
+        if entry.pid and not handle.pid:
+            handle.mark_launched(entry.pid)
+        handle.begun_to = None if entry.begun < 0 else entry.begun
+
+    def _take_message(self, message: WorkerMessage) -> None:
+        handle = self.handles.get(message.uid)
+        if handle is None:
+            return
+        handle.launched = True
+        if isinstance(message, OutputText) and message.stream == "stderr":
+            handle.stderr.keep(message.text)
+        if isinstance(message, WorkerInitialized) and handle.killed:
+            return
+        if isinstance(message, WorkerGone):
+            del self.handles[message.uid]
+        self._put(message)

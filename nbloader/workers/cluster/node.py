@@ -1,0 +1,311 @@
+"""A node: worker processes on one machine of a cluster, and what they report. Runs in the node's actor; knows no Ray.
+
+    execute(number, commands)    on the actor's thread for commands
+    report(credit)               on its thread for reports: waits until there is something to report
+    stack(uid)                   on a thread of its own: a worker may take seconds to respond
+
+The workers are those of a `ProcessPool`, with their fork server and their shared memory. What the pool reports is sent
+in the same order: batches, failures, output and ends of workers do not overtake each other.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pickle
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbloader._util.wakeup import Wakeup
+from nbloader.batch.payload import Layout, SegmentPayload
+from nbloader.batch.task import Task
+from nbloader.errors import DatasetTransferError, NbloaderError
+from nbloader.events.failures import LoaderFailure
+from nbloader.shm.segment import SegmentReader
+from nbloader.transport.dataset_payload import PickleParts, SharedPickle
+from nbloader.transport.environment import Environment
+from nbloader.transport.messages import BatchDone, WorkerGone, WorkerMessage
+from nbloader.transport.process_setup import ProcessSetup
+from nbloader.workers.cluster.protocol import (
+    BatchBegin,
+    CancelTasks,
+    CloseNode,
+    Command,
+    DropSetup,
+    Entry,
+    KillWorker,
+    LoadSetup,
+    NodeClosed,
+    NodeFault,
+    NodeReport,
+    ReleaseMemory,
+    SampleStack,
+    SentTask,
+    SetEnvironment,
+    SetupParts,
+    StartWorker,
+    StatusEntry,
+    SubmitTasks,
+)
+from nbloader.workers.process_pool import ProcessHandle, ProcessPool
+
+_clock = time.perf_counter_ns
+
+HEARTBEAT = 0.5
+"""Seconds after which a report is sent though nothing has happened: with the present status of the workers."""
+
+
+@dataclasses.dataclass(slots=True)
+class OutgoingBatch:
+    """A batch on its way to the notebook."""
+
+    begin: BatchBegin
+    memory: Any
+    """The segment; None if the batch has no memory, or it is in `begin`."""
+    nbytes: int
+    """Bytes of `memory` to send."""
+    segments: SegmentReader
+    segment: int
+    sent: int = 0
+    """Bytes in reports so far."""
+
+
+class Node:
+    """The workers of one loader on one machine.
+
+    Args:
+        output: "torch" or "numpy": what the arrays of a batch become.
+    """
+
+    def __init__(self, output: str) -> None:
+        self._lock = threading.Lock()
+        self._wakeup = Wakeup()
+        self._own_path = list(sys.path)
+        self._environment = Environment.of_this_process()
+        self._pool = ProcessPool("forkserver", output, environment=lambda: self._environment)
+        self._setups: dict[int, ProcessSetup] = {}
+        self._handles: dict[int, ProcessHandle] = {}  # by the notebook's uid
+        self._uids: dict[int, int] = {}  # the notebook's uid by ours
+        self._layouts: dict[int, dict[int, Layout]] = {}  # those that the notebook has, by its uid and their number
+        self._early: dict[int, tuple[Sequence[Command], SetupParts | None]] = {}
+        self._next = 0  # the number of the commands to execute next
+        self._outgoing: collections.deque[Entry | OutgoingBatch] = collections.deque()
+        self._in_report: list[OutgoingBatch] = []  # completed by the last report, which is being stored
+        self._closed = False
+        self._actions: Mapping[type, Callable[[Any], object]] = {
+            SetEnvironment: self._set_environment,
+            DropSetup: lambda command: self._setups.pop(command.version, None),
+            StartWorker: self._start,
+            SubmitTasks: self._submit,
+            CancelTasks: self._cancel,
+            KillWorker: self._kill,
+            SampleStack: self._sample_stack,
+            ReleaseMemory: lambda _command: self._pool.release_memory(),
+            CloseNode: self._close,
+        }
+
+    # ---- commands -----------------------------------------------------------------------------------------------
+
+    def execute(self, number: int, commands: Sequence[Command], setup: SetupParts | None = None) -> None:
+        """Execute commands, when all earlier ones were executed.
+
+        Args:
+            number: Number of this call, from 0: calls may arrive in another order.
+            commands: What to do.
+            setup: The pickle for a `LoadSetup` among them.
+        """
+        with self._lock:
+            self._early[number] = commands, setup
+            while self._next in self._early:
+                commands, setup = self._early.pop(self._next)
+                self._next += 1
+                for command in commands:
+                    self._execute(command, setup)
+        self._wakeup.set()
+
+    def _execute(self, command: Command, setup: SetupParts | None) -> None:
+        if self._closed:
+            return
+        try:
+            if isinstance(command, LoadSetup):
+                self._load_setup(command, setup)
+            else:
+                self._actions[type(command)](command)
+        except Exception:  # noqa: BLE001 - a fault of our own must reach the notebook instead of hanging it
+            self._outgoing.append(NodeFault(traceback.format_exc()))
+
+    def _set_environment(self, command: SetEnvironment) -> None:
+        """Take over the notebook's settings and paths, and keep this node's variables."""
+        theirs, own = command.environment, Environment.of_this_process()
+        paths = (self._own_path, theirs.sys_path) if command.own_first else (theirs.sys_path, self._own_path)
+        cwd = own.cwd if command.own_first or not Path(theirs.cwd).is_dir() else theirs.cwd
+        self._environment = theirs._replace(
+            sys_path=list(dict.fromkeys([*paths[0], *paths[1]])), cwd=cwd, environ=own.environ
+        )
+        sys.path[:] = self._environment.sys_path  # a template and the fork server's clones are given those of the actor
+
+    def _load_setup(self, command: LoadSetup, parts: SetupParts | None) -> None:
+        if parts is None:
+            raise RuntimeError("the pickle of the dataset did not come with the command")
+        pickled = SharedPickle.received(
+            PickleParts(memoryview(parts.data), [memoryview(buffer) for buffer in parts.buffers])
+        )
+        self._setups[command.version] = ProcessSetup.received(pickled, command.preload, command.packages)
+
+    def _start(self, command: StartWorker) -> None:
+        try:
+            handle = self._pool.start(command.worker, command.options, self._setups[command.setup])
+        except (OSError, MemoryError) as error:
+            self._outgoing.append(WorkerGone(command.uid, None, reason=f"could not be started: {error}"))
+            return
+        self._handles[command.uid], self._uids[handle.uid] = handle, command.uid
+        self._layouts[command.uid] = {}
+
+    def _submit(self, command: SubmitTasks) -> None:
+        if command.seeds is not None:
+            self._pool.seeds = command.seeds
+        handle = self._handles.get(command.uid)
+        if handle is None or handle.gone:
+            return  # its end is reported, or being so
+        tasks = []
+        for pickled, (run, job) in zip(command.tasks, command.keys, strict=True):
+            try:
+                sent: SentTask = pickle.loads(pickled)
+            except Exception as error:  # noqa: BLE001 - unpickling runs the user's code, which may raise anything
+                why = f"the indices of batch {job} cannot be unpickled on its node: {type(error).__name__}: {error}"
+                self._report_refused(command.uid, run, job, DatasetTransferError(why))
+                continue
+            task = Task(run, job, sent.indices, sent.seed, job=job)
+            task.deaths = sent.deaths
+            tasks.append(task)
+        for task, problem in self._pool.submit(handle.uid, tasks):
+            self._report_refused(command.uid, task.run, task.job, problem)
+
+    def _report_refused(self, uid: int, run: int, job: int, error: Exception) -> None:
+        self._outgoing.append(BatchDone(uid, run, job, LoaderFailure(error)))
+
+    def _cancel(self, command: CancelTasks) -> None:
+        handle = self._handles.get(command.uid)
+        if handle is not None:
+            self._pool.cancel(handle.uid, command.run, command.jobs)
+
+    def _kill(self, command: KillWorker) -> None:
+        handle = self._handles.get(command.uid)
+        if handle is not None:
+            handle.kill()
+
+    def _sample_stack(self, command: SampleStack) -> None:
+        handle = self._handles.get(command.uid)
+        if handle is not None:
+            handle.sample_stack()
+
+    def _close(self, command: CloseNode) -> None:
+        self._queue(self._pool.close(command.grace))
+        self._pool.dispose()
+        self._closed = True
+        self._outgoing.append(NodeClosed())
+
+    # ---- reports ------------------------------------------------------------------------------------------------
+
+    def report(self, credit: int) -> NodeReport:
+        """Wait until there is something to report, for at most `HEARTBEAT` seconds.
+
+        Args:
+            credit: Bytes of batches that it may contain.
+        """
+        begun = _clock()
+        deadline = time.monotonic() + HEARTBEAT
+        with self._lock:
+            for batch in self._in_report:  # stored now, since calls for reports come one after the other
+                batch.segments.discard(batch.segment)
+            self._in_report = []
+        while True:
+            with self._lock:
+                if not self._closed:
+                    self._receive()
+                left = deadline - time.monotonic()
+                if self._outgoing or self._closed or left <= 0:
+                    entries, data = self._fill(credit)
+                    return NodeReport(begun, _clock(), pickle.dumps(entries, 5), data)
+                fileno = self._pool.fileno()
+            self._wakeup.wait(fileno, left)
+
+    def _receive(self) -> None:
+        try:
+            self._queue(self._pool.poll(0))
+        except Exception:  # noqa: BLE001 - as above
+            self._outgoing.append(NodeFault(traceback.format_exc()))
+
+    def _queue(self, messages: Sequence[WorkerMessage]) -> None:
+        for message in messages:
+            uid = self._uids[message.uid]
+            if isinstance(message, BatchDone) and isinstance(message.outcome, SegmentPayload):
+                self._outgoing.append(self._outgoing_batch(uid, message, message.outcome))
+                continue
+            if not isinstance(message, BatchDone):  # a stage in its life, which its status tells more about
+                self._outgoing.append(self._status(uid, self._handles[uid]))
+            self._outgoing.append(dataclasses.replace(message, uid=uid))
+            if isinstance(message, WorkerGone):
+                del self._uids[message.uid], self._handles[uid], self._layouts[uid]
+
+    def _outgoing_batch(self, uid: int, message: BatchDone, payload: SegmentPayload) -> OutgoingBatch:
+        header, layout, known = payload.header, None, self._layouts[uid]
+        if payload.layout is not None and known.get(header.layout) is not payload.layout:  # numbers are used again
+            known[header.layout] = payload.layout
+            layout = bytes(payload.layout.tree)
+        parts = payload.parts()
+        begin = BatchBegin(uid, parts.header, parts.extras, layout, parts.inline, message.failed_samples)
+        return OutgoingBatch(begin, parts.segment, header.nbytes, self._handles[uid].segments, header.segment)
+
+    def _fill(self, credit: int) -> tuple[list[Entry], list[Any]]:
+        """Take from the queue what fits into a report."""
+        entries: list[Entry] = [self._status(uid, handle) for uid, handle in self._handles.items()]
+        data: list[Any] = []
+        while self._outgoing and credit > 0:
+            item = self._outgoing[0]
+            if not isinstance(item, OutgoingBatch):
+                entries.append(item)
+            else:
+                if not item.sent:
+                    entries.append(item.begin)
+                    credit -= len(item.begin.extras) + len(item.begin.memory or b"")
+                if item.memory is not None:
+                    end = min(item.nbytes, item.sent + max(credit, 1))
+                    data.append(np.frombuffer(item.memory, np.uint8, end - item.sent, item.sent))
+                    credit -= end - item.sent
+                    item.sent = end
+                    if end < item.nbytes:
+                        break
+                    self._in_report.append(item)
+            self._outgoing.popleft()
+        return entries, data
+
+    @staticmethod
+    def _status(uid: int, handle: ProcessHandle) -> StatusEntry:
+        status, begun = handle.status, handle.revoker.begun
+        return StatusEntry(
+            uid, status.state, status.run, status.number, status.since, status.position, handle.pid or status.pid,
+            -1 if begun is None else begun,
+        )  # fmt: skip
+
+    # ---- stacks -------------------------------------------------------------------------------------------------
+
+    def stack(self, uid: int) -> str:
+        """The Python stack of a worker now.
+
+        Raises:
+            NbloaderError: It is not running, or does not respond.
+        """
+        with self._lock:
+            handle = self._handles.get(uid)
+            if handle is None:
+                raise NbloaderError("the worker has ended")
+            request = handle.stack_request()
+        return request()

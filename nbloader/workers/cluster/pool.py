@@ -1,0 +1,548 @@
+"""The workers of one loader on the nodes of a cluster: see the package's docstring."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import pickle
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import cloudpickle
+
+from nbloader._util.signals import raised_by_handler
+from nbloader.batch.task import Task
+from nbloader.errors import DatasetTransferError, NbloaderError, WorkerStartError
+from nbloader.sampling.index_arrays import IndexArray
+from nbloader.sampling.shard_plan import Ticket
+from nbloader.transport.environment import Environment
+from nbloader.transport.messages import OutputText, PoolFailed, WorkerGone, WorkerMessage
+from nbloader.transport.process_setup import PicklingFailure, ProcessSetup, pickle_parts
+from nbloader.workers.api import WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.cluster.incoming import IncomingBatches
+from nbloader.workers.cluster.link import REPORTS, LinkState, NodeLink, RayHandle
+from nbloader.workers.cluster.placement import NodeInfo, NodeLoad, choose, surplus, usable
+from nbloader.workers.cluster.protocol import (
+    CancelTasks,
+    CloseNode,
+    Command,
+    KillWorker,
+    LoadSetup,
+    ReleaseMemory,
+    SentTask,
+    SetEnvironment,
+    StartWorker,
+    SubmitTasks,
+)
+from nbloader.workers.cluster.ray_cluster import NodeLostError, RayCluster, check_versions
+from nbloader.workers.message_queue import MessageQueue
+from nbloader.workers.ray_options import RayOptions
+
+log = logging.getLogger(__name__)
+
+LOOK_FOR_NODES = 2.0
+"""Seconds between two looks at the nodes of the cluster: Ray has no public notification of a node that joins."""
+SUSPECT = 30.0
+"""Seconds for which a node is avoided after a link to it was lost: Ray may take that long to find that a node died."""
+MAX_PLACEMENTS = 5
+"""Nodes that may be lost, one after the other, while they start one worker."""
+CLOSE_TIMEOUT = 3.0
+"""Seconds beyond the grace of `close` that a node gets to report the ends of its workers."""
+MAX_WINDOW = 1 << 30
+"""The default of `RayOptions.window_bytes` at most."""
+WINDOW_PART = 4
+"""The default is one part in so many of the smallest object store."""
+MIN_CREDIT, MAX_CREDIT = 256 << 10, 32 << 20
+"""Bytes of batches in one report, at least and at most."""
+_PLAIN_TYPES = {int, str, bool, float, bytes, Ticket, IndexArray}
+"""Types of indices that need no cloudpickle."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayKind(WorkerKind):
+    """Worker processes on the nodes of a Ray cluster.
+
+    Raises:
+        ModuleNotFoundError: Ray is not installed.
+    """
+
+    options: WorkerOptions
+    cluster: RayCluster
+    in_process: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, options: WorkerOptions) -> RayKind:
+        """Create it for one loader."""
+        return cls(options, RayCluster())
+
+    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ClusterSetup:
+        """See `WorkerKind`. Connects to the cluster, too: without the engine's lock, and before workers are started.
+
+        Raises:
+            DatasetTransferError: They cannot be pickled.
+            NbloaderError: This process is connected to a cluster in a way that does not serve.
+        """
+        self.cluster.connect()
+        pickled = pickle_parts(dataset, collate_fn, worker_init_fn, on_error)
+        if isinstance(pickled, PicklingFailure):
+            raise pickled.to_error(here=False) from pickled.error
+        if pickled.spawning.fds:
+            raise DatasetTransferError(
+                f"the dataset ({type(dataset).__name__}) holds what only processes of one machine can share: queues, "
+                "values or connections of multiprocessing, or tensors after share_memory_(). It cannot be sent to "
+                "other machines: leave these out, or open them on first use inside __getitem__"
+            )
+        return ClusterSetup(
+            ProcessSetup(dataset, collate_fn, worker_init_fn, on_error, "shared_memory", pickled=pickled)
+        )
+
+    def create_pool(self) -> RayPool:
+        """See `WorkerKind`."""
+        return RayPool(self.cluster, self.options.ray or RayOptions(), self.options.output)
+
+
+class ClusterSetup:
+    """A version of the dataset and functions: pickled once, and put into the object store when a worker needs it.
+
+    Args:
+        setup: The pickle.
+    """
+
+    _versions = itertools.count()
+
+    def __init__(self, setup: ProcessSetup) -> None:
+        self._setup = setup
+        self.version = next(self._versions)
+        self.identity = setup.identity
+        """See `WorkerSetup`."""
+        self.self_contained = setup.self_contained
+        """See `WorkerSetup`."""
+        self.command = LoadSetup(self.version, setup.preload, setup.packages)
+        self.reference: Any = None
+        """To the pickle in the object store; None before `put`."""
+
+    def holds(self, *parts: Any) -> bool:
+        """See `WorkerSetup`."""
+        return self._setup.holds(*parts)
+
+    def put(self, cluster: RayCluster, options: RayOptions) -> None:
+        """Put it into the object store, once.
+
+        Raises:
+            DatasetTransferError: It does not fit.
+        """
+        if self.reference is None:
+            pickled = self._setup.pickled.parts()
+            self.reference = cluster.put(pickled.data, pickled.buffers, options)
+
+
+@dataclass(slots=True)
+class _Start:
+    """A worker that waits for a node."""
+
+    handle: RayHandle
+    options: WorkerOptions
+    setup: ClusterSetup
+    placements: int = 0
+
+
+class RayPool(WorkerPool):
+    """The workers of one loader on the nodes of a cluster.
+
+    Args:
+        cluster: The cluster.
+        options: How it is used.
+        output: "torch" or "numpy": what the arrays of a batch become.
+    """
+
+    def __init__(self, cluster: RayCluster, options: RayOptions, output: str) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._output = output
+        self._handles: dict[int, RayHandle] = {}
+        self._messages = MessageQueue()
+        self._batches = IncomingBatches()
+        self._seeds_sent: dict[NodeLink, dict[int, int]] = {}
+        self._environment = Environment.of_this_process()
+        self._run = -1  # the iteration at whose beginning that was found
+        self._changed = threading.Condition()
+        """Guards what follows."""
+        self._links: list[NodeLink] = []
+        self._suspects: dict[str, float] = {}  # when a link was lost, by node id
+        self._to_start: list[_Start] = []
+        self._starts: dict[int, _Start] = {}  # of workers that were placed, by uid
+        self._closing = False
+        self._looked = 0.0
+        self._credit = MIN_CREDIT
+        self._known: set[str] = set()  # ids of nodes
+        self._thread = threading.Thread(target=self._run_thread, name="nbloader-ray", daemon=True)
+
+    @property
+    def handles(self) -> Mapping[int, RayHandle]:
+        """See `WorkerPool`."""
+        return self._handles
+
+    def fileno(self, uid: int | None = None) -> int:  # noqa: ARG002
+        """See `WorkerPool`: there is one for all workers."""
+        return self._messages.fileno()
+
+    # ---- from the engine --------------------------------------------------------------------------------------------
+
+    def start(self, worker: int, options: WorkerOptions, setup: ClusterSetup) -> RayHandle:
+        """See `WorkerPool`.
+
+        Raises:
+            DatasetTransferError: The dataset does not fit into an object store.
+        """
+        setup.put(self._cluster, self._options)
+        handle = RayHandle(worker, self._batches.reader, self._send, self._request_stack)
+        self._handles[handle.uid] = handle
+        with self._changed:
+            self._to_start.append(_Start(handle, options, setup))
+            if not self._thread.is_alive():
+                self._thread.start()
+            self._changed.notify()
+        return handle
+
+    def submit(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
+        """See `WorkerPool`."""
+        handle = self._handles[uid]
+        link = handle.link
+        if link is None:
+            raise RuntimeError("a worker was given a task before it was ready")
+        dumped: list[bytes] = []
+        keys: list[tuple[int, int]] = []
+        refused: list[tuple[Task, Exception]] = []
+        for task in tasks:
+            try:
+                dumped.append(_dump(task))
+            except Exception as error:  # pickling runs the user's code, which may raise anything
+                if raised_by_handler(error):
+                    raise
+                refused.append((task, error))
+            else:
+                keys.append((task.run, task.job))
+                handle.sent += 1
+                task.sequence = handle.sent
+                self._announce(task.run)
+        if dumped:
+            seeds = dict(self.seeds)
+            unchanged = self._seeds_sent.get(link) == seeds
+            self._seeds_sent[link] = seeds
+            self._send(handle, SubmitTasks(uid, None if unchanged else seeds, dumped, keys))
+        return refused
+
+    def _announce(self, run: int) -> None:
+        """Before the first task of an iteration: what workers take over from this process."""
+        if run != self._run:
+            self._run, before, self._environment = run, self._environment, Environment.of_this_process()
+            if self._environment != before:
+                with self._changed:
+                    for other in self._links:
+                        other.outbox.append(self._environment_command())
+                    self._changed.notify()
+
+    def _environment_command(self) -> SetEnvironment:
+        return SetEnvironment(self._environment, self._options.runtime_env is not None)
+
+    def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
+        """See `WorkerPool`."""
+        handle = self._handles.get(uid)
+        if handle is not None:
+            self._send(handle, CancelTasks(uid, run, jobs))
+
+    def release_memory(self) -> None:
+        """See `WorkerPool`."""
+        self._batches.rest()
+        with self._changed:
+            for link in self._links:
+                link.outbox.append(ReleaseMemory())
+            self._changed.notify()
+
+    def poll(self, timeout: float | None) -> list[WorkerMessage]:
+        """See `WorkerPool`."""
+        messages: list[WorkerMessage] = []
+        for message in self._messages.take(timeout):
+            handle = self._handles.get(message.uid)
+            if handle is None:
+                if hasattr(message, "outcome"):
+                    message.outcome.discard()
+                continue  # it has ended
+            if isinstance(message, WorkerGone):
+                handle.mark_ended(message.exitcode)
+                del self._handles[message.uid]
+            messages.append(message)
+        return messages
+
+    def _send(self, handle: RayHandle, command: Command) -> None:
+        with self._changed:
+            link = handle.link
+            if link is not None:
+                link.outbox.append(command)
+                self._changed.notify()
+                return
+            if handle.killed:  # it has no node yet
+                self._to_start = [start for start in self._to_start if start.handle is not handle]
+                self._messages.put(WorkerGone(handle.uid, None))
+
+    def _request_stack(self, handle: RayHandle) -> str:
+        link = handle.link
+        if link is None or handle.gone:
+            raise NbloaderError(f"worker {handle.worker} has ended")
+        return link.connection.stack(handle.uid)
+
+    # ---- ending -------------------------------------------------------------------------------------------------
+
+    def close(self, grace: float) -> list[WorkerMessage]:
+        """See `WorkerPool`. A node that does not report in time is given up: Ray ends its processes."""
+        with self._changed:
+            self._closing = True
+            self._to_start.clear()
+            for link in self._links:
+                if link.state is LinkState.OPEN:
+                    link.state = LinkState.CLOSING
+                    link.outbox.append(CloseNode(grace))
+            self._changed.notify()
+            placed = {uid for link in self._links if link.state is LinkState.CLOSING for uid in link.handles}
+        messages: list[WorkerMessage] = []
+        deadline = time.monotonic() + grace + CLOSE_TIMEOUT
+        while placed & self._handles.keys() and (left := deadline - time.monotonic()) > 0:
+            messages += self.poll(left)
+        messages += self.poll(0)
+        for uid, handle in list(self._handles.items()):
+            handle.mark_ended(None)
+            messages.append(WorkerGone(uid, None))
+        self._handles.clear()
+        return messages
+
+    def abandon(self) -> None:
+        """See `WorkerPool`."""
+        with self._changed:
+            self._closing = True
+            self._to_start.clear()
+            for handle in self._handles.values():
+                handle.mark_ended(None)
+            self._handles.clear()
+            self._changed.notify()
+        self.dispose()
+
+    def dispose(self) -> None:
+        """See `WorkerPool`. The threads end by themselves when the actors have."""
+        with self._changed:
+            links = [link for link in self._links if link.state is not LinkState.ENDED]
+        for link in links:
+            link.connection.kill()
+        with self._changed:
+            self._changed.notify()
+            threads = [self._thread, *(link.thread for link in self._links)]
+        for thread in threads:
+            if thread.is_alive():
+                thread.join(1.0)
+        self._messages.close()
+
+    # ---- the pool's thread ------------------------------------------------------------------------------------------
+
+    def _run_thread(self) -> None:
+        """Place workers, watch for nodes, and send commands, until the pool is closed and they are sent."""
+        try:
+            while self._work():
+                pass
+        except Exception as error:
+            log.exception("the thread of the Ray workers failed")
+            text = f"the thread of the Ray workers failed: {type(error).__name__}: {error}"
+            self._fail(error if isinstance(error, NbloaderError) else NbloaderError(text))
+
+    def _work(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(self._has_work, None if self._closing else LOOK_FOR_NODES)
+            starts, self._to_start = self._to_start, []
+            sending = [link for link in self._links if link.outbox and link.state is not LinkState.OPENING]
+            if self._closing and not sending:
+                return False
+        for link in sending:
+            self._flush(link)
+        if not self._closing and (starts or time.monotonic() - self._looked > LOOK_FOR_NODES):
+            self._place(starts)
+        return True
+
+    def _has_work(self) -> bool:
+        opened = any(link.outbox and link.state is not LinkState.OPENING for link in self._links)
+        return bool(self._closing or self._to_start or opened)
+
+    def _flush(self, link: NodeLink) -> None:
+        """Send the commands for a node. Those for one that is lost are dropped with it."""
+        setups: dict[int, ClusterSetup] = {}
+        commands: list[Command] = []
+        with self._changed:
+            while link.outbox:
+                command = link.outbox.popleft()
+                commands.append(command)
+                if isinstance(command, StartWorker) and command.setup not in link.setups:
+                    start = self._starts[command.uid]
+                    setups[command.setup] = start.setup
+        try:
+            for version, setup in setups.items():  # one call each: a call has one pickle
+                link.connection.execute(pickle.dumps([setup.command], 5), setup.reference)
+                link.setups.add(version)
+            if commands and link.state in (LinkState.OPEN, LinkState.CLOSING):
+                link.connection.execute(pickle.dumps(commands, 5))
+        except NodeLostError:
+            log.debug("commands for node %s were not sent", link.node.name, exc_info=True)
+
+    def _place(self, starts: list[_Start]) -> None:
+        """Start workers on the nodes that are alive now, and move some of them to nodes that have joined."""
+        try:
+            nodes = usable(self._cluster.nodes(), self._options)
+        except Exception as error:
+            if self._cluster.connected:
+                raise
+            raise NbloaderError("Ray was shut down in this process while the loader used it") from error
+        self._looked = time.monotonic()
+        self._limit_window(nodes)
+        for start in starts:
+            if not nodes:
+                wanted = "no node is alive" if self._options.nodes is None else f"no node of {self._options.nodes} is"
+                self._messages.put(PoolFailed(start.handle.uid, WorkerStartError(f"the Ray cluster: {wanted}")))
+                return
+            self._place_one(start, nodes)
+        joined = {node.node_id for node in nodes} - self._known
+        if self._known and joined:
+            self._rebalance(nodes)
+        self._known = {node.node_id for node in nodes}
+
+    def _limit_window(self, nodes: list[NodeInfo]) -> None:
+        """Divide the window among the nodes."""
+        smallest = min((node.store_bytes for node in nodes), default=0)
+        window = self._options.window_bytes or min(MAX_WINDOW, smallest // WINDOW_PART)
+        credit = window // (REPORTS * max(1, len(nodes)))
+        if self._options.window_bytes is None:
+            credit = max(MIN_CREDIT, credit)
+        with self._changed:
+            for link in self._links:
+                link.credit = max(1, min(MAX_CREDIT, credit))
+            self._credit = max(1, min(MAX_CREDIT, credit))
+
+    def _loads(self, nodes: list[NodeInfo]) -> list[NodeLoad]:
+        now = time.monotonic()
+        counts: dict[str, int] = {}
+        for link in self._links:
+            counts[link.node.node_id] = counts.get(link.node.node_id, 0) + (len(link.handles) if link.alive else 0)
+        return [
+            NodeLoad(node, counts.get(node.node_id, 0), now - self._suspects.get(node.node_id, -SUSPECT) < SUSPECT)
+            for node in nodes
+        ]
+
+    def _place_one(self, start: _Start, nodes: list[NodeInfo]) -> None:
+        with self._changed:
+            load = choose(self._loads(nodes), self._options)
+        if load is None:
+            limit = self._options.workers_per_node
+            text = f"num_workers={start.options.num_workers} do not fit on {len(nodes)} nodes: workers_per_node={limit}"
+            self._messages.put(PoolFailed(start.handle.uid, WorkerStartError(text)))
+            return
+        start.placements += 1
+        link = self._link_to(load.info)
+        with self._changed:
+            if start.handle.killed or start.handle.gone:  # its end has been reported
+                return
+            if not link.alive:  # it was lost just now
+                self._to_start.append(start)
+                return
+            start.handle.link = link
+            link.handles[start.handle.uid] = start.handle
+            self._starts[start.handle.uid] = start
+            link.outbox.append(StartWorker(start.handle.uid, start.handle.worker, start.options, start.setup.version))
+        if not link.thread.ident:  # begin when it has a worker, to whom a failure is reported
+            link.thread.start()
+        elif link.state is not LinkState.OPENING:
+            self._flush(link)
+
+    def _link_to(self, node: NodeInfo) -> NodeLink:
+        for link in self._links:
+            if link.node.node_id == node.node_id and link.alive:
+                return link
+        connection = self._cluster.create_connection(node, self._options, self._output)
+        link = NodeLink(
+            node, connection, self._batches, self._messages.put, self._on_change, check_versions, self._output
+        )
+        link.credit = self._credit
+        link.outbox.append(self._environment_command())
+        with self._changed:
+            self._links.append(link)
+        return link
+
+    def _rebalance(self, nodes: list[NodeInfo]) -> None:
+        """Move workers to a node that has joined: they are replaced, and what they held is produced by others."""
+        with self._changed:
+            for donor in surplus(self._loads(nodes), self._options):
+                link = next((link for link in self._links if link.node.node_id == donor and link.alive), None)
+                if link is None or not link.handles:
+                    continue
+                uid, handle = max(list(link.handles.items()))
+                del link.handles[uid]
+                handle.expected = handle.killed = True
+                link.outbox.append(KillWorker(uid))
+                self._messages.put(WorkerGone(uid, None, reason="moved to a node that has joined the cluster"))
+
+    # ---- from the links' threads ------------------------------------------------------------------------------------
+
+    def _on_change(self, link: NodeLink) -> None:
+        with self._changed:
+            if link.state is LinkState.LOST:
+                self._on_lost(link)
+            if not link.alive and link.state is not LinkState.CLOSING:
+                for uid in list(link.handles):
+                    self._messages.put(WorkerGone(uid, None, server_ended=True))
+                link.handles.clear()
+                link.outbox.clear()
+                self._links.remove(link)
+                self._seeds_sent.pop(link, None)
+            self._changed.notify()
+
+    def _on_lost(self, link: NodeLink) -> None:
+        """Report what a node held, and place again what had not begun there."""
+        self._suspects[link.node.node_id] = time.monotonic()
+        if self._closing:
+            return
+        at = time.strftime("%H:%M:%S")
+        waiting = [handle for handle in link.handles.values() if not (handle.launched or handle.killed)]
+        for handle in waiting:
+            start = self._starts.pop(handle.uid)
+            del link.handles[handle.uid]
+            handle.link = None
+            if start.placements >= MAX_PLACEMENTS:
+                text = (
+                    f"worker {handle.worker} could not be started: {start.placements} nodes were lost meanwhile, the "
+                    f"last one was {link.node.name}: {link.why}"
+                )
+                self._messages.put(PoolFailed(handle.uid, WorkerStartError(text)))
+                return
+            self._to_start.append(start)
+        if not link.handles:
+            return
+        workers = ", ".join(str(handle.worker) for handle in link.handles.values())
+        reason = f"was lost with node {link.node.name} at {at}: {link.why}"
+        text = (
+            f"nbloader: node {link.node.name} was lost at {at} ({link.why}). Its workers {workers} are started on "
+            "other nodes, and what they held is loaded again.\n"
+        )
+        for first, uid in enumerate(list(link.handles)):
+            if not first:
+                self._messages.put(OutputText(uid, "stderr", text))
+            self._messages.put(WorkerGone(uid, None, server_ended=True, reason=reason))
+        link.handles.clear()
+
+    def _fail(self, error: Exception) -> None:
+        for uid in list(self._handles)[:1]:
+            self._messages.put(PoolFailed(uid, error))
+
+
+def _dump(task: Task) -> bytes:
+    """Pickle a task. Indices of the notebook's own types go by value."""
+    indices = task.indices
+    sent = SentTask(task.run, task.job, indices, task.seed, task.deaths)
+    plain = _PLAIN_TYPES.issuperset(map(type, indices if type(indices) is list else (indices,)))
+    return pickle.dumps(sent, 5) if plain else bytes(cloudpickle.dumps(sent, 5))

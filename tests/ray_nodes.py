@@ -1,0 +1,67 @@
+"""A Ray cluster of simulated nodes on this machine, in a process of its own: `python ray_nodes.py NODES`.
+
+It prints the address of the cluster. Each line that it reads is a command: "add" adds a node, "kill ID" kills the
+raylet of a node; it prints the id of that node when Ray knows. The cluster ends with the standard input.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+STORE_BYTES = 100 << 20
+"""Size of the object store of a node."""
+ATTEMPTS = 3
+"""Ray gives a node 30 s to start, which is not enough on a very busy machine."""
+
+
+class Nodes:
+    """The cluster, as the process that uses it sees it."""
+
+    def __init__(self, count: int) -> None:
+        for _attempt in range(ATTEMPTS):
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            self.address = self._process.stdout.readline().strip()
+            if self.address:
+                return
+            self.close()
+        raise TimeoutError(f"the Ray cluster did not start in {ATTEMPTS} attempts")
+
+    def command(self, line: str) -> str:
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def main(count: int) -> None:
+    from ray.cluster_utils import Cluster
+
+    reply = sys.stdout
+    sys.stdout = sys.stderr
+    node = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    for _ in range(count - 1):
+        cluster.add_node(**node, wait=False)
+    cluster.wait_for_nodes(timeout=100)
+    print(cluster.address, file=reply, flush=True)
+    for line in sys.stdin:
+        command, _, node_id = line.strip().partition(" ")
+        if command == "add":
+            print(cluster.add_node(**node).node_id, file=reply, flush=True)
+        else:
+            cluster.remove_node(
+                next(node for node in cluster.worker_nodes if node.node_id == node_id), allow_graceful=False
+            )
+            print(node_id, file=reply, flush=True)
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

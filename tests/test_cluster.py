@@ -1,0 +1,298 @@
+"""The parts of workers on a cluster that need no cluster: clocks, placement, the protocol, and links that fail."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pickle
+import platform
+import sys
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+import torch
+from datasets import flat
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from light import Large, Numbers, Slow, Varied
+
+import nbloader
+from nbloader import DataLoader, NbloaderError, RayOptions, WorkerStartError
+from nbloader import events as ev
+from nbloader.workers import registry
+from nbloader.workers.cluster.clock import DRIFT, ClockOffset
+from nbloader.workers.cluster.link import REPORTS
+from nbloader.workers.cluster.node import Node
+from nbloader.workers.cluster.placement import NodeInfo, NodeLoad, choose, surplus, usable
+from nbloader.workers.cluster.pool import RayKind
+from nbloader.workers.cluster.protocol import NodeHello, SetupParts
+from nbloader.workers.cluster.ray_cluster import NodeLostError, RayCluster
+
+# ---- clocks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.unit
+@settings(max_examples=30)
+@given(
+    offset=st.integers(-(10**15), 10**15),
+    drift=st.floats(-DRIFT, DRIFT),
+    calls=st.lists(st.tuples(*[st.integers(0, 10**8)] * 4), min_size=1, max_size=20),
+)
+def test_the_offset_of_a_clock_is_wrong_by_no_more_than_its_error(offset, drift, calls):
+    def there(now):
+        return round(now * (1 + drift)) + offset
+
+    clock, now = ClockOffset(), 0
+    for pause, way, work, back in calls:
+        now += pause
+        sent, received = now, now + way + work + back
+        clock.observe(sent, there(sent + way), there(sent + way + work), received)
+        now = received
+    assert abs(clock.offset - (there(now) - now)) <= clock.error + 2  # rounding
+
+
+@pytest.mark.unit
+def test_a_clock_that_jumps_is_measured_anew():
+    clock = ClockOffset()
+    assert not clock.known
+    clock.observe(0, 1_000, 1_000, 100)
+    clock.observe(200, 9_001_250, 9_001_250, 300)
+    assert clock.offset == 9_001_000
+    assert clock.error == 50
+    assert clock.here(0) == 0
+    assert clock.here(9_001_500) == 500
+
+
+# ---- placement ------------------------------------------------------------------------------------------------------
+
+NODES = [NodeInfo(c * 8, f"10.0.0.{i}", cpus, 10**9) for i, (c, cpus) in enumerate([("a", 4), ("b", 4), ("c", 8)])]
+
+
+def placed(count, options, suspects=()):
+    """Workers on each node after so many were placed."""
+    counts = [0] * len(NODES)
+    for _ in range(count):
+        loads = [NodeLoad(node, counts[i], i in suspects) for i, node in enumerate(NODES)]
+        load = choose(loads, options)
+        if load is None:
+            return counts, False
+        counts[NODES.index(load.info)] += 1
+    return counts, True
+
+
+@pytest.mark.unit
+def test_workers_are_spread_by_cpus_or_packed_up_to_a_limit_and_not_on_suspects():
+    assert placed(8, RayOptions()) == ([2, 2, 4], True)
+    assert placed(6, RayOptions(placement="pack")) == ([4, 2, 0], True)
+    assert placed(5, RayOptions(workers_per_node=1)) == ([1, 1, 1], False)
+    assert placed(6, RayOptions(), suspects=(2,)) == ([3, 3, 0], True)
+    assert usable(NODES, RayOptions(nodes=["10.0.0.1", "cccccccc"])) == NODES[1:]
+    assert surplus([NodeLoad(NODES[0], 4), NodeLoad(NODES[1], 4), NodeLoad(NODES[2], 0)], RayOptions()) == [
+        NODES[0].node_id, NODES[1].node_id, NODES[0].node_id, NODES[1].node_id,
+    ]  # fmt: skip
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"nodes": "10.0.0.1"}, "nodes must be a list"),
+        ({"placement": "even"}, "'spread', 'pack', not 'even'"),
+        ({"workers_per_node": 0}, "workers_per_node must be at least 1"),
+        ({"window_bytes": -1}, "window_bytes option should be non-negative"),
+    ],
+)
+def test_wrong_options_are_refused(values, text):
+    with pytest.raises(ValueError, match=text):
+        RayOptions(**values)
+
+
+@pytest.mark.unit
+def test_options_are_for_ray_only():
+    with pytest.raises(ValueError, match="applies to workers='ray'"):
+        DataLoader([1], num_workers=1, ray=RayOptions())
+    with pytest.raises(TypeError, match=r"must be a nbloader.RayOptions"):
+        DataLoader([1], num_workers=1, workers="ray", ray={})
+
+
+# ---- connections that do not serve ----------------------------------------------------------------------------------
+
+
+@pytest.mark.unit
+def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'nbloader\[ray\]'"):
+        DataLoader([1], num_workers=1, workers="ray")
+
+
+@pytest.mark.unit
+def test_ray_client_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.delitem(sys.modules, "ray.util.client", raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(NbloaderError, match=r"ray://head:10001.*moves all data through one process.*address='auto'"):
+        next(iter(DataLoader([1], num_workers=1, workers="ray")))
+    client = types.SimpleNamespace(ray=types.SimpleNamespace(is_connected=lambda: True))
+    monkeypatch.setitem(sys.modules, "ray.util.client", client)
+    with pytest.raises(NbloaderError, match="Ray is connected through Ray Client"):
+        next(iter(DataLoader([1], num_workers=1, workers="ray")))
+
+
+# ---- a cluster without Ray: its nodes are threads of this process, with worker processes of their own ---------------
+
+
+class FakeConnection:
+    """The calls to a `Node` in this process."""
+
+    def __init__(self, output, changes):
+        self._node = Node(output)
+        self._changes = changes
+        self._numbers = 0
+        self._killed = False
+        self._credits = collections.deque()
+        self.reports = []
+        """Bytes of batches in each report."""
+        self.fails_at = None
+        """Number of the report that is lost."""
+
+    def hello(self):
+        return dataclasses.replace(NodeHello(platform.python_version(), nbloader.__version__, "", 1), **self._changes)
+
+    def clock(self):
+        return time.perf_counter_ns(), time.perf_counter_ns(), time.perf_counter_ns()
+
+    def execute(self, commands, setup=None):
+        self._node.execute(self._numbers, pickle.loads(commands), setup)
+        self._numbers += 1
+
+    def request_report(self, credit):
+        self._credits.append((credit, time.perf_counter_ns()))
+
+    def next_report(self):
+        if self._killed or len(self.reports) == self.fails_at:
+            raise NodeLostError("ObjectLostError: simulated")
+        credit, requested = self._credits.popleft()
+        report = self._node.report(credit)
+        self.reports.append(sum(piece.nbytes for piece in report.data))
+        copies = [piece.copy() for piece in report.data]
+        return report._replace(data=copies), requested
+
+    def stack(self, uid):
+        return self._node.stack(uid)
+
+    def kill(self):
+        self._killed = True
+        node = self._node
+        with node._lock:
+            if not node._closed:
+                node._closed = True
+                node._pool.abandon()
+            node._setups.clear()
+        node._wakeup.set()
+        if threading.current_thread().name.startswith("nbloader-node"):  # the one that makes the reports
+            node._wakeup.close()
+
+
+class FakeCluster(RayCluster):
+    """Nodes of this process."""
+
+    connected = True
+
+    def __init__(self, count, **changes):
+        self.alive = NODES[:count]
+        self.connections = []
+        self.puts = 0
+        self._changes = changes
+        self.fails_at = {}
+
+    def connect(self):
+        pass
+
+    def nodes(self):
+        return self.alive
+
+    def put(self, data, buffers, options):
+        self.puts += 1
+        return SetupParts(np.frombuffer(data, np.uint8), [np.frombuffer(buffer, np.uint8) for buffer in buffers])
+
+    def create_connection(self, node, options, output):
+        connection = FakeConnection(output, self._changes)
+        connection.fails_at = self.fails_at.get(len(self.connections))
+        self.connections.append(connection)
+        return connection
+
+
+@pytest.fixture
+def on_cluster():
+    """A function that creates a loader on a fake cluster."""
+
+    def create(cluster, *args, **kwargs):
+        registry.register("fake", lambda options: RayKind(dataclasses.replace(options, ray=None), cluster))
+        try:
+            return DataLoader(*args, workers="fake", **kwargs)
+        finally:
+            registry.unregister("fake")
+
+    return create
+
+
+def test_the_dataset_is_put_once_a_version_and_batches_come_in_pieces(on_cluster):
+    cluster = FakeCluster(2)
+    dataset = Large(4, table=np.arange(100_000))
+    with on_cluster(cluster, dataset, 2, num_workers=2, output="numpy") as loader:
+        cluster.alive = [dataclasses.replace(node, store_bytes=8 << 20) for node in cluster.alive]
+        epochs = [list(loader)]
+        dataset.extra = 1
+        epochs.append(list(loader))
+        records = list(loader.events.batches())
+    for epoch in epochs:
+        assert [batch[:, 0].tolist() for batch in epoch] == [[0, 1], [2, 3]]
+        assert all(batch.flags.writeable for batch in epoch)
+    assert cluster.puts == 2
+    window = (8 << 20) // 4
+    assert max(size for connection in cluster.connections for size in connection.reports) <= window // (2 * REPORTS)
+    assert all(r.dispatched <= r.collated <= r.received for r in records)  # by this machine's clock
+
+
+def test_when_a_report_is_lost_the_batches_of_the_node_are_made_elsewhere(on_cluster, capfd):
+    cluster = FakeCluster(2)
+    cluster.fails_at = {0: 8}
+    with on_cluster(cluster, Slow(120), 2, num_workers=2) as loader:
+        assert flat(loader) == list(range(120))
+        (died,) = [event for event in list(loader.events.history) if isinstance(event, ev.WorkerDied)]
+    assert died.batches
+    assert "was lost with node 10.0.0.0 (aaaaaaaa) at" in died.reason
+    assert "ObjectLostError: simulated" in died.reason
+    assert "Its workers 0 are started on other nodes" in capfd.readouterr().err
+
+
+def test_random_numbers_and_texts_are_those_of_processes(on_cluster):
+    epochs = []
+    for create in (DataLoader, lambda *args, **kwargs: on_cluster(FakeCluster(2), *args, **kwargs)):
+        torch.manual_seed(5)
+        with create(Varied(48), 8, shuffle=True, num_workers=2) as loader:
+            epochs.append([[v.tolist() if torch.is_tensor(v) else v for v in batch.values()] for batch in loader])
+    assert epochs[0] == epochs[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"nbloader": "", "problem": "ModuleNotFoundError: no nbloader"}, r"cannot import nbloader: ModuleNotFound"),
+        ({"python": "3.8.1"}, r"node 10.0.0.0 \(aaaaaaaa\) has Python 3.8.1, and this process"),
+        ({"nbloader": "0.0.9"}, r"has nbloader 0.0.9, and this process"),
+    ],
+)
+def test_a_node_with_other_versions_is_an_error_that_names_it(on_cluster, changes, text):
+    loader = on_cluster(FakeCluster(1, **changes), Numbers(4), num_workers=1)
+    with loader, pytest.raises(WorkerStartError, match=text):
+        next(iter(loader))
+
+
+def test_a_cluster_without_nodes_is_an_error(on_cluster):
+    loader = on_cluster(FakeCluster(0), Numbers(4), num_workers=1)
+    with loader, pytest.raises(WorkerStartError, match="no node is alive"):
+        next(iter(loader))

@@ -1,0 +1,203 @@
+"""Workers on a Ray cluster of two simulated nodes on this machine. Starting an actor takes seconds: few tests, each
+with few loaders."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from datasets import flat, wait_for
+from light import Fragile, Large, Numbers, Shards, Slow, Varied
+from ray_nodes import Nodes
+
+from nbloader import DataLoader, DatasetTransferError, RayOptions
+from nbloader import events as ev
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'nbloader[ray]'")
+
+pytestmark = [
+    pytest.mark.leaves_behind("Ray keeps processes, threads and files of its own; `nothing_left` looks for the others"),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    pytest.mark.timeout(300),
+]
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    started = Nodes(2)
+    ray.init(address=started.address, log_to_driver=False, logging_level="warning")
+    yield started
+    ray.shutdown()
+    started.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(nodes):
+    yield
+    wait_for(lambda: not (ours_on_nodes() or our_threads()))
+
+
+def ours_on_nodes():
+    """Fork servers and workers in jobs of Ray."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        environ, command = process.info["environ"] or {}, process.info["cmdline"] or ()
+        if "RAY_JOB_ID" in environ and any("nbloader.transport.forkserver" in part for part in command):
+            found.append(process.pid)
+    return found
+
+
+def our_threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("nbloader")]
+
+
+def plain(batches):
+    return [{key: getattr(value, "tolist", lambda v=value: v)() for key, value in b.items()} for b in batches]
+
+
+def test_batches_and_order_are_those_of_processes_and_an_epoch_can_move(nodes):
+    def loader(kind):
+        torch.manual_seed(5)
+        return DataLoader(Varied(72), 8, shuffle=True, num_workers=2, workers=kind)
+
+    with loader("process") as before, loader("ray") as on_ray, loader("process") as after:
+        whole = list(on_ray)
+        for batch in whole:
+            batch["image"].add_(0)  # it is writable
+        whole = plain(whole)
+        assert plain(loader("process")) == whole
+        assert {worker.kind for worker in on_ray.stats().workers} == {"ray"}
+        assert all(r.dispatched <= r.fetch_begin <= r.collated <= r.received for r in on_ray.events.batches())
+        assert "Current thread" in on_ray.stack(next(w.worker for w in on_ray.stats().workers if w.pid))
+        # Processes begin an epoch, nodes continue it, and processes end it.
+        torch.manual_seed(5)
+        moved = plain(itertools.islice(before, 3))
+        on_ray.load_state_dict(before.state_dict())
+        moved += plain(itertools.islice(on_ray, 3))
+        after.load_state_dict(on_ray.state_dict())
+        assert moved + plain(after) == whole
+
+
+def test_a_batch_larger_than_the_window_travels_in_pieces(nodes):
+    with DataLoader(Large(8), 2, workers="ray", num_workers=1, ray=RayOptions(window_bytes=3_000_000)) as loader:
+        for number, batch in enumerate(loader):
+            assert batch.equal(torch.from_numpy(np.stack([Large()[2 * number], Large()[2 * number + 1]])))
+        assert number == 3
+
+
+def test_errors_and_commands_have_the_same_effects_as_with_processes(nodes):
+    dataset = Fragile(40, bad=5)
+    with DataLoader(dataset, 4, num_workers=2, workers="ray", worker_init_fn=print) as loader:
+        epoch = iter(loader)
+        assert flat([next(epoch)]) == [0, 1, 2, 3]
+        with pytest.raises(KeyError) as caught:
+            next(epoch)
+        assert "in __getitem__" in str(caught.value.__cause__)
+        loader.pause()
+        loader.step()
+        assert flat([next(epoch)]) == [8, 9, 10, 11]
+        loader.resume()
+        loader.restart_workers()
+        loader.num_workers = 3
+        assert flat(epoch) == list(range(12, 40))
+        dataset.bad = -1
+        assert flat(loader) == list(range(40))
+
+
+def test_an_iterable_dataset_is_read_in_shards(nodes):
+    epochs = []
+    for kind in ("process", "ray"):
+        with DataLoader(Shards(40), 4, num_workers=2, workers=kind) as loader:
+            epochs.append([batch.tolist() for batch in loader])
+    assert epochs[0] == epochs[1]
+
+
+def test_what_cannot_be_sent_is_refused(nodes):
+    generator = Numbers(4, file=(i for i in range(3)))
+    with (
+        DataLoader(generator, num_workers=1, workers="ray") as loader,
+        pytest.raises(DatasetTransferError, match="file"),
+    ):
+        next(iter(loader))
+    large = Numbers(4, data=np.zeros(101 << 20, np.uint8))
+    text = "106 MB pickled.* does not fit into the object store of node"
+    with DataLoader(large, num_workers=1, workers="ray") as loader, pytest.raises(DatasetTransferError, match=text):
+        next(iter(loader))
+
+
+def test_every_batch_comes_once_in_order_whatever_dies(nodes):
+    """A worker process, the actor of a node, then a whole node end; another node joins."""
+    with DataLoader(Slow(600, wait=0.01), 2, num_workers=2, workers="ray", max_restarts=10) as loader:
+        epoch, got = iter(loader), []
+
+        def go_on(until):
+            """Iterate until something has happened; a loader must go on meanwhile."""
+            for batch in epoch:
+                got.extend(batch.tolist())
+                if until():
+                    return
+            raise AssertionError("the epoch ended before")
+
+        def working():
+            return {w.worker: w.pid for w in loader.stats().workers if w.pid}
+
+        go_on(lambda: len(working()) == 2)
+        assert ours_on_nodes()
+        victim = working()[0]
+        os.kill(victim, signal.SIGKILL)
+        go_on(lambda: working().get(0, victim) != victim)
+        assert [event.exitcode for event in dead(loader)] == [-signal.SIGKILL]
+
+        server = psutil.Process(working()[1]).parent()
+        actor = server.parent()
+        assert "NbloaderNode" in " ".join(actor.cmdline())
+        lost = working()[1]
+        actor.kill()
+        go_on(lambda: working().get(1, lost) != lost)
+        last = dead(loader)[-1]
+        assert "was lost with node" in last.reason
+        assert last.batches
+
+        joined = nodes.command("add")
+        name = joined[:8]
+        go_on(lambda: name in nodes_of(loader))
+        nodes.command(f"kill {joined}")
+        go_on(lambda: name not in nodes_of(loader) and len(working()) == 2)
+        assert name in dead(loader)[-1].reason
+        for batch in epoch:
+            got.extend(batch.tolist())
+        assert got == list(range(600))
+
+
+def dead(loader):
+    return [event for event in list(loader.events.history) if isinstance(event, ev.WorkerDied) and not event.expected]
+
+
+def nodes_of(loader):
+    """The nodes with a running worker: the ids, as names of nodes show them."""
+    return {worker.node.partition("(")[2][:8] for worker in loader.stats().workers if worker.pid}
+
+
+def test_nothing_is_left_when_the_notebook_is_killed(nodes):
+    program = f"""
+import sys, ray
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from light import Slow
+from nbloader import DataLoader
+ray.init(address={nodes.address!r}, log_to_driver=False, logging_level="error")
+for batch in DataLoader(Slow(100000), 2, num_workers=1, workers="ray", output="numpy"):
+    print("batch", flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as notebook:
+        assert any(line == "batch\n" for line in notebook.stdout)  # Ray prints, too
+        assert ours_on_nodes()
+        notebook.kill()
+    wait_for(lambda: not ours_on_nodes())
