@@ -735,7 +735,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
             batched=self._auto_collation,
             output=config.output,
             num_workers=num_workers,
-            process=num_workers > 0 and config.workers == "process",
+            process=num_workers > 0 and config.workers != "thread",
             chunk_spec=self._chunk_spec(),
             names=self._names,
             concurrency=config.concurrency if is_async(self.dataset) else 0,
