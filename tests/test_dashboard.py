@@ -27,6 +27,7 @@ from nbloader.dashboard.panels import PANELS, Frame, Panel, register
 from nbloader.dashboard.panels.events import Events
 from nbloader.dashboard.panels.lines import Lines
 from nbloader.dashboard.panels.samples import Samples
+from nbloader.dashboard.panels.summary import Summary
 from nbloader.dashboard.panels.workers import Workers
 from nbloader.events import BatchRecord, SampleFailed, WorkerRestarted
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
@@ -432,6 +433,32 @@ def test_sampling_of_lines_is_switched_by_a_click(loader: FakeLoader, screen: Sc
         payload = screen.next("tick")["payloads"].get("lines", {})
     assert payload["rows"]
     assert loader.commands == ["profile True", "profile False"]
+
+
+def tiles(**changes: Any) -> dict[str, dict[str, Any]]:
+    loader = FakeLoader()
+    loader.state, loader.epoch = "running", 0
+    snapshot = dataclasses.replace(loader.stats(), rate_seconds=4.2, **changes)
+    return {tile["label"]: tile for tile in Summary().payload(Frame(snapshot))["tiles"]}
+
+
+def test_each_rate_and_share_states_its_span_and_there_is_one_share_of_waiting() -> None:
+    running = tiles()
+    assert list(running) == ["Throughput, last 4.2 s", "Time left", "Loop waiting, last 4.2 s", "In flight"]
+    assert [tile["calm"] for tile in running.values()] == [True, False, True, False], "these change with the sentence"
+    ended = tiles(state="idle", epoch_rate=7.0, samples_done=320, batches_done=10, elapsed=20.0)
+    assert list(ended) == ["Throughput, whole epoch", "Epoch duration", "Loop waiting, whole epoch", "In flight"]
+    assert (ended["Throughput, whole epoch"]["value"], ended["Throughput, whole epoch"]["note"]) == (
+        "7.00",
+        "224 samples/s",
+    )
+    assert (ended["Loop waiting, whole epoch"]["value"], ended["Loop waiting, whole epoch"]["note"]) == (
+        "45 %",
+        "9.0 s in all",
+    )
+    for found in (running, ended, tiles(stalled=6.0, waiting=6.0, waiting_for=3)):
+        assert sum("%" in tile["value"] + tile["note"] for tile in found.values()) == 1
+    assert tiles(stalled=6.0)["Time left"]["value"] == "stalled"
 
 
 def test_a_stuck_worker_is_named() -> None:

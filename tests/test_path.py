@@ -17,10 +17,10 @@ from nbloader.dashboard.panels import Frame
 from nbloader.dashboard.panels.path import Box, Path, WorkerCell, describe
 from nbloader.dashboard.panels.timeline import Timeline as TimelinePanel
 from nbloader.dashboard.panels.timeline import svg
-from nbloader.events import BatchRecord, LoaderPaused, LoaderResumed
+from nbloader.events import BatchRecord, EpochEnded, EpochStarted, LoaderPaused, LoaderResumed, WorkerDied
 from nbloader.events.gauges import ProducedBatch
 from nbloader.metrics.snapshot import PinnedBatches, Snapshot, UploadStats
-from nbloader.report.slices import LaneKind, loop_lane, worker_lane
+from nbloader.report.slices import KINDS, LaneKind, loop_lane, worker_lane
 from nbloader.report.timeline import KEPT, SINGLE, Row, Timeline, rows_of
 from nbloader.report.trace import Trace
 
@@ -78,6 +78,16 @@ def test_a_starved_loop_and_a_full_buffer_raise_an_alarm():
     assert full["ready"].mark == "full"
 
 
+def test_a_moment_between_two_batches_of_a_loop_that_hardly_waits_is_no_alarm():
+    moment = snapshot(waiting=0.01, waiting_for=5, window=6, wait_share=0.04)
+    moment = dataclasses.replace(moment, workers=tuple(dataclasses.replace(w, batch=None) for w in moment.workers))
+    assert {box.mark for box in boxes(moment).values()} == {""}
+    assert boxes(moment)["loop"].note == "waiting for 5: 10.0\N{NO-BREAK SPACE}ms"
+    for notable in ({"wait_share": 0.4}, {"waiting": 0.5}):
+        found = boxes(dataclasses.replace(moment, **notable))
+        assert {name for name, box in found.items() if box.mark} == {"workers", "ready", "loop"}
+
+
 def test_a_batch_out_of_order_is_no_alarm_unless_its_worker_is_stuck():
     s = snapshot(waiting=1.5, waiting_for=5, reordering=4, made=(received(6, in_order=False),))
     workers = (dataclasses.replace(s.workers[0], batch=5), *s.workers[1:])
@@ -108,7 +118,8 @@ def test_workers_not_started_are_not_dead_and_idle_workers_of_a_full_loader_rais
     fresh = tuple(dataclasses.replace(w, pid=0, state="dead", batch=None) for w in s.workers)
     assert {w.state for w in describe(dataclasses.replace(s, workers=fresh)).workers} == {"not started"}
     idle = tuple(dataclasses.replace(w, state="idle", batch=None) for w in s.workers)
-    assert boxes(dataclasses.replace(s, workers=idle))["workers"].alarm == "all idle"
+    starved = dataclasses.replace(s, workers=idle, waiting=0.5)
+    assert boxes(starved)["workers"].alarm == "all idle"
     assert boxes(dataclasses.replace(s, workers=idle, ready=6, window=6))["workers"].alarm == ""
 
 
@@ -231,6 +242,60 @@ def test_the_live_timeline_shows_pauses():
     frame = Frame(snapshot(), events=pauses, now=5000 * MS)
     panel.news(frame)
     assert panel.payload(frame)["pauses"] == [[1000, 1900], [4000, 5000]]
+
+
+def test_the_time_that_a_lost_worker_hung_stays_in_the_timeline():
+    panel = TimelinePanel()
+    died = WorkerDied(9000 * MS, 1, 7, -9, "restarted by request", True, (4, 5), "", since=2000 * MS)
+    quiet = Frame(snapshot(), events=[dataclasses.replace(died, since=0)], now=9100 * MS)
+    assert panel.news(quiet) == []
+    assert "lost" not in {kind["name"] for kind in panel.payload(quiet)["kinds"]}
+    frame = Frame(snapshot(), events=[died], now=9200 * MS)
+    (row,) = panel.news(frame)
+    assert (row["lane"], row["blocks"]) == ("worker 1", [["lost", 2000, 9000]])
+    assert "processed for 7.0 s, until worker 1 was restarted" in row["tip"]
+    assert "batch" not in row, "there is nothing to open"
+    assert panel.payload(frame)["kinds"][-1]["label"] == "lost with its worker"
+    again = record(4, worker=1, begin=9050)  # the same worker id produces it in the end
+    panel.news(Frame(snapshot(), events=[again], now=9300 * MS))
+    assert row in panel.history()
+    assert "#b0306a" in panel.html(panel.payload(frame))
+
+
+def test_the_timeline_fits_the_newest_epoch():
+    panel = TimelinePanel()
+    events = [EpochStarted(50 * MS, 0, 0, 9, 2), record(3), EpochEnded(90 * MS, 0, 0, 9, "exhausted")]
+    frame = Frame(snapshot(), events=events, now=200 * MS)
+    panel.news(frame)
+    assert panel.payload(frame)["epoch"] == [50, 90]
+    frame = Frame(snapshot(), events=[EpochStarted(210 * MS, 1, 1, 9, 2), record(11, run=1)], now=300 * MS)
+    panel.news(frame)
+    assert panel.payload(frame)["epoch"] == [210, None]
+    assert "0.017 s" in panel.html(panel.payload(frame)), (
+        "from the begin of the epoch to the end of its batch, at 227 ms"
+    )
+
+
+@pytest.mark.parametrize("batches", [3000, 150])
+def test_colors_of_the_static_timeline_have_the_shares_of_the_times(batches: int):
+    """Blocks far narrower than a pixel must not paint over their neighbours."""
+    rows = []
+    for i in range(batches):
+        begin, took = 30_000 // batches * i, 27_000 // batches
+        ends = {"fetched": (begin + took) * MS, "collated": round((begin + 1.01 * took) * MS)}
+        fast = record(i, begin=begin)._replace(**ends, in_order=0)
+        rows += [row for row in rows_of([fast]) if row.lane.kind is LaneKind.WORKER]
+    widths = {
+        color: sum(float(width) for width in re.findall(r"h(-?[\d.]+)v", path))
+        for color, path in re.findall(r'<path fill="(#\w+)" d="([^"]+)"', svg(rows))
+    }
+    fetch, collate = widths[KINDS["fetch"].color], widths.get(KINDS["collate"].color, 0.0)
+    assert collate / (fetch + collate) < 0.03, "the true share is 0.01"
+
+
+def test_stages_that_are_off_are_not_in_the_legend():
+    frame = Frame(snapshot(workers=0))
+    assert [kind["name"] for kind in TimelinePanel().payload(frame)["kinds"]] == ["fetch", "collate", "wait", "step"]
 
 
 def test_loops_that_run_at_the_same_time_have_different_lanes():

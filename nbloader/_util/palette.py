@@ -19,6 +19,8 @@ STAGES = {
 }
 WAIT = "#d1573a"
 """The loop waits for a batch."""
+LOST = "#b0306a"
+"""Work of a worker that ended before it had produced the batch."""
 STATES = {
     "idle": "#8d99a8",
     "starting": STAGES["transport"],

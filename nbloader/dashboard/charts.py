@@ -102,7 +102,7 @@ CHARTS = (
     Chart(
         "stages",
         "Latency by stage",
-        "ms per batch",
+        "ms per batch; numbers: median of the last 200",
         tuple(
             Series(f"stage_{name}", name, palette.STAGES[name], name)
             for name in ("queue", "fetch", "collate", "transport", "reorder", "ready")
@@ -112,7 +112,7 @@ CHARTS = (
     Chart(
         "wait",
         "Loop waiting",
-        "share of the loop's time",
+        "share of the time since the point before",
         (Series("wait_share", "", palette.WAIT),),
         top=1.0,
     ),
@@ -130,7 +130,7 @@ CHARTS = (
     Chart(
         "device",
         "Pinning and upload",
-        "ms per batch, concurrent with other stages",
+        "ms per batch, concurrent with other stages; numbers: median of the last 200",
         tuple(Series(f"stage_{name}", name, palette.STAGES[name], name) for name in ("pin", "upload")),
     ),
 )

@@ -27,6 +27,7 @@
 //
 // `../frontend/view.js` stands before this text in the module.
 
+const DOCK = "To keep this in view while you work elsewhere: right-click it, and choose Create New View for Cell Output.";
 const PATIENCE = 15000;  // ms after which a command without effect can be given again
 
 // A button whose command has not had its effect yet says so.
@@ -184,7 +185,7 @@ export async function mount({ model, el, styles, asset, load }) {
       const draw = () => { if (entry.data !== null) entry.panel.update(entry.data, { entries: [], reset: false, now }); };
       entry.section = new Section(root, spec, draw);
       const api = {
-        make, write, button, copy, download, Pending, bokeh,
+        make, write, describe, button, copy, download, Pending, bokeh,
         request: (what, fields) => connection.send({ ...fields, kind: "request", panel: name, name: what }),
         command: (what, fields) => connection.send({ ...fields, kind: "command", name: what }),
         explore: model.recorded ? null : (fields) => connection.send({ ...fields, kind: "explore" }),
@@ -193,6 +194,7 @@ export async function mount({ model, el, styles, asset, load }) {
       };
       entry.panel = modules[name].create(entry.section.body, api);
     }
+    make("p", "nbl-note nbl-dock", root, DOCK);
     drawer = new Drawer(model, root, () => connection.send({ kind: "close_explorer" }));
   };
   const apply = (message) => {

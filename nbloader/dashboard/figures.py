@@ -16,8 +16,9 @@ from nbloader.dashboard.charts import (
     Chart,
     Columns,
 )
+from nbloader.events import WorkerDied
 from nbloader.report.slices import KINDS, Lane
-from nbloader.report.timeline import Block, Row, rows_of, stall_label
+from nbloader.report.timeline import Block, Row, lost_rows, rows_of, stall_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +55,7 @@ def timeline(trace: Trace) -> Figure:
     records = trace.batches[-LIMIT:]
     origin = min((r.requested for r in records), default=0)
     rows = rows_of(records, trace.pauses)
+    rows += lost_rows(e for e in trace.events if isinstance(e, WorkerDied) and e.since >= origin)
     lanes = {lane: i for i, lane in enumerate(sorted({row.lane for row in rows}))}
     shown = f"the last {LIMIT:,} of {plural(len(trace), 'batch')}" if len(trace) > LIMIT else ""
     fig = figure(

@@ -255,8 +255,11 @@ class WorkerGroup:
         )
         numbers = tuple(dict.fromkeys(task.number for task in held)) or handle.held
         tail = handle.stderr_tail
-        now = _clock()
-        self._publish(ev.WorkerDied(now, handle.worker, handle.pid, exitcode, reason, handle.expected, numbers, tail))
+        now, busy_since = _clock(), handle.busy_since()
+        since = int(busy_since) if numbers and busy_since < now else 0
+        self._publish(
+            ev.WorkerDied(now, handle.worker, handle.pid, exitcode, reason, handle.expected, numbers, tail, since)
+        )
         slot = self._slots[handle.worker] if handle.worker < len(self._slots) else WorkerSlot()  # its slot is gone, too
         if not handle.expected:
             slot.exit_reason = reason

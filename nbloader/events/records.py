@@ -152,6 +152,8 @@ class WorkerDied:
     """Numbers of the batches that it held, which other workers produce again."""
     stderr_tail: str
     """The last lines that it wrote to standard error, at most 4 kB."""
+    since: int = 0
+    """When it began to process the first of these batches, ns; 0 if it was not processing one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,16 @@ function write(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+// What a control does, for a pointer and for a screen reader.
+function describe(node, name) {
+  node.setAttribute("aria-label", name);
+  node.title = name;
+}
+
 function button(parent, label, name, onclick) {
   const node = make("button", "", parent, label);
   node.type = "button";
-  node.setAttribute("aria-label", name);
+  describe(node, name);
   node.addEventListener("click", onclick);
   return node;
 }

@@ -330,6 +330,7 @@ class Aggregator:
             samples_per_second=rates.samples,
             mb_per_second=rates.nbytes / 1e6,
             wait_share=rates.wait_share,
+            rate_seconds=rates.seconds,
             wait_share_epoch=self._epoch_share(g, records, live=live),
             waiting=None if g.waiting_since is None else max(0, g.now - g.waiting_since) / 1e9,
             waiting_for=g.waiting_for,

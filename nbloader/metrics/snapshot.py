@@ -350,6 +350,9 @@ class Snapshot:
     """What the slow samples of the newest epoch have in common, such as "suffix .tif"; "" if there is nothing."""
     eta_rough: bool = False
     """Whether `eta` is an estimate from the first batch, as if the loop itself took no time."""
+    rate_seconds: float = 0.0
+    """Length of the time over which rates and `wait_share` were computed, seconds; 0 before the first batch is done:
+    then `wait_share` is over the epoch so far."""
 
     def __repr__(self) -> str:
         """One line; `print` the snapshot for all of it."""

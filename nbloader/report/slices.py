@@ -33,6 +33,8 @@ class SliceKind:
     """Drawn as a thin strip below the others: the worker is already busy with its next batch."""
     device: bool = False
     """Occurs only if batches are pinned or uploaded."""
+    loss: bool = False
+    """Occurs only if a worker was lost while it processed a batch."""
 
 
 KINDS: dict[str, SliceKind] = {
@@ -45,6 +47,7 @@ KINDS: dict[str, SliceKind] = {
         SliceKind("upload", "uploading", palette.STAGES["upload"], device=True),
         SliceKind("wait", "loop waiting", palette.WAIT),
         SliceKind("step", "loop working", palette.STAGES["step"]),
+        SliceKind("lost", "lost with its worker", palette.LOST, loss=True),
     )
 }
 """By name, in the order of the legend."""

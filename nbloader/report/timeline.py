@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbloader._util.format import clean, duration, megabytes, number, percent, plural
-from nbloader.events import BatchRecord
+from nbloader.events import BatchRecord, WorkerDied
 from nbloader.events.pauses import Pauses
 from nbloader.metrics.stage_times import exposed_ns, returned_at, share_of
 from nbloader.report.slices import (
@@ -74,6 +74,13 @@ class Row:
     """Tooltip, of several lines."""
     stall: int = 0
     """The longest unusual wait of the loop in it, ns; 0 for none. It ended where the last "wait" block ends."""
+    lost: int = 0
+    """When its worker was lost, before the batch was produced, ns; 0 otherwise."""
+
+    @property
+    def key(self) -> tuple[Lane, int, int, int]:
+        """Identifies the row: a later one with the same key replaces it."""
+        return self.lane, self.run, self.batch, self.lost
 
     @property
     def begin(self) -> int:
@@ -101,13 +108,27 @@ def rows_of(records: Sequence[BatchRecord], pauses: Pauses | None = None) -> lis
     return rows
 
 
+def lost_rows(deaths: Iterable[WorkerDied]) -> list[Row]:
+    """Describe what lost workers did at the end: they have no batch record for it."""
+    return [_lost(e) for e in deaths if e.batches and e.time > e.since > 0]
+
+
+def _lost(e: WorkerDied) -> Row:
+    ended = "restarted" if e.expected else f"lost: it {clean(e.reason)}"
+    tip = f"batch {e.batches[0]}\nprocessed for {_ns(e.time - e.since)}, until worker {e.worker} was {ended}"
+    others = len(e.batches) - 1
+    queued = f" and {others} that waited behind it" if others else ""
+    tip += f"\nanother worker produces it{queued} again"
+    return Row(worker_lane(e.worker), -1, e.batches[0], 1, (Block("lost", e.since, e.time),), tip, lost=e.time)
+
+
 class Timeline:
     """Collects the rows of a loader while it runs."""
 
     def __init__(self) -> None:
         self.pauses = Pauses()
         """Pauses of the loader; note a pause before the batches that waited during it."""
-        self._rows: dict[tuple[Lane, int, int], Row] = {}  # ordered by arrival
+        self._rows: dict[tuple[Lane, int, int, int], Row] = {}  # ordered by arrival
         self._lanes: collections.Counter[Lane] = collections.Counter()  # rows in each
         self._seen: collections.deque[tuple[int, int]] = collections.deque(maxlen=256)
         self._waits: collections.deque[int] = collections.deque(maxlen=101)
@@ -127,15 +148,21 @@ class Timeline:
         """
         return sorted({loop_lane(0), *map(worker_lane, workers), *self._lanes})
 
-    def take(self, records: Sequence[BatchRecord], waiting: Iterable[ProducedBatch] = ()) -> list[Row]:
+    def take(
+        self,
+        records: Sequence[BatchRecord],
+        waiting: Iterable[ProducedBatch] = (),
+        deaths: Iterable[WorkerDied] = (),
+    ) -> list[Row]:
         """Add rows for what is new.
 
         Args:
             records: Records published since the last call.
             waiting: Batches that have been received and not delivered.
+            deaths: Workers that ended since the last call.
 
         Returns:
-            The new rows. A row with the lane, run and batch of an earlier one replaces it.
+            The new rows. A row with the key of an earlier one replaces it.
         """
         rows: list[Row] = []
         for _, group in itertools.groupby(records, key=lambda r: returned_at(r) // INTERVAL_NS):
@@ -145,8 +172,9 @@ class Timeline:
             if m.fetch_begin and (m.run, m.number) not in self._seen:
                 self._seen.append((m.run, m.number))
                 rows.append(_received(m))
+        rows += lost_rows(deaths)
         for row in rows:
-            key = row.lane, row.run, row.batch
+            key = row.key
             self._lanes[row.lane] += key not in self._rows
             self._rows[key] = row
         for key in list(itertools.islice(self._rows, max(0, len(self._rows) - KEPT))):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_live import LOOP, MAKE, STUCK, assert_epoch_is_whole, restart_stuck_worker, screenshot
+from test_live import IN_VIEW, LOOP, MAKE, STUCK, assert_epoch_is_whole, restart_stuck_worker, screenshot
 
 pytestmark = [
     pytest.mark.browser,
@@ -59,6 +59,20 @@ def test_all_controls_work_while_a_cell_is_busy_and_a_worker_hangs(open_notebook
     events.get_by_label("List only events that contain").fill("paused")
     events.locator(".nbl-log li").nth(0).wait_for()
     assert set(events.locator(".nbl-kind").all_inner_texts()) == {"command"}
+
+    page.set_viewport_size({"width": 900, "height": 700})
+    events.scroll_into_view_if_needed()
+    button = page.locator(".nbl-live .nbl-head").get_by_role("button", name="Restart worker")
+    assert not page.locator(".nbl-live .nbl-tile").first.evaluate(IN_VIEW), "it was scrolled away"
+    assert button.evaluate(IN_VIEW), "the sentence and its button stay, above what is scrolled"
+    screenshot(page, "controls-900")
+    page.get_by_role("button", name="Show one line").click()
+    sentence = page.locator(".nbl-live .nbl-verdict")
+    assert button.evaluate(IN_VIEW)
+    assert sentence.evaluate("node => node.scrollWidth - node.clientWidth") <= 1, "it wraps where it is too long"
+    screenshot(page, "compact-900")
+    page.get_by_role("button", name="Show the whole dashboard").click()
+    page.set_viewport_size({"width": 1300, "height": 1400})
 
     samples = unfold(page, "samples")
     samples.get_by_role("button", name="Copy the index").first.click()

@@ -51,6 +51,20 @@ def screenshot(page: Any, name: str) -> None:
         page.screenshot(path=str(Path(folder) / f"{name}.png"))
 
 
+UNTITLED = """(root) => [...root.querySelectorAll(
+    "button, input, select, canvas[tabindex], .nbl-tile, .nbl-chip, .nbl-box, .nbl-bar, thead th, thead td, .nbl-plot")]
+  .filter((node) => node.checkVisibility() && !node.closest("[title]:not([title='']), label[title]")
+    && !node.querySelector("[title]:not([title=''])") && !node.getAttribute("aria-label"))
+  .map((node) => `${node.tagName} ${node.className} ${node.textContent}`)"""
+"""Controls, tiles and columns below a node without a tooltip or a description."""
+IN_VIEW = """(node) => {
+  const box = node.getBoundingClientRect();
+  const top = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+  return node.contains(top);
+}"""
+"""Whether a node can be seen: it is in the window, and nothing lies above it."""
+
+
 def restart_stuck_worker(page: Any) -> None:
     """Click the restart button of the stuck worker."""
     page.locator(STUCK).get_by_role("button", name="Restart worker").click()
@@ -190,6 +204,7 @@ def test_the_view_is_served_by_the_kernel_and_responds_to_theme_width_and_keyboa
 
     page.mouse.move(0, 0)
     assert live.evaluate(LOW_CONTRAST) == []
+    assert live.evaluate(UNTITLED) == []
     verdict = live.locator(".nbl-verdict")
     light = verdict.evaluate("node => getComputedStyle(node).color")
     page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")

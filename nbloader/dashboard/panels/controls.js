@@ -4,7 +4,7 @@ const HOLD = 2000;  // ms in which the kernel does not move a slider that the us
 const SAID = 10000;  // ms for which a message is visible
 
 export function create(el, api) {
-  const { make, write, button, Pending } = api;
+  const { make, write, describe, button, Pending } = api;
   let data = null, silence = null;
   const line = make("div", "nbl-controls", el);
   const actions = make("div", "nbl-actions", line);
@@ -73,8 +73,7 @@ export function create(el, api) {
     const name = running ? "End the search; the best setting so far stays"
       : changed ? "Return to the settings before the search"
       : "Try other numbers of workers and batches to prefetch while the loop runs, for a minute, and keep what is faster";
-    tune.node.title = name;
-    tune.node.setAttribute("aria-label", name);
+    describe(tune.node, name);
     tune.check(data);
     write(tuned, text ?? "");
   };
@@ -83,7 +82,7 @@ export function create(el, api) {
     update(next) {
       data = next;
       pause.idle = data.state === "paused" ? "Resume" : "Pause";
-      pause.node.setAttribute("aria-label", `${pause.idle} the loader`);
+      describe(pause.node, `${pause.idle} the loader`);
       pause.check(data);
       restart.check(data);
       restart.node.hidden = !data.incarnations.length;

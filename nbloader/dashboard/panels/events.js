@@ -2,15 +2,15 @@
 
 const KINDS = { "": "all events", worker: "workers", error: "errors", epoch: "epochs", command: "commands" };
 
-export function create(el, { make, write, note, unfolded }) {
+export function create(el, { make, describe, note, unfolded }) {
   let lines = [];
   const bar = make("div", "nbl-actions", el);
   const kind = make("select", "", bar);
-  kind.setAttribute("aria-label", "Which events to list");
+  describe(kind, "Which events to list");
   for (const [value, label] of Object.entries(KINDS)) make("option", "", kind, label).value = value;
   const words = make("input", "", bar);
   Object.assign(words, { type: "search", placeholder: "filter" });
-  words.setAttribute("aria-label", "List only events that contain");
+  describe(words, "List only events that contain");
   for (const event of ["keydown", "keyup"]) words.addEventListener(event, (e) => e.stopPropagation());
   const list = make("ol", "nbl-log", el);
   list.tabIndex = 0;

@@ -59,7 +59,7 @@ class Lines(Panel):
         """The table."""
         if not payload["rows"]:
             return ""
-        head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
+        head = "".join(f'<th scope="col" title="{escape(tip)}">{name}</th>' for name, tip in COLUMNS.items())
         rows = "".join(
             f"<tr><td>{share}</td><td>{computing}</td><td>{waiting}</td>"
             f'<td class="nbl-source">{escape(row["source"])}</td><td>{escape(row["place"])}</td></tr>'

@@ -1,6 +1,17 @@
 // The path of a batch: boxes, and batches that glide from one to the next. path.py says what is in which box.
 
 const GLIDE = 230;  // ms
+const TIPS = {
+  sampler: "Draws the indices of batches; those that are drawn and not assigned yet",
+  workers: "Each worker with the batch that it processes, and those in its queue",
+  shared: "Batches pass through shared memory; per second, over the same time as the throughput above",
+  reorder: "Batches that are there before an earlier one",
+  ready: "Batches in order that wait for your loop, of the size of the prefetch window",
+  pin: "Batches are pinned, so that the device can read them; mean of the last 200",
+  upload: "Batches are copied to the device; mean of the last 200",
+  inprocess: "Without workers, batches are fetched and collated between two steps of the loop",
+  loop: "The batch that your loop processes, or the one that it waits for",
+};
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
 export function create(el, { make, write, note, unfolded }) {
@@ -16,6 +27,7 @@ export function create(el, { make, write, note, unfolded }) {
     if (!boxes.has(id)) {
       const node = make("div", "", root);
       node.setAttribute("role", "listitem");
+      node.title = TIPS[id] ?? "";
       const parts = { node, title: make("div", "nbl-box-title", node) };
       if (id === "workers") parts.group = make("div", "nbl-group", node);
       else {

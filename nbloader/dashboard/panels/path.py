@@ -26,6 +26,8 @@ CALM = 25.0
 _DIGITS = 16
 """Digits of batch numbers that fit into a worker's row."""
 _FULL = 0.75
+SHORT_WAIT_S, SHORT_WAITS = 0.25, 0.1
+"""A wait of the loop is no alarm if it is shorter, and if the loop waits for less than this share of its time."""
 
 Mark = Literal["", "empty", "full", "waiting", "stuck"]
 
@@ -132,7 +134,8 @@ def _workers(s: Snapshot) -> Box:
         alarm = f"worker {stuck[0]} is stuck" if len(stuck) == 1 else f"{len(stuck)} workers are stuck"
         return _box("workers", title, note=note, mark="stuck", alarm=alarm)
     busy = any(w.batch is not None for w in s.workers)
-    if s.state == "running" and not busy and not _is_full(s):  # with a full buffer workers are idle, as they should be
+    # with a full buffer workers are idle, as they should be
+    if s.state == "running" and not busy and not _is_full(s) and _waits_notably(s):
         return _box("workers", title, note=note, mark="empty", alarm="all idle")
     return _box("workers", title, note=note)
 
@@ -151,7 +154,8 @@ def _worker(w: WorkerStats, s: Snapshot, *, compact: bool) -> WorkerCell:
 def _transport(s: Snapshot) -> tuple[Box, ...]:
     if any(w.kind == "thread" for w in s.workers):  # threads share the memory of the loop
         return ()
-    return (_box("shared", "Shared memory", note=f"{number(s.mb_per_second)} MB/s" if s.epoch >= 0 else ""),)
+    running = s.state in ("running", "paused")
+    return (_box("shared", "Shared memory", note=f"{number(s.mb_per_second)} MB/s" if running else ""),)
 
 
 def _reorder(s: Snapshot, early: list[int]) -> Box:
@@ -171,12 +175,17 @@ def _reorder(s: Snapshot, early: list[int]) -> Box:
 def _ready(s: Snapshot, ready: list[int]) -> Box:
     note = f"{s.ready} of {s.window}"
     count = s.ready - len(s.begun)
-    if s.state == "running" and s.waiting is not None and not s.ready:
+    if s.state == "running" and _waits_notably(s) and not s.ready:
         return _box("ready", "Ready", note=note, mark="empty", alarm="starved: no batch is ready")
     if s.state == "running" and _is_full(s):
         alarm = f"full: {_slowest_after(s)} is slower"
         return _box("ready", "Ready", ready, count=count, note=note, mark="full", alarm=alarm)
     return _box("ready", "Ready", ready, count=count, note=note)
+
+
+def _waits_notably(s: Snapshot) -> bool:
+    """The loop waits now, and this is not just the moment between two batches of a loop that hardly waits."""
+    return s.waiting is not None and (s.waiting >= SHORT_WAIT_S or s.wait_share >= SHORT_WAITS)
 
 
 def _slowest_after(s: Snapshot) -> str:
@@ -214,7 +223,12 @@ def _in_process(s: Snapshot) -> Box:
 def _loop(s: Snapshot) -> Box:
     if s.waiting is not None and s.state != "paused":
         what = "" if s.waiting_for is None else f" for {s.waiting_for}"
-        return _box("loop", "Your loop", mark="waiting", alarm=f"waiting{what}: {_unbroken(duration(s.waiting))}")
+        text = f"waiting{what}: {_unbroken(duration(s.waiting))}"
+        alarming = _waits_notably(s)
+        return _box(
+            "loop", "Your loop", note="" if alarming else text, mark="waiting" if alarming else "",
+            alarm=text if alarming else "",
+        )  # fmt: skip
     if s.at is None:
         return _box("loop", "Your loop", note="paused" if s.state == "paused" else "")
     return _box(

@@ -3,7 +3,11 @@
 const CALM = 2000;  // ms: numbers in the verdict change at every tick, people and screen readers want a pause between
 
 const COMPACT = "nbloader-compact";
-const TIP = "To keep the dashboard in view, right-click it in JupyterLab and choose Create New View for Cell Output";
+
+const STATES = {
+  new: "No epoch was started yet", starting: "Workers start, or load their dataset", running: "Batches are delivered",
+  paused: "No batch is delivered or requested", idle: "No epoch is running", closed: "The loader was closed",
+};
 
 // What is known about changes: predictions with a button for each that would help; after a click what was measured, with
 // a button that takes it back.
@@ -18,7 +22,7 @@ function remedies(parent, { make, write, button, command, Pending }) {
       waiting.begin("…", done);
       click();
     });
-    node.title = title;
+    node.title = title;  // what comes of it
     const waiting = new Pending(node, label);
     pending.push(waiting);
   };
@@ -57,7 +61,7 @@ function remedies(parent, { make, write, button, command, Pending }) {
 }
 
 export function create(el, api) {
-  const { make, write, button } = api;
+  const { make, write, describe, button } = api;
   const head = make("div", "nbl-head", el);
   const verdict = make("p", "nbl-verdict", head);
   verdict.setAttribute("aria-live", "polite");
@@ -67,6 +71,7 @@ export function create(el, api) {
   const bar = make("div", "nbl-bar", line);
   bar.setAttribute("role", "progressbar");
   bar.setAttribute("aria-label", "Progress of the epoch");
+  bar.title = "Progress of the epoch";
   const fill = make("span", "", bar);
   const progress = make("span", "", line);
   const root = el.closest(".nbl");
@@ -75,9 +80,7 @@ export function create(el, api) {
   const resize = (compact) => {
     root.classList.toggle("nbl-compact", compact);
     write(size, compact ? "Full" : "Compact");
-    const name = compact ? "Show the whole dashboard" : "Show one line";
-    size.setAttribute("aria-label", name);
-    size.title = `${name}. ${TIP}`;
+    describe(size, compact ? "Show the whole dashboard" : "Show one line");
     try {
       sessionStorage.setItem(COMPACT, compact ? "1" : "");
     } catch { /* a page that may not store anything forgets */ }
@@ -104,12 +107,13 @@ export function create(el, api) {
     write(value.children[0], tile.value);
     write(value.children[1], tile.unit && ` ${tile.unit}`);
     write(note, tile.note);
-    node.title = tile.note ? `${tile.tip}. ${tile.note}` : tile.tip;
+    node.title = tile.tip;
   };
 
   return {
     update(data, { reset }) {
-      if (reset || Date.now() - written > CALM || data.topic !== topic) {
+      const due = reset || Date.now() - written > CALM || data.topic !== topic;
+      if (due) {
         write(verdict, data.verdict);
         verdict.title = data.verdict;
         written = Date.now();
@@ -117,12 +121,13 @@ export function create(el, api) {
       }
       showRemedies(data);
       write(state, data.state);
+      state.title = STATES[data.state] ?? "";
       const { share, text } = data.progress;
       fill.style.width = `${100 * (share ?? 0)}%`;
       if (share === null) bar.removeAttribute("aria-valuenow");
       else bar.setAttribute("aria-valuenow", String(Math.round(100 * share)));
       write(progress, text);
-      data.tiles.forEach(drawTile);
+      data.tiles.forEach((tile, i) => { if (due || !tile.calm || !tiles.children[i]) drawTile(tile, i); });
       write(cache, data.cache && `Cache: ${data.cache}`);
       cache.hidden = !data.cache;
     },

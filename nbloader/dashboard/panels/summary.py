@@ -82,65 +82,93 @@ def _progress(s: Snapshot) -> dict[str, Any]:
 
 
 TIPS = {
-    "Throughput": "Batches that your loop received per second, over the last 5 seconds",
-    "Time left": "Until the end of the epoch, at the rate of the last seconds; before the second batch an estimate "
-    "from the first one, as if the loop itself took no time",
+    "Throughput": "Batches that your loop received per second",
+    "Time left": "Until the end of the epoch, at the present throughput",
     "Epoch duration": "From the start of the epoch to its end, pauses included",
-    "Loop waiting": "Share of the last 5 seconds in which your loop waited for a batch",
+    "Loop waiting": "Share of the time in which your loop waited for a batch",
     "In flight": "Batches that are requested and not delivered; the prefetch window limits them",
-    "Time per batch": "Mean time to fetch and collate a batch",
+    "Time per batch": "Mean time to fetch and collate one of the last 200 batches; your loop waits meanwhile",
 }
 """Tooltips of the tiles."""
 
 
-def _tiles(s: Snapshot) -> list[dict[str, str]]:
+def _span(s: Snapshot) -> str:
+    """The time over which rates and shares are shown: that of the sentence."""
+    if _ended(s):
+        return "whole epoch"
+    return f"last {duration(s.rate_seconds)}" if s.rate_seconds else "epoch so far"
+
+
+def _ended(s: Snapshot) -> bool:
+    return s.state in ("idle", "closed")
+
+
+def _tiles(s: Snapshot) -> list[dict[str, Any]]:
     if s.epoch < 0:
         return [_tile(label, NONE) for label in ("Throughput", "Time left", "Loop waiting", "In flight")]
-    samples, mb = f"{number(s.samples_per_second)} samples/s", f"{number(s.mb_per_second)} MB/s"
-    rates = f"{samples} · {mb}" if s.stalled is None else f"no batch for {duration(s.stalled)}"
-    return [
-        _tile("Throughput", number(s.batches_per_second), "batches/s", rates),
-        _time(s),
-        _tile("Loop waiting", percent(s.wait_share), "of its time", _waiting(s)),
-        _ahead(s),
-    ]
+    return [_throughput(s), _time(s), _waiting(s), _ahead(s)]
 
 
-def _time(s: Snapshot) -> dict[str, str]:
+def _throughput(s: Snapshot) -> dict[str, Any]:
+    if _ended(s):
+        samples = s.epoch_rate * s.samples_done / max(1, s.batches_done)
+        return _tile("Throughput", number(s.epoch_rate), "batches/s", f"{number(samples)} samples/s", span=_span(s))
+    if s.stalled is not None:
+        return _tile("Throughput", number(s.batches_per_second), "batches/s", f"no batch for {duration(s.stalled)}")
+    note = f"{number(s.samples_per_second)} samples/s · {number(s.mb_per_second)} MB/s"
+    return _tile("Throughput", number(s.batches_per_second), "batches/s", note, span=_span(s))
+
+
+def _time(s: Snapshot) -> dict[str, Any]:
     took = duration(s.elapsed)
-    if s.state in ("starting", "running", "paused"):
-        if s.stalled is not None:
-            return _tile("Time left", "stalled", f"for {duration(s.stalled)}", f"{took} so far")
-        return _tile("Time left", time_left(s) or NONE, "", f"{took} so far{_first(s)}")
-    return _tile("Epoch duration", took, "", f"{number(s.epoch_rate)} batches/s on average")
+    if _ended(s):
+        return _tile("Epoch duration", took, "", f"{s.samples_done:,} samples")
+    if s.stalled is not None:
+        return _tile("Time left", "stalled", f"for {duration(s.stalled)}", f"{took} so far")
+    return _tile("Time left", time_left(s) or NONE, "", f"{took} so far{_first(s)}")
 
 
 def _first(s: Snapshot) -> str:
     return "" if s.first_batch_in is None else f" · first batch in about {duration(s.first_batch_in)}"
 
 
-def _waiting(s: Snapshot) -> str:
-    if s.waiting is None:
-        return f"{percent(s.wait_share_epoch)} over the epoch"
-    if s.state == "paused":
-        return "paused" if s.waiting_for is None else f"paused before batch {s.waiting_for}"
-    return f"now for batch {NONE if s.waiting_for is None else s.waiting_for}: {duration(s.waiting)}"
+def _waiting(s: Snapshot) -> dict[str, Any]:
+    share, note = s.wait_share, ""
+    if _ended(s):
+        share, note = s.wait_share_epoch, f"{duration(s.wait_share_epoch * s.elapsed)} in all"
+    elif s.state == "paused":
+        note = "paused" if s.waiting_for is None else f"paused before batch {s.waiting_for}"
+    elif s.waiting is not None:
+        note = f"now for batch {NONE if s.waiting_for is None else s.waiting_for}: {duration(s.waiting)}"
+    return _tile("Loop waiting", percent(share), "of its time", note, span=_span(s))
 
 
-def _ahead(s: Snapshot) -> dict[str, str]:
+def _ahead(s: Snapshot) -> dict[str, Any]:
     if not s.workers:
         took = sum(stage.mean for stage in s.stages if stage.name in ("fetch", "collate"))
-        return _tile("Time per batch", duration(took / 1e3) if took else NONE, "", "while your loop waits")
+        return _tile("Time per batch", duration(took / 1e3) if took else NONE, "", "mean of the last 200")
     return _tile("In flight", str(s.in_flight), f"of {s.window}", f"{s.reordering} reordering · {s.ready} ready")
 
 
-def _tile(label: str, value: str, unit: str = "", note: str = "") -> dict[str, str]:
-    return {"label": label, "value": value, "unit": unit, "note": note, "tip": TIPS[label]}
+def _tile(label: str, value: str, unit: str = "", note: str = "", *, span: str = "") -> dict[str, Any]:
+    """Describe a tile.
+
+    Args:
+        label: Its name.
+        value: The figure.
+        unit: Of the figure.
+        note: Text below it.
+        span: The time over which the figure was measured; "" where it is one of this moment. The browser updates such a
+            tile together with the sentence, so that their numbers agree.
+    """
+    name = f"{label}, {span}" if span else label
+    return {"label": name, "value": value, "unit": unit, "note": note, "tip": TIPS[label], "calm": bool(span)}
 
 
-def _tile_html(tile: dict[str, str]) -> str:
+def _tile_html(tile: dict[str, Any]) -> str:
     return (
-        f'<div class="nbl-tile"><div class="nbl-label">{escape(tile["label"])}</div><div class="nbl-value">'
+        f'<div class="nbl-tile" title="{escape(tile["tip"])}">'
+        f'<div class="nbl-label">{escape(tile["label"])}</div><div class="nbl-value">'
         f'{escape(tile["value"])} <span class="nbl-unit">{escape(tile["unit"])}</span></div>'
         f'<div class="nbl-note">{escape(tile["note"])}</div></div>'
     )

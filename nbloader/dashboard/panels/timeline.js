@@ -1,6 +1,6 @@
 // The timeline: lanes of coloured blocks on a canvas. timeline.py says which block is where, and what its tooltip says.
 
-const LEAST = 50, KEPT_MS = 120000, KEPT_ROWS = 20000;  // ms; rows of all lanes
+const LEAST = 50, FIRST = 1000, KEPT_MS = 120000, KEPT_ROWS = 20000;  // ms; rows of all lanes
 const GUTTER = 84, AXIS = 18, TOP = 12;  // pixels
 const STEPS = [10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 30000];  // ms between two ticks of the axis
 
@@ -13,7 +13,7 @@ class Timeline {
     const tools = make("div", "nbl-actions", bar);
     button(tools, "−", "Show more time", () => this.zoom(2));
     button(tools, "+", "Show less time", () => this.zoom(0.5));
-    this.liveButton = button(tools, "Live", "Go back to now", () => this.goLive());
+    this.liveButton = button(tools, "Live", "", () => this.goLive());
     this.frame = make("div", "nbl-frame", el);
     this.canvas = make("canvas", "", this.frame);
     this.canvas.tabIndex = 0;
@@ -21,13 +21,13 @@ class Timeline {
     this.tip = make("div", "nbl-tip", this.frame);
     this.tip.hidden = true;
     this.clear();
-    this.end = null;  // null follows the clock
+    this.end = null;  // null follows the clock, and stays at the end of an epoch that has ended
+    this.span = null;  // null fits what there is
     this.listen();
     this.resized = new ResizeObserver(() => this.draw());
     this.resized.observe(this.frame);
   }
   clear() {
-    this.last = undefined;  // the end of the epoch that has ended
     this.lanes = new Map();  // label -> rows, by time
     this.rows = new Map();  // lane and key -> row: a batch in the reorder buffer gets a new row when it is delivered
   }
@@ -43,7 +43,6 @@ class Timeline {
     this.data = data;
     this.now = now;
     if (this.end > now) this.end = null;  // a recording was moved back
-    this.span ??= 1000 * data.seconds;
     this.showLegend(data.kinds);
     for (const entry of entries) this.add(entry);
     this.forget();
@@ -85,20 +84,25 @@ class Timeline {
     }
   }
 
+  // What fits: the last seconds of an epoch that runs, or the whole of one that has ended.
+  fitting() {
+    const { live, seconds, epoch } = this.data;
+    const rows = [...this.lanes.values()].map((lane) => lane[0].begin);
+    const begun = epoch?.[0] ?? Math.min(...rows, this.now);
+    const end = live ? this.now : epoch?.[1] ?? (Math.max(0, ...this.rows.size ? this.ends() : []) || this.now);
+    const first = live ? Math.max(Math.min(begun, ...rows), end - 1000 * seconds) : Math.max(begun, end - KEPT_MS);
+    return [Math.min(first, end - (live ? FIRST : LEAST)), end];
+  }
+  ends() {
+    return [...this.lanes.values()].map((lane) => lane.at(-1).until).filter(Number.isFinite);
+  }
+  get last() {  // the end of the epoch that has ended; undefined while one runs
+    return this.data.live ? undefined : this.fitting()[1];
+  }
   range() {
-    const { live, seconds } = this.data;
-    if (live) this.last = undefined;
-    else if (this.last === undefined) {  // the epoch has ended: stay at its last batch
-      const ends = [...this.lanes.values()].map((lane) => lane.at(-1).until).filter(Number.isFinite);
-      this.last = Math.max(0, ...ends) || this.now;
-    }
-    const end = this.end ?? this.last ?? this.now;
-    let span = this.span;
-    if (this.end === null && span === 1000 * seconds) {  // the first seconds fill the width
-      const first = Math.min(...[...this.lanes.values()].map((lane) => lane[0].begin), end);
-      span = Math.min(span, Math.max(10000, (end - first) * 1.02));
-    }
-    return [end - span, end];
+    const [first, last] = this.fitting();
+    const end = this.end ?? last;
+    return [end - (this.span ?? last - first), end];
   }
   draw() {
     if (!this.data || !this.api.unfolded()) return;
@@ -138,11 +142,15 @@ class Timeline {
     pen.textAlign = "left";
     const every = Math.ceil(11 / height);
     lanes.forEach((name, i) => { if (i % every === 0) pen.fillText(name, 2, TOP + (i + 0.5) * height, GUTTER - 6); });
-    this.liveButton.disabled = this.end === null;
+    this.liveButton.disabled = this.end === null && this.span === null;
+    this.api.write(this.liveButton, this.data.live ? "Live" : "Whole epoch");
+    const back = this.data.live ? "Follow the epoch again" : "Show the whole epoch, its last two minutes at most";
+    this.api.describe(this.liveButton, back);
     const seconds = Math.round((until - begin) / 100) / 10;
     this.canvas.setAttribute("aria-label",
       `Timeline of ${lanes.length} lanes, ${seconds} seconds. Arrow keys move, plus and minus zoom, Enter opens the last batch, Escape goes to now.`);
-    this.api.note(`${seconds} s${this.end === null ? "" : ", not live"}`);
+    const what = this.end !== null ? `${seconds} s, not live` : this.data.live || this.span ? `the last ${seconds} s` : `${seconds} s`;
+    this.api.note(this.data.live || this.rows.size ? what : "");
   }
   x(ms) {
     return GUTTER + ((ms - this.begin) / (this.until - this.begin)) * (this.width - GUTTER);
@@ -248,7 +256,7 @@ class Timeline {
   key(event) {
     if (event.target !== this.canvas) return false;
     const act = {
-      ArrowLeft: () => this.hold(this.until - this.span / 5), ArrowRight: () => this.hold(this.until + this.span / 5),
+      ArrowLeft: () => this.move(-0.2), ArrowRight: () => this.move(0.2),
       "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2),
       Escape: () => this.goLive(), Home: () => this.goLive(), Enter: () => this.open(this.lastRow()),
     }[event.key];
@@ -257,26 +265,32 @@ class Timeline {
     act();
     return true;
   }
+  get shown() {
+    return this.until - this.begin;
+  }
+  move(share) {
+    this.hold(this.until + share * this.shown);
+  }
   hold(end) {
     const latest = this.last ?? this.now;
+    this.span ??= this.shown;
     this.end = end >= latest ? null : Math.max(end, latest - KEPT_MS + this.span);
     this.draw();
   }
   goLive() {
-    this.end = null;
-    this.span = 1000 * this.data.seconds;
+    this.end = this.span = null;
     this.draw();
   }
   zoom(factor, at = this.until) {
-    const span = Math.min(KEPT_MS, Math.max(LEAST, this.span * factor));
-    const end = at + ((this.until - at) * span) / this.span;
+    const span = Math.min(KEPT_MS, Math.max(LEAST, this.shown * factor));
+    const end = at + ((this.until - at) * span) / this.shown;
     this.span = span;
     if (at !== this.until || this.end !== null) this.hold(end);
     else this.draw();
   }
   rowAt(event, at) {
     const name = this.data?.lanes[Math.floor((event.offsetY - TOP) / this.laneHeight)];
-    const near = this.span / 400;
+    const near = this.shown / 400;
     return name === undefined || event.offsetX < GUTTER ? undefined
       : (this.lanes.get(name) ?? []).findLast(({ begin, until }) => begin - near <= at && at <= until + near);
   }

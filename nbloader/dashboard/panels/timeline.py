@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader.dashboard.panels.base import Frame, Panel, section
-from nbloader.events import BatchRecord, EpochStarted
+from nbloader.events import BatchRecord, EpochEnded, EpochStarted, WorkerDied
 from nbloader.metrics.stage_times import returned_at
 from nbloader.report import timeline as description
 from nbloader.report.slices import KINDS, Lane, loop_lane, worker_lane
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot
     from nbloader.report.timeline import Row
 
-SECONDS = 30
-"""What the timeline shows."""
+SECONDS, KEPT_SECONDS = 30, 120
+"""What the timeline shows of a running epoch, and of one that has ended, at most."""
 PAUSES, PAUSES_NS = 40, 120 * 10**9
 """Pauses drawn at most, the last ones, and how far back, ns."""
 RUNS = 256
@@ -43,6 +43,10 @@ class Timeline(Panel):
         self._frame: Frame | None = None
         self._epochs: dict[int, int] = {}
         """The epochs of the last iterators, by their numbers."""
+        self._newest: EpochStarted | None = None
+        self._ended: EpochEnded | None = None
+        """The end of the newest epoch."""
+        self._losses = False
 
     def news(self, frame: Frame) -> list[Any]:
         """Rows for the batches of this frame."""
@@ -51,11 +55,18 @@ class Timeline(Panel):
             self._timeline.pauses.note(event)
             if isinstance(event, (BatchRecord, EpochStarted)):
                 self._epochs[event.run] = event.epoch
+            if isinstance(event, EpochStarted) and (self._newest is None or event.run > self._newest.run):
+                self._newest, self._ended = event, None
+            elif isinstance(event, EpochEnded) and self._newest is not None and event.run == self._newest.run:
+                self._ended = event
         for run in list(self._epochs)[:-RUNS]:
             del self._epochs[run]
-        begin = frame.now - SECONDS * 10**9
+        begin = frame.now - KEPT_SECONDS * 10**9
         records = [e for e in frame.events if isinstance(e, BatchRecord) and returned_at(e) > begin]
-        return [self._row_json(row, frame) for row in self._timeline.take(records, frame.snapshot.made)]
+        deaths = [e for e in frame.events if isinstance(e, WorkerDied) and e.time > begin]
+        rows = self._timeline.take(records, frame.snapshot.made, deaths)
+        self._losses = self._losses or any(row.lost for row in rows)
+        return [self._row_json(row, frame) for row in rows]
 
     def history(self) -> list[Any]:
         """The rows kept."""
@@ -65,7 +76,7 @@ class Timeline(Panel):
         """Blocks are `[kind, begin, end]`, times in ms, the end null while a block lasts."""
         entry: dict[str, Any] = {
             "lane": row.lane.label,
-            "key": f"{row.run}/{row.batch}",
+            "key": f"{row.run}/{row.batch}/{row.lost}",
             "blocks": [[b.kind, frame.ms(b.begin), frame.ms(b.end) if b.end else None] for b in row.blocks],
             "tip": row.tip,
         }
@@ -84,18 +95,25 @@ class Timeline(Panel):
             "kinds": [
                 {"name": kind.name, "label": kind.label, "color": kind.color, "below": kind.below}
                 for kind in KINDS.values()
-                if device or not kind.device
+                if (device or not kind.device) and (self._losses or not kind.loss) and (s.workers or not kind.below)
             ],
             "lanes": [lane.label for lane in self._timeline.lanes(w.worker for w in s.workers)],
             "pauses": [[frame.ms(begin), frame.ms(end)] for begin, end in pauses],
             "open": list(_open_blocks(s, frame)),
             "live": s.state in ("starting", "running", "paused"),
             "seconds": SECONDS,
+            "epoch": self._epoch_span(frame),
         }
+
+    def _epoch_span(self, frame: Frame) -> list[float | None] | None:
+        """When the newest epoch began and ended, ms; None before the first, and for the end while it runs."""
+        if self._newest is None:
+            return None
+        return [frame.ms(self._newest.time), None if self._ended is None else frame.ms(self._ended.time)]
 
     def html(self, payload: dict[str, Any]) -> str:
         """The last seconds as SVG."""
-        drawn = svg(self._timeline.rows)
+        drawn = svg(self._timeline.rows, 0 if self._newest is None else self._newest.time)
         keys = "".join(
             f'<span class="nbl-key" style="--nbl-key:{kind["color"]}">{kind["label"]}</span>'
             for kind in payload["kinds"]
@@ -154,18 +172,19 @@ class _Bar(NamedTuple):
     kind: str
 
 
-def svg(rows: Iterable[Row]) -> str:
-    """Draw the last 30 seconds of a timeline, up to its last batch, as SVG of bounded size.
+def svg(rows: Iterable[Row], epoch: int = 0) -> str:
+    """Draw the newest epoch of a timeline, its last two minutes at most, as SVG of bounded size.
 
     Args:
         rows: Of a `report.timeline.Timeline`.
+        epoch: When the epoch began, perf_counter ns; 0 where unknown.
 
     Returns:
         An `svg` element; "" if no batch was delivered yet.
     """
     rows = list(rows)
     end = max((row.end for row in rows), default=0)
-    begin = max(end - SECONDS * 10**9, min((row.begin for row in rows), default=0))
+    begin = max(end - KEPT_SECONDS * 10**9, epoch, min((row.begin for row in rows), default=0))
     if end <= begin:
         return ""
     rows = sorted((row for row in rows if row.end >= begin), key=lambda row: row.begin)

@@ -25,7 +25,7 @@ export function create(el, api) {
       }).title = `${tip}. Click to sort.`;
       return node;
     });
-    make("td", "nbl-act", headRow);
+    make("td", "nbl-act", headRow).title = "What you can do to a worker while the cell runs";
   };
   const describe = (row) => {
     const parts = [row.text];

@@ -22,9 +22,9 @@ COLUMNS = {
     "Current batch": "The batch that it processes, the sample of it, and for how long",
     "Queued": "Batches that it was assigned and has not begun",
     "Produced": "Batches that it has produced",
-    "Rate": "Batches that it produced per second, over the last 5 seconds",
+    "Rate": "Batches that it produces per second, over the same time as the throughput above; while an epoch runs",
     "Errors": "Batches in which it raised an exception",
-    "CPU": "Share of one core that its process uses",
+    "CPU": "Share of one core that its process has used since the update before",
     "Private + shared": "Memory of its process alone, and memory that it shares with others",
     "Restarts": "How often it was replaced",
 }
@@ -96,7 +96,7 @@ class Workers(Panel):
             rows.append(f'<tr class="{row["look"]}">{head}{"".join(f"<td>{text}</td>" for text in rest)}</tr>')
         if len(self._rows) > STATIC_ROWS:
             rows.append(f"<tr><td>… {len(self._rows) - STATIC_ROWS} more</td></tr>")
-        head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
+        head = "".join(f'<th scope="col" title="{escape(tip)}">{name}</th>' for name, tip in COLUMNS.items())
         table = (
             f'<div class="nbl-scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
         )
@@ -116,7 +116,7 @@ def look_of(state: str) -> str:
 
 def _row(w: WorkerStats, s: Snapshot) -> dict[str, Any]:
     state = state_word(w, s)
-    cells = _cells(w, state)
+    cells = _cells(w, state, running=s.state in ("running", "paused"))
     row = {
         "id": w.worker,
         "incarnation": incarnation(w.pid, w.restarts),
@@ -133,7 +133,7 @@ def _row(w: WorkerStats, s: Snapshot) -> dict[str, Any]:
     return row
 
 
-def _cells(w: WorkerStats, state: str) -> tuple[_Cell, ...]:
+def _cells(w: WorkerStats, state: str, *, running: bool) -> tuple[_Cell, ...]:
     """In the order of `COLUMNS`."""
     memory = w.private if w.private is not None else w.rss
     return (
@@ -142,7 +142,7 @@ def _cells(w: WorkerStats, state: str) -> tuple[_Cell, ...]:
         _Cell(_current(w), -1 if w.batch_age is None else round(w.batch_age, 3)),
         _Cell(str(w.queued), w.queued),
         _Cell(f"{w.batches:,}", w.batches),
-        _Cell(f"{number(w.batches_per_second)}/s", round(w.batches_per_second, 3)),
+        _Cell(f"{number(w.batches_per_second)}/s" if running else _NONE, round(w.batches_per_second, 3)),
         _Cell(f"{w.errors:,}" if w.errors else _NONE, w.errors),
         _Cell(_NONE if w.cpu_percent is None else f"{w.cpu_percent:.0f} %", round(w.cpu_percent or 0)),
         _Cell(_memory(w), -1 if memory is None else round(memory, -6)),
@@ -176,7 +176,7 @@ def _memory(w: WorkerStats) -> str:
 def _notes(s: Snapshot) -> list[str]:
     notes = []
     if s.cpu_share is not None:
-        notes.append(f"fetching is {percent(s.cpu_share)} CPU time")
+        notes.append(f"fetching the last 200 batches was {percent(s.cpu_share)} CPU time")
     for count, noun, what in (
         (s.errors, "batch", "failed"),
         (s.skipped, "sample", "skipped"),
