@@ -89,7 +89,7 @@ def test_there_is_a_key_for_each_unit():
 @unit
 @each
 def test_the_notebook_is_that_of_a_student(path):
-    """Answer cells are empty, no cell has an output, and the first cell says what a reader must know."""
+    """Answer cells are empty, outputs give nothing away, and the first cell says what a reader must know."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     assert set(notebook["metadata"]) <= {"kernelspec", "language_info"}
     first, *_others = notebook["cells"]
@@ -98,7 +98,11 @@ def test_the_notebook_is_that_of_a_student(path):
         assert said in "".join(first["source"])
     for before, cell in itertools.pairwise(notebook["cells"]):
         if cell["cell_type"] == "code":
-            assert (cell["outputs"], cell["execution_count"]) == ([], None), cell["id"]
+            assert cell["execution_count"] is None, cell["id"]
+            assert not (cell["outputs"] and (instructor.is_answer(cell) or is_check(cell))), cell["id"]
+            folded = "hide-output" in cell["metadata"].get("tags", ())
+            hidden = cell["metadata"].get("jupyter", {}).get("outputs_hidden", False)
+            assert folded == hidden == bool(cell["outputs"]), f"{cell['id']}: run docs/store_outputs.py"
             assert before["cell_type"] == "markdown" or instructor.is_answer(before), f"{cell['id']} has no text"
         if instructor.is_answer(cell):
             source = "".join(cell["source"])

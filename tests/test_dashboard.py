@@ -350,6 +350,25 @@ def test_closing_the_loader_leaves_a_static_form_and_ends_the_dashboard(loader: 
     assert dashboard.widget.comm is None
 
 
+def test_a_cell_that_closes_a_loader_ends_after_its_last_output(
+    loader: FakeLoader, screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def display(name: str, _text: str, data: dict[str, str], *, update: bool = False) -> None:
+        assert name
+        if update:
+            cell_ends.wait(0.1)
+        screen.displayed.put((name, data["text/html"]))
+
+    cell_ends = threading.Event()
+    monkeypatch.setattr(widget, "display", display)
+    dashboard = widget.dashboard_of(loader)
+    loader.close()
+    widget._write_static()  # what runs after each cell
+    displayed = list(screen.displayed.queue)
+    cell_ends.set()
+    assert displayed[-1] == (f"{dashboard._name}-static", "")
+
+
 def test_a_dashboard_does_not_keep_its_loader_alive(screen: Screen) -> None:
     loader = FakeLoader()
     dashboard = widget.dashboard_of(loader)

@@ -42,6 +42,8 @@ TEXT = "nbloader dashboard"
 """The plain-text form. It is constant, so that executed notebooks can be compared."""
 STATIC_INTERVALS = (5.0, 60.0)
 """Seconds to the first static form of a running epoch, and between two: for kernels that die during it."""
+CLOSING_SECONDS = 2.0
+"""For which a cell that closes a loader waits at most until the live view is replaced."""
 
 
 class Dashboard:
@@ -259,7 +261,8 @@ def dashboard_of(loader: LoaderControl) -> Dashboard:
 def _write_static_in_time() -> None:
     """Write static forms that are due before a cell ends, and before the kernel exits.
 
-    A program that executes notebooks (nbconvert, papermill) records only what is displayed while a cell runs.
+    A program that executes notebooks (nbconvert, papermill) records only what is displayed while a cell runs. So a cell
+    that closes a loader ends when the live view has been replaced.
     """
     get_ipython().events.register("post_run_cell", _write_static)
     atexit.register(_write_static)
@@ -267,5 +270,7 @@ def _write_static_in_time() -> None:
 
 def _write_static(_result: object = None) -> None:
     for dashboard in list(_dashboards.values()):
-        if dashboard._static_due and not dashboard._publisher.ended:
+        if dashboard._publisher.ended:
+            dashboard._publisher.thread.join(CLOSING_SECONDS)
+        elif dashboard._static_due:
             dashboard.write_static()
