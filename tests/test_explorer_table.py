@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -99,6 +99,7 @@ def test_rows_have_figures_of_arrays_and_lengths_of_texts():
 
 @given(st.lists(st.one_of(st.none(), st.floats(), st.integers(-(10**6), 10**6)), min_size=1, max_size=50))
 @settings(max_examples=60, deadline=None)
+@example([1.0, 1.7976931348622103e308])
 def test_every_finite_number_is_in_one_bin_and_bins_choose_their_numbers(values):
     table = table_of([{"x": value} for value in values])
     finite = [value for value in values if value is not None and math.isfinite(value)]

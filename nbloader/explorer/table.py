@@ -358,7 +358,8 @@ def _numeric(name: str, values: list[Any]) -> Column | None:
     elif few:
         edges = np.arange(low, high + 2)
     else:
-        edges = np.geomspace(low, high, BINS + 1) if logarithmic else 2 * np.linspace(low / 2, high / 2, BINS + 1)
+        with np.errstate(over="ignore"):  # of the last edge of geomspace, which may be rounded up
+            edges = np.geomspace(low, high, BINS + 1) if logarithmic else 2 * np.linspace(low / 2, high / 2, BINS + 1)
         edges[0], edges[-1] = low, high
     return Column(name, array, None, edges, logarithmic and not few, few and low < high)
 
