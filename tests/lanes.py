@@ -27,6 +27,8 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
+from nbloader._util import system
+
 ROOT = pathlib.Path(__file__).parents[1]
 LOGS = ROOT / "build" / "test"
 GRACE = 20.0
@@ -99,7 +101,7 @@ def lanes(make: str, taken: str) -> list[list[Command]]:
     firsts = [
         [Command("docs", (make, "--no-print-directory", "docs"))],
         [Command("browser", (*PYTEST, "tests/browser"))],
-        *([] for _ in range(max(1, min(os.cpu_count() or 1, 4) - 1))),
+        *([] for _ in range(max(1, min(system.cores(), 4) - 1))),
     ]
     return [[*first, Command(f"tests-{number}", shared)] for number, first in enumerate(firsts, 1)]
 
