@@ -142,6 +142,12 @@ def test_each_histogram_has_the_filters_of_the_others():
     assert table.filtered({}) == list(range(40))
 
 
+def test_axes_span_the_points_that_are_drawn():
+    table = table_of([{"a": 3}, {"a": 5}, {"other": 1}], seconds=[0.1, 0.2, 0.00001])  # the last one has no such field
+    axes = table.statistics({}, "a", "seconds", "a")[0]["scatter"]
+    assert (axes["x"]["low"], axes["x"]["high"], axes["y"]["low"], axes["y"]["high"]) == (3, 5, 0.1, 0.2)
+
+
 def test_costs_of_a_number_are_by_bins():
     table = table_of([{"n": float(i)} for i in range(100)], seconds=[1.0 if i >= 95 else 0.01 for i in range(100)])
     first = table.statistics({}, "", "", "n")[0]["costs"][0]

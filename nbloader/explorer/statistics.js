@@ -398,13 +398,14 @@ class Statistics {
     const head = make("tr", "", make("thead", "", this.costs));
     for (const text of ["value", "samples", "time", "each"]) make("th", "", head, text).scope = "col";
     const body = make("tbody", "", this.costs);
+    const most = Math.max(...costs.flatMap((line) => [line.share_of_samples, line.share_of_time]));
     for (const line of costs) {
       const row = make("tr", "", body);
       make("th", "", row, name(line)).scope = "row";
       for (const part of [line.share_of_samples, line.share_of_time]) {
         const cell = make("td", "", row);
         make("span", "", cell, share(part));
-        make("i", "", cell).style.width = `${60 * part}px`;
+        make("i", "", cell).style.width = `${(60 * part) / most}px`;
       }
       make("td", "", row, time(line.seconds));
     }

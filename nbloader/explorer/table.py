@@ -283,7 +283,7 @@ class SampleTable:
             return content, []
         both = np.flatnonzero(np.isfinite(columns[x].values) & np.isfinite(columns[y].values))
         shown = both[:: max(1, -(-len(both) // POINTS))]
-        content["scatter"] = {"x": _axis(columns[x]), "y": _axis(columns[y]), "points": len(shown)}
+        content["scatter"] = {"x": _axis(columns[x], both), "y": _axis(columns[y], both), "points": len(shown)}
         arrays = (
             columns[x].values[shown],
             columns[y].values[shown],
@@ -364,13 +364,21 @@ def _numeric(name: str, values: list[Any]) -> Column | None:
     return Column(name, array, None, edges, logarithmic and not few, few and low < high)
 
 
-def _axis(column: Column) -> dict[str, Any]:
-    """What an axis needs to know."""
+def _axis(column: Column, drawn: NDArray[np.intp]) -> dict[str, Any]:
+    """What an axis needs to know.
+
+    Args:
+        column: The column.
+        drawn: Rows of the points, whose numbers the axis spans.
+    """
+    low, high = float(column.edges[0]), float(column.edges[-1])
+    if column.categories is None and len(drawn):
+        low, high = float(column.values[drawn].min()), float(column.values[drawn].max())
     return {
         "name": column.name,
         "categories": None if column.categories is None else [clean(c, 60) for c in column.categories[:MAX_CATEGORIES]],
-        "low": float(column.edges[0]),
-        "high": float(column.edges[-1]),
+        "low": low,
+        "high": high,
         "logarithmic": column.logarithmic,
     }
 
