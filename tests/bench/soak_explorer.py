@@ -4,7 +4,8 @@
 
 First it measures how long the first picture takes, from the start of the cell, and then jumps to random samples, from
 the key press to the picture. Then it scrolls by wheel and by keys, jumps, opens samples, and changes between gallery
-and table; memory is sampled and checked as by `soak_dashboard.py`.
+and table; memory is sampled and checked as by `soak_dashboard.py`. The kernel keeps 64 MB of samples and 100,000 rows,
+which ten minutes do not fill: the limits are lower here, so that whatever grows beyond them shows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from soak_dashboard import soak
 JUMPS = 20
 OPEN = """
 import nbloader, numpy as np
+from nbloader.explorer import fetcher, table
 from gallery import Shapes
+fetcher.CACHE_BYTES, table.MAX_ROWS = 2 << 20, 500
 view = nbloader.explore(Shapes(1_000_000))
 view
 """
