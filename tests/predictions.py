@@ -10,6 +10,7 @@ written to build/planted/predictions.md.
 from __future__ import annotations
 
 import argparse
+import collections
 import os
 import statistics
 import time
@@ -55,6 +56,21 @@ class Mixed:
         time.sleep(self.waiting)
 
 
+class Cached(Samples):
+    """The same samples from a cache, once they are there."""
+
+    def __getitem__(self, index: int) -> Any:
+        work: Any = self.work
+        return cached_sample(index, work.seconds, computes=isinstance(work, Computing))
+
+
+@nbloader.cached
+def cached_sample(index: int, seconds: float, *, computes: bool) -> Any:
+    """What `Samples` does for a sample."""
+    compute(seconds) if computes else time.sleep(seconds)
+    return np.full(16, index, np.float32)
+
+
 @dataclass(frozen=True)
 class Change:
     """A loop and a change of its settings."""
@@ -62,7 +78,7 @@ class Change:
     name: str
     work: Callable[[int], object]
     before: dict[str, Any]
-    after: dict[str, int]
+    after: dict[str, Any]
     step: Callable[[int], object] = STEP
     batches: int = 150
 
@@ -78,6 +94,11 @@ CHANGES = (
     Change("no workers", Sleeping(0.002), {"num_workers": 0}, {"num_workers": 2}),
     Change("computes 2 ms", Computing(0.002), {"num_workers": 1}, {"num_workers": 2}),
     Change("computes and waits", Mixed(0.001, 0.003), {"num_workers": 1}, {"num_workers": 3}),
+    Change("waits 4 ms", Sleeping(0.004), {"num_workers": 2}, {"cache": 1.0}),
+    Change("computes 2 ms", Computing(0.002), {"num_workers": 1}, {"cache": 1.0}),
+    Change("waits 4 ms", Sleeping(0.004), {"num_workers": 2}, {"batch_size": 32}),
+    Change("waits 4 ms", Sleeping(0.004), {"num_workers": 2}, {"workers": "thread"}),
+    Change("lognormal waits", Lognormal(0.003), {"num_workers": 3}, {"in_order": False}),
 )
 
 
@@ -99,7 +120,7 @@ class Compared:
 
 
 def rate(loader: Any, step: Callable[[int], object], batches: int) -> float:
-    """Batches per second of an epoch, without its beginning."""
+    """Samples per second of an epoch, without its beginning."""
     begin = time.perf_counter()
     number = 0
     for number, _batch in enumerate(loader):
@@ -108,7 +129,7 @@ def rate(loader: Any, step: Callable[[int], object], batches: int) -> float:
         step(number)
         if number == batches - 1:
             break
-    return (number - WARM_UP_BATCHES) / (time.perf_counter() - begin)
+    return (number - WARM_UP_BATCHES) * loader.batch_size / (time.perf_counter() - begin)
 
 
 def compare(change: Change) -> Compared:
@@ -122,7 +143,12 @@ def compare(change: Change) -> Compared:
             prediction = loader.what_if(**change.after)
         if "prefetch_factor" in change.after:
             arguments.pop("prefetch", None)
-        with nbloader.DataLoader(dataset, **(arguments | change.after)) as loader:
+        arguments |= change.after
+        cached = arguments.pop("cache", 0.0)
+        changed = Cached(dataset.length, change.work) if cached else dataset
+        with nbloader.DataLoader(changed, **arguments) as loader:
+            if cached:
+                collections.deque(loader, maxlen=0)  # fills it
             gain = rate(loader, change.step, change.batches) / before
         if prediction.speedup is None:
             result.reason = prediction.reason

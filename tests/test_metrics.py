@@ -669,6 +669,25 @@ def test_verdict_when_transport_is_the_limit():
     assert "38.0 MB of each batch are pickled by a worker (1.00 ms to collate and pickle, 40.5 ms to transport)" in text
 
 
+def test_right_after_a_resize_the_new_workers_do_not_count_as_idle_before():
+    stats = new_stats(cores=8)
+    for worker in (0, 1):
+        stats.update(WorkerReady(START - S, worker, 1000 + worker, S))
+    now = loop(stats, 60, wait=40 * MS, make=95 * MS, fetch_cpu=MS)
+    crew = [gauge(worker) for worker in range(8)]
+    starting = [*crew[:2], *(gauge(worker, state="starting") for worker in range(2, 8))]
+    before = stats.snapshot(gauges(now + 50 * MS, *starting, window=16, waiting_since=now))
+    assert before.cause == "workers_wait", "they are not ready"
+    for worker in range(2, 8):
+        stats.update(WorkerReady(now, worker, 1000 + worker, S))
+    after = stats.snapshot(gauges(now + 100 * MS, *crew, window=16, waiting_since=now))
+    assert after.cause == "workers_wait", after.verdict
+    assert after.epoch_verdict.cause == "workers_wait"
+    stats.update(EpochEnded(now + 100 * MS, 0, 0, 60, "closed"))
+    stats.update(WorkerDied(now + S, 0, 1000, 0, "", expected=True, batches=(), stderr_tail=""))
+    assert stats.snapshot(gauges(now + 2 * S, state="idle")).cause == "workers_wait"
+
+
 def test_verdict_without_workers():
     stats = new_stats()
     now = loop(stats, 50, workers=0, wait=20 * MS, step=10 * MS)

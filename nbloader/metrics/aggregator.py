@@ -9,6 +9,7 @@ import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from nbloader._util import system
 from nbloader.events import (
@@ -70,6 +71,8 @@ HISTOGRAM_BATCHES = 500
 """Batches in the histogram of the time to produce one."""
 READY = 64
 """Starts of workers that are kept."""
+CREWS = 256
+"""Changes of the number of workers that are kept."""
 SLOW_RUNS = 3
 """Iterators whose slowest samples are kept."""
 FOLDED = 64
@@ -83,6 +86,13 @@ JUDGE_NS = 1_000_000_000
 
 
 _RUN = operator.attrgetter("run")
+
+
+class _Crew(NamedTuple):
+    """How many workers there are from a time on, perf_counter ns."""
+
+    since: int
+    workers: int
 
 
 class Aggregator:
@@ -128,6 +138,7 @@ class Aggregator:
         self._measured: tuple[int, Evidence] | None = None
         """The last measurement of the epoch, and when it was made."""
         self._ready: collections.deque[WorkerReady] = collections.deque(maxlen=READY)
+        self._crews: collections.deque[_Crew] = collections.deque(maxlen=CREWS)
         self._error = ""
         self._ended: EpochEnded | None = None
         self._usual_make = 0.0
@@ -243,10 +254,12 @@ class Aggregator:
                     self._ended = event
             case WorkerDied():
                 self._deaths += not event.expected
+                self._add_crew(event.time, -1)
             case WorkerRestarted():
                 self._restarts[event.worker] += 1
             case WorkerReady():
                 self._ready.append(event)
+                self._add_crew(event.time, 1)
             case BatchFailed():
                 self._errors[event.worker] += 1
                 self._error = event.error
@@ -264,6 +277,27 @@ class Aggregator:
                 self._slow.clear()
                 self._slow_floor.clear()
                 self._sample.forget()
+
+    def _add_crew(self, time: int, change: int) -> None:
+        """A worker has come or gone. One that goes may never have been ready."""
+        workers = self._crews[-1].workers if self._crews else 0
+        self._crews.append(_Crew(time, max(0, workers + change)))
+
+    def _mean_crew(self, begin: int, end: int) -> float | None:
+        """The mean number of workers, if it has changed between two times; None if not.
+
+        Args:
+            begin: perf_counter ns.
+            end: The same.
+        """
+        if self._first is None or not any(begin < crew.since < end for crew in self._crews):
+            return None
+        begin = max(begin, self._first.delivered)  # before, they start
+        total = 0
+        for crew, after in itertools.zip_longest(self._crews, itertools.islice(self._crews, 1, None)):
+            until = end if after is None else min(end, after.since)
+            total += crew.workers * max(0, until - max(begin, crew.since))
+        return total / (end - begin) if total and end > begin else None
 
     def _begin(self, run: int, epoch: int, batches: int | None, time: int) -> None:
         if self._origin is None:
@@ -465,7 +499,7 @@ class Aggregator:
 
     def _span(self, g: Gauges, rates: Rates, usage: Usage | None, *, live: bool) -> SpanOptions:
         """The last seconds."""
-        alive = [w for w in g.workers if w.state != "dead"] if live else []
+        alive = [w for w in g.workers if w.state not in ("dead", "starting")] if live else []
         return SpanOptions(
             span="now",
             seconds=rates.seconds,
@@ -477,6 +511,7 @@ class Aggregator:
             window=g.window,
             waiting=waiting(g, self._pauses, g.now) if live else 0,
             waiting_for=g.waiting_for,
+            crew=self._mean_crew(g.now - round(rates.seconds * 1e9), g.now) if live else None,
             pids={w.worker: w.pid for w in alive},
             usage=usage,
             pauses=self._pauses,
@@ -489,7 +524,7 @@ class Aggregator:
         self._fold()
         sample = self._sample
         end = g.now if self._ended is None else self._ended.time
-        alive = [w for w in g.workers if w.state != "dead"] if live else []
+        alive = [w for w in g.workers if w.state not in ("dead", "starting")] if live else []
         first = self._first_batch(g)
         options = SpanOptions(
             span="epoch",
@@ -506,6 +541,7 @@ class Aggregator:
             worker_startup=max([e.startup_ns / 1e9 for e in self._ready if e.time >= self._began], default=None),
             waiting=waiting(g, self._pauses, g.now) if live else 0,
             waiting_for=g.waiting_for,
+            crew=self._mean_crew(self._first.delivered if self._first is not None else self._began, end),
             pids={w.worker: w.pid for w in alive},
             usage=usage,
             pauses=self._pauses,

@@ -106,6 +106,8 @@ class SpanOptions:
     """How long the loop has been waiting for a batch that has not come, without pauses, ns."""
     waiting_for: int | None = None
     """Number of that batch."""
+    crew: float | None = None
+    """Mean number of workers over the span, where it has changed; None where it has not."""
     pids: dict[int, int] = field(default_factory=dict)
     """Process of each worker that is alive; {} if none is."""
     usage: Usage | None = None
@@ -164,7 +166,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
     count = len(regular)
     part = steady_batches / count / span_ns  # of the span, per ns of these batches
     worst = max([*steady, *(r for r in o.worst if r.index not in first)], key=_waited)
-    used = busy_ns / count * steady_batches / (workers * steady_ns)
+    used = busy_ns / count * steady_batches / ((o.crew or workers) * steady_ns)
     overlap = used if used > OVERLAPPING and _overlap([*o.opening, *records]) else 1.0
     if overlap > 1:  # the time of the worker that is left for a batch, beside collating
         left = workers * steady_ns / steady_batches - (busy_ns - sum(fetches)) / count
