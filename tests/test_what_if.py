@@ -257,6 +257,17 @@ class Sleeps:
         return index
 
 
+def test_a_window_that_was_given_as_batches_is_in_the_model():
+    with DataLoader(Sleeps(), 4, num_workers=4, prefetch=1, workers="thread") as loader:
+        for _batch in loader:
+            pass
+        found = loader.what_if(prefetch_factor=2)
+        assert "replay" not in found.reason
+        same = loader.what_if(num_workers=8)
+    assert found.speedup is None or found.speedup > 2
+    assert same.speedup is None or same.speedup < 1.2, "of more workers only one has a batch"
+
+
 def test_a_loader_predicts_other_arguments():
     with DataLoader(Sleeps(), 4, num_workers=2, workers="thread") as loader:
         loader.profile_lines()

@@ -809,6 +809,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return {
             "num_workers": self.num_workers, "prefetch_factor": self.prefetch_factor, "in_order": self.in_order,
             "workers": self._config.workers, "batch_size": self.batch_size, "iterable": self._is_iterable,
+            "prefetch": self.prefetch,
         }  # fmt: skip
 
     def profile_lines(self, on: bool = True) -> None:

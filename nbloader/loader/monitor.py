@@ -53,10 +53,12 @@ DISTURBING = (WorkersResized, WorkerReady, LoaderResumed, DatasetReloaded)
 
 
 def _settings(arguments: dict[str, Any], cores: int) -> Settings:
-    workers, factor = arguments["num_workers"], arguments["prefetch_factor"]
+    workers, factor, window = arguments["num_workers"], arguments["prefetch_factor"], arguments["prefetch"]
+    if window is None:
+        window = workers * (DEFAULT_PREFETCH_FACTOR if factor is None else max(factor, 1))
     return Settings(
         workers=workers,
-        window=workers * (DEFAULT_PREFETCH_FACTOR if factor is None else max(factor, 1)),
+        window=window,
         cores=cores,
         in_order=arguments["in_order"],
     )
@@ -299,7 +301,7 @@ class Monitor:
         now = _settings(given, epoch.cores)
         if given["num_workers"] and epoch.window > now.window:  # `prefetch`, or a window that adapted itself
             now = dataclasses.replace(now, window=epoch.window)
-        after = _settings(given | changed, epoch.cores)
+        after = _settings(given | ({"prefetch": None} if "prefetch_factor" in changed else {}) | changed, epoch.cores)
         if "num_workers" not in changed and "prefetch_factor" not in changed:
             after = dataclasses.replace(after, window=now.window)
         cause = s.epoch_verdict.cause
