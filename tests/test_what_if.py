@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+import nbloader
 from nbloader import DataLoader
 from nbloader.cache.hit_cost import hit_seconds
 from nbloader.diagnose.what_if import WIDE, CostChange, Job, LineTime, Prediction, Settings, jobs_of, predict, replay
@@ -255,6 +256,21 @@ class Sleeps:
     def __getitem__(self, index: int) -> int:
         time.sleep(0.002)
         return index
+
+
+def test_a_cache_that_only_other_loaders_use_can_be_predicted():
+    @nbloader.cached
+    def doubled(number: int) -> int:
+        return 2 * number
+
+    assert [doubled(1), doubled(1)] == [2, 2]
+    with DataLoader(Sleeps(), 4, num_workers=1, workers="thread") as loader:
+        for number, _batch in enumerate(loader):
+            if number == 60:
+                assert "already" not in loader.what_if(cache=1.0).reason
+                doubled(1)
+                assert "with 1 hits in this epoch" in loader.what_if(cache=1.0).reason
+                break
 
 
 def test_a_window_that_was_given_as_batches_is_in_the_model():

@@ -97,6 +97,8 @@ class Monitor:
         self._predicted = _Predicted((), 0.0, Outlook())
         self._samples: SampleIndex | None = None
         """What is known of the dataset's samples; made when slow ones are found."""
+        self._hits_before = 0
+        """Hits of the cache of samples before the newest epoch."""
         self.tuning: SettingSearch | None = None
         """The newest search for better settings."""
         events.subscribe(self._aggregator.update)
@@ -117,6 +119,8 @@ class Monitor:
     def _on_lifecycle(self, event: LifecycleEvent) -> None:
         if isinstance(event, EpochStarted):
             self._usage.begin_epoch()
+            cache = sample_cache.gauge()
+            self._hits_before = 0 if cache is None else cache.hits
             self.lines.epoch_began(event.run)
         elif isinstance(event, EpochEnded):
             self._usage.end_epoch()
@@ -255,8 +259,8 @@ class Monitor:
         if changed.get("batch_size") is not None and given["batch_size"] is None:
             return "the loader does not make the batches: its batch_size is None"
         cached = float(changed.get("cache", 0.0))
-        if cached and s.cache is not None and s.cache.hits:
-            return f"the dataset uses a cache already, with {s.cache.hits:,} hits"
+        if cached and s.cache is not None and s.cache.hits > self._hits_before:
+            return f"the dataset uses a cache already, with {s.cache.hits - self._hits_before:,} hits in this epoch"
         hit = 0.0
         if cached:
             newest = [r for r in self._events.batches() if r.samples][-REPLAYED:]
