@@ -406,6 +406,29 @@ def test_it_is_an_error_where_workers_must_not_be_forked_or_it_does_not_help(mon
         iter(loader)
 
 
+def test_a_forked_process_keeps_the_batches_that_it_inherits():
+    """Also when this process drops them: their memory, in a segment or in a slab, is not written again."""
+    for size in (8, 8000):
+        data = np.arange(40 * size, dtype=np.float32).reshape(40, size)
+        with DataLoader(data, 4, num_workers=1, persistent_workers=True) as loader:
+            epoch = iter(loader)
+            batch = next(epoch)
+            read, write = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.close(write)
+                os.read(read, 1)
+                os._exit(0 if batch.numpy().tobytes() == data[:4].tobytes() else 1)
+            del batch
+            for _ in range(3):
+                for batch in epoch:
+                    del batch
+                epoch = iter(loader)
+            os.close(read)
+            os.close(write)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 # ---- what must not be inherited
 
 

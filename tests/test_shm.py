@@ -10,6 +10,7 @@ import mmap
 import os
 import pathlib
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from nbloader import DataLoader
 from nbloader.engine import engine
 from nbloader.shm import segment
+from nbloader.shm.arena import ArenaWriter
 from nbloader.shm.segment import SegmentReader, SegmentWriter, aligned, anonymous_file, segment_size
 
 
@@ -56,6 +58,11 @@ class Lender:
     def send(self, value: int, nbytes: int = 40_000):
         """A batch full of `value`, as an array on lent memory."""
         return np.ndarray((nbytes,), np.uint8, self.reader.lend(self.commit(value, nbytes), nbytes))
+
+
+def forked(monkeypatch):
+    """As if this process had been forked."""
+    monkeypatch.setattr(segment._forks, "count", segment._forks.count + 1)
 
 
 @pytest.fixture
@@ -193,6 +200,58 @@ class Free(RuleBasedStateMachine):
 
 Free.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestFree = Free.TestCase
+
+
+def test_what_a_forked_process_may_view_is_not_written_again(lender, monkeypatch):
+    kept, dropped = lender.send(1), lender.send(2)
+    forked(monkeypatch)
+    del dropped
+    after = lender.send(3)  # lent after the fork
+    assert lender.count == 3
+    assert (kept == 1).all()
+    del kept, after
+    assert (lender.send(4) == 4).all()
+    assert lender.count == 3
+    assert len(lender.reader._maps) == len(lender.writer._maps) == 1, "the others are released"
+
+
+def test_an_arena_that_a_forked_process_may_view_is_not_written_again(monkeypatch):
+    retired = []
+    writer = ArenaWriter(
+        lambda: frozenset({1}), lambda _number, _fd: frozenset({1}), lambda *gone: retired.append(gone)
+    )
+    block = writer.begin(40_000)
+    lent = writer.reader.lend(block.number, 40_000)
+    forked(monkeypatch)
+    del lent
+    other = writer.begin(40_000)
+    assert other.number != block.number
+    assert retired == [(block.number, frozenset({1}))]
+    writer.reader.lend(other.number, 40_000)  # and dropped at once
+    assert writer.begin(40_000).number == other.number
+
+
+def test_small_batches_lie_side_by_side_in_memory_that_is_used_again(lender, monkeypatch):
+    reader = lender.reader
+    assert reader.store(memoryview(b"")).nbytes == 0
+    bodies = [bytes([i % 251]) * (3000 + i) for i in range(100)]
+    kept = [np.frombuffer(reader.store(memoryview(body)), np.uint8) for body in bodies]
+    assert [array.tobytes() for array in kept] == bodies
+    assert all(array.ctypes.data % segment.ALIGN == 0 for array in kept)
+    assert len(reader._slabs) <= 100 * 3200 // segment.SLAB_SIZE + 2
+    del kept[:60]
+    monkeypatch.setattr(segment, "anonymous_file", Mock(side_effect=MemoryError))
+    more = [reader.store(memoryview(body)) for body in bodies[:30]]
+    assert [bytes(block) for block in more] == bodies[:30]
+    assert not any(isinstance(block, bytearray) for block in more)
+    assert [array.tobytes() for array in kept] == bodies[60:]
+    forked(monkeypatch)
+    kept.clear()
+    more.clear()
+    blocks = [reader.store(memoryview(body)) for body in bodies]
+    assert bytearray in map(type, blocks), "no memory that another process may view"
+    assert [bytes(block) for block in blocks] == bodies
+    assert reader.store(memoryview(bytes(segment.SLAB_SIZE + 1))) == bytes(segment.SLAB_SIZE + 1)
 
 
 @given(st.integers(0, 10**9))

@@ -243,12 +243,16 @@ class SegmentArena:
     def open(self, chunks: Sequence[BatchPayload]) -> Any:
         """The batch, of chunks that are all here."""
         layout, nbytes = place_rows(self.layout.tree, self.size, self.size, 0)
-        return builder(layout, self._output)(self._lend(nbytes), join_extras(chunks))
+        return self._build(layout, nbytes, join_extras(chunks))
 
     def read(self, chunk: BatchPayload, start: int) -> Any:
         """One chunk that is here."""
         layout, nbytes = place_rows(self.layout.tree, chunk.samples, self.size, start)
-        return builder(layout, self._output)(self._lend(nbytes), chunk.extras)
+        return self._build(layout, nbytes, chunk.extras)
+
+    def _build(self, layout: LayoutNode, nbytes: int, extras: list[Any]) -> Any:
+        memory = self._lend(nbytes)
+        return builder(layout, self._output, shared=type(memory) is not bytearray)(memory, extras)
 
     def give_back(self) -> None:
         """All chunks have arrived, and nobody reads them here. An arena that was read is returned by its reader."""

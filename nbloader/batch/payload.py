@@ -134,20 +134,24 @@ class Layout:
         output: "torch" or "numpy": what the arrays of a batch become.
     """
 
-    __slots__ = ("_build", "_output", "tree")
+    __slots__ = ("_output", "_private", "_shared", "tree")
 
     def __init__(self, tree: Any, output: str) -> None:
         self.tree = tree
         """The pickled layout."""
         self._output = output
-        self._build: Build | None = None
+        self._shared: Build | None = None
+        self._private: Build | None = None
 
-    @property
-    def build(self) -> Build:
-        """The function that builds a batch from its memory and its extras."""
-        if self._build is None:
-            self._build = builder(pickle.loads(self.tree), self._output)
-        return self._build
+    def build_on(self, memory: Any, extras: list[Any]) -> Any:
+        """Build a batch on its memory."""
+        if type(memory) is bytearray:
+            if self._private is None:
+                self._private = builder(pickle.loads(self.tree), self._output)
+            return self._private(memory, extras)
+        if self._shared is None:
+            self._shared = builder(pickle.loads(self.tree), self._output, shared=True)
+        return self._shared(memory, extras)
 
 
 class _Payload:
@@ -215,7 +219,7 @@ class SegmentPayload(_Payload):
         end = HEADER_SIZE + extras_nbytes
         self._extras = body[HEADER_SIZE:end]
         self._segments = source.segments
-        self._memory = bytearray(memoryview(body)[end:]) if segment == NO_SEGMENT else None
+        self._memory = source.segments.store(memoryview(body)[end:]) if segment == NO_SEGMENT else None
         self.layout = None if layout == PICKLED else source.layouts[layout]
 
     def open(self) -> Any:
@@ -224,7 +228,7 @@ class SegmentPayload(_Payload):
             self._memory = self._segments.lend(self.header.segment, self.header.nbytes)
         if self.layout is None:
             return load_object(self._extras, self._memory)
-        return self.layout.build(self._memory, self.extras)
+        return self.layout.build_on(self._memory, self.extras)
 
     @property
     def extras(self) -> list[Any]:
@@ -234,7 +238,7 @@ class SegmentPayload(_Payload):
     @property
     def mapping(self) -> Any:
         """Once it is open: the whole segment that contains it; None where it is elsewhere."""
-        lent = self.header.segment != NO_SEGMENT and not isinstance(self._memory, bytearray)
+        lent = self.header.segment != NO_SEGMENT and type(self._memory) is not bytearray
         return self._segments.mapping(self.header.segment) if lent else None
 
     def parts(self) -> PayloadParts:

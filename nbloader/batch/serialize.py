@@ -15,6 +15,7 @@ own) and `load_object` 47 us; the dataset and the collate function take 67 us (t
 
 from __future__ import annotations
 
+import ctypes
 import io
 import pickle
 import sys
@@ -27,7 +28,7 @@ import cloudpickle
 import numpy as np
 
 from nbloader.batch.collate import ADDED_TO_NUMPY
-from nbloader.batch.rebuild import Memory
+from nbloader.batch.rebuild import Memory, in_shared_memory
 from nbloader.shm import memmap
 from nbloader.shm.segment import aligned
 
@@ -65,7 +66,10 @@ def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     kind = getattr(torch, dtype.removeprefix("torch."))
     if not memoryview(buffer).nbytes:
         return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(buffer, dtype=kind).view(shape)
+    tensor: Any = torch.frombuffer(buffer, dtype=kind).view(shape)
+    if isinstance(memoryview(buffer).obj, ctypes.Array):  # a batch in shared memory; a dataset's file is an `mmap`
+        tensor.untyped_storage().is_shared = in_shared_memory
+    return tensor
 
 
 class DeviceTensorError(TypeError):
@@ -277,7 +281,10 @@ def load_object(message: Any, memory: Memory) -> Any:
             buffers.append(view[begin : begin + nbytes])
             continue
         arrays = map(ndarray, shapes, repeat(np.dtype(char)), repeat(memory), starts)
-        buffers.extend(map(_tensor, arrays) if tensors else arrays)
+        if not tensors:
+            buffers.extend(arrays)
+        else:
+            buffers.extend(map(_tensor if type(memory) is bytearray else _shared_tensor, arrays))
     return pickle.loads(data, buffers=buffers)
 
 
@@ -295,6 +302,12 @@ def _tensor(array: Any) -> Any:
     import torch
 
     return torch.from_numpy(array)
+
+
+def _shared_tensor(array: Any) -> Any:
+    tensor = _tensor(array)
+    tensor.untyped_storage().is_shared = in_shared_memory
+    return tensor
 
 
 class _ArrayExtractor:

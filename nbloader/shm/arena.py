@@ -103,7 +103,9 @@ class ArenaWriter:
             self.reader.discard(number)
         workers = self._workers()
         for number in self.reader.take_returned():
-            if number in self._poisoned or not workers <= self._holders[number]:
+            if number < 0:  # see `SegmentReader.returned`
+                self._forget(~number)
+            elif number in self._poisoned or not workers <= self._holders[number]:
                 self._forget(number)
             else:
                 self._free.put(number, self._sizes[number])

@@ -1,10 +1,13 @@
 """Shared memory: segments that one process writes a batch into and another reads without a copy.
 
 A segment belongs to the worker that created it. It is lent to the notebook's process with a batch, and goes back when
-the last array or tensor that views it is collected: a consumer that keeps batches costs memory, never correctness.
+the last array or tensor that views it is collected: a consumer that keeps batches costs memory, never correctness. If
+the notebook's process was forked meanwhile, the child may view it as long as it likes: then it is not written again.
 
     worker:   SegmentWriter.begin() -> write -> commit() -> send the number    (abort() where writing failed)
     notebook: SegmentReader.lend() -> arrays on the owner -> the owner is collected -> number back with the next task
+
+A batch that arrives in its message is copied to a slab, where it lies beside others (`SegmentReader.store`).
 
 `BlockWriter` and `BlockReader` are the protocol of both ends. arena.py has the other writer: segments that several
 workers write at the same time.
@@ -37,6 +40,13 @@ ALIGN = 64
 
 INLINE_LIMIT = 16 * 1024
 """A batch smaller than this is sent in its message, bytes: one copy of it is cheaper than a segment's bookkeeping."""
+
+SLAB_SIZE = 4 * INLINE_LIMIT
+"""Memory for small batches: it is free again when nobody views any of them, bytes."""
+_SLAB = ctypes.c_char * SLAB_SIZE
+_NO_SLAB = memoryview(bytearray())
+FREE_SLABS = 8
+"""Slabs of one worker that are kept to be used again."""
 
 NO_SEGMENT = -1
 """In place of a segment's number: the memory is a buffer of this process."""
@@ -357,9 +367,12 @@ class SegmentWriter:
             self.give_back([block.number])
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Nobody views these segments any more."""
+        """Nobody views these segments any more, as far as the reader knows: see `SegmentReader.returned`."""
         for number in numbers:
-            self._free.put(number, self._sizes[number])
+            if number >= 0:
+                self._free.put(number, self._sizes[number])
+            else:
+                self._drop([~number])
 
     def rest(self) -> None:
         """There is nothing to do for now: keep one segment of each size, for the first batch of the next epoch."""
@@ -389,6 +402,21 @@ class SegmentWriter:
             self._retire(known)
 
 
+class _Forks:
+    """How often this process was forked, or about to be."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        if hasattr(os, "register_at_fork"):  # twice: other threads run between the first one and the fork
+            os.register_at_fork(before=self._add, after_in_parent=self._add)
+
+    def _add(self) -> None:
+        self.count += 1
+
+
+_forks = _Forks()
+
+
 class SegmentReader:
     """The notebook's view of the segments of one writer."""
 
@@ -396,7 +424,14 @@ class SegmentReader:
         self._maps: dict[int, tuple[Any, Any]] = {}
         self._lent: dict[int, weakref.ref[Any]] = {}
         self.returned: collections.deque[int] = collections.deque()
-        """Segments without views; the worker is notified with its next task."""
+        """Segments without views; the worker is notified with its next task. `~number` for one that a forked copy of
+        this process may still view: it must not be written again."""
+        self._slab = _NO_SLAB
+        """Where small batches are stored, one behind the other."""
+        self._stored = 0
+        """Bytes of it that are in use, or were."""
+        self._slabs: dict[int, weakref.ref[Any]] = {}
+        self._free_slabs: list[Any] = []
 
     def add(self, number: int, fd: int) -> None:
         """Map a new segment; takes ownership of the descriptor."""
@@ -409,6 +444,44 @@ class SegmentReader:
     def forget(self, number: int) -> None:
         """The segment is not used any more; it is unmapped when nobody views it."""
         del self._maps[number]
+
+    def store(self, batch: memoryview) -> Any:
+        """Copy a batch that has arrived in a message.
+
+        Returns:
+            A buffer of the same size, in shared memory unless that is exhausted.
+        """
+        start, end = self._stored, self._stored + batch.nbytes
+        if end > self._slab.nbytes:
+            if batch.nbytes > SLAB_SIZE or not self._begin_slab():
+                return bytearray(batch)
+            start, end = 0, batch.nbytes
+        self._stored = end + ALIGN - 1 & -ALIGN
+        memory = self._slab[start:end]
+        memory[:] = batch
+        return memory
+
+    def _begin_slab(self) -> bool:
+        """Store batches in another slab. False if the system provides none."""
+        self._slab = _NO_SLAB  # it may be free now
+        if self._free_slabs:
+            memory = self._free_slabs.pop()
+        else:
+            try:
+                fd = anonymous_file(SLAB_SIZE)
+                try:
+                    memory = mapped(fd, SLAB_SIZE)
+                finally:
+                    os.close(fd)
+            except (MemoryError, OSError):
+                return False
+        owner = _SLAB.from_buffer(memory)
+        key = id(owner)
+        free = functools.partial(_free_slab, self._slabs, self._free_slabs, key, memory, _forks.count)
+        self._slabs[key] = weakref.ref(owner, free)
+        self._slab = memoryview(owner).cast("B")
+        self._stored = 0
+        return True
 
     def lend(self, number: int, nbytes: int) -> Any:
         """The memory of a segment to build arrays on; when the last of them is collected the segment is returned.
@@ -425,7 +498,9 @@ class SegmentReader:
         # The object of the weak reference must be the one that NumPy keeps as the arrays' base. NumPy looks through a
         # memoryview to the object below it, so a reference to one would die while arrays still use the memory.
         owner = array_type.from_buffer(memory)
-        self._lent[number] = weakref.ref(owner, functools.partial(_return, self._lent, self.returned, number))
+        self._lent[number] = weakref.ref(
+            owner, functools.partial(_return, self._lent, self.returned, number, _forks.count)
+        )
         return owner
 
     def mapping(self, number: int) -> Any:
@@ -445,6 +520,12 @@ class SegmentReader:
         return out
 
 
-def _return(lent: dict[int, Any], returned: collections.deque[int], number: int, _ref: object) -> None:
+def _return(lent: dict[int, Any], returned: collections.deque[int], number: int, forks: int, _ref: object) -> None:
     lent.pop(number, None)
-    returned.append(number)
+    returned.append(number if forks == _forks.count else ~number)
+
+
+def _free_slab(slabs: dict[int, Any], free: list[Any], key: int, memory: Any, forks: int, _ref: object) -> None:
+    slabs.pop(key, None)
+    if forks == _forks.count and len(free) < FREE_SLABS:
+        free.append(memory)

@@ -194,9 +194,13 @@ def _reducers() -> dict[type, Any]:
 
 def _is_shared(torch: Any, obj: Any) -> bool:
     if isinstance(obj, torch.Tensor):
-        return obj.is_cpu and obj.layout is torch.strided and not obj.is_nested and obj.is_shared()
-    storage = obj._untyped_storage if isinstance(obj, torch.TypedStorage) else obj
-    return storage.device.type == "cpu" and bool(storage.is_shared())
+        if not obj.is_cpu or obj.layout is not torch.strided or obj.is_nested:
+            return False
+        storage = obj.untyped_storage()
+    else:
+        storage = obj._untyped_storage if isinstance(obj, torch.TypedStorage) else obj
+    # Not what the storage itself answers, which is True for a batch of ours, too: torch cannot send its memory.
+    return storage.device.type == "cpu" and bool(torch.UntypedStorage.is_shared(storage))
 
 
 def _goes_as_array(torch: Any, obj: Any) -> bool:

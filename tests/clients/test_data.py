@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -234,13 +236,38 @@ class Blocks(Squares):
         return torch.full((5000,), float(i))
 
 
+def is_of_torch(tensor):
+    """Whether it lies in shared memory that torch itself has mapped, and can send."""
+    return torch.UntypedStorage.is_shared(tensor.untyped_storage())
+
+
+@pytest.mark.parametrize("size", [8, 8000])
+def test_batches_of_worker_processes_are_in_shared_memory(size):
+    """As with torch, programs ask `is_shared()`. It is right for views and copies, too."""
+    samples = [(torch.ones(size), {"a": torch.ones(size), "b": torch.ones(size)}, torch.ones(1).bfloat16())] * 4
+    bags = functools.partial(DataLoader, collate_fn=lambda samples: SimpleNamespace(tensors=samples[0][::2]))
+
+    def is_shared(loader):
+        batch = next(iter(loader))
+        batch = batch.tensors if isinstance(batch, SimpleNamespace) else [batch[0], *batch[1].values(), batch[2]]
+        assert not any(copied.is_shared() for tensor in batch for copied in (tensor.clone(), copy.deepcopy(tensor)))
+        return {answer for tensor in batch for answer in (tensor.is_shared(), tensor[1:].is_shared())}
+
+    for loader_class in (DataLoader, bags):
+        with loader_class(samples, 4, num_workers=1) as loader:
+            assert is_shared(loader) == {True}
+        for how in ({}, {"num_workers": 1, "workers": "thread"}):
+            with loader_class(samples, 4, **how) as loader:
+                assert is_shared(loader) == {False}
+
+
 def test_a_delivered_batch_is_moved_to_torchs_shared_memory():
-    """Programs ask `is_shared()`, and call `share_memory_()` where it is False."""
     with DataLoader(Blocks(4), 4, num_workers=1) as loader:
         (batch,) = loader
         expected = batch.clone()
-        if not batch.is_shared():
-            batch.share_memory_()
+        assert not is_of_torch(batch)
+        batch.share_memory_()
+        assert is_of_torch(batch)
         assert batch.is_shared()
         assert torch.equal(batch, expected)
 
@@ -276,7 +303,7 @@ def test_a_delivered_batch_is_sent_to_another_process_with_one_copy():
         assert next(received).item() == expected.sum()
         assert torch.equal(batch, expected)
         assert torch.equal(views[0], expected[1:3])
-        assert batch.is_shared()
+        assert is_of_torch(batch)
         place = batch.data_ptr()
         queue.put(views[1])
         assert next(received).item() == (expected + 1).sum()

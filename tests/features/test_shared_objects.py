@@ -102,6 +102,10 @@ def test_a_tensor_that_is_not_shared_is_copied():
     with DataLoader(dataset, 2, num_workers=1) as loader:
         assert flat(loader) == [0, 1, 2, 3]
         assert not dataset.weight.is_shared()
+        (batch,) = DataLoader(torch.full((1, 1), 2.0), num_workers=1)
+        dataset.weight = batch[0]  # in shared memory, but not in torch's
+        assert flat(loader) == [0, 2, 4, 6]
+        assert not torch.UntypedStorage.is_shared(batch.untyped_storage()), "it was moved"
 
 
 @pytest.mark.leaves_behind("multiprocessing's resource tracker")
