@@ -329,6 +329,34 @@ def test_attributes_that_would_have_no_effect_cannot_be_assigned(name):
         setattr(loader, name, None)
 
 
+@pytest.mark.parametrize(
+    "kind", [{"num_workers": 0}, {"num_workers": 1, "workers": "thread"}], ids=["inline", "thread"]
+)
+def test_a_loop_that_got_an_error_has_stopped_unless_it_goes_on(kind):
+    class Broken:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            return 1 // (index != 1)
+
+    with DataLoader(Broken(), **kind) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert loader.stats().state == "running"
+        with pytest.raises(ZeroDivisionError):
+            next(batches)
+        stopped = loader.stats()
+        assert stopped.state == "stopped"
+        assert "stopped after 1 of 4 batches" in stopped.verdict
+        assert "batch 1 raised ZeroDivisionError" in stopped.verdict
+        next(batches)
+        assert loader.stats().state == "running"
+        assert [e.index for e in loader.events.recent() if isinstance(e, ev.LoopStopped)] == [1]
+        list(batches)
+        assert loader.stats().state == "idle"
+
+
 def test_iterating_a_closed_loader_raises():
     for workers in (0, 1):
         loader = DataLoader(Numbers(20), 2, num_workers=workers)

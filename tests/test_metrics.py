@@ -27,6 +27,7 @@ from nbloader.events import (
     LoaderClosed,
     LoaderPaused,
     LoaderResumed,
+    LoopStopped,
     Placed,
     SampleFailed,
     SupervisorFailed,
@@ -225,6 +226,62 @@ def test_slow_batches_and_the_end_of_an_epoch_are_no_stall():
     assert stats.snapshot(gauges(now + 31 * S)).stalled is None, "the loop itself is busy"
     stats.update(EpochEnded(now, 0, 0, 6, "exhausted"))
     assert stats.snapshot(gauges(now + 60 * S, state="idle", **waits)).stalled is None
+
+
+def run_ten_batches() -> tuple[Aggregator, int]:
+    """Statistics of a loop that waits 90 ms for each batch, and when it asked for the eleventh."""
+    stats = new_stats()
+    stats.update(EpochStarted(START, 0, 0, 100, 2))
+    now = START
+    for i in range(10):
+        stats.update(record(now, wait=90 * MS, step=10 * MS, index=i))
+        now += 100 * MS
+    return stats, now
+
+
+def test_after_an_error_the_loop_has_stopped_until_it_comes_back():
+    stats, now = run_ten_batches()
+    stats.update(LoopStopped(now + 90 * MS, 0, 10, "ValueError: image 7 is truncated", interrupted=False))
+    at = {"run": 0, "delivered": 10, "at": 9, "at_since": now - 10 * MS}
+    s = stats.snapshot(gauges(now + 60 * S, *pair(), **at))
+    assert (s.state, s.eta, s.at, s.stalled) == ("stopped", None, None, None)
+    assert s.elapsed == pytest.approx(1.09), "it does not go on counting"
+    assert s.wait_share_epoch == pytest.approx(0.99 / 1.09)
+    assert s.verdict.startswith(
+        "Epoch 0 stopped after 10 of 100 batches in 1.1 s: batch 10 raised ValueError: image 7 is truncated. "
+    )
+    closed = stats.snapshot(gauges(now + 90 * S, state="closed"))
+    assert closed.elapsed == pytest.approx(1.09)
+    assert "and the loader is closed" in closed.verdict
+    back = stats.snapshot(gauges(now + 61 * S, *pair(), waiting_since=now + 60 * S, waiting_for=11, run=0))
+    assert back.state == "running"
+    stats.update(record(now + 60 * S, wait=90 * MS, index=11))
+    assert stats.snapshot(gauges(now + 62 * S, *pair(), **at)).state == "running"
+
+
+def test_an_interrupted_wait_counts_as_waiting_and_is_named():
+    stats, now = run_ten_batches()
+    stats.update(LoopStopped(now + 5 * S, 0, 10, "KeyboardInterrupt", interrupted=True))
+    s = stats.snapshot(gauges(now + 60 * S, *pair(), run=0))
+    assert s.state == "stopped"
+    assert "was interrupted after 10 of 100 batches in 6.0 s, while the loop waited for batch 10 (5.0 s)" in s.verdict
+    assert s.wait_share_epoch == pytest.approx(5.9 / 6)
+    assert s.cause == "stall"
+    stats.update(EpochStarted(now + 70 * S, 1, 1, 100, 2))
+    assert stats.snapshot(gauges(now + 71 * S, *pair(), run=1)).state == "running"
+
+
+def test_skipped_samples_of_the_epoch_are_named_in_its_verdict():
+    stats, now = run_ten_batches()
+    for sample in (3, 8):
+        stats.update(SampleFailed(now, 0, 2, 0, sample, f"OSError: {sample}.png", "", "skipped"))
+    stats.update(SampleFailed(now, 0, 2, 0, None, "OSError", "", "retried"))
+    named = "2 samples were skipped: the last one, sample 8 of batch 2, OSError: 8.png."
+    assert stats.snapshot(gauges(now, *pair(), run=0)).verdict.endswith(named)
+    stats.update(EpochEnded(now, 0, 0, 10, "exhausted"))
+    assert stats.snapshot(gauges(now, state="idle")).verdict.endswith(named)
+    stats.update(EpochStarted(now, 1, 1, 100, 2))
+    assert "skipped" not in stats.snapshot(gauges(now + S, *pair(), run=1)).verdict
 
 
 def test_before_the_second_batch_the_time_left_is_estimated_from_the_samples_that_are_there():

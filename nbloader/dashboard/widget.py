@@ -34,6 +34,7 @@ from nbloader.events import BatchRecord, EpochEnded, EpochStarted, Event, Loader
 from nbloader.frontend import comm
 from nbloader.frontend.live import LiveWidget
 from nbloader.frontend.outputs import display, running_cell
+from nbloader.metrics.snapshot import ENDED
 
 if TYPE_CHECKING:
     from nbloader.metrics.control import LoaderControl, SampleView
@@ -76,7 +77,7 @@ class Dashboard:
         self._publisher = Publisher(
             f"nbloader-dashboard-{self._name}",
             tick=self._tick,
-            idle=lambda: self._feed.snapshot.state in ("new", "idle", "closed"),
+            idle=lambda: self._feed.snapshot.state in ("new", *ENDED),
             afterwards=self._write_static_if_due,
             finish=self._finish,
         )

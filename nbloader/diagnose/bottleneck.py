@@ -20,6 +20,7 @@ from nbloader.metrics.evidence import Diagnosis
 from nbloader.metrics.snapshot import Verdict
 
 if TYPE_CHECKING:
+    from nbloader.events import LoopStopped
     from nbloader.metrics.evidence import Evidence, LoaderStatus
     from nbloader.metrics.snapshot import Snapshot, WorkerStats
 
@@ -48,11 +49,28 @@ def judge(s: Snapshot, status: LoaderStatus, now: Evidence, epoch: Evidence) -> 
         return Diagnosis(Verdict("closed", "The loader is closed.") if closed else new, Verdict(), Verdict())
     recent, whole = verdict(now), verdict(epoch)
     common = in_common(epoch.slow_indices, epoch.usual_indices, epoch.facts) if epoch.slow_indices else ""
-    return Diagnosis(_headline(s, status, now, recent, whole), recent, whole, common)
+    headline = _headline(s, status, now, recent, whole)
+    left_out = _left_out(status)
+    if left_out:
+        headline = headline._replace(sentence=f"{headline.sentence} {left_out}")
+    return Diagnosis(headline, recent, whole, common)
+
+
+def _left_out(status: LoaderStatus) -> str:
+    """The samples of the epoch that are missing from its batches, or were replaced; "" if there is none."""
+    if not status.left_out:
+        return ""
+    last, count = status.left_out[-1], status.left_out_count
+    were = "was" if count == 1 else "were"
+    which = "sample" if count == 1 else "the last one, sample"
+    return (
+        f"{plural(count, 'sample')} {were} {last.done}: {which} {clean(last.sample, 40)} of batch {last.index}, "
+        f"{clean(last.error, 80)}."
+    )
 
 
 def _headline(s: Snapshot, status: LoaderStatus, now: Evidence, recent: Verdict, whole: Verdict) -> Verdict:
-    if status.ended or s.state == "closed":
+    if status.ended or s.state in ("closed", "stopped"):
         return _after_epoch(s, status, whole)
     if s.state == "paused":
         since = "" if status.paused_for is None else f" for {duration(status.paused_for)}"
@@ -66,12 +84,23 @@ def _after_epoch(s: Snapshot, status: LoaderStatus, whole: Verdict) -> Verdict:
     head = f"Epoch {s.epoch} {how} after {s.batches_done:,}{total} batches in {duration(s.elapsed)}"
     if status.ended == "error" and status.error:
         head += f" ({clean(status.error, 80)})"
+    if status.stopped is not None:
+        head = _stopped(s, status, status.stopped)
     if s.state == "closed" and status.ended != "closed":
         head += ", and the loader is closed"
     if whole.cause == Cause.UNKNOWN and s.batches_done <= MIN_BATCHES:
         waited = f"the loop waited {percent(s.wait_share_epoch)} of the time"
         return Verdict("idle", f"{head}; {waited}. These are too few batches to tell why.")
     return Verdict(whole.cause, f"{head}. {whole.sentence}", whole.also)
+
+
+def _stopped(s: Snapshot, status: LoaderStatus, stop: LoopStopped) -> str:
+    total = "" if s.batches_total is None else f" of {s.batches_total:,}"
+    done = f"after {s.batches_done:,}{total} batches in {duration(s.elapsed)}"
+    if stop.interrupted:
+        waited = duration(status.stop_waited)
+        return f"Epoch {s.epoch} was interrupted {done}, while the loop waited for batch {stop.index} ({waited})"
+    return f"Epoch {s.epoch} stopped {done}: batch {stop.index} raised {clean(stop.error, 160)}"
 
 
 def _starting(s: Snapshot, e: LoaderStatus) -> Verdict | None:

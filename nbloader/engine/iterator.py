@@ -34,6 +34,8 @@ DRAWING_LIMIT_NS = 10_000_000
 is drawn each time."""
 PROFILED = "enumerate(DataLoader)#Epoch.__next__"
 """Range of torch's profiler around each wait for a batch; its tools recognize torch's loader by the first part."""
+MAX_ERROR = 300
+"""Characters of an error that `LoopStopped` keeps."""
 KEPT_INDICES = 8
 """Dataset indices that the record of a batch keeps."""
 
@@ -177,9 +179,19 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         except StopIteration:
             raise
         except BaseException as error:
-            if not isinstance(error, Exception) or raised_by_handler(error):
+            interrupted = not isinstance(error, Exception) or raised_by_handler(error)
+            if interrupted:
                 self._check_complete()
+            if self._consumer is not None:  # otherwise the end of the epoch was published
+                self._publish_stop(error, interrupted=interrupted)
             raise
+
+    def _publish_stop(self, error: BaseException, *, interrupted: bool) -> None:
+        """The loop has ended, unless it catches the error and comes back."""
+        text = f"{type(error).__name__}: {error}".removesuffix(": ")[:MAX_ERROR]
+        resources = self._resources
+        index = resources.failed if resources.failed == resources.returned >= 0 else resources.returned + 1
+        self._events.publish(ev.LoopStopped(_clock(), self._run, index, text, interrupted=interrupted))
 
     def _check_complete(self) -> None:
         """After an interrupt."""
@@ -204,7 +216,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             task.indices = item_numbers(task.indices)
         if payload.failed:
             plan.delivered(task, 0)
-            self._resources.returned = task.number
+            self._resources.returned = self._resources.failed = task.number
             epoch = self._run if self._debuggable and plan.order is not None else None
             raise payload.to_exception(task.number, task.indices, batched=self._batched, epoch=epoch)
         batch = payload.open() if self._transfer is None else self._move(self._transfer, got)
@@ -323,6 +335,8 @@ class _Resources:
         self.run = run
         self.wakeup = Wakeup()
         self.delivered = 0
+        self.failed = -1
+        """Number of the last batch whose error was raised; -1 for none."""
         self.returned = -1
         """Number of the last batch that was returned, or whose error was raised; -1 for none."""
         self.reader: SourceReader | None = None

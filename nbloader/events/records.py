@@ -200,6 +200,25 @@ class EpochEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopStopped:
+    """An exception left `__next__` of an iterator that can go on: a batch failed, or the wait was interrupted.
+
+    A loop that does not catch it has ended, though its iterator has not: the traceback keeps that alive.
+    """
+
+    time: int
+    """When, ns."""
+    run: int
+    """Number of the iterator, as `BatchRecord.run`."""
+    index: int
+    """Number of the batch that the loop asked for."""
+    error: str
+    """Type and message."""
+    interrupted: bool
+    """Whether a signal handler raised it, as after Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True)
 class BatchFailed:
     """A batch could not be produced: the dataset or the collate function raised."""
 
@@ -319,6 +338,7 @@ LifecycleEvent: TypeAlias = (
     | WorkerRestarted
     | EpochStarted
     | EpochEnded
+    | LoopStopped
     | BatchFailed
     | SampleFailed
     | WorkersResized

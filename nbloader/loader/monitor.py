@@ -33,7 +33,7 @@ from nbloader.metrics.aggregator import Aggregator
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.metrics.probe import ProcessProbe, UsageProbe
 from nbloader.metrics.rates import RATE_NS
-from nbloader.metrics.snapshot import Outlook, Point, Snapshot
+from nbloader.metrics.snapshot import ENDED, Outlook, Point, Snapshot
 from nbloader.report.trace import Trace
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Monitor:
 
     def _outlook(self, s: Snapshot, given: dict[str, Any]) -> Outlook:
         """What changes would gain: predictions of the last seconds, and restarts of workers as of now."""
-        ended = s.state in ("idle", "closed")
+        ended = s.state in ENDED
         found = Outlook()
         searching = self.tuning is not None and self.tuning.gauge.running
         if not searching and s.cause not in outlook.NOT_BY_SETTINGS:  # no button contradicts the sentence

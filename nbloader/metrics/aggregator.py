@@ -21,6 +21,7 @@ from nbloader.events import (
     Event,
     LoaderPaused,
     LoaderResumed,
+    LoopStopped,
     SampleFailed,
     SupervisorFailed,
     WorkerDied,
@@ -85,6 +86,9 @@ JUDGE_NS = 1_000_000_000
 """Time between two measurements of an epoch that is running, ns: one takes a millisecond or two."""
 
 
+LIVE = ("starting", "running", "paused")
+"""States of a loader whose epoch has not ended."""
+
 _RUN = operator.attrgetter("run")
 
 
@@ -141,6 +145,12 @@ class Aggregator:
         self._crews: collections.deque[_Crew] = collections.deque(maxlen=CREWS)
         self._error = ""
         self._ended: EpochEnded | None = None
+        self._stop: LoopStopped | None = None
+        """The last error or interrupt that left the loop of the newest epoch."""
+        self._stop_asked = 0
+        """When the loop had asked for the batch that it did not get, ns."""
+        self._left_out = 0
+        """Samples of the newest epoch that were skipped or replaced."""
         self._usual_make = 0.0
         """Estimate from the epoch's first batches of the time to produce one, seconds; 0 where unknown."""
         self._series = TimeSeries()
@@ -252,6 +262,12 @@ class Aggregator:
             case EpochEnded():
                 if event.run == self._run:
                     self._ended = event
+            case LoopStopped():
+                if event.run == self._run:
+                    newest = next((r for r in reversed(self._recent) if r.run == event.run), None)
+                    before = self._began if self._stop is None else self._stop.time
+                    self._stop_asked = before if newest is None else max(before, returned_at(newest))
+                    self._stop = event
             case WorkerDied():
                 self._deaths += not event.expected
                 self._add_crew(event.time, -1)
@@ -265,6 +281,7 @@ class Aggregator:
                 self._error = event.error
             case SampleFailed():
                 self._failed_by_outcome[event.done] += 1
+                self._left_out += event.run == self._run and event.done != "retried"
                 self._failed_samples.append(event)
             case SupervisorFailed():
                 self._supervisor_failures += 1
@@ -310,7 +327,8 @@ class Aggregator:
         self._sample = EpochSample()
         self._folded = 0
         self._usual_make = 0.0
-        self._ended = self._measured = None
+        self._ended = self._measured = self._stop = None
+        self._left_out = 0
         self._error = ""
         for old in sorted(self._slow)[: -(SLOW_RUNS - 1)]:
             del self._slow[old]
@@ -333,14 +351,15 @@ class Aggregator:
     ) -> tuple[Snapshot, list[BatchRecord]]:
         records = list(self._recent)
         last = records[-STAGE_BATCHES:]
-        live = self._ended is None and self._run >= 0 and g.state in ("starting", "running", "paused")
+        stop = self._stopped(g, records)
+        live = self._ended is None and stop is None and self._run >= 0 and g.state in LIVE
         rates = rates_of(
             g, records, self._pauses, first=self._first, began=self._began, run=self._run, live=live
         )  # fmt: skip
         stalled = stalled_for(g, last, self._pauses) if live and self._first is not None else None
         if stalled is not None:
             rates = without_progress(rates)
-        end = g.now if self._ended is None else self._ended.time
+        end = self._end(g, stop)
         done = self._done if self._ended is None else max(self._done, self._ended.batches)
         if live and g.run == self._run:
             done = max(done, g.delivered)
@@ -353,7 +372,7 @@ class Aggregator:
             eta = self._rough_eta(g, left, first)
         typical_ns = median([elapsed_ns(r.fetch_begin, r.collated) for r in last])
         snapshot = Snapshot(
-            state=g.state,
+            state="stopped" if stop is not None and self._ended is None and g.state in LIVE[:2] else g.state,
             epoch=self._epoch,
             batches_done=done,
             batches_total=self._batches,
@@ -365,7 +384,7 @@ class Aggregator:
             mb_per_second=rates.nbytes / 1e6,
             wait_share=rates.wait_share,
             rate_seconds=rates.seconds,
-            wait_share_epoch=self._epoch_share(g, records, live=live),
+            wait_share_epoch=self._epoch_share(g, records, stop, live=live),
             waiting=None if g.waiting_since is None else max(0, g.now - g.waiting_since) / 1e9,
             waiting_for=g.waiting_for,
             window=g.window,
@@ -389,8 +408,8 @@ class Aggregator:
             failed_samples=tuple(self._failed_samples),
             epoch_rate=done * 1e9 / active if active else 0.0,
             iterators=g.iterators,
-            at=g.at,
-            at_for=max(0, g.now - g.at_since) / 1e9 if g.at is not None and g.at_since else None,
+            at=None if stop is not None else g.at,
+            at_for=None if stop is not None or g.at is None or not g.at_since else max(0, g.now - g.at_since) / 1e9,
             asked=g.asked,
             made=g.made,
             pinned=g.pinned,
@@ -406,8 +425,10 @@ class Aggregator:
             eta_rough=rough and eta is not None,
         )
         now = measure(_spread(rates.records, JUDGED), self._span(g, rates, usage, live=live))
-        epoch = self._epoch_evidence(g, snapshot, epoch_usage, live=live)
-        diagnosis = self._judge(snapshot, self._status(g, rates), _with_facts(now, facts), _with_facts(epoch, facts))
+        epoch = self._epoch_evidence(g, snapshot, epoch_usage, stop, live=live)
+        diagnosis = self._judge(
+            snapshot, self._status(g, rates, stop), _with_facts(now, facts), _with_facts(epoch, facts)
+        )
         headline = diagnosis.headline
         return replace(
             snapshot,
@@ -419,9 +440,27 @@ class Aggregator:
             slow_in_common=diagnosis.slow_samples,
         ), records
 
-    def _epoch_share(self, g: Gauges, records: list[BatchRecord], *, live: bool) -> float:
+    def _stopped(self, g: Gauges, records: list[BatchRecord]) -> LoopStopped | None:
+        """The error or the interrupt that left the loop, unless it has come back."""
+        stop = self._stop
+        newest = next((r for r in reversed(records) if r.run == self._run), None)
+        if stop is None or (newest is not None and newest.requested > stop.time):
+            return None
+        here = g.at_since if g.waiting_since is None else g.waiting_since
+        return None if g.run == self._run and here > stop.time else stop
+
+    def _end(self, g: Gauges, stop: LoopStopped | None) -> int:
+        """When the epoch ended, or the loop was left; now while it runs."""
+        if stop is not None:
+            return stop.time
+        return g.now if self._ended is None else self._ended.time
+
+    def _epoch_share(self, g: Gauges, records: list[BatchRecord], stop: LoopStopped | None, *, live: bool) -> float:
         waited = self._epoch_waited
-        if self._ended is not None:
+        if stop is not None:
+            end = stop.time
+            waited += self._pauses.active(self._stop_asked, end)
+        elif self._ended is not None:
             end = self._ended.time
         elif live and g.waiting_since is not None:
             end = g.now
@@ -488,13 +527,18 @@ class Aggregator:
             return max(0, g.at_since - self._began) / 1e9
         return None
 
-    def _status(self, g: Gauges, rates: Rates) -> LoaderStatus:
+    def _status(self, g: Gauges, rates: Rates, stop: LoopStopped | None) -> LoaderStatus:
+        left_out = [e for e in self._failed_samples if e.run == self._run and e.done != "retried"]
         return LoaderStatus(
             recent=rates.count,
             first_batch=self._first_batch(g),
             ended="" if self._ended is None else self._ended.reason or "abandoned",
             error=self._error,
             paused_for=None if self._pauses.since is None else max(0, g.now - self._pauses.since) / 1e9,
+            stopped=stop,
+            stop_waited=0.0 if stop is None else max(0, stop.time - self._stop_asked) / 1e9,
+            left_out=tuple(left_out[-1:]),
+            left_out_count=self._left_out,
         )
 
     def _span(self, g: Gauges, rates: Rates, usage: Usage | None, *, live: bool) -> SpanOptions:
@@ -518,12 +562,17 @@ class Aggregator:
             device=g.device,
         )
 
-    def _epoch_evidence(self, g: Gauges, s: Snapshot, usage: Usage | None, *, live: bool) -> Evidence:
+    def _epoch_evidence(
+        self, g: Gauges, s: Snapshot, usage: Usage | None, stop: LoopStopped | None, *, live: bool
+    ) -> Evidence:
         if live and self._measured is not None and g.now - self._measured[0] < JUDGE_NS:
             return self._measured[1]
         self._fold()
         sample = self._sample
-        end = g.now if self._ended is None else self._ended.time
+        end = self._end(g, stop)
+        waited = waiting(g, self._pauses, g.now) if live else 0
+        if stop is not None:
+            waited = self._pauses.active(self._stop_asked, stop.time)
         alive = [w for w in g.workers if w.state not in ("dead", "starting")] if live else []
         first = self._first_batch(g)
         options = SpanOptions(
@@ -539,8 +588,8 @@ class Aggregator:
             worst=sample.worst,
             startup=first,
             worker_startup=max([e.startup_ns / 1e9 for e in self._ready if e.time >= self._began], default=None),
-            waiting=waiting(g, self._pauses, g.now) if live else 0,
-            waiting_for=g.waiting_for,
+            waiting=waited,
+            waiting_for=g.waiting_for if stop is None else stop.index,
             crew=self._mean_crew(self._first.delivered if self._first is not None else self._began, end),
             pids={w.worker: w.pid for w in alive},
             usage=usage,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from nbloader.events import LoopStopped, SampleFailed
 from nbloader.metrics.snapshot import Snapshot, UploadStats, Verdict
 from nbloader.metrics.usage import Usage
 
@@ -171,6 +172,14 @@ class LoaderStatus:
     """The last error of a batch of this epoch."""
     paused_for: float | None = None
     """Seconds since `pause()`; None when not paused."""
+    stopped: LoopStopped | None = None
+    """The error or the interrupt that left the loop, unless it came back."""
+    stop_waited: float = 0.0
+    """How long the loop had waited until then, seconds."""
+    left_out: tuple[SampleFailed, ...] = ()
+    """The last of the samples of this epoch that were skipped or replaced; at most one."""
+    left_out_count: int = 0
+    """How many they were."""
 
 
 class Diagnosis(NamedTuple):

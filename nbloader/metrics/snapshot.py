@@ -22,6 +22,10 @@ OVERLAPPING_STAGES = ("pin", "upload")
 """Stages that overlap others, and that only some batches go through."""
 
 
+ENDED = ("idle", "closed", "stopped")
+"""States in which no loop runs, after the first epoch has begun."""
+
+
 class Percentiles(NamedTuple):
     """Percentiles of a duration, milliseconds, by nearest rank."""
 
@@ -231,7 +235,7 @@ class Snapshot:
     """The state of a loader at one moment."""
 
     state: str
-    """See `Gauges.state`."""
+    """See `Gauges.state`; or "stopped": an error or an interrupt left the loop, and it has not come back."""
     epoch: int
     """Epoch of the newest iterator, from 0; -1 before the first."""
     batches_done: int

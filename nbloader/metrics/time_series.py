@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from nbloader.events import BatchRecord
-from nbloader.metrics.snapshot import STAGES, Percentiles, Point, Snapshot
+from nbloader.metrics.snapshot import ENDED, STAGES, Percentiles, Point, Snapshot
 from nbloader.metrics.stage_times import returned_at, share_of, spread_of
 
 POINT_NS = 200_000_000
@@ -56,7 +56,7 @@ class TimeSeries:
             fresh: The newest of the batches delivered since the last point.
         """
         gap = now - self._now if self._now is not None else max(0, age)
-        idle = s.state in ("new", "idle", "closed")
+        idle = s.state in ("new", *ENDED)
         if (self._now is not None and gap < POINT_NS) or (idle and self._idle):
             return
         at = max(0, age) / 1e9

@@ -21,6 +21,7 @@ from nbloader._util.user_warning import warn
 from nbloader.dashboard.feed import Feed, Message
 from nbloader.dashboard.publisher import TICK, Publisher
 from nbloader.events import BatchRecord, EpochEnded, Event, LoaderClosed
+from nbloader.metrics.snapshot import ENDED
 from nbloader.recording import codec
 from nbloader.recording.file import (
     CLOSED,
@@ -110,7 +111,7 @@ class Recorder:
         self._publisher = Publisher(
             f"nbloader-recorder-{self.path.name}",
             tick=self._tick,
-            idle=lambda: self._feed.snapshot.state in ("new", "idle", "closed"),
+            idle=lambda: self._feed.snapshot.state in ("new", *ENDED),
             finish=self._finish,
         )
         self._subscription = weakref.ref(loader.events.subscribe(self._on_event))

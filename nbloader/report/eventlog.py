@@ -16,6 +16,7 @@ from nbloader.events import (
     LoaderClosed,
     LoaderPaused,
     LoaderResumed,
+    LoopStopped,
     SampleFailed,
     SettingTried,
     SupervisorFailed,
@@ -72,6 +73,11 @@ def _epoch_ended(e: EpochEnded) -> Described:
     return "epoch", f"epoch {e.epoch} ended after {plural(e.batches, 'batch')}: {e.reason}"
 
 
+def _loop_stopped(e: LoopStopped) -> Described:
+    how = "was interrupted" if e.interrupted else "stopped"
+    return "error", f"the loop {how} at batch {e.index}: {clean(e.error)}"
+
+
 def _batch_failed(e: BatchFailed) -> Described:
     where = "collate" if e.sample is None else f"sample {clean(e.sample, 40)}"
     return "error", f"batch {e.index} failed in worker {e.worker}, at {where}: {clean(e.error)}"
@@ -100,6 +106,7 @@ _DESCRIBE: dict[type, Callable[[Any], Described]] = {
     WorkerRestarted: _worker_restarted,
     EpochStarted: _epoch_started,
     EpochEnded: _epoch_ended,
+    LoopStopped: _loop_stopped,
     BatchFailed: _batch_failed,
     SampleFailed: _sample_failed,
     WorkersResized: lambda e: ("command", f"number of workers changed from {e.before} to {e.after}"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nbloader._util import palette
 from nbloader._util.format import clean, duration, megabytes, number, percent, plural, tail
-from nbloader.metrics.snapshot import OVERLAPPING_STAGES
+from nbloader.metrics.snapshot import ENDED, OVERLAPPING_STAGES
 
 if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot, WorkerStats
@@ -75,7 +75,7 @@ def other_verdict(s: Snapshot) -> str:
 
     The headline is about the last seconds while an epoch runs, and about the whole epoch afterwards.
     """
-    ended = s.state in ("idle", "closed")
+    ended = s.state in ENDED
     head, other = ("At its end", s.now_verdict) if ended else ("The whole epoch so far", s.epoch_verdict)
     told = (s.cause, s.epoch_verdict.also if ended else s.now_verdict.also)
     if s.cause in ("idle", "starting") or other.cause in (*told, "", "unknown"):

@@ -6,7 +6,8 @@ const COMPACT = "nbloader-compact";
 
 const STATES = {
   new: "No epoch was started yet", starting: "Workers start, or load their dataset", running: "Batches are delivered",
-  paused: "No batch is delivered or requested", idle: "No epoch is running", closed: "The loader was closed",
+  paused: "No batch is delivered or requested", idle: "No epoch is running",
+  stopped: "An error or an interrupt left the loop, and it has not come back", closed: "The loader was closed",
 };
 
 // What is known about changes: predictions with a button for each that would help; after a click what was measured, with

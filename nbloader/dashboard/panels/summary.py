@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbloader._util.format import clean, duration, number, percent
 from nbloader.dashboard.panels.base import Frame, Panel
+from nbloader.metrics.snapshot import ENDED
 from nbloader.report.render import cache, time_left
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _span(s: Snapshot) -> str:
 
 
 def _ended(s: Snapshot) -> bool:
-    return s.state in ("idle", "closed")
+    return s.state in ENDED
 
 
 def _tiles(s: Snapshot) -> list[dict[str, Any]]:
