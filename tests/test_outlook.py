@@ -110,6 +110,9 @@ def test_predictions_stand_beside_the_verdict_in_every_form():
         assert loader.stats().outlook is found.outlook, "it is not made again"
         taken = dataclasses.replace(found, cause="cores_taken")
         assert loader._parts.monitor._outlook(taken, loader._model_arguments()) == Outlook(), "the sentence contradicts"
+        hung = dataclasses.replace(found, stalled=9.0, restart=(1,), state="running")
+        suggested = loader._parts.monitor._outlook(hung, loader._model_arguments())
+        assert suggested == Outlook("", (restart((1,)),)), "settings do not end a hang"
         loader.num_workers = 3
         assert loader.stats().outlook is not found.outlook, "the settings are others"
 

@@ -173,7 +173,8 @@ class Monitor:
         ended = s.state in ENDED
         found = Outlook()
         searching = self.tuning is not None and self.tuning.gauge.running
-        if not searching and s.cause not in outlook.NOT_BY_SETTINGS:  # no button contradicts the sentence
+        hangs = s.stalled is not None and bool(s.restart)
+        if not (searching or hangs or s.cause in outlook.NOT_BY_SETTINGS):  # no button contradicts the sentence
             found = self._predictions(s, given, ended=ended)
         if s.restart and not ended:
             return found._replace(suggestions=(outlook.restart(s.restart), *found.suggestions))

@@ -13,6 +13,8 @@ from nbloader.report.render import cache, time_left
 if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot
 
+SHORT_WAIT_S = 0.25
+"""Waits of the loop that are shorter are not named: a number that nobody can follow."""
 NONE = "\N{EN DASH}"
 
 
@@ -139,9 +141,10 @@ def _waiting(s: Snapshot) -> dict[str, Any]:
         share, note = s.wait_share_epoch, f"{duration(s.wait_share_epoch * s.elapsed)} in all"
     elif s.state == "paused":
         note = "paused" if s.waiting_for is None else f"paused before batch {s.waiting_for}"
-    elif s.waiting is not None:
+    elif s.waiting is not None and s.waiting >= SHORT_WAIT_S:
         note = f"now for batch {NONE if s.waiting_for is None else s.waiting_for}: {duration(s.waiting)}"
-    return _tile("Loop waiting", percent(share), "of its time", note, span=_span(s))
+    tile = _tile("Loop waiting", percent(share), "of its time", note, span=_span(s))
+    return tile | {"calm": s.stalled is None}
 
 
 def _ahead(s: Snapshot) -> dict[str, Any]:
