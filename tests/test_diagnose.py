@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted import WORKLOADS, Planted, run
+from planted import FOREIGN, WORKLOADS, Planted, run
 
 from nbloader import DataLoader
 from nbloader.diagnose.causes import Cause, Finding, find_causes
@@ -544,4 +544,9 @@ QUICK = [workload for workload in WORKLOADS if workload.quick]
 @pytest.mark.parametrize("workload", QUICK, ids=[workload.name for workload in QUICK])
 def test_planted_causes_are_found(workload: Planted):
     outcome = run(workload)
+    for seed in (1, 2):
+        if outcome.right or outcome.foreign <= FOREIGN:
+            break
+        # Other programs used the cores: in an epoch of a second they may matter more than what is planted.
+        outcome = run(workload, seed)
     assert outcome.right, f"{outcome.cause} {outcome.also}: {outcome.sentence}"
