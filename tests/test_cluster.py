@@ -14,7 +14,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from datasets import flat
+from datasets import flat, wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from light import Large, Numbers, Slow, Varied
@@ -247,6 +247,8 @@ def test_the_dataset_is_put_once_a_version_and_batches_come_in_pieces(on_cluster
         epochs = [list(loader)]
         dataset.extra = 1
         epochs.append(list(loader))
+        wait_for(lambda: [len(connection._node._setups) for connection in cluster.connections] == [1, 1])
+        assert "0 on 10.0.0.0 (aaaaaaaa)" in str(loader.stats())
         records = list(loader.events.batches())
     for epoch in epochs:
         assert [batch[:, 0].tolist() for batch in epoch] == [[0, 1], [2, 3]]

@@ -90,6 +90,11 @@ def _is_of_torch(x: Any, name: str) -> bool:
     return isinstance(x, getattr(torch_api, name))
 
 
+def _workers_of(loader: Any) -> str:
+    """The kind of workers for its dataset: of this machine, also if its own are elsewhere."""
+    return "thread" if loader.workers == "thread" else "process"
+
+
 def _of_loader(loader: Any, buffer: int) -> Source:
     source = _of_dataset(loader.dataset, buffer, type(loader.dataset).__name__)
     ours = hasattr(loader, "events") and hasattr(loader, "on_wait")
@@ -100,7 +105,7 @@ def _of_loader(loader: Any, buffer: int) -> Source:
         source.title,
         source.streaming,
         source.names,
-        "thread" if source.streaming else getattr(loader, "workers", source.workers) if ours else source.workers,
+        "thread" if source.streaming else _workers_of(loader) if ours else source.workers,
         init_fn,
         loader if ours else None,
         loader.dataset,

@@ -656,7 +656,7 @@ def check_predicted(*, workers: Any, batch_size: Any, cache: Any, transport: Any
         ValueError: A wrong value.
     """
     if workers is not None:
-        one_of("workers", workers, get_args(Workers))
+        one_of("workers", workers, ("process", "thread"))
     if batch_size is not None:
         check_batch_size(batch_size)
     if cache is not None and not 0 <= cache <= 1:

@@ -207,7 +207,7 @@ def _progress_text(s: Snapshot) -> str:
 
 def _worker_row(w: WorkerStats, s: Snapshot) -> list[str]:
     return [
-        str(w.worker),
+        f"{w.worker} on {w.node}" if w.node else str(w.worker),
         str(w.pid or "-"),
         state_of(w, s) + (" (!)" if w.stuck else ""),
         "-" if w.batch is None else str(w.batch),

@@ -116,7 +116,7 @@ def look_of(state: str) -> str:
 
 def _row(w: WorkerStats, s: Snapshot) -> dict[str, Any]:
     state = state_word(w, s)
-    cells = _cells(w, state, running=s.state in ("running", "paused"))
+    cells = _cells(w, state, _rank(w, s), running=s.state in ("running", "paused"))
     row = {
         "id": w.worker,
         "incarnation": incarnation(w.pid, w.restarts),
@@ -133,11 +133,16 @@ def _row(w: WorkerStats, s: Snapshot) -> dict[str, Any]:
     return row
 
 
-def _cells(w: WorkerStats, state: str, *, running: bool) -> tuple[_Cell, ...]:
+def _rank(w: WorkerStats, s: Snapshot) -> int:
+    """Its place in the table: workers of one node are together."""
+    return sorted(s.workers, key=lambda other: (other.node, other.worker)).index(w) if w.node else w.worker
+
+
+def _cells(w: WorkerStats, state: str, rank: int, *, running: bool) -> tuple[_Cell, ...]:
     """In the order of `COLUMNS`."""
     memory = w.private if w.private is not None else w.rss
     return (
-        _Cell(_name(w), w.worker),
+        _Cell(_name(w), rank),
         _Cell(state, state),
         _Cell(_current(w), -1 if w.batch_age is None else round(w.batch_age, 3)),
         _Cell(str(w.queued), w.queued),
@@ -151,6 +156,8 @@ def _cells(w: WorkerStats, state: str, *, running: bool) -> tuple[_Cell, ...]:
 
 
 def _name(w: WorkerStats) -> str:
+    if w.node:
+        return f"{w.worker} · pid {w.pid} on {w.node}" if w.pid else f"{w.worker} on {w.node}"
     if w.kind != "process":
         return f"{w.worker} · {w.kind}"
     return f"{w.worker} · pid {w.pid}" if w.pid else str(w.worker)

@@ -29,6 +29,7 @@ from nbloader.workers.cluster.protocol import (
     CancelTasks,
     CloseNode,
     Command,
+    DropSetup,
     KillWorker,
     LoadSetup,
     ReleaseMemory,
@@ -274,8 +275,20 @@ class RayPool(WorkerPool):
             if isinstance(message, WorkerGone):
                 handle.mark_ended(message.exitcode)
                 del self._handles[message.uid]
+                with self._changed:
+                    if self._starts.pop(message.uid, None) is not None:
+                        self._drop_setups()
             messages.append(message)
         return messages
+
+    def _drop_setups(self) -> None:
+        """Have nodes release the versions of the dataset that no worker was started with."""
+        used = {start.setup.version for start in (*self._to_start, *self._starts.values())}
+        for link in self._links:
+            unused = link.setups - used
+            link.setups -= unused
+            link.outbox.extend(map(DropSetup, unused))
+        self._changed.notify()
 
     def _send(self, handle: RayHandle, command: Command) -> None:
         with self._changed:
@@ -379,10 +392,13 @@ class RayPool(WorkerPool):
         with self._changed:
             while link.outbox:
                 command = link.outbox.popleft()
+                if isinstance(command, StartWorker):
+                    start = self._starts.get(command.uid)
+                    if start is None:  # it has been given up meanwhile
+                        continue
+                    if command.setup not in link.setups:
+                        setups[command.setup] = start.setup
                 commands.append(command)
-                if isinstance(command, StartWorker) and command.setup not in link.setups:
-                    start = self._starts[command.uid]
-                    setups[command.setup] = start.setup
         try:
             for version, setup in setups.items():  # one call each: a call has one pickle
                 link.connection.execute(pickle.dumps([setup.command], 5), setup.reference)
