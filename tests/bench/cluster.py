@@ -1,0 +1,112 @@
+"""Measure workers on a Ray cluster of simulated nodes: `make bench-ray`, or `python tests/bench/cluster.py NODES ...`.
+
+    waiting   samples that wait 5 ms, with 1 to NODES nodes of 4 workers: batches per second against 1 node
+    large     batches of 8 MB, against `ray.get` of arrays of the same size from an actor on the same node
+    tiny      batches of 4 integers, gathered: batches per second
+
+All nodes are on this machine and share its cores: what computes does not scale here, what waits does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from light import Numbers, Slow
+from ray_nodes import Nodes
+
+from nbloader import DataLoader, RayOptions
+
+MB = 1_000_000
+
+
+class Large(Numbers):
+    """Samples of 8 MB that cost little to make."""
+
+    sample = np.zeros(8 * MB, np.uint8)
+
+    def __getitem__(self, i):
+        return self.sample
+
+
+def rate(loader):
+    """Batches per second of the second epoch, from its first batch on."""
+    for _batch in loader:
+        pass
+    epoch = iter(loader)
+    next(epoch)
+    begin = time.perf_counter()
+    count = sum(1 for _ in epoch)
+    return count / (time.perf_counter() - begin)
+
+
+def waiting(nodes):
+    names = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    alone = None
+    for count in (1, 2, 4, 8):
+        if count > nodes:
+            break
+        options = RayOptions(nodes=names[:count])
+        with DataLoader(Slow(1200 * count), 4, num_workers=4 * count, workers="ray", ray=options) as loader:
+            got = rate(loader)
+        alone = alone or got
+        ideal = 4 * count / (4 * Slow.wait)
+        print(
+            f"waiting, {count} nodes: {got:.0f} batches/s, {got / alone / count:.0%} of linear, {got / ideal:.0%} of ideal"
+        )
+
+
+def large():
+    node = ray.get_runtime_context().get_node_id()
+    other = next((n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != node), node)
+    for name, place in (("the same node", node), ("another node", other)):
+
+        @ray.remote(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(place, soft=False))
+        class Source:
+            def make(self):
+                return np.zeros(8 * MB, np.uint8)
+
+        source = Source.remote()
+        ray.get(source.make.remote())
+        begin, count, refs = time.perf_counter(), 60, [source.make.remote() for _ in range(2)]
+        for _ in range(count):
+            ray.get(refs.pop(0))
+            refs.append(source.make.remote())
+        alone = count * 8 / (time.perf_counter() - begin)
+        del source, refs
+        with DataLoader(Large(120), 1, num_workers=1, workers="ray", ray=RayOptions(nodes=[place])) as loader:
+            ours = 8 * rate(loader)
+        print(f"large, {name}: {ours:.0f} MB/s; ray.get alone {alone:.0f} MB/s: {ours / alone:.0%}")
+
+
+def tiny():
+    with DataLoader(Numbers(160_000), 4, num_workers=2, workers="ray") as loader:
+        print(f"tiny: {rate(loader):,.0f} batches/s")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--address", default="", help="of a running cluster")
+    arguments = parser.parse_args()
+    nodes = None if arguments.address else Nodes(arguments.nodes)
+    ray.init(address=arguments.address or nodes.address, log_to_driver=False, logging_level="warning")
+    try:
+        waiting(arguments.nodes)
+        large()
+        tiny()
+    finally:
+        ray.shutdown()
+        if nodes is not None:
+            nodes.close()
+
+
+if __name__ == "__main__":
+    main()
