@@ -8,6 +8,7 @@
 #                      PEERS="paddle spdl grain mxnet" adds other loaders); writes table.md and results.json to
 #                      build/bench
 # make bench-gpu       benchmark of uploads against torch, needs a GPU; writes to build/bench-gpu
+# make bench-ray       benchmark of workers on a Ray cluster of simulated nodes, against Ray's own transfer
 # make soak            stress test: kill, restart, resize and compare every batch (SECONDS=300)
 # make fuzz            random loaders under random faults, controls and resumptions; prints its seed (SECONDS=300 SEED=7)
 # make forks           fork workers while threads hold locks, and count those that hang (SECONDS=300)
@@ -43,7 +44,7 @@ MADE := $(VENV)/.made
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo check test lint docs release-check bench bench-gpu soak fuzz forks soak-dashboard soak-explorer faults bench-diagnosis clean
+.PHONY: demo check test lint docs release-check bench bench-gpu bench-ray soak fuzz forks soak-dashboard soak-explorer faults bench-diagnosis clean
 
 demo: $(MADE)-demo
 	@if [ "$(BROWSER)" = none ]; then \
@@ -81,6 +82,9 @@ bench: $(MADE)-test $(foreach peer,$(PEERS),$(VENV)/peers/$(peer)/.made)
 
 bench-gpu: $(MADE)-test
 	$(PY) tests/bench/gpu.py
+
+bench-ray: $(MADE)-test
+	$(PY) tests/bench/cluster.py
 
 soak: $(MADE)-test
 	NBLOADER_SOAK_SECONDS=$(SECONDS) $(PY) -m pytest -q tests/test_soak.py

@@ -1,4 +1,4 @@
-"""Measure workers on a Ray cluster of simulated nodes: `make bench-ray`, or `python tests/bench/cluster.py NODES ...`.
+"""Measure workers on a Ray cluster of simulated nodes: `make bench-ray`, or `python tests/bench/cluster.py`.
 
     waiting   samples that wait 5 ms, with 1 to NODES nodes of 4 workers: batches per second against 1 node
     large     batches of 8 MB, against `ray.get` of arrays of the same size from an actor on the same node
@@ -58,9 +58,8 @@ def waiting(nodes):
             got = rate(loader)
         alone = alone or got
         ideal = 4 * count / (4 * Slow.wait)
-        print(
-            f"waiting, {count} nodes: {got:.0f} batches/s, {got / alone / count:.0%} of linear, {got / ideal:.0%} of ideal"
-        )
+        shares = f"{got / alone / count:.0%} of linear, {got / ideal:.0%} of ideal"
+        print(f"waiting, {count} nodes: {got:.0f} batches/s, {shares}")
 
 
 def large():
@@ -87,7 +86,7 @@ def large():
 
 
 def tiny():
-    with DataLoader(Numbers(160_000), 4, num_workers=2, workers="ray") as loader:
+    with DataLoader(Numbers(40_000), 4, num_workers=2, workers="ray") as loader:
         print(f"tiny: {rate(loader):,.0f} batches/s")
 
 
