@@ -244,7 +244,7 @@ def _p(name: str, truth: str, dataset: Any, *, second: str = "", step: Any = Non
 
 
 WORKLOADS = (
-    _p("healthy", "consumer", Samples(400, Sleeping(0.001)), step=Sleeping(0.03), quick=True),
+    _p("healthy", "consumer", Samples(640, Sleeping(0.001)), step=Sleeping(0.07), quick=True),
     _p("healthy, tiny batches", "consumer", Samples(2000), step=Sleeping(0.01)),
     _p("healthy, 8 workers", "consumer", Samples(640, Sleeping(0.004)), num_workers=8, step=Sleeping(0.03)),
     _p("healthy, no workers", "consumer", Samples(640), num_workers=0, step=Sleeping(0.03)),
