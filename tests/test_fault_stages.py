@@ -399,7 +399,10 @@ def _(_tmp_path):
     with DataLoader(Numbers(24), 2, num_workers=2) as loader:
         loader.events.subscribe(lambda event: calls.append(event) or 1 // 0)
         assert flat(loader) == list(range(24))
-        assert len(calls) == 1
+        assert len(calls) in (1, 2)  # the loop and the supervisor may publish at the same moment
+        called = len(calls)
+        assert flat(loader) == list(range(24))
+        assert len(calls) == called
 
 
 @provokes("an `on_wait` callback raises", "waiting for a batch", "logged; it is removed")
