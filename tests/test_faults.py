@@ -773,16 +773,26 @@ def test_after_interrupts_at_any_moment_the_loader_stays_usable(tmp_path):
         list(loader)
         interrupted = 0
         for number in range(60):
-            timer = threading.Timer(0.0005 * number, lambda: os.kill(os.getpid(), signal.SIGINT))
+            arrived = threading.Event()
+
+            def interrupt():  # again if it came in a finalizer: Python only prints what is raised there
+                wait = 0.0005 * number
+                while not arrived.wait(wait):
+                    os.kill(os.getpid(), signal.SIGINT)
+                    wait = 2
+
+            thread = threading.Thread(target=interrupt)
             got = []
             try:
-                timer.start()
+                thread.start()
                 while True:
                     got = []
                     for batch in loader:
                         got.append(batch)
             except KeyboardInterrupt:
+                arrived.set()
                 interrupted += 1
+            thread.join()
             assert flat(got) == list(range(2 * len(got))), got
         assert flat(loader) == list(range(400))
         wait_for(lambda: len(worker_processes()) == 2)

@@ -290,7 +290,7 @@ class ExhaustedError(Exception):
 def internal_exceptions():
     """The exceptions that are defined where the user's code is called, by name."""
     for package in (nbloader.workers, nbloader.batch):
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     pending, found = [Exception], {"ExhaustedError": ExhaustedError}
     while pending:

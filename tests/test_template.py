@@ -105,7 +105,8 @@ def test_workers_of_a_dataset_that_opens_a_file_rebuild_it_themselves(tmp_path):
     log = tmp_path / "log"
     with DataLoader(OpensFile(str(log)), 4, num_workers=2) as loader:
         assert flat(loader) == list(range(40))
-        assert set(rebuilt(log)[1:]) == set(all_pids(loader))
+        workers = all_pids(loader)  # one that starts late rebuilds it after the epoch
+        assert set(rebuilt(log)[1:]) == set(workers)
 
 
 def test_workers_report_why_the_dataset_cannot_be_rebuilt(tmp_path):

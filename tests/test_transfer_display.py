@@ -180,4 +180,4 @@ def test_without_a_device_no_view_mentions_one():
     assert "Pinning and upload" not in page
     assert "device" not in Plots().payload(Frame(s))["y"]
     kinds = {kind["name"] for kind in TimelinePanel().payload(Frame(s))["kinds"]}
-    assert kinds == set(KINDS) - {"pin", "upload"}
+    assert kinds == set(KINDS) - {"pin", "upload", "lost"}

@@ -20,6 +20,7 @@ from nbloader.batch.payload import BatchPayload
 from nbloader.device.transfer import BatchKey, DeviceTransfer, PendingPlacement, RecordQueue
 from nbloader.engine.engine import Engine
 from nbloader.errors import LoaderClosedError
+from nbloader.events.remote_errors import message_of
 from nbloader.sampling.epoch_plan import EpochPlan
 from nbloader.sampling.source import SourceReader, item_numbers
 from nbloader.scheduler.run_state import Delivery
@@ -188,7 +189,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
 
     def _publish_stop(self, error: BaseException, *, interrupted: bool) -> None:
         """The loop has ended, unless it catches the error and comes back."""
-        text = f"{type(error).__name__}: {error}".removesuffix(": ")[:MAX_ERROR]
+        text = f"{type(error).__name__}: {message_of(error)}".removesuffix(": ")[:MAX_ERROR]
         resources = self._resources
         index = resources.failed if resources.failed == resources.returned >= 0 else resources.returned + 1
         self._events.publish(ev.LoopStopped(_clock(), self._run, index, text, interrupted=interrupted))

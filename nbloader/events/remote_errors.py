@@ -76,11 +76,15 @@ def describe(error: BaseException, *, by_value: bool = True) -> ErrorInfo:
             pickle.loads(pickled)
         except Exception:  # noqa: BLE001 - an exception's own pickling may raise anything
             pickled = None
+    return ErrorInfo(pickled, type(error).__name__, message_of(error), text)
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an exception, whatever its `__str__` does."""
     try:
-        message = str(error)
-    except Exception:  # noqa: BLE001 - so may its __str__
-        message = "<no message: its __str__ raises>"
-    return ErrorInfo(pickled, type(error).__name__, message, text)
+        return str(error)
+    except Exception:  # noqa: BLE001 - it may raise anything
+        return "<no message: its __str__ raises>"
 
 
 def user_traceback(error: BaseException) -> TracebackType | None:

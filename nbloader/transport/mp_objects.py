@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 FORK_CONTEXT = (
     "a lock of multiprocessing's fork context (as in Value, Array, Event, Queue) has no name by which another process "
-    "could open it"
+    "could open it: those of multiprocessing.get_context('forkserver') have one"
 )
 _NOT_USED = frozenset({"_reduce_method", "_reduce_method_descriptor", "_reduce_partial"})
 """Reducers of `multiprocessing` for what cloudpickle does better."""
