@@ -316,11 +316,13 @@ def all_pids(loader) -> list[int]:
 
 
 def worker_processes() -> list[psutil.Process]:
-    """All running children of the fork servers."""
+    """All running children of the fork servers which are not servers themselves."""
     found: list[psutil.Process] = []
-    for server in forkserver.pids():
+    servers = forkserver.pids()
+    for server in servers:
         with contextlib.suppress(psutil.NoSuchProcess):
-            found += [p for p in psutil.Process(server).children() if p.status() != psutil.STATUS_ZOMBIE]
+            children = psutil.Process(server).children()
+            found += [p for p in children if p.pid not in servers and p.status() != psutil.STATUS_ZOMBIE]
     return found
 
 

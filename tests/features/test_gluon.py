@@ -251,9 +251,10 @@ def test_a_timeout_names_the_worker_the_sample_and_the_line_of_code(with_workers
 
 
 def test_nothing_is_fetched_before_the_first_iteration(with_workers):
+    others = worker_processes()  # those of an earlier test may not have ended
     with DataLoader(Numbers(4), 2, **with_workers) as loader:
         assert loader.stats().workers == () or not pids(loader)
-        assert not worker_processes()
+        assert set(worker_processes()) <= set(others)
         assert flat(loader) == [0, 1, 2, 3]
 
 
