@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 OUTLOOK_BATCHES = 200
 """Batches that the predictions beside a verdict are made from."""
 OUTLOOK_S, OUTLOOK_SHARE = 1.0, 0.003
-"""Seconds after which they are made anew, at least, and the share of the time that this may take."""
+"""Seconds after which they are computed again, at least, and the share of the time that this may take."""
 DISTURBING = (WorkersResized, WorkerReady, LoaderResumed, DatasetReloaded)
 """After these, earlier batches are not used for predictions."""
 
@@ -70,7 +70,7 @@ class _Predicted(NamedTuple):
     made_for: tuple[object, ...]
     """What they depend on."""
     due: float
-    """When they are to be made anew, seconds, monotonic."""
+    """When they are to be computed again, seconds, monotonic."""
     outlook: Outlook
 
 

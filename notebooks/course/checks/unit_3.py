@@ -41,7 +41,7 @@ def deadlock(state: Any, *, measured: Snapshot) -> str:
         {
             "delivered": "a batch is delivered when its sample has both locks. Who lets go of one?",
             "failed": "waiting is no error. Each worker does exactly what its code says.",
-            "busy": "from outside a worker that waits for a lock cannot be told from one that works: it has a batch.",
+            "busy": "from outside a worker that waits for a lock looks like one that works: it has a batch.",
         },
     )
     return "No error, no end, and two busy workers: a deadlock looks like slow work."
