@@ -57,9 +57,25 @@ class Turns:
         items.sort(key=lambda item: (item.path in slow, size[item.path], item.path), reverse=True)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
-        """Leave out the tests of other processes: True says that nothing remains to be done for a test."""
-        return None if self._take(item.nodeid.partition("::")[0]) else True
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Run our tests as pytest's own loop runs all of them.
+
+        The next test, which decides what pytest tears down after a test, is the next one of ours: a module is taken
+        when the last test before it begins.
+        """
+        if session.testsfailed or session.config.option.collectonly:
+            return None  # pytest's own loop reports the errors
+        ours = (item for item in session.items if self._take(item.nodeid.partition("::")[0]))
+        item = next(ours, None)
+        while item is not None:
+            following = next(ours, None)
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
+            item = following
+        return True
 
     def _take(self, module: str) -> bool:
         if module not in self._taken:

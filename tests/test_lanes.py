@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import textwrap
-from types import SimpleNamespace
 
 import lanes
 import psutil
@@ -20,37 +20,80 @@ pytestmark = pytest.mark.unit
 HERE = pathlib.Path(__file__).parent
 
 
-def items_of(paths):
-    """Two tests for each module; those of the second module are slow."""
-    return [
-        SimpleNamespace(
-            path=path,
-            nodeid=f"{path.parent.name}/{path.name}::test_{number}",
-            get_closest_marker=lambda _name, slow=path == paths[1]: slow,
-        )
-        for path in paths
-        for number in range(2)
-    ]
+SHARED = {
+    "pytest.ini": "[pytest]\nmarkers = slow\n",
+    "conftest.py": """
+        import sys
+        sys.path.insert(0, TESTS)
+        import lanes, pathlib, pytest
+
+        def pytest_configure(config):
+            config.pluginmanager.register(lanes.Turns(pathlib.Path(TAKEN)))
+
+        @pytest.fixture(scope="session", autouse=True)
+        def once():
+            print("<set up>")
+            yield
+            print("<torn down>")
+    """,
+    "inner/__init__.py": "",
+    "inner/conftest.py": """
+        import pytest
+
+        @pytest.fixture(scope="package", autouse=True)
+        def inner():
+            print("<inner set up>")
+            yield
+            print("<inner torn down>")
+    """,
+    "inner/test_large.py": "def test_1(): pass\ndef test_2(): pass\n" + "#" * 300,
+    "inner/test_small.py": "def test_1(): pass\ndef test_2(): pass\n" + "#" * 200,
+    "test_slow.py": "import pytest\npytestmark = pytest.mark.slow\ndef test_1(): pass\ndef test_2(): pass\n",
+    "test_large.py": "def test_1(): pass\ndef test_2(): pass\n" + "#" * 100,
+}
 
 
-def test_processes_that_share_the_tests_run_each_module_once_and_slow_and_large_ones_first(tmp_path):
-    paths = [tmp_path / name / "test_it.py" for name in ("a", "b", "c", "d")]
-    for size, path in enumerate(paths):
-        path.parent.mkdir()
-        path.write_text("#" * size)
+@pytest.fixture
+def shared(tmp_path):
+    """Write four modules of two tests each, and return a function that runs what nobody has taken."""
     taken = tmp_path / "taken"
     taken.mkdir()
-    processes = [(lanes.Turns(taken), items_of(paths)) for _ in range(2)]
-    runs = [[], []]
-    for turns, items in processes:
-        turns.pytest_collection_modifyitems(items)
-        assert [item.path.parent.name for item in items[::2]] == ["b", "d", "c", "a"]
-    for both in zip(*(items for _, items in processes), strict=True):
-        for number, item in enumerate(both):
-            if processes[number][0].pytest_runtest_protocol(item) is None:
-                runs[number].append(item.nodeid)
-    assert sorted(runs[0] + runs[1]) == sorted(item.nodeid for item in items_of(paths))
-    assert runs[1] == [], "it was never the first to come to a module"
+    for name, text in SHARED.items():
+        path = tmp_path / "tests" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text.replace("TESTS", repr(str(HERE))).replace("TAKEN", repr(str(taken)))))
+
+    def run(*already):
+        for module in already:
+            (taken / module.replace("/", "-")).touch()
+        command = [sys.executable, "-m", "pytest", "-v", "-s", "-p", "no:cacheprovider", str(tmp_path / "tests")]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path / "tests", check=False)
+
+    return run
+
+
+def passed(result):
+    """Names of the tests that passed, in order."""
+    assert "error" not in result.stdout.lower(), result.stdout
+    return re.findall(r"^(?:<.*>)?(\S+)::\S+", result.stdout, re.MULTILINE)[::2]
+
+
+def test_processes_that_share_the_tests_run_each_module_once_and_slow_and_large_ones_first(shared):
+    first = shared()
+    assert first.returncode == 0, first.stdout
+    assert passed(first) == ["test_slow.py", "inner/test_large.py", "inner/test_small.py", "test_large.py"]
+    assert re.findall("<(.*?)>", first.stdout) == ["set up", "inner set up", "inner torn down", "torn down"]
+    assert "8 passed" in first.stdout
+    second = shared()
+    assert (second.returncode, passed(second)) == (0, []), "it was never the first to come to a module"
+
+
+def test_what_other_processes_have_taken_does_not_keep_a_package_set_up(shared):
+    """After a package's last test of ours, the next test collected is one of the same package that another runs."""
+    result = shared("inner/test_small.py")
+    assert passed(result) == ["test_slow.py", "inner/test_large.py", "test_large.py"]
+    assert re.findall("<(.*?)>", result.stdout) == ["set up", "inner set up", "inner torn down", "torn down"]
+    assert result.returncode == 0, result.stdout
 
 
 def python(code):
