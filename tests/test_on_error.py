@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import importlib
 import os
 import pkgutil
@@ -18,6 +19,7 @@ import nbloader.batch
 import nbloader.workers
 from nbloader import DataLoader, DatasetTransferError
 from nbloader import events as ev
+from nbloader.engine.left_out import SkippedSamples
 from nbloader.report.eventlog import line_of
 
 WORKERS = pytest.mark.parametrize(
@@ -58,6 +60,42 @@ def samples_failed(loader, retried):
 
 def batches_failed(loader):
     return [event for event in list(loader.events.history) if isinstance(event, ev.BatchFailed)]
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "workers": "thread"}], ids=["in process", "threads"])
+def test_the_cell_says_once_that_samples_are_skipped_and_how_many_were(workers, capfd):
+    with DataLoader(Holes(40, bad={3, 8, 9}), 4, **workers, on_error="skip") as loader:
+        batches = iter(loader)
+        next(batches)
+        line = capfd.readouterr().err
+        assert line.startswith("nbloader: sample 3 of batch 0 was skipped"), "at once, not at the end"
+        assert "OSError: no sample 3. Further ones are only counted: loader.stats().skipped" in line
+        next(batches)
+        next(batches)
+        assert not capfd.readouterr().err
+        collections.deque(batches, maxlen=0)
+        assert capfd.readouterr().err.startswith("nbloader: 3 samples of this epoch were skipped")
+        collections.deque(loader, maxlen=0)
+        assert loader.stats().skipped == 6
+        assert not capfd.readouterr().err, "the same samples again"
+    with DataLoader(Holes(8, bad={3}), 4, **workers, on_error="skip") as loader:
+        collections.deque(loader, maxlen=0)
+        assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.unit
+def test_an_epoch_is_mentioned_if_it_skips_more_than_those_before_it():
+    skipped = SkippedSamples()
+    lines = []
+    for run, count in enumerate([1, 3, 3, 2, 4]):
+        lines += [skipped.add(ev.SampleFailed(0, run, 0, 0, i, "OSError: a\nb", "", "skipped")) for i in range(count)]
+        lines.append(skipped.exhausted(run))
+        skipped.closed(run)
+    assert [line[:24] for line in lines if line] == [
+        "nbloader: sample 0 of ba", "nbloader: 3 samples of t", "nbloader: 4 samples of t",
+    ]  # fmt: skip
+    assert all(line.count("\n") == 1 for line in lines if line)
+    assert not skipped.add(ev.SampleFailed(0, 9, 0, 0, 1, "OSError", "", "replaced"))
 
 
 @WORKERS

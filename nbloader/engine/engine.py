@@ -37,6 +37,7 @@ from nbloader.batch.payload import BatchOutcome, BatchPayload, JoinedPayload
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine import inspect, timeouts
 from nbloader.engine.config import EngineConfig
+from nbloader.engine.left_out import SkippedSamples
 from nbloader.engine.memory import MemoryWatch
 from nbloader.engine.memory import notice as memory_notice
 from nbloader.engine.supervisor import Supervisor
@@ -162,6 +163,7 @@ class Engine:
         self._output = WorkerOutput()
         self._memory = MemoryWatch()
         self._memory_noticed = False
+        self._skipped = SkippedSamples()
         self._num_workers = config.num_workers
         self._owner = current_process.pid
         self._holder = 0  # the thread that has the lock, if not the supervisor
@@ -285,6 +287,7 @@ class Engine:
         self._dispatcher.clear()
         self._group.seeds.clear()
         self._failures.clear()
+        self._skipped.clear()
 
     def _ensure_running(self) -> None:
         """Start the workers and the supervisor unless they run."""
@@ -699,7 +702,7 @@ class Engine:
         while (delivery := self._dispatcher.take(run)) is not None:
             task = delivery.task
             if self._failures:
-                self._events.extend(self._failures.pop((run, task.number), ()))
+                self._report_failures(self._failures.pop((run, task.number), ()))
             if not delivery.outcome.empty:
                 return delivery
             on_empty = self._dispatcher.iterations[run].on_empty
@@ -708,6 +711,14 @@ class Engine:
             if self._dispatcher.paused:
                 self._dispatcher.step()  # the step is for the next batch, which the consumer sees
         return None
+
+    def _report_failures(self, failures: Iterable[ev.Event]) -> None:
+        """What failed in a batch that is delivered now."""
+        for event in failures:
+            self._events.append(event)
+            line = self._skipped.add(event) if isinstance(event, ev.SampleFailed) else ""
+            if line:
+                self._output.add("stderr", line)
 
     def _why_ended(self) -> str:
         if self.closed:
@@ -837,19 +848,25 @@ class Engine:
         ready = itertools.takewhile(_opens_at_once, state.reorder.peek(count))
         return [(item.task, item.outcome) for item in ready if not (item.outcome.failed or item.outcome.empty)]
 
-    def drain_output(self) -> None:
+    def drain_output(self, run: int) -> None:
         """Show what workers have printed so far: at the end of an epoch, before the cell ends.
+
+        Args:
+            run: The iteration, all of whose batches were delivered.
 
         Raises:
             Exception: What code of the user raised while a worker was set up. Other workers have produced all batches.
         """
         try:
-            self._exclusively(self._drain_output)
+            self._exclusively(self._drain_output, run)
         finally:
             self._output.show()
 
-    def _drain_output(self) -> None:
+    def _drain_output(self, run: int) -> None:
         self._drive()
+        line = self._skipped.exhausted(run)
+        if line:
+            self._output.add("stderr", line)
         if self._group.pool is not None:
             for stream, text in self._group.pool.partial_output():
                 self._output.add(stream, text)
@@ -873,6 +890,7 @@ class Engine:
     def _close_iteration(self, run: int) -> None:
         closed = self._dispatcher.close_iteration(run)
         self._group.seeds.pop(run, None)
+        self._skipped.closed(run)
         for outcome in closed.unclaimed:
             outcome.discard()
         for failed_run, number in list(self._failures):

@@ -312,7 +312,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             self._end("error")
             raise error
         try:
-            self._engine.drain_output()
+            self._engine.drain_output(self._run)
         except Exception:
             self._end("error")
             raise

@@ -374,7 +374,7 @@ class LoaderConfig(Generic[T_co]):
         doc='What to do when the dataset raises. "raise" raises in the loop. "skip" makes the batch from the other '
         "samples, and leaves it out if none is left. A function is called with (index, exception), where the dataset "
         "runs, and returns a sample to use instead. Samples that were skipped or replaced are counted, and kept "
-        "with their tracebacks, in `stats()`.",
+        "with their tracebacks, in `stats()`. A line on standard error names the first one that is skipped.",
     )  # fmt: skip
     on_timeout: OnTimeout = _argument(
         "raise", functools.partial(_choice, among=OnTimeout), fixed=True,

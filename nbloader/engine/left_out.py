@@ -1,0 +1,57 @@
+"""The lines in a cell about samples that were skipped: few, however many samples and epochs there are."""
+
+from __future__ import annotations
+
+from nbloader.events.failures import abbreviated
+from nbloader.events.records import SampleFailed
+
+MAX_ERROR = 200
+"""Maximum number of characters of an error in a line."""
+
+
+class SkippedSamples:
+    """Counts the samples that each iteration skips, and says when that is news.
+
+    The first one is news. So is an iteration that has skipped several, and more than any before it: files that are
+    broken fail again in each epoch.
+    """
+
+    def __init__(self) -> None:
+        self._noticed = False
+        self._most = 1
+        self._counts: dict[int, int] = {}  # of the open iterations
+
+    def add(self, event: SampleFailed) -> str:
+        """Count a sample whose batch is delivered. Returns the line for the cell; "" for none."""
+        if event.done != "skipped":
+            return ""
+        self._counts[event.run] = self._counts.get(event.run, 0) + 1
+        if self._noticed:
+            return ""
+        self._noticed = True
+        error = " ".join(event.error.split())
+        if len(error) > MAX_ERROR:
+            error = error[:MAX_ERROR] + "..."
+        return (
+            f"nbloader: sample {abbreviated(event.sample)} of batch {event.index} was skipped, as on_error says: "
+            f"{error.rstrip('.')}. Further ones are only counted: loader.stats().skipped.\n"
+        )
+
+    def exhausted(self, run: int) -> str:
+        """An iteration has come to its end. Returns the line for the cell; "" for none."""
+        count = self._counts.get(run, 0)
+        if count <= self._most:
+            return ""
+        self._most = count
+        return (
+            f"nbloader: {count:,} samples of this epoch were skipped: loader.stats().failed_samples has the last ones "
+            "with their tracebacks. Later epochs that skip no more than that are not mentioned.\n"
+        )
+
+    def closed(self, run: int) -> None:
+        """Forget an iteration."""
+        self._counts.pop(run, None)
+
+    def clear(self) -> None:
+        """Forget all iterations."""
+        self._counts.clear()
