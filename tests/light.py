@@ -156,9 +156,9 @@ class Hot(Numbers):
     def computing(self):
         sum(k * k for k in range(100_000))  # hot: computing
 
-    def waiting(self):
+    def waiting(self):  # for long: on a busy machine the worker then has to wait for a core, which is no waiting
         sum(k for k in range(300))
-        time.sleep(0.01)  # hot: waiting
+        time.sleep(0.1)  # hot: waiting
 
     def helping(self):
         help_hot()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted import FOREIGN, WORKLOADS, Planted, run
+from planted import FOREIGN, WORKLOADS, run, workloads
 
 from nbloader import DataLoader
 from nbloader.diagnose.causes import Cause, Finding, find_causes
@@ -538,15 +538,18 @@ def _compute(samples: list[int]) -> list[int]:
     return samples
 
 
-QUICK = [workload for workload in WORKLOADS if workload.quick]
+QUICK = [workload.name for workload in WORKLOADS if workload.quick]
+SLOW_MOTION = 4.0, 8.0
 
 
-@pytest.mark.parametrize("workload", QUICK, ids=[workload.name for workload in QUICK])
-def test_planted_causes_are_found(workload: Planted):
-    outcome = run(workload)
-    for seed in (1, 2):
+@pytest.mark.parametrize("name", QUICK)
+def test_planted_causes_are_found(name: str):
+    """Where other programs use the cores, a short sample really waits for a core most of the time: then again, slower.
+
+    In slow motion the same is planted, and the time without a core is a small part again.
+    """
+    for pace in (1.0, *SLOW_MOTION):
+        outcome = run(next(workload for workload in workloads(pace) if workload.name == name))
         if outcome.right or outcome.foreign <= FOREIGN:
             break
-        # Other programs used the cores: in an epoch of a second they may matter more than what is planted.
-        outcome = run(workload, seed)
     assert outcome.right, f"{outcome.cause} {outcome.also}: {outcome.sentence}"
