@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import dataclasses
 import pickle
 import platform
@@ -17,16 +18,17 @@ import torch
 from datasets import flat, wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from light import Large, Numbers, Slow, Varied
+from light import Held, Large, Numbers, Slow, Varied
 
 import nbloader
 from nbloader import DataLoader, NbloaderError, RayOptions, WorkerStartError
 from nbloader import events as ev
 from nbloader.workers import registry
+from nbloader.workers.cluster import pool as cluster_pool
 from nbloader.workers.cluster.clock import DRIFT, ClockOffset
 from nbloader.workers.cluster.link import REPORTS
 from nbloader.workers.cluster.node import Node
-from nbloader.workers.cluster.placement import NodeInfo, NodeLoad, choose, surplus, usable
+from nbloader.workers.cluster.placement import NodeInfo, NodeLoad, choose, surplus, usable, why_unusable
 from nbloader.workers.cluster.pool import RayKind
 from nbloader.workers.cluster.protocol import NodeHello, SetupParts
 from nbloader.workers.cluster.ray_cluster import NodeLostError, RayCluster
@@ -96,6 +98,17 @@ def test_workers_are_spread_by_cpus_or_packed_up_to_a_limit_and_not_on_suspects(
 
 
 @pytest.mark.unit
+def test_nodes_without_the_resources_of_an_actor_are_not_used():
+    two = [dataclasses.replace(NODES[0], resources={"CPU": 4.0, "disk": 1.0}), NODES[1]]
+    assert usable(two, RayOptions(resources={"CPU": 4, "disk": 0.5})) == two[:1]
+    why = why_unusable(two, RayOptions(resources={"CPU": 8, "GPU": 1}))
+    assert "no node has resources={'CPU': 8, 'GPU': 1}" in why
+    assert "10.0.0.0 (aaaaaaaa) has 4 CPU, 0 GPU; 10.0.0.1 (bbbbbbbb) has 0 CPU, 0 GPU. Reserve less" in why
+    assert "and 5 more" in why_unusable(NODES * 3, RayOptions(resources={"GPU": 1}))
+    assert "none of nodes=['other'] is alive. Alive are 10.0.0.0 (" in why_unusable(NODES, RayOptions(nodes=["other"]))
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("values", "text"),
     [
@@ -147,8 +160,9 @@ def test_ray_client_is_refused(monkeypatch):
 class FakeConnection:
     """The calls to a `Node` in this process."""
 
-    def __init__(self, output, changes):
+    def __init__(self, output, changes, opened):
         self._node = Node(output)
+        self._opened = opened
         self._changes = changes
         self._numbers = 0
         self._killed = False
@@ -159,6 +173,7 @@ class FakeConnection:
         """Number of the report that is lost."""
 
     def hello(self):
+        self._opened.wait()
         return dataclasses.replace(NodeHello(platform.python_version(), nbloader.__version__, "", 1), **self._changes)
 
     def clock(self):
@@ -205,6 +220,9 @@ class FakeCluster(RayCluster):
         self.alive = NODES[:count]
         self.connections = []
         self.puts = 0
+        self.opened = threading.Event()
+        """Actors start when this is set."""
+        self.opened.set()
         self._changes = changes
         self.fails_at = {}
 
@@ -219,7 +237,7 @@ class FakeCluster(RayCluster):
         return SetupParts(np.frombuffer(data, np.uint8), [np.frombuffer(buffer, np.uint8) for buffer in buffers])
 
     def create_connection(self, node, options, output):
-        connection = FakeConnection(output, self._changes)
+        connection = FakeConnection(output, self._changes, self.opened)
         connection.fails_at = self.fails_at.get(len(self.connections))
         self.connections.append(connection)
         return connection
@@ -229,8 +247,8 @@ class FakeCluster(RayCluster):
 def on_cluster():
     """A function that creates a loader on a fake cluster."""
 
-    def create(cluster, *args, **kwargs):
-        registry.register("fake", lambda options: RayKind(dataclasses.replace(options, ray=None), cluster))
+    def create(cluster, *args, ray=None, **kwargs):
+        registry.register("fake", lambda options: RayKind(dataclasses.replace(options, ray=ray), cluster))
         try:
             return DataLoader(*args, workers="fake", **kwargs)
         finally:
@@ -298,3 +316,65 @@ def test_a_cluster_without_nodes_is_an_error(on_cluster):
     loader = on_cluster(FakeCluster(0), Numbers(4), num_workers=1)
     with loader, pytest.raises(WorkerStartError, match="no node is alive"):
         next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (RayOptions(resources={"GPU": 1}), r"no node has resources=\{'GPU': 1\}.*10.0.0.1 \(bbbbbbbb\) has 0 GPU"),
+        (RayOptions(nodes=["10.9.9.9"]), r"none of nodes=\['10.9.9.9'\] is alive. Alive are 10.0.0.0 \(aaaaaaaa\)"),
+    ],
+)
+def test_a_cluster_without_a_place_for_workers_is_an_error(on_cluster, options, text):
+    loader = on_cluster(FakeCluster(2), Numbers(4), num_workers=1, ray=options)
+    with loader, pytest.raises(WorkerStartError, match=text):
+        next(iter(loader))
+
+
+def test_a_line_says_that_a_node_takes_long_to_start_its_actor(on_cluster, capfd, monkeypatch):
+    monkeypatch.setattr(cluster_pool, "LONG_OPENING", 0.0)
+    monkeypatch.setattr(cluster_pool, "LOOK_FOR_NODES", 0.01)
+    cluster, said = FakeCluster(1), []
+
+    def text():
+        said.append(capfd.readouterr().err)
+        return "".join(said)
+
+    cluster.opened.clear()
+    cluster.alive = [dataclasses.replace(NODES[0], resources={"CPU": 4})]
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as executor,
+        on_cluster(cluster, Numbers(4), 4, num_workers=1, ray=RayOptions(resources={"CPU": 4})) as loader,
+    ):
+        batch = executor.submit(lambda: next(iter(loader)))
+        wait_for(lambda: "node 10.0.0.0 (aaaaaaaa) has not started the actor of its workers" in text())
+        cluster.opened.set()
+        assert batch.result().tolist() == [0, 1, 2, 3]
+    assert text().count("It reserves {'CPU': 4}, which other tasks may hold") == 1
+
+
+def test_what_is_queued_for_a_slow_node_is_produced_by_others(on_cluster, tmp_path):
+    flag = tmp_path / "flag"
+    flag.touch()
+    with on_cluster(FakeCluster(2), Held(12, flag=flag, only=0), num_workers=2, prefetch=12) as loader:
+        epoch = iter(loader)
+        wait_for(lambda: sum(worker.batches for worker in loader.stats().workers) == 11)
+        flag.unlink()
+        assert flat(epoch) == list(range(12))
+        assert {record.attempt for record in loader.events.batches()} == {1}
+
+
+def test_a_node_that_joins_gets_workers_while_the_loop_runs(on_cluster, monkeypatch):
+    monkeypatch.setattr(cluster_pool, "LOOK_FOR_NODES", 0.01)
+    cluster = FakeCluster(1)
+    with on_cluster(cluster, Slow(100_000), num_workers=2) as loader:
+        epoch, got = iter(loader), []
+        for batch in epoch:
+            got += batch.tolist()
+            cluster.alive = NODES[:2]
+            if {worker.node for worker in loader.stats().workers if worker.batches} == {n.name for n in NODES[:2]}:
+                break
+        assert got == list(range(len(got)))
+        moved = [event for event in list(loader.events.history) if isinstance(event, ev.WorkerDied)]
+        assert [event.reason for event in moved] == ["moved to a node that has joined the cluster"]
+        assert moved[0].expected

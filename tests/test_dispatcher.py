@@ -636,6 +636,17 @@ def test_an_idle_worker_steals_what_another_has_not_begun():
     assert produced(dispatcher, 0, 0) == [0, 1, 2, 3]
 
 
+def test_a_batch_that_another_machine_gives_back_late_is_dropped_with_its_iteration():
+    dispatcher = dispatcher_with(1, batches=2)
+    sent(dispatcher)
+    _first, second = dispatcher.held_by(0)
+    produced(dispatcher, 0, 0)
+    dispatcher.close_iteration(0)  # leaves what the worker seems to process
+    assert dispatcher.held_by(0) == [second]
+    dispatcher.revoked(0, [second])
+    assert dispatcher.held_by(0) == []
+
+
 def test_nothing_is_stolen_while_batches_wait_or_the_loader_is_paused():
     dispatcher = dispatcher_with(2, batches=4)
     sent(dispatcher)

@@ -63,6 +63,7 @@ from nbloader.transport.messages import (
     ShardAdvanced,
     ShardExhausted,
     StacksSampled,
+    TasksRevoked,
     WorkerGone,
     WorkerInitFailed,
     WorkerInitialized,
@@ -182,6 +183,7 @@ class Engine:
             BatchDone: self._on_batch_done,
             ShardExhausted: self._on_shard_exhausted,
             ShardAdvanced: self._on_shard_advanced,
+            TasksRevoked: self._on_tasks_revoked,
             OutputText: self._on_output,
             StacksSampled: self._on_stacks_sampled,
             WorkerLaunched: self._on_worker(self._group.on_launched),
@@ -438,6 +440,11 @@ class Engine:
         state = self._dispatcher.iterations.get(message.run)
         if state is not None and state.shards is not None:
             state.shards.advance(message.shard, message.position, message.state, message.problem)
+
+    def _on_tasks_revoked(self, message: TasksRevoked) -> None:
+        jobs = set(message.jobs)
+        held = self._dispatcher.held_by(message.uid)
+        self._dispatcher.revoked(message.uid, [task for task in held if (task.run, task.job) in jobs])
 
     def _on_output(self, message: OutputText) -> None:
         self._output.add(message.stream, message.text)

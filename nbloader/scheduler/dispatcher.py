@@ -487,9 +487,10 @@ class Dispatcher(Generic[R]):
         """
         held = self._held.get(worker, {})
         for task in tasks:
-            if held.pop((task.run, task.job), None) is not None:
+            state = self.iterations.get(task.run)  # None: it was closed before the answer of another machine came
+            if held.pop((task.run, task.job), None) is not None and state is not None:
                 task.attempt -= 1
-                self.iterations[task.run].return_all([task])
+                state.return_all([task])
 
     def _unbegun(self) -> Iterator[tuple[int, list[Task]]]:
         """What may be stolen from each worker; nothing while all are busy, or jobs wait that will be assigned."""

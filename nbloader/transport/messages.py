@@ -109,6 +109,15 @@ class ShardAdvanced:
 
 
 @dataclass(frozen=True, slots=True)
+class TasksRevoked:
+    """A worker on another machine will not begin these tasks: the pool has taken them back, as `revoke` requested."""
+
+    uid: int
+    jobs: Sequence[tuple[int, int]]
+    """(run, job number) of each."""
+
+
+@dataclass(frozen=True, slots=True)
 class OutputText:
     """The worker wrote whole lines to its standard output or error."""
 
@@ -128,5 +137,5 @@ class StacksSampled:
 
 WorkerMessage: TypeAlias = (
     "WorkerLaunched | WorkerInitialized | WorkerInitFailed | DescriptorsExhausted | WorkerGone | BatchDone"
-    " | ShardExhausted | ShardAdvanced | OutputText | StacksSampled | PoolFailed"
+    " | ShardExhausted | ShardAdvanced | TasksRevoked | OutputText | StacksSampled | PoolFailed"
 )

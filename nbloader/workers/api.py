@@ -393,7 +393,8 @@ class WorkerPool(ABC):
         """Take tasks back from a worker, so that another one can produce them. Never waits.
 
         Without a fault each sample is fetched exactly once: a task that the worker has begun, or may be about to begin,
-        is not revoked. A pool that cannot tell revokes nothing; its workers then keep what they were given.
+        is not revoked. A pool that cannot tell revokes nothing; its workers then keep what they were given. A pool that
+        must ask another machine returns nothing, and reports `TasksRevoked` later.
 
         Args:
             uid: The worker; it may have ended.

@@ -33,6 +33,9 @@ Threads of the notebook: one for each pool, which places workers and makes all c
 waits for Ray; and one for each link, which waits for reports and copies. Of the actor: one that executes commands in
 the order of their numbers, one that makes reports, two for everything else.
 
+Taking tasks back: only the node knows what its worker has begun. `RayPool.revoke` asks it, once for each task, and
+returns nothing; the node reports `TasksRevoked` with what its pool took back, and the scheduler dispatches that again.
+
 What happens when an arrow fails
 
     worker -> node      The worker dies: as with local processes. The node reports it, the scheduler dispatches its

@@ -118,6 +118,9 @@ class RayHandle(WorkerHandle):
         """Tasks that it was sent; the last one has this sequence number."""
         self.begun_to: int | None = None
         """The highest sequence number that was begun, of a worker that processes several tasks at a time."""
+        self.asked: set[tuple[int, int]] = set()
+        """(run, job) of tasks that its node was asked to take back. Those that it had begun stay here until they are
+        done, so that nobody asks again."""
         self.stderr = OutputTail()
         self._send = send
         self._request_stack = request_stack
@@ -199,6 +202,9 @@ class NodeLink:
         """Versions of the dataset that it has."""
         self.why = ""
         """Why it was lost."""
+        self.created = time.monotonic()
+        self.noticed = False
+        """Whether a line in the cell has said that it takes long to open."""
         self._batches = batches
         self._put = put
         self._on_change = on_change

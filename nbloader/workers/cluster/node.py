@@ -31,7 +31,7 @@ from nbloader.events.failures import LoaderFailure
 from nbloader.shm.segment import SegmentReader
 from nbloader.transport.dataset_payload import PickleParts, SharedPickle
 from nbloader.transport.environment import Environment
-from nbloader.transport.messages import BatchDone, WorkerGone, WorkerMessage
+from nbloader.transport.messages import BatchDone, ShardExhausted, TasksRevoked, WorkerGone, WorkerMessage
 from nbloader.transport.process_setup import ProcessSetup
 from nbloader.workers.cluster.protocol import (
     BatchBegin,
@@ -46,6 +46,7 @@ from nbloader.workers.cluster.protocol import (
     NodeFault,
     NodeReport,
     ReleaseMemory,
+    RevokeTasks,
     SampleStack,
     SentTask,
     SetEnvironment,
@@ -93,6 +94,7 @@ class Node:
         self._setups: dict[int, ProcessSetup] = {}
         self._handles: dict[int, ProcessHandle] = {}  # by the notebook's uid
         self._uids: dict[int, int] = {}  # the notebook's uid by ours
+        self._tasks: dict[int, dict[tuple[int, int], Task]] = {}  # what workers hold, by the notebook's uid and job
         self._layouts: dict[int, dict[int, Layout]] = {}  # those that the notebook has, by its uid and their number
         self._early: dict[int, tuple[Sequence[Command], SetupParts | None]] = {}
         self._next = 0  # the number of the commands to execute next
@@ -104,6 +106,7 @@ class Node:
             DropSetup: lambda command: self._setups.pop(command.version, None),
             StartWorker: self._start,
             SubmitTasks: self._submit,
+            RevokeTasks: self._revoke,
             CancelTasks: self._cancel,
             KillWorker: self._kill,
             SampleStack: self._sample_stack,
@@ -166,7 +169,7 @@ class Node:
             self._outgoing.append(WorkerGone(command.uid, None, reason=f"could not be started: {error}"))
             return
         self._handles[command.uid], self._uids[handle.uid] = handle, command.uid
-        self._layouts[command.uid] = {}
+        self._layouts[command.uid], self._tasks[command.uid] = {}, {}
 
     def _submit(self, command: SubmitTasks) -> None:
         if command.seeds is not None:
@@ -185,16 +188,35 @@ class Node:
             task = Task(run, job, sent.indices, sent.seed, job=job)
             task.deaths = sent.deaths
             tasks.append(task)
+        held = self._tasks[command.uid]
+        held.update(((task.run, task.job), task) for task in tasks)
         for task, problem in self._pool.submit(handle.uid, tasks):
+            del held[task.run, task.job]
             self._report_refused(command.uid, task.run, task.job, problem)
 
     def _report_refused(self, uid: int, run: int, job: int, error: Exception) -> None:
         self._outgoing.append(BatchDone(uid, run, job, LoaderFailure(error)))
 
+    def _revoke(self, command: RevokeTasks) -> None:
+        handle = self._handles.get(command.uid)
+        if handle is None:
+            return
+        held = self._tasks[command.uid]
+        revoked = self._pool.revoke(handle.uid, [held[job] for job in command.jobs if job in held])
+        jobs = [(task.run, task.job) for task in revoked]
+        for job in jobs:
+            del held[job]
+        if jobs:
+            self._outgoing.append(TasksRevoked(command.uid, jobs))
+
     def _cancel(self, command: CancelTasks) -> None:
         handle = self._handles.get(command.uid)
         if handle is not None:
             self._pool.cancel(handle.uid, command.run, command.jobs)
+            held = self._tasks[command.uid]
+            for run, job in list(held):
+                if run == command.run and (command.jobs is None or job in command.jobs):
+                    del held[run, job]
 
     def _kill(self, command: KillWorker) -> None:
         handle = self._handles.get(command.uid)
@@ -246,6 +268,8 @@ class Node:
     def _queue(self, messages: Sequence[WorkerMessage]) -> None:
         for message in messages:
             uid = self._uids[message.uid]
+            if isinstance(message, BatchDone | ShardExhausted):
+                self._tasks[uid].pop((message.run, message.number), None)
             if isinstance(message, BatchDone) and isinstance(message.outcome, SegmentPayload):
                 self._outgoing.append(self._outgoing_batch(uid, message, message.outcome))
                 continue
@@ -253,7 +277,7 @@ class Node:
                 self._outgoing.append(self._status(uid, self._handles[uid]))
             self._outgoing.append(dataclasses.replace(message, uid=uid))
             if isinstance(message, WorkerGone):
-                del self._uids[message.uid], self._handles[uid], self._layouts[uid]
+                del self._uids[message.uid], self._handles[uid], self._layouts[uid], self._tasks[uid]
 
     def _outgoing_batch(self, uid: int, message: BatchDone, payload: SegmentPayload) -> OutgoingBatch:
         header, layout, known = payload.header, None, self._layouts[uid]

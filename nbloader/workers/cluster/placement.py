@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from nbloader.workers.ray_options import RayOptions
 
@@ -18,6 +18,8 @@ class NodeInfo:
     """CPUs that Ray may use there."""
     store_bytes: int
     """Size of its object store."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """All that Ray may hand out there, whoever has reserved it now: "CPU", "GPU", and those of the user."""
 
     @property
     def name(self) -> str:
@@ -39,11 +41,55 @@ class NodeLoad:
         return (self.workers + more) / max(self.info.cpus, 1.0)
 
 
+LISTED = 4
+"""Nodes that a message lists."""
+
+
 def usable(nodes: Sequence[NodeInfo], options: RayOptions) -> list[NodeInfo]:
-    """Those nodes that the options allow."""
+    """Those nodes that the options allow, and that have the resources of an actor."""
+    return [node for node in _allowed(nodes, options) if not lacking(node, options)]
+
+
+def _allowed(nodes: Sequence[NodeInfo], options: RayOptions) -> list[NodeInfo]:
     if options.nodes is None:
         return list(nodes)
     return [node for node in nodes if {node.node_id, node.address} & {*options.nodes}]
+
+
+def lacking(node: NodeInfo, options: RayOptions) -> list[str]:
+    """The resources of which a node has less than its actor would reserve."""
+    wanted = options.resources or {}
+    return [name for name, amount in wanted.items() if node.resources.get(name, 0.0) < amount]
+
+
+def why_unusable(nodes: Sequence[NodeInfo], options: RayOptions) -> str:
+    """Why no node is usable.
+
+    Args:
+        nodes: Those that are alive.
+        options: Of which they satisfy none.
+    """
+    allowed = _allowed(nodes, options)
+    if not nodes:
+        return "no node is alive"
+    if not allowed:
+        return f"none of nodes={list(options.nodes or ())} is alive. Alive are {_listed([n.name for n in nodes])}"
+    names = sorted({name for node in allowed for name in lacking(node, options)})
+    have = _listed(
+        [
+            f"{node.name} has {', '.join(f'{node.resources.get(name, 0.0):g} {name}' for name in names)}"
+            for node in allowed
+        ]
+    )
+    return (
+        f"no node has resources={dict(options.resources or {})}, which the actor of each node reserves: {have}. "
+        "Reserve less in RayOptions(resources=...), or add a node that has them (ray start --resources=...)"
+    )
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = len(texts) - LISTED
+    return "; ".join(texts[:LISTED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def choose(loads: Sequence[NodeLoad], options: RayOptions) -> NodeLoad | None:

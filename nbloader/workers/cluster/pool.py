@@ -19,12 +19,12 @@ from nbloader.errors import DatasetTransferError, NbloaderError, WorkerStartErro
 from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.shard_plan import Ticket
 from nbloader.transport.environment import Environment
-from nbloader.transport.messages import OutputText, PoolFailed, WorkerGone, WorkerMessage
+from nbloader.transport.messages import BatchDone, OutputText, PoolFailed, TasksRevoked, WorkerGone, WorkerMessage
 from nbloader.transport.process_setup import PicklingFailure, ProcessSetup, pickle_parts
 from nbloader.workers.api import WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.cluster.incoming import IncomingBatches
 from nbloader.workers.cluster.link import REPORTS, LinkState, NodeLink, RayHandle
-from nbloader.workers.cluster.placement import NodeInfo, NodeLoad, choose, surplus, usable
+from nbloader.workers.cluster.placement import NodeInfo, NodeLoad, choose, surplus, usable, why_unusable
 from nbloader.workers.cluster.protocol import (
     CancelTasks,
     CloseNode,
@@ -33,6 +33,7 @@ from nbloader.workers.cluster.protocol import (
     KillWorker,
     LoadSetup,
     ReleaseMemory,
+    RevokeTasks,
     SentTask,
     SetEnvironment,
     StartWorker,
@@ -48,6 +49,8 @@ LOOK_FOR_NODES = 2.0
 """Seconds between two looks at the nodes of the cluster: Ray has no public notification of a node that joins."""
 SUSPECT = 30.0
 """Seconds for which a node is avoided after a link to it was lost: Ray may take that long to find that a node died."""
+LONG_OPENING = 8.0
+"""Seconds after which a line in the cell says that a node has not started its actor."""
 MAX_PLACEMENTS = 5
 """Nodes that may be lost, one after the other, while they start one worker."""
 CLOSE_TIMEOUT = 3.0
@@ -249,10 +252,21 @@ class RayPool(WorkerPool):
     def _environment_command(self) -> SetEnvironment:
         return SetEnvironment(self._environment, self._options.runtime_env is not None)
 
+    def revoke(self, uid: int, tasks: Sequence[Task]) -> list[Task]:
+        """See `WorkerPool`: the node reports later which of them its worker had not begun."""
+        handle = self._handles.get(uid)
+        if handle is not None:
+            jobs = [job for task in tasks if (job := (task.run, task.job)) not in handle.asked]
+            if jobs:
+                handle.asked.update(jobs)
+                self._send(handle, RevokeTasks(uid, jobs))
+        return []
+
     def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
         """See `WorkerPool`."""
         handle = self._handles.get(uid)
         if handle is not None:
+            handle.asked = {job for job in handle.asked if job[0] != run}
             self._send(handle, CancelTasks(uid, run, jobs))
 
     def release_memory(self) -> None:
@@ -272,7 +286,12 @@ class RayPool(WorkerPool):
                 if hasattr(message, "outcome"):
                     message.outcome.discard()
                 continue  # it has ended
-            if isinstance(message, WorkerGone):
+            if isinstance(message, BatchDone):
+                if handle.asked:
+                    handle.asked.discard((message.run, message.number))
+            elif isinstance(message, TasksRevoked):
+                handle.asked.difference_update(message.jobs)  # it may be given them again
+            elif isinstance(message, WorkerGone):
                 handle.mark_ended(message.exitcode)
                 del self._handles[message.uid]
                 with self._changed:
@@ -375,6 +394,7 @@ class RayPool(WorkerPool):
             sending = [link for link in self._links if link.outbox and link.state is not LinkState.OPENING]
             if self._closing and not sending:
                 return False
+            self._notice_long_openings()
         for link in sending:
             self._flush(link)
         if not self._closing and (starts or time.monotonic() - self._looked > LOOK_FOR_NODES):
@@ -411,7 +431,8 @@ class RayPool(WorkerPool):
     def _place(self, starts: list[_Start]) -> None:
         """Start workers on the nodes that are alive now, and move some of them to nodes that have joined."""
         try:
-            nodes = usable(self._cluster.nodes(), self._options)
+            alive = self._cluster.nodes()
+            nodes = usable(alive, self._options)
         except Exception as error:
             if self._cluster.connected:
                 raise
@@ -420,8 +441,8 @@ class RayPool(WorkerPool):
         self._limit_window(nodes)
         for start in starts:
             if not nodes:
-                wanted = "no node is alive" if self._options.nodes is None else f"no node of {self._options.nodes} is"
-                self._messages.put(PoolFailed(start.handle.uid, WorkerStartError(f"the Ray cluster: {wanted}")))
+                why = f"the Ray cluster has no place for a worker: {why_unusable(alive, self._options)}"
+                self._messages.put(PoolFailed(start.handle.uid, WorkerStartError(why)))
                 return
             self._place_one(start, nodes)
         joined = {node.node_id for node in nodes} - self._known
@@ -489,6 +510,22 @@ class RayPool(WorkerPool):
         with self._changed:
             self._links.append(link)
         return link
+
+    def _notice_long_openings(self) -> None:
+        """Say which nodes take long to start their actors: Ray waits without limit, and says so to nobody."""
+        before = time.monotonic() - LONG_OPENING
+        for link in self._links:
+            if link.state is LinkState.OPENING and link.created < before and not link.noticed and link.handles:
+                link.noticed = True
+                reserved = f"It reserves {dict(self._options.resources)}, " if self._options.resources else ""
+                cause = "which other tasks may hold" if reserved else "The node may be busy"
+                if self._options.runtime_env is not None:
+                    cause += ", or it is still installing the runtime environment"
+                text = (
+                    f"nbloader: node {link.node.name} has not started the actor of its workers for "
+                    f"{LONG_OPENING:.0f} s. {reserved}{cause}: `ray status` shows it. The loop waits.\n"
+                )
+                self._messages.put(OutputText(next(iter(link.handles)), "stderr", text))
 
     def _rebalance(self, nodes: list[NodeInfo]) -> None:
         """Move workers to a node that has joined: they are replaced, and what they held is produced by others."""

@@ -70,6 +70,14 @@ class SubmitTasks(NamedTuple):
     """(run, job) of each of them, to report that it cannot be unpickled."""
 
 
+class RevokeTasks(NamedTuple):
+    """Take tasks back that a worker has not begun. The node reports `TasksRevoked`, if there are any."""
+
+    uid: int
+    jobs: list[tuple[int, int]]
+    """(run, job) of each."""
+
+
 class CancelTasks(NamedTuple):
     """As `WorkerPool.cancel`."""
 
@@ -101,8 +109,8 @@ class CloseNode(NamedTuple):
 
 
 Command: TypeAlias = (
-    "SetEnvironment | LoadSetup | DropSetup | StartWorker | SubmitTasks | CancelTasks | KillWorker | SampleStack"
-    " | ReleaseMemory | CloseNode"
+    "SetEnvironment | LoadSetup | DropSetup | StartWorker | SubmitTasks | RevokeTasks | CancelTasks | KillWorker"
+    " | SampleStack | ReleaseMemory | CloseNode"
 )
 
 

@@ -91,6 +91,7 @@ class RayCluster:
                 node["NodeManagerAddress"],
                 node["Resources"].get("CPU", 0.0),
                 int(node["Resources"].get("object_store_memory", 0)),
+                dict(node["Resources"]),
             )
             for node in self._ray.nodes()
             if node["Alive"]
