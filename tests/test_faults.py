@@ -185,6 +185,16 @@ def test_the_fork_server_may_be_killed():
         assert flat(loader) == list(range(100))
 
 
+def test_the_connection_to_a_killed_fork_server_is_closed_with_no_loader_to_use_it():
+    forkserver.start(["numpy"])
+    servers = forkserver.pids()
+    before = len(os.listdir("/proc/self/fd"))
+    for server in servers:
+        os.kill(server, signal.SIGKILL)
+    wait_for(lambda: not forkserver.pids())
+    assert len(os.listdir("/proc/self/fd")) <= before - len(servers)
+
+
 def test_a_killed_fork_server_is_no_fault_of_a_batch_and_counts_once_for_all_its_workers(tmp_path):
     flag = tmp_path / "flag"
     flag.touch()

@@ -399,8 +399,9 @@ def request_fork(send: Callable[[tuple[int, ...]], None], sock: int, stdout: int
 def pids() -> set[int]:
     """The pids of this process's servers. Waits for those that are being started."""
     with _lock:
-        clones = [clone.await_pid() for clone in _clones if clone.alive()]
-        return {server.pid for server in list(_servers.values()) if server.alive()} | set(clones) - {0}
+        _release_ended()
+        clones = [clone.await_pid() for clone in _clones]
+        return {server.pid for server in _servers.values()} | set(clones) - {0}
 
 
 def shutdown() -> None:
@@ -444,11 +445,18 @@ def _end_unused() -> None:
         _servers.pop(True).end()
 
 
-def _ensure(torch: bool) -> _Base:
+def _release_ended() -> None:
+    """Close the connections to servers that were killed, or that were started early and have ended unused."""
+    for clone in _clones[:]:
+        if not clone.alive():
+            _forget_clone(clone)
     for key, server in list(_servers.items()):
-        if not server.alive():  # killed, or it was started early and has ended unused
+        if not server.alive():
             del _servers[key]
             server.end()
+
+
+def _ensure(torch: bool) -> _Base:
     if torch not in _servers:
         _servers[torch] = _Base()
         _servers[torch].packages = _first_packages(torch)
@@ -457,10 +465,9 @@ def _ensure(torch: bool) -> _Base:
 
 def _server_for(torch: bool, packages: frozenset[str]) -> _Server:
     """A server that has imported these packages, or does so now. One that imports others is not waited for."""
-    for clone in _clones[:]:
-        if not clone.alive():
-            _forget_clone(clone)
-        elif clone.threads > 1:
+    _release_ended()
+    for clone in _clones:
+        if clone.threads > 1:
             _not_preloaded.update(clone.packages)
     packages -= _not_preloaded
     if not packages:
