@@ -274,7 +274,7 @@ def fetch_each(
         if now - before > longest:
             slowest, longest = size - length_hint(left) - 1, now - before
         before = now
-    if local is not None:
+    if local is not None and local.abandoned:
         local.check()
     result = samples if batched else (samples or (None,))[0]
     slowest_ns = max(int(1e9 * longest), 0)

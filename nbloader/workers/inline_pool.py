@@ -235,7 +235,8 @@ class InlinePool(WorkerPool):
         """Queue batches for `run_next`. None is refused."""
         handle = self._handles[uid]
         for task in tasks:
-            provide_arena(task, self._output)
+            if task.parent is not None:
+                provide_arena(task, self._output)
             queue = self._queues.get(task.run)
             if queue is None:
                 for run in [run for run, old in self._queues.items() if not old]:

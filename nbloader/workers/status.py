@@ -124,7 +124,8 @@ class LocalStatus:
         """
         self._size = len(keys)
         self._left = left = iter(keys)
-        self.check()
+        if self.abandoned:
+            raise WorkerAbandonedError(self)
         return left
 
     def check(self) -> None:
