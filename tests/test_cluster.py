@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
+import itertools
 import pickle
 import platform
 import sys
@@ -18,10 +19,10 @@ import torch
 from datasets import flat, wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from light import Held, Large, Numbers, Slow, Varied
+from light import Fragile, Hangs, Held, Large, Numbers, Slow, Varied
 
 import nbloader
-from nbloader import DataLoader, NbloaderError, RayOptions, WorkerStartError
+from nbloader import DataLoader, LoaderTimeoutError, NbloaderError, RayOptions, WorkerStartError, get_worker_info
 from nbloader import events as ev
 from nbloader.workers import registry
 from nbloader.workers.cluster import pool as cluster_pool
@@ -275,6 +276,10 @@ def test_the_dataset_is_put_once_a_version_and_batches_come_in_pieces(on_cluster
     window = (8 << 20) // 4
     assert max(size for connection in cluster.connections for size in connection.reports) <= window // (2 * REPORTS)
     assert all(r.dispatched <= r.collated <= r.received for r in records)  # by this machine's clock
+    for r in records:
+        assert r.collated <= r.transfer.begin <= r.transfer.end == r.received
+        assert r.transfer.node in {node.name for node in NODES}
+        assert r.transfer.nbytes == r.nbytes
 
 
 def test_when_a_report_is_lost_the_batches_of_the_node_are_made_elsewhere(on_cluster, capfd):
@@ -378,3 +383,89 @@ def test_a_node_that_joins_gets_workers_while_the_loop_runs(on_cluster, monkeypa
         moved = [event for event in list(loader.events.history) if isinstance(event, ev.WorkerDied)]
         assert [event.reason for event in moved] == ["moved to a node that has joined the cluster"]
         assert moved[0].expected
+
+
+# ---- what a loader can do, on nodes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("on_error", "batch", "done"),
+    [("skip", [4, 6, 7], "skipped"), (lambda index, _error: -index, [4, -5, 6, 7], "replaced")],
+    ids=["skip", "replace"],
+)
+def test_samples_that_raise_on_a_node_are_skipped_or_replaced(on_cluster, on_error, batch, done):
+    with on_cluster(FakeCluster(2), Fragile(12, bad=5), 4, num_workers=2, on_error=on_error) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], batch, [8, 9, 10, 11]]
+        (failed,) = [event for event in list(loader.events.history) if isinstance(event, ev.SampleFailed)]
+    assert (failed.index, failed.sample, failed.done) == (1, 5, done)
+    assert "in __getitem__" in failed.traceback
+
+
+def test_a_sample_that_hangs_on_a_node_is_an_error_with_its_stack_or_a_restart(on_cluster, tmp_path):
+    files = {"flag": tmp_path / "flag", "hung": tmp_path / "hung"}
+    files["flag"].touch()
+    dataset = Hangs(8, bad=2, **files)
+    with on_cluster(FakeCluster(1), dataset, 2, num_workers=1, timeout=1) as loader:
+        epoch = iter(loader)
+        assert flat([next(epoch)]) == [0, 1]
+        with pytest.raises(LoaderTimeoutError, match=r"(?s)batch 1.*def sleep|batch 1.*in sleep"):
+            next(epoch)
+    files["hung"].unlink()
+    with on_cluster(FakeCluster(1), dataset, 2, num_workers=1, timeout=1, on_timeout="restart") as loader:
+        epoch, got = iter(loader), []
+        with concurrent.futures.ThreadPoolExecutor(1) as executor:
+            rest = executor.submit(lambda: got.extend(flat(epoch)))
+            wait_for(files["hung"].exists)
+            files["flag"].unlink()
+            rest.result()
+        assert got == list(range(8))
+        assert [event.expected for event in list(loader.events.history) if isinstance(event, ev.WorkerDied)][:1] == [
+            True
+        ]
+
+
+def test_chunks_of_a_batch_from_several_nodes_are_joined(on_cluster):
+    with on_cluster(FakeCluster(2), Varied(24), 8, num_workers=2, chunk_size=2) as loader:
+        batches = list(loader)
+        records = list(loader.events.batches())
+    with DataLoader(Varied(24), 8, num_workers=2, chunk_size=2) as loader:
+        images = [batch["image"] for batch in loader]
+    assert [batch["text"] for batch in batches] == [[f"sample {i}" for i in range(k, k + 8)] for k in (0, 8, 16)]
+    assert all(a["image"].equal(b) for a, b in zip(batches, images, strict=True))
+    assert all(record.transfer is not None for record in records)
+
+
+def test_worker_init_fn_and_changed_code_reach_the_nodes_and_an_epoch_moves_between_kinds(on_cluster):
+    class Marked(Numbers):
+        def __getitem__(self, i):
+            return i + get_worker_info().dataset.offset
+
+    def init(worker):
+        get_worker_info().dataset.offset = 100 * worker
+
+    dataset = Marked(8)
+    with on_cluster(FakeCluster(2), dataset, 2, num_workers=2, worker_init_fn=init, in_order=True) as loader:
+        assert {i % 100 for i in flat(loader)} == set(range(8))
+        assert {i // 100 for i in flat(loader)} <= {0, 1}
+
+        def changed(self, i):
+            return -i
+
+        Marked.__getitem__ = changed
+        assert flat(loader) == [-i for i in range(8)]
+
+    states, moved = [], []
+    for create, count in (
+        (DataLoader, 2),
+        (lambda *args, **kwargs: on_cluster(FakeCluster(2), *args, **kwargs), 2),
+        (DataLoader, 2),
+    ):
+        torch.manual_seed(7)
+        with create(Varied(24), 4, shuffle=True, num_workers=2) as loader:
+            if states:
+                loader.load_state_dict(states[-1])
+            moved += [batch["noise"].tolist() for batch in itertools.islice(loader, count)]
+            states.append(loader.state_dict())
+    torch.manual_seed(7)
+    with DataLoader(Varied(24), 4, shuffle=True, num_workers=2) as loader:
+        assert moved == [batch["noise"].tolist() for batch in loader]

@@ -38,7 +38,7 @@ from nbloader.events import (
 )
 from nbloader.events.gauges import FetchProgress, Gauges, ProducedBatch, WorkerGauge
 from nbloader.metrics.aggregator import Aggregator
-from nbloader.metrics.snapshot import STAGES, Snapshot
+from nbloader.metrics.snapshot import OPTIONAL_STAGES, STAGES, Snapshot
 from nbloader.metrics.stage_times import upload_stats
 from nbloader.metrics.usage import Usage
 
@@ -158,7 +158,7 @@ def test_rates_and_shares_are_computed_from_the_records():
     assert s.eta == pytest.approx(50 / 25)
     assert s.cpu_share == pytest.approx(1)
     by_name = {stage.name: stage for stage in s.stages}
-    assert tuple(by_name) == tuple(name for name in STAGES if name not in ("pin", "upload"))
+    assert tuple(by_name) == tuple(name for name in STAGES if name not in OPTIONAL_STAGES)
     assert by_name["queue"].mean == pytest.approx(5)
     assert by_name["fetch"].p50 == pytest.approx(18)
     assert by_name["collate"].max == pytest.approx(2)
@@ -836,7 +836,7 @@ def test_text_is_complete_aligned_and_fits_a_terminal():
     assert "Epoch   0, running  [############............]  50 of 100 batches (50 %)" in lines
     assert "Queues  in flight 2 of 4   reorder 0   ready 0" in lines
     stage_rows = [line for line in lines if line.split(" ")[0] in STAGES]
-    assert [row.split()[0] for row in stage_rows] == [s for s in STAGES if s not in ("pin", "upload")]
+    assert [row.split()[0] for row in stage_rows] == [s for s in STAGES if s not in OPTIONAL_STAGES]
     assert len({len(row) for row in stage_rows}) == 1, "columns are aligned"
     assert "worker 1: the previous process killed by SIGKILL" in lines
     assert "97 %" in text

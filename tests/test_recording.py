@@ -424,7 +424,12 @@ def test_a_recording_ends_before_its_file_gets_larger_than_its_limit(tmp_path, m
 def test_of_a_long_epoch_the_first_batches_are_kept_and_the_others_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "BATCHES", 10)
     loader = FakeLoader()
-    blank = dict.fromkeys(BatchRecord._fields, 0) | {"transport": "inline", "indices": (), "placed": None}
+    blank = dict.fromkeys(BatchRecord._fields, 0) | {
+        "transport": "inline",
+        "indices": (),
+        "placed": None,
+        "transfer": None,
+    }
     for run in range(3):
         for index in range(15):
             loader.events.publish(BatchRecord(**blank | {"run": run, "index": index}))

@@ -1,13 +1,16 @@
-"""How transfers to a device are shown: lanes, stages, arrows, tokens and text. Needs no device."""
+"""How transfers to a device, and from machines, are shown: lanes, stages, arrows, tokens, text. Needs no device."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from collections import defaultdict
 from typing import Any
 
 import pytest
 from datasets import Images
+from fake_loader import FakeLoader
 from stand_in import PacedStandIn
 from test_trace import MS, load, record
 
@@ -20,9 +23,11 @@ from nbloader.dashboard.panels.path import describe
 from nbloader.dashboard.panels.plots import Plots
 from nbloader.dashboard.panels.timeline import Timeline as TimelinePanel
 from nbloader.dashboard.panels.timeline import svg
-from nbloader.events import BatchRecord, Placed
-from nbloader.metrics.snapshot import STAGES
-from nbloader.metrics.stage_times import durations
+from nbloader.dashboard.panels.workers import Workers as WorkerTable
+from nbloader.events import BatchRecord, NodeTransfer, Placed
+from nbloader.metrics.snapshot import OPTIONAL_STAGES, STAGES
+from nbloader.metrics.stage_times import durations, stage_stats
+from nbloader.recording.codec import decode_batches, encode_events
 from nbloader.report.slices import KINDS, LaneKind, slices
 from nbloader.report.timeline import SINGLE, Timeline
 from nbloader.report.trace import Trace
@@ -176,8 +181,61 @@ def test_without_a_device_no_view_mentions_one():
     with DataLoader(Images(40), 4, num_workers=1) as loader:
         list(loader)
         s, page = loader.stats(), Report(loader.stats(), loader.trace).html()
-    assert {stage.name for stage in s.stages} == set(STAGES) - {"pin", "upload"}
+    assert {stage.name for stage in s.stages} == set(STAGES) - set(OPTIONAL_STAGES)
     assert "Pinning and upload" not in page
     assert "device" not in Plots().payload(Frame(s))["y"]
     kinds = {kind["name"] for kind in TimelinePanel().payload(Frame(s))["kinds"]}
-    assert kinds == set(KINDS) - {"pin", "upload", "lost"}
+    assert kinds == set(KINDS) - {"transfer", "pin", "upload", "lost"}
+
+
+# ---- batches from other machines -------------------------------------------------------------------------------------
+
+
+def from_node(number: int) -> BatchRecord:
+    """A batch that another machine sends for 4 ms, 1 ms after it was collated."""
+    r = record(number, 1000 + 15 * number, worker=number % 2)
+    begin, end = r.collated + MS, r.collated + 5 * MS
+    r = r._replace(received=end, in_order=end + 2 * MS)
+    return r._replace(transfer=NodeTransfer(f"10.0.0.{number % 2} (aa)", begin, end, 8_000_000))
+
+
+def test_the_transfer_from_another_machine_is_a_stage_of_its_own():
+    took = dict(zip(STAGES, durations(from_node(0)), strict=True))
+    assert (took["transport"], took["transfer"], took["reorder"]) == (1 * MS, 4 * MS, 2 * MS)
+    local = dict(zip(STAGES, durations(record(0, 1000)), strict=True))
+    assert local["transfer"] == 0
+    stages = {stage.name: stage.mean for stage in stage_stats([from_node(0), from_node(1)])}
+    assert stages["transfer"] == 4
+    assert "transfer" not in {stage.name for stage in stage_stats([record(0, 1000)])}
+
+
+def test_the_transfer_from_another_machine_is_drawn_and_named():
+    cut = [s for s in slices([from_node(0)]) if s.kind == "transfer"]
+    assert [(s.lane.label, s.end - s.begin) for s in cut] == [("worker 0", 4 * MS)]
+    row = next(row for row in Timeline().take([from_node(0)]) if row.lane.kind is LaneKind.WORKER)
+    assert "8.00 MB sent from 10.0.0.0 (aa) in 4.00 ms" in row.tip
+    (begun,) = [e for e in load(Trace([from_node(0)]).to_json())["b"] if e["cat"] == "transfer"]
+    assert begun["args"] == {"epoch": 0, "batch": 0, "node": "10.0.0.0 (aa)", "bytes": 8_000_000}
+    (entry,) = encode_events([from_node(0)])
+    assert decode_batches(json.loads(json.dumps(entry))["batches"]) == [from_node(0)]
+
+
+def test_workers_are_grouped_by_their_machines():
+    s = FakeLoader(workers=4).stats()
+    nodes = ("b <2>", "a", "b <2>", "a")
+    workers = tuple(dataclasses.replace(w, node=node) for w, node in zip(s.workers, nodes, strict=True))
+    frame = Frame(dataclasses.replace(s, workers=workers))
+    table = WorkerTable()
+    assert [row["node"] for row in table.news(frame)] == list(nodes)
+    payload = table.payload(frame)
+    assert list(payload["nodes"]) == ["a", "b <2>"]
+    assert payload["nodes"]["a"].startswith("2 workers · ")
+    drawn = table.html(payload)
+    parts = [drawn.index(text) for text in (">a <", ">1 · pid", ">3 · pid", ">b &lt;2&gt; <", ">0 · pid", ">2 · pid")]
+    assert parts == sorted(parts)
+    panel = TimelinePanel()
+    panel.news(frame)
+    shown = panel.payload(frame)
+    assert shown["lanes"] == ["your loop", "a", "worker 1", "worker 3", "b <2>", "worker 0", "worker 2"]
+    assert shown["nodes"] == ["a", "b <2>"]
+    assert "transfer" in {kind["name"] for kind in shown["kinds"]}

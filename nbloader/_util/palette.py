@@ -11,6 +11,7 @@ STAGES = {
     "fetch": "#3b8fd6",
     "collate": "#1a9e77",
     "transport": "#c76bb0",
+    "transfer": "#2bb3b8",
     "reorder": "#e08a1e",
     "ready": "#7cc4ee",
     "pin": "#c79af0",

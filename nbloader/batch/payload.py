@@ -26,6 +26,7 @@ from nbloader.batch.serialize import load_object
 from nbloader.shm.segment import NO_SEGMENT
 
 if TYPE_CHECKING:
+    from nbloader.events import NodeTransfer
     from nbloader.shm.segment import SegmentReader
 
 
@@ -78,6 +79,10 @@ class BatchPayload(BatchOutcome, Protocol):
     @property
     def transport(self) -> str:
         """How it travelled: "segment", "inline", "pickle" or "local"."""
+
+    @property
+    def transfer(self) -> NodeTransfer | None:
+        """How it came from another machine; None if it was produced on this one."""
 
     @property
     def in_arena(self) -> bool:
@@ -168,6 +173,7 @@ class _Payload:
     __slots__ = ("header", "in_arena", "nbytes", "pid", "produce_ns", "received", "samples", "transport", "worker")
     failed = False
     empty = False
+    transfer: NodeTransfer | None = None
 
     def __init__(self, header: BatchHeader, worker: int, pid: int, received: int, transport: str) -> None:
         self.header = header
@@ -299,7 +305,7 @@ class JoinedPayload(_Payload):
         complete: Whether every chunk of the batch is there.
     """
 
-    __slots__ = ("_arena", "_batch", "_chunks", "_complete", "_join", "_starts")
+    __slots__ = ("_arena", "_batch", "_chunks", "_complete", "_join", "_starts", "transfer")
 
     def __init__(
         self,
@@ -332,6 +338,8 @@ class JoinedPayload(_Payload):
         last = max(self._chunks, key=lambda chunk: chunk.header.collate_end)
         received = max(chunk.received for chunk in self._chunks)
         super().__init__(header, last.worker, last.pid, received, last.transport)
+        arrived = max(self._chunks, key=lambda chunk: chunk.received)
+        self.transfer = arrived.transfer  # of the one that all others waited for
 
     @property
     def extras(self) -> list[Any]:

@@ -56,6 +56,11 @@ class Series:
     stage: str = ""
     """Name of the stage whose median stands beside the label; "" for none."""
 
+    @property
+    def optional(self) -> bool:
+        """Whether it has no label in the live view while no batch has gone through its stage."""
+        return self.stage == "transfer"
+
 
 @dataclass(frozen=True, slots=True)
 class Chart:
@@ -105,7 +110,7 @@ CHARTS = (
         "ms per batch; numbers: median of the last 200",
         tuple(
             Series(f"stage_{name}", name, palette.STAGES[name], name)
-            for name in ("queue", "fetch", "collate", "transport", "reorder", "ready")
+            for name in ("queue", "fetch", "collate", "transport", "transfer", "reorder", "ready")
         ),
         stacked=True,
     ),

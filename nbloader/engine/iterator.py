@@ -294,7 +294,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             fetch_cpu if measured else None, collate_cpu if measured else None, got.in_flight, got.reordering,
             got.ready, index, slowest_ns,
             task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,),
-            None, self._sampling, extras_nbytes,
+            None, self._sampling, extras_nbytes, payload.transfer,
         )  # fmt: skip
         self._resources.before = (  # last: what is here is published
             self._run, self._run, task.number, payload.worker, payload.pid, task.attempt, samples, nbytes,

@@ -33,6 +33,20 @@ class Placed(NamedTuple):
     """Bytes copied to the device."""
 
 
+class NodeTransfer(NamedTuple):
+    """How a batch came from another machine. Part of its `BatchRecord`."""
+
+    node: str
+    """The machine: its address, and the beginning of its id."""
+    begin: int
+    """When that machine began to send it, ns; measured by its clock, converted to this machine's. Between `collated`
+    and this time it waited for earlier batches to be sent."""
+    end: int
+    """When its last byte was copied into memory of the notebook's process, ns."""
+    nbytes: int
+    """Bytes that were sent."""
+
+
 class BatchRecord(NamedTuple):
     """Timing and origin of one batch. Published when the consumer asks for the next batch.
 
@@ -102,6 +116,8 @@ class BatchRecord(NamedTuple):
     `requested` to `dispatched`."""
     pickled: int = 0
     """Size of the pickled part of the batch (everything but arrays), bytes."""
+    transfer: NodeTransfer | None = None
+    """How it came from another machine; None if it was produced on this one."""
 
     @property
     def waited(self) -> int:

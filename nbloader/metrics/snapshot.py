@@ -15,11 +15,13 @@ from typing import Any, NamedTuple, Protocol
 from nbloader.events import SampleFailed
 from nbloader.events.gauges import CacheGauge, ProducedBatch
 
-STAGES = ("queue", "fetch", "collate", "transport", "reorder", "ready", "pin", "upload", "step")
+STAGES = ("queue", "fetch", "collate", "transport", "transfer", "reorder", "ready", "pin", "upload", "step")
 """The stages of a batch's path. Each begins where the one before ends, except "pin" and "upload": these overlap "ready"
 and the preceding "step", since a batch may be uploaded while the loop still works on another one."""
 OVERLAPPING_STAGES = ("pin", "upload")
-"""Stages that overlap others, and that only some batches go through."""
+"""Stages that overlap others."""
+OPTIONAL_STAGES = ("transfer", *OVERLAPPING_STAGES)
+"""Stages that only some batches go through."""
 
 
 ENDED = ("idle", "closed", "stopped")
@@ -64,9 +66,11 @@ class StageStats:
     """Duration of one stage over the last 200 batches, milliseconds."""
 
     name: str
-    """"queue" (dispatched -> fetch began), "fetch", "collate", "transport" (collated -> received), "reorder" (received
-    -> all earlier batches received), "ready" (in order -> delivered), "pin" (began -> in pinned memory), "upload" (the
-    copy to the device, by the device's clock) or "step" (delivered -> the consumer asked for the next batch)."""
+    """"queue" (dispatched -> fetch began), "fetch", "collate", "transport" (collated -> received; of a batch from
+    another machine: collated -> that machine began to send it), "transfer" (another machine began to send it -> all
+    of it was received), "reorder" (received -> all earlier batches received), "ready" (in order -> delivered), "pin"
+    (began -> in pinned memory), "upload" (the copy to the device, by the device's clock) or "step" (delivered -> the
+    consumer asked for the next batch)."""
     mean: float
     p50: float
     p95: float

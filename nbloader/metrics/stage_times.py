@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from nbloader.events import BatchRecord, Placed
 from nbloader.metrics.snapshot import (
-    OVERLAPPING_STAGES,
+    OPTIONAL_STAGES,
     STAGES,
     Histogram,
     Percentiles,
@@ -53,12 +53,13 @@ def median(values: list[int]) -> int | None:
 
 def durations(r: BatchRecord) -> tuple[int, ...]:
     """Duration of each stage, ns, in the order of `STAGES`."""
-    placed = r.placed
+    placed, transfer = r.placed, r.transfer
     return (
         elapsed_ns(r.dispatched, r.fetch_begin),
         elapsed_ns(r.fetch_begin, r.fetched),
         elapsed_ns(r.fetched, r.collated),
-        elapsed_ns(r.collated, r.received),
+        elapsed_ns(r.collated, r.received if transfer is None else transfer.begin),
+        0 if transfer is None else elapsed_ns(transfer.begin, transfer.end),
         elapsed_ns(r.received, r.in_order),
         elapsed_ns(r.in_order, r.delivered),
         0 if placed is None else elapsed_ns(placed.begin, placed.pinned),
@@ -80,7 +81,7 @@ def stage_stats(records: list[BatchRecord]) -> tuple[StageStats, ...]:
     whole = [r for r in records if r.returned] or records
     stages = []
     for name, column in zip(STAGES, zip(*map(durations, whole), strict=True), strict=False):
-        ns = sorted(filter(None, column) if name in OVERLAPPING_STAGES else column)
+        ns = sorted(filter(None, column) if name in OPTIONAL_STAGES else column)
         if not ns:
             continue
         n = len(ns)

@@ -29,6 +29,7 @@ STAGE_MEANING = {
     "fetch": "the worker fetches the samples",
     "collate": "the worker collates them",
     "transport": "from the worker to the loop's process",
+    "transfer": "from another machine",
     "reorder": "waiting for an earlier batch",
     "ready": "waiting for the loop",
     "pin": "concurrently: into pinned memory",

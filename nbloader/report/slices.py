@@ -35,6 +35,8 @@ class SliceKind:
     """Occurs only if batches are pinned or uploaded."""
     loss: bool = False
     """Occurs only if a worker was lost while it processed a batch."""
+    remote: bool = False
+    """Occurs only if workers run on other machines."""
 
 
 KINDS: dict[str, SliceKind] = {
@@ -42,6 +44,7 @@ KINDS: dict[str, SliceKind] = {
     for kind in (
         SliceKind("fetch", "fetching", palette.STAGES["fetch"]),
         SliceKind("collate", "collating", palette.STAGES["collate"]),
+        SliceKind("transfer", "sending to this machine", palette.STAGES["transfer"], below=True, remote=True),
         SliceKind("reorder", "in the reorder buffer", palette.STAGES["reorder"], below=True),
         SliceKind("pin", "pinning", palette.STAGES["pin"], device=True),
         SliceKind("upload", "uploading", palette.STAGES["upload"], device=True),
@@ -151,6 +154,7 @@ def slices_of(r: BatchRecord, loop: Lane, pauses: Pauses | None = None) -> Itera
     for lane, kind, begin, end in (
         (worker, "fetch", r.fetch_begin, r.fetched),
         (worker, "collate", r.fetched, r.collated),
+        *(() if r.transfer is None else ((worker, "transfer", r.transfer.begin, r.transfer.end),)),
         (worker, "reorder", r.received, r.in_order),
         *_device_slices(r),
         *((loop, "wait", *part) for part in waits),

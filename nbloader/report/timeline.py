@@ -300,6 +300,9 @@ def _upload_tip(copies: Sequence[Placed], took: int) -> str:
 
 def _worker_tip(r: BatchRecord) -> str:
     lines = [f"batch {r.index}", f"fetch {_ns(r.fetched - r.fetch_begin)}, collate {_ns(r.collated - r.fetched)}"]
+    if r.transfer is not None:
+        t = r.transfer
+        lines.append(f"{megabytes(t.nbytes)} sent from {clean(t.node, 60)} in {_ns(t.end - t.begin)}")
     if r.in_order > r.received > 0:
         lines.append(f"reorder buffer {_ns(r.in_order - r.received)}")
     if r.indices:

@@ -135,9 +135,10 @@ class Trace:
         overlapping = _overlapping(cut)
         for s in cut:
             common = {"pid": _PROCESS, "cat": s.kind, "name": f"{s.kind} {s.record.index}"}
-            if s.kind == "reorder":
-                common |= {"name": "in the reorder buffer", "id2": {"local": numbers[id(s.record)]}}
-                yield {**common, "ph": "b", "ts": self._us(s.begin)}
+            if s.kind in ("reorder", "transfer"):
+                name = "in the reorder buffer" if s.kind == "reorder" else f"transfer {s.record.index}"
+                common |= {"name": name, "id2": {"local": f"{s.kind} {numbers[id(s.record)]}"}}
+                yield {**common, "ph": "b", "ts": self._us(s.begin), "args": _args(s.kind, s.record)}
                 yield {**common, "ph": "e", "ts": self._us(s.end)}
                 continue
             if s.kind == "fetch" and s.lane in overlapping:  # slices of a thread may only contain each other
@@ -230,6 +231,8 @@ def _args(kind: str, r: BatchRecord) -> dict[str, Any]:
         args |= {"bytes": r.nbytes, "transport": r.transport}
         if r.collate_cpu is not None:
             args["cpu ms"] = _ms(r.collate_cpu)
+    elif kind == "transfer" and r.transfer is not None:
+        args |= {"node": r.transfer.node, "bytes": r.transfer.nbytes}
     elif kind == "pin" and r.placed is not None:
         args |= {"memory": r.placed.memory, "bytes": r.nbytes}
     elif kind == "upload" and r.placed is not None:

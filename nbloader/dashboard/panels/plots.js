@@ -67,12 +67,12 @@ class Plots {
     const { make, button } = this.api;
     const { keys, slot } = this.figure(title, unit);
     const chart = { name, slot, choices: [], chosen: 0, legend: [] };
-    series.forEach(({ label, color, stage }, i) => {
+    series.forEach(({ label, color, stage, optional }, i) => {
       const key = oneOf ? button(keys, label, `Show ${label} ${unit}`, () => this.choose(chart, i))
         : make("span", "nbl-key", keys, label);
       if (oneOf) chart.choices.push(key);
       key.style.setProperty("--nbl-key", color);
-      if (stage) chart.legend.push({ key, label, stage });
+      if (stage) chart.legend.push({ key, label, stage, optional });
     });
     this.charts.push(chart);
   }
@@ -108,15 +108,18 @@ class Plots {
     const columns = first && Object.fromEntries(Object.keys(first).map((name) => [name, [first, ...rest].flatMap((chunk) => chunk[name])]));
     for (const chart of this.charts) {
       this.setAxes(chart);
-      const own = columns && Object.fromEntries(Object.keys(chart.source.data).map((name) => [name, columns[name]]));
+      // Recordings of earlier versions lack columns of later ones.
+      const column = (name) => columns[name] ?? columns.time.map(() => (name.startsWith("tip_") ? "" : 0));
+      const own = columns && Object.fromEntries(Object.keys(chart.source.data).map((name) => [name, column(name)]));
       if (own && this.redraw) chart.source.data = own;
       else if (own) chart.source.stream(own, KEPT);
     }
     if (columns) this.redraw = false;
   }
   drawLegends() {
-    for (const { key, label, stage } of this.charts.flatMap(({ legend }) => legend)) {
+    for (const { key, label, stage, optional } of this.charts.flatMap(({ legend }) => legend)) {
       const { median, tip } = this.data.legend[stage] ?? {};
+      key.hidden = Boolean(optional) && !median;
       this.api.write(key, median ? `${label} ${median}` : label);
       key.title = tip ?? "";
     }

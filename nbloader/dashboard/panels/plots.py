@@ -113,7 +113,11 @@ def documents(*, device: bool) -> dict[str, Any]:
             "title": chart.title,
             "unit": chart.unit,
             "oneOf": chart.one_of,
-            "series": [{"label": s.label, "color": s.color, "stage": s.stage} for s in chart.series if s.label],
+            "series": [
+                {"label": s.label, "color": s.color, "stage": s.stage, "optional": s.optional}
+                for s in chart.series
+                if s.label
+            ],
             "item": json_item(live_figure(chart)),
         }
         for chart in charts_of(device=device)
@@ -146,7 +150,7 @@ def _chart_html(chart: Chart, columns: Columns, payload: dict[str, Any]) -> str:
         f'<span class="nbl-key" style="--nbl-key:{s.color}">{s.label} '
         f"{escape(medians[s.stage]['median']) if s.stage in medians else ''}</span>"
         for s in chart.shown
-        if s.label
+        if s.label and (s.stage in medians or not s.optional)
     )
     return (
         f'<figure class="nbl-chart"><figcaption>{chart.title}<div class="nbl-keys"><span>{chart.unit}</span>{keys}'

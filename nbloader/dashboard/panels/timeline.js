@@ -141,19 +141,34 @@ class Timeline {
     pen.fillStyle = this.theme.ink2;
     pen.textAlign = "left";
     const every = Math.ceil(11 / height);
-    lanes.forEach((name, i) => { if (i % every === 0) pen.fillText(name, 2, TOP + (i + 0.5) * height, GUTTER - 6); });
+    const nodes = new Set(this.data.nodes);  // undefined if there are none
+    lanes.forEach((name, i) => {
+      const middle = TOP + (i + 0.5) * height;
+      if (nodes.has(name)) this.drawNode(pen, name, middle);
+      else if (i % every === 0) pen.fillText(name, 2, middle, GUTTER - 6);
+    });
     this.liveButton.disabled = this.end === null && this.span === null;
     this.api.write(this.liveButton, this.data.live ? "Live" : "Whole epoch");
     const back = this.data.live ? "Follow the epoch again" : "Show the whole epoch, its last two minutes at most";
     this.api.describe(this.liveButton, back);
     const seconds = Math.round((until - begin) / 100) / 10;
     this.canvas.setAttribute("aria-label",
-      `Timeline of ${lanes.length} lanes, ${seconds} seconds. Arrow keys move, plus and minus zoom, Enter opens the last batch, Escape goes to now.`);
+      `Timeline of ${lanes.length - nodes.size} lanes, ${seconds} seconds. Arrow keys move, plus and minus zoom, Enter opens the last batch, Escape goes to now.`);
     const what = this.end !== null ? `${seconds} s, not live` : this.data.live || this.span ? `the last ${seconds} s` : `${seconds} s`;
     this.api.note(this.data.live || this.rows.size ? what : "");
   }
   x(ms) {
     return GUTTER + ((ms - this.begin) / (this.until - this.begin)) * (this.width - GUTTER);
+  }
+  drawNode(pen, name, middle) {  // a machine, above the lanes of its workers
+    pen.fillStyle = this.theme.ink;
+    pen.fillText(name, 2, middle);
+    pen.strokeStyle = this.theme.line;
+    pen.beginPath();
+    pen.moveTo(8 + pen.measureText(name).width, middle);
+    pen.lineTo(this.width, middle);
+    pen.stroke();
+    pen.fillStyle = this.theme.ink2;
   }
   drawAxis(pen) {
     const step = STEPS.find((ms) => (ms / (this.until - this.begin)) * this.width > 70) ?? 60000;

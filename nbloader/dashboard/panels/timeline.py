@@ -11,7 +11,7 @@ from nbloader.dashboard.panels.base import Frame, Panel, section
 from nbloader.events import BatchRecord, EpochEnded, EpochStarted, WorkerDied
 from nbloader.metrics.stage_times import returned_at
 from nbloader.report import timeline as description
-from nbloader.report.slices import KINDS, Lane, loop_lane, worker_lane
+from nbloader.report.slices import KINDS, Lane, LaneKind, loop_lane, worker_lane
 
 if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot
@@ -90,14 +90,19 @@ class Timeline(Panel):
         """Legend, lanes, pauses, and the blocks that have begun and not ended."""
         s = frame.snapshot
         device = bool(s.pinned or s.device)
+        nodes = {w.worker: w.node for w in s.workers if w.node}
         pauses = self._timeline.pauses.between(frame.now - PAUSES_NS, frame.now)[-PAUSES:]
         return {
             "kinds": [
                 {"name": kind.name, "label": kind.label, "color": kind.color, "below": kind.below}
                 for kind in KINDS.values()
-                if (device or not kind.device) and (self._losses or not kind.loss) and (s.workers or not kind.below)
+                if (device or not kind.device)
+                and (self._losses or not kind.loss)
+                and (s.workers or not kind.below)
+                and (nodes or not kind.remote)
             ],
-            "lanes": [lane.label for lane in self._timeline.lanes(w.worker for w in s.workers)],
+            "lanes": _lane_labels(self._timeline.lanes(w.worker for w in s.workers), nodes),
+            **({"nodes": sorted(set(nodes.values()))} if nodes else {}),
             "pauses": [[frame.ms(begin), frame.ms(end)] for begin, end in pauses],
             "open": list(_open_blocks(s, frame)),
             "live": s.state in ("starting", "running", "paused"),
@@ -119,6 +124,27 @@ class Timeline(Panel):
             for kind in payload["kinds"]
         )
         return section(self.title, drawn and f'<div class="nbl-keys">{keys}</div><div class="nbl-frame">{drawn}</div>')
+
+
+def _lane_labels(lanes: Sequence[Lane], nodes: Mapping[int, str]) -> list[str]:
+    """The lanes from top to bottom; those of workers on other machines below the name of their machine.
+
+    Args:
+        lanes: The lanes.
+        nodes: The machine of each worker that runs on another one.
+    """
+
+    def node_of(lane: Lane) -> str:
+        return nodes.get(lane.number, "") if lane.kind is LaneKind.WORKER else ""
+
+    labels: list[str] = []
+    node = ""
+    for lane in sorted(lanes, key=lambda lane: (node_of(lane), lane)):
+        if node_of(lane) != node:
+            node = node_of(lane)
+            labels.append(node)
+        labels.append(lane.label)
+    return labels
 
 
 def _open_blocks(s: Snapshot, frame: Frame) -> Iterator[dict[str, Any]]:

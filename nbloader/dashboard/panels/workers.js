@@ -5,6 +5,7 @@ const CALM = 2000;  // ms in which rows that are sorted by changing values stay 
 export function create(el, api) {
   const { make, write, button, Pending } = api;
   const rows = new Map();  // worker id -> parts
+  const nodes = new Map();  // machine -> the row above those of its workers
   let workers = new Map();  // worker id -> what the kernel sent
   let heads = null, sorting = { column: 0, down: false }, sorted = 0, ordered = "", stuckBefore = 0;
   const scroll = make("div", "nbl-scroll", el);
@@ -66,9 +67,19 @@ export function create(el, api) {
     row.pre.setAttribute("aria-label", `Stack and last output of worker ${worker.id}`);
     return row;
   };
+  const nodeRow = (name) => {
+    if (!nodes.has(name)) {
+      const row = make("tr", "nbl-node");
+      const head = make("th", "", row, `${name} `);
+      head.scope = "rowgroup";
+      head.colSpan = heads.length + 1;
+      nodes.set(name, { row, note: make("span", "", head) });
+    }
+    return nodes.get(name);
+  };
   const order = () => {  // stuck ones first, then by the chosen column; rows do not move below the pointer
     const stuck = [...workers.values()].filter((w) => w.stuck).length;
-    const same = stuck === stuckBefore && workers.size === body.childElementCount / 2;
+    const same = stuck === stuckBefore && workers.size === (body.childElementCount - nodes.size) / 2;
     if (same && (Date.now() - sorted < CALM || body.matches(":hover"))) return;
     [stuckBefore, sorted] = [stuck, Date.now()];
     const { column, down } = sorting;
@@ -76,12 +87,23 @@ export function create(el, api) {
       const [x, y] = [a.order[column], b.order[column]];
       return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1);
     };
-    const ids = [...workers.values()].sort((a, b) => b.stuck - a.stuck || compare(a, b) || a.id - b.id).map((w) => w.id);
+    const byNode = (a, b) => ((a.node ?? "") < (b.node ?? "") ? -1 : Number((a.node ?? "") > (b.node ?? "")));
+    const listed = [...workers.values()].sort((a, b) => byNode(a, b) || b.stuck - a.stuck || compare(a, b) || a.id - b.id);
     heads.forEach((head, i) => head.setAttribute("aria-sort", i !== column ? "none" : down ? "descending" : "ascending"));
-    if (ids.join() === ordered && same) return;
-    ordered = ids.join();
+    const wanted = listed.map((w) => `${w.id} ${w.node ?? ""}`).join();
+    if (wanted === ordered && same) return;
+    ordered = wanted;
     const focused = document.activeElement;  // moving a node takes the focus from it
-    for (const id of ids) body.append(rows.get(id).node, rows.get(id).detail);
+    let node = "";
+    for (const worker of listed) {
+      if ((worker.node ?? "") !== node) body.append(nodeRow(node = worker.node).row);
+      body.append(rows.get(worker.id).node, rows.get(worker.id).detail);
+    }
+    for (const [name, parts] of nodes) {
+      if (listed.some((worker) => worker.node === name)) continue;
+      parts.row.remove();
+      nodes.delete(name);
+    }
     if (body.contains(focused)) focused.focus();
   };
   const summarize = ({ errors, deaths }) => {
@@ -123,6 +145,7 @@ export function create(el, api) {
         if (!row.detail.hidden) describe(row);
       }
       order();
+      for (const [name, { note }] of nodes) write(note, data.nodes?.[name] ?? "");
       write(notes, data.notes.join(" · "));
     },
     receive({ worker, stack }) {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot, WorkerStats
 
 COLUMNS = {
-    "Worker": "Id of the worker, and its process",
+    "Worker": "Id of the worker, and its process; workers on other machines are grouped by machine",
     "State": "What it does now",
     "Current batch": "The batch that it processes, the sample of it, and for how long",
     "Queued": "Batches that it was assigned and has not begun",
@@ -33,6 +33,7 @@ STATIC_ROWS = 64
 """Workers listed in the static form."""
 STACK_LINES = 200
 _INDEX_LIMIT = 40
+_NODE_LIMIT = 60
 _STDERR_LIMIT = 600
 _NONE = "\N{EN DASH}"
 _BUSY = ("fetching", "collating", "sending")
@@ -62,6 +63,7 @@ class Workers(Panel):
             "count": len(s.workers),
             "errors": s.errors,
             "deaths": s.deaths,
+            **({"nodes": nodes} if (nodes := _nodes(s)) else {}),
             "notes": _notes(s),
         }
 
@@ -90,7 +92,12 @@ class Workers(Panel):
     def html(self, payload: dict[str, Any]) -> str:
         """The table without buttons."""
         rows = []
-        for row in list(self._rows.values())[:STATIC_ROWS]:
+        node = ""
+        for row in sorted(self._rows.values(), key=lambda row: (row.get("node", ""), row["id"]))[:STATIC_ROWS]:
+            if row.get("node", "") != node:
+                node = row["node"]
+                text = f"{escape(node)} <span>{escape(payload['nodes'].get(node, ''))}</span>"
+                rows.append(f'<tr class="nbl-node"><th scope="rowgroup" colspan="{len(COLUMNS)}">{text}</th></tr>')
             first, state, *rest = (escape(text) for text in row["cells"])
             head = f'<th scope="row">{first}</th><td class="nbl-state">{state}</td>'
             rows.append(f'<tr class="{row["look"]}">{head}{"".join(f"<td>{text}</td>" for text in rest)}</tr>')
@@ -116,7 +123,7 @@ def look_of(state: str) -> str:
 
 def _row(w: WorkerStats, s: Snapshot) -> dict[str, Any]:
     state = state_word(w, s)
-    cells = _cells(w, state, _rank(w, s), running=s.state in ("running", "paused"))
+    cells = _cells(w, state, running=s.state in ("running", "paused"))
     row = {
         "id": w.worker,
         "incarnation": incarnation(w.pid, w.restarts),
@@ -126,6 +133,8 @@ def _row(w: WorkerStats, s: Snapshot) -> dict[str, Any]:
         "cells": [cell.text for cell in cells],
         "order": [cell.order for cell in cells],
     }
+    if w.node:
+        row["node"] = clean(w.node, _NODE_LIMIT)
     if w.exit_reason:
         row["exit"] = previous_process(w)
     if w.stderr_tail:
@@ -133,16 +142,27 @@ def _row(w: WorkerStats, s: Snapshot) -> dict[str, Any]:
     return row
 
 
-def _rank(w: WorkerStats, s: Snapshot) -> int:
-    """Its place in the table: workers of one node are together."""
-    return sorted(s.workers, key=lambda other: (other.node, other.worker)).index(w) if w.node else w.worker
+def _nodes(s: Snapshot) -> dict[str, str]:
+    """A summary of each other machine that has workers."""
+    found: dict[str, list[WorkerStats]] = {}
+    for w in s.workers:
+        if w.node:
+            found.setdefault(clean(w.node, _NODE_LIMIT), []).append(w)
+    running = s.state in ("running", "paused")
+    return {
+        node: " · ".join(
+            [plural(len(own), "worker"), f"{sum(w.batches for w in own):,} produced"]
+            + ([f"{number(sum(w.batches_per_second for w in own))}/s"] if running else [])
+        )
+        for node, own in sorted(found.items())
+    }
 
 
-def _cells(w: WorkerStats, state: str, rank: int, *, running: bool) -> tuple[_Cell, ...]:
+def _cells(w: WorkerStats, state: str, *, running: bool) -> tuple[_Cell, ...]:
     """In the order of `COLUMNS`."""
     memory = w.private if w.private is not None else w.rss
     return (
-        _Cell(_name(w), rank),
+        _Cell(_name(w), w.worker),
         _Cell(state, state),
         _Cell(_current(w), -1 if w.batch_age is None else round(w.batch_age, 3)),
         _Cell(str(w.queued), w.queued),
@@ -156,9 +176,7 @@ def _cells(w: WorkerStats, state: str, rank: int, *, running: bool) -> tuple[_Ce
 
 
 def _name(w: WorkerStats) -> str:
-    if w.node:
-        return f"{w.worker} · pid {w.pid} on {w.node}" if w.pid else f"{w.worker} on {w.node}"
-    if w.kind != "process":
+    if w.kind not in ("process", "ray"):
         return f"{w.worker} · {w.kind}"
     return f"{w.worker} · pid {w.pid}" if w.pid else str(w.worker)
 

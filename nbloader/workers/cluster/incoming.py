@@ -15,6 +15,7 @@ import numpy as np
 
 from nbloader.batch.header import BatchHeader, pack_header, unpack_header
 from nbloader.batch.payload import PayloadSource, SegmentPayload
+from nbloader.events import NodeTransfer
 from nbloader.shm.arena import ArenaWriter
 from nbloader.shm.segment import NO_SEGMENT, Block, SegmentReader
 from nbloader.workers.cluster.clock import ClockOffset
@@ -53,20 +54,32 @@ class IncomingBatches:
             self._writer.rest()
 
 
+class ReceivedPayload(SegmentPayload):
+    """A batch that was copied from another machine into a segment of this process."""
+
+    __slots__ = ("transfer",)
+
+    def __init__(self, source: PayloadSource, body: Any, received: int, transfer: NodeTransfer) -> None:
+        super().__init__(source, body, received)
+        self.transfer = transfer
+
+
 class IncomingBatch:
     """A batch of which a part has arrived.
 
     Args:
         begin: Its beginning.
+        sent: When its node sent that, by the node's clock, ns.
         block: Its memory, if it has any; None to ignore the bytes that follow.
         batches: Where the memory comes from.
     """
 
-    def __init__(self, begin: BatchBegin, block: Block | None, batches: IncomingBatches) -> None:
+    def __init__(self, begin: BatchBegin, sent: int, block: Block | None, batches: IncomingBatches) -> None:
         self.begin = begin
         self.header: BatchHeader = unpack_header(begin.header)
         self.left = bytes_to_follow(begin)
         """Bytes that have not arrived."""
+        self._sent = sent
         self._batches = batches
         self._block = block
         self._written = 0
@@ -90,12 +103,13 @@ class IncomingBatch:
             self._batches.abort(self._block)
             self._block = None
 
-    def finish(self, source: PayloadSource, clock: ClockOffset, received: int) -> SegmentPayload:
+    def finish(self, source: PayloadSource, node: str, clock: ClockOffset, received: int) -> ReceivedPayload:
         """All bytes have arrived.
 
         Args:
             source: The worker.
-            clock: Of its node.
+            node: Name of its node.
+            clock: The clock of its node.
             received: Now, perf_counter ns.
         """
         begin, header = self.begin, self.header
@@ -107,7 +121,15 @@ class IncomingBatch:
             fetch_end=header.fetch_end + shift,
             collate_end=header.collate_end + shift,
         )
-        return SegmentPayload(source, pack_header(*here) + begin.extras + (begin.memory or b""), received)
+        collated = here.collate_end
+        transfer = NodeTransfer(
+            node,
+            min(max(clock.here(self._sent), collated), received),
+            received,
+            self._written + len(begin.extras) + len(begin.memory or b""),
+        )
+        body = pack_header(*here) + begin.extras + (begin.memory or b"")
+        return ReceivedPayload(source, body, received, transfer)
 
 
 def bytes_to_follow(begin: BatchBegin) -> int:

@@ -266,13 +266,13 @@ class NodeLink:
         received = _clock()
         self.clock.observe(requested, report.begun, report.sent, received)
         pieces = deque(report.data)
-        entries = pickle.loads(report.entries)
+        entries, sent = pickle.loads(report.entries), report.sent
         del report
         if self._partial is not None and pieces:
             self._continue(pieces.popleft())
         for entry in entries:
             if isinstance(entry, BatchBegin):
-                self._begin(entry, pieces)
+                self._begin(entry, sent, pieces)
             elif isinstance(entry, StatusEntry):
                 self._take_status(entry)
             elif isinstance(entry, NodeClosed):
@@ -284,7 +284,7 @@ class NodeLink:
                 self._take_message(entry)
         self.connection.request_report(self.credit)  # after the copies: their memory in the store is free now
 
-    def _begin(self, begin: BatchBegin, pieces: deque[Any]) -> None:
+    def _begin(self, begin: BatchBegin, sent: int, pieces: deque[Any]) -> None:
         handle = self.handles.get(begin.uid)
         if handle is not None and begin.layout is not None:
             handle.layouts[unpack_header(begin.header).layout] = Layout(begin.layout, self._output)
@@ -295,7 +295,7 @@ class NodeLink:
             except (MemoryError, OSError) as error:
                 header = unpack_header(begin.header)
                 self._put(BatchDone(begin.uid, header.run, header.number, LoaderFailure(error)))
-        self._partial = batch = IncomingBatch(begin, block, self._batches)
+        self._partial = batch = IncomingBatch(begin, sent, block, self._batches)
         if batch.left:
             self._continue(pieces.popleft())
         else:
@@ -314,7 +314,7 @@ class NodeLink:
         if handle is None or batch.ignored:
             batch.drop()
             return
-        payload = batch.finish(handle, self.clock, _clock())
+        payload = batch.finish(handle, self.node.name, self.clock, _clock())
         header = batch.header
         self._put(BatchDone(handle.uid, header.run, header.number, payload, batch.begin.failed_samples))
 
