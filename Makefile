@@ -8,7 +8,8 @@
 #                      PEERS="paddle spdl grain mxnet" adds other loaders); writes table.md and results.json to
 #                      build/bench
 # make bench-gpu       benchmark of uploads against torch, needs a GPU; writes to build/bench-gpu
-# make bench-ray       benchmark of workers on a Ray cluster of simulated nodes, against Ray's own transfer
+# make bench-ray       benchmark of workers on a Ray cluster of simulated nodes, against Ray's own transfer and Ray Data,
+#                      and of what a batch costs the notebook's process; also `make bench ROWS=ray`
 # make soak            stress test: kill, restart, resize and compare every batch (SECONDS=300)
 # make fuzz            random loaders under random faults, controls and resumptions; prints its seed (SECONDS=300 SEED=7)
 # make forks           fork workers while threads hold locks, and count those that hang (SECONDS=300)
@@ -77,13 +78,18 @@ release-check: $(MADE)-release
 	$(PY) -m twine check --strict build/release/*
 	$(PY) tests/release_check.py build/release
 
+ifeq ($(ROWS),ray)
+bench: bench-ray
+else
 bench: $(MADE)-test $(foreach peer,$(PEERS),$(VENV)/peers/$(peer)/.made)
 	$(PY) tests/bench/run.py --rows '$(ROWS)'
+endif
 
 bench-gpu: $(MADE)-test
 	$(PY) tests/bench/gpu.py
 
 bench-ray: $(MADE)-test
+	$(PY) tests/bench/cluster_driver.py
 	$(PY) tests/bench/cluster.py
 
 soak: $(MADE)-test

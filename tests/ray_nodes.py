@@ -7,13 +7,16 @@ raylet of a node; it prints the id of that node when Ray knows. The cluster ends
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 
 STORE_BYTES = 100 << 20
 """Size of the object store of a node."""
 ATTEMPTS = 3
-"""A node ends itself if its agents, which are Python programs, do not start within 15 s, as on a very busy machine."""
+"""On a very busy machine a node may not start in the 30 s that Ray gives it."""
+AGENT_TIMEOUT = 90_000
+"""Milliseconds that its agents, which are Python programs, may take to start: otherwise it ends itself sooner."""
 
 
 class Nodes:
@@ -49,6 +52,7 @@ def add(cluster, node):
 
 
 def main(count: int) -> None:
+    os.environ.setdefault("RAY_agent_register_timeout_ms", str(AGENT_TIMEOUT))
     from ray.cluster_utils import Cluster
 
     reply = sys.stdout

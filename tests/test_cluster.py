@@ -363,6 +363,7 @@ def test_what_is_queued_for_a_slow_node_is_produced_by_others(on_cluster, tmp_pa
     flag.touch()
     with on_cluster(FakeCluster(2), Held(12, flag=flag, only=0), num_workers=2, prefetch=12) as loader:
         epoch = iter(loader)
+        wait_for(lambda: loader.stats().state == "running")
         wait_for(lambda: sum(worker.batches for worker in loader.stats().workers) == 11)
         flag.unlink()
         assert flat(epoch) == list(range(12))

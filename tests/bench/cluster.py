@@ -3,6 +3,7 @@
     waiting   samples that wait 5 ms, with 1 to NODES nodes of 4 workers: batches per second against 1 node
     large     batches of 8 MB, against `ray.get` of arrays of the same size from an actor on the same node
     tiny      batches of 4 integers, gathered: batches per second
+    ray-data  samples of 50 kB that wait 5 ms, beside Ray Data's `iter_torch_batches` with as many tasks at a time
 
 All nodes are on this machine and share its cores: what computes does not scale here, what waits does.
 """
@@ -10,6 +11,7 @@ All nodes are on this machine and share its cores: what computes does not scale 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 import time
 from pathlib import Path
@@ -62,7 +64,7 @@ def waiting(nodes):
         print(f"waiting, {count} nodes: {got:.0f} batches/s, {shares}")
 
 
-def large():
+def large(_nodes):
     node = ray.get_runtime_context().get_node_id()
     other = next((n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != node), node)
     for name, place in (("the same node", node), ("another node", other)):
@@ -85,22 +87,66 @@ def large():
         print(f"large, {name}: {ours:.0f} MB/s; ray.get alone {alone:.0f} MB/s: {ours / alone:.0%}")
 
 
-def tiny():
+def tiny(_nodes):
     with DataLoader(Numbers(40_000), 4, num_workers=2, workers="ray") as loader:
         print(f"tiny: {rate(loader):,.0f} batches/s")
 
 
+class Waits(Numbers):
+    """Samples of 50 kB that wait 5 ms."""
+
+    def __getitem__(self, i):
+        time.sleep(Slow.wait)
+        return np.full((3, 64, 64), i, np.float32)
+
+
+def ray_data(nodes):
+    """The same samples, batches and number of workers, by Ray Data."""
+    if importlib.util.find_spec("pyarrow") is None:
+        print("ray-data: needs pyarrow")
+        return
+    import ray.data
+
+    count, size, workers = 6400, 32, 4 * nodes
+    dataset = Waits(count)
+
+    def load(row):
+        return {"image": dataset[int(row["id"])]}
+
+    def timed(make):
+        begin = time.perf_counter()
+        batches = iter(make())
+        next(batches)
+        first = time.perf_counter() - begin
+        got = 1 + sum(1 for _ in batches)
+        assert got == count // size
+        return first, got / (time.perf_counter() - begin)
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    rows = ray.data.range(count, override_num_blocks=count // 64)
+    theirs = [timed(lambda: rows.map(load, num_cpus=0.25).iter_torch_batches(batch_size=size)) for _ in range(2)]
+    loader = DataLoader(dataset, size, num_workers=workers, workers="ray")
+    with loader:
+        ours = [timed(lambda: loader) for _ in range(2)]
+    for name, pair in (("Ray Data", theirs), ("nbloader", ours)):
+        text = "; ".join(f"first batch {first:.2f} s, {rate:.0f} batches/s" for first, rate in pair)
+        print(f"{name}, {workers} workers, two epochs: {text}", flush=True)
+
+
+ROWS = {"waiting": waiting, "large": large, "tiny": tiny, "ray-data": ray_data}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--only", default="waiting,large,tiny,ray-data", help="which rows, comma-separated")
     parser.add_argument("--address", default="", help="of a running cluster")
     arguments = parser.parse_args()
     nodes = None if arguments.address else Nodes(arguments.nodes)
     ray.init(address=arguments.address or nodes.address, log_to_driver=False, logging_level="warning")
     try:
-        waiting(arguments.nodes)
-        large()
-        tiny()
+        for name in arguments.only.split(","):
+            ROWS[name](arguments.nodes)
     finally:
         ray.shutdown()
         if nodes is not None:

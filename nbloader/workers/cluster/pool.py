@@ -19,7 +19,15 @@ from nbloader.errors import DatasetTransferError, NbloaderError, WorkerStartErro
 from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.shard_plan import Ticket
 from nbloader.transport.environment import Environment
-from nbloader.transport.messages import BatchDone, OutputText, PoolFailed, TasksRevoked, WorkerGone, WorkerMessage
+from nbloader.transport.messages import (
+    BatchDone,
+    OutputText,
+    PoolFailed,
+    TasksRevoked,
+    WorkerGone,
+    WorkerInitialized,
+    WorkerMessage,
+)
 from nbloader.transport.process_setup import PicklingFailure, ProcessSetup, pickle_parts
 from nbloader.workers.api import WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.cluster.incoming import IncomingBatches
@@ -289,6 +297,8 @@ class RayPool(WorkerPool):
             if isinstance(message, BatchDone):
                 if handle.asked:
                     handle.asked.discard((message.run, message.number))
+            elif isinstance(message, WorkerInitialized):
+                handle.ready = True
             elif isinstance(message, TasksRevoked):
                 handle.asked.difference_update(message.jobs)  # it may be given them again
             elif isinstance(message, WorkerGone):
