@@ -233,6 +233,8 @@ def test_workers_are_grouped_by_their_machines():
     drawn = table.html(payload)
     parts = [drawn.index(text) for text in (">a <", ">1 · pid", ">3 · pid", ">b &lt;2&gt; <", ">0 · pid", ">2 · pid")]
     assert parts == sorted(parts)
+    box = next(box for box in describe(frame.snapshot).boxes if box.id == "shared")
+    assert box.title == "From 2 nodes"
     panel = TimelinePanel()
     panel.news(frame)
     shown = panel.payload(frame)

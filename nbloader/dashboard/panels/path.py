@@ -155,7 +155,12 @@ def _transport(s: Snapshot) -> tuple[Box, ...]:
     if any(w.kind == "thread" for w in s.workers):  # threads share the memory of the loop
         return ()
     running = s.state in ("running", "paused")
-    return (_box("shared", "Shared memory", note=f"{number(s.mb_per_second)} MB/s" if running else ""),)
+    rate = f"{number(s.mb_per_second)} MB/s" if running else ""
+    nodes = len({w.node for w in s.workers if w.node})
+    if not nodes:
+        return (_box("shared", "Shared memory", note=rate),)
+    took = next((f"{number(stage.p50)} ms" for stage in s.stages if stage.name == "transfer"), "")
+    return (_box("shared", f"From {plural(nodes, 'node')}", note=", ".join(filter(None, (rate, took)))),)
 
 
 def _reorder(s: Snapshot, early: list[int]) -> Box:
