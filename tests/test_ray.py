@@ -79,7 +79,9 @@ def test_batches_and_order_are_those_of_processes_and_an_epoch_can_move(nodes):
         whole = plain(whole)
         assert plain(loader("process")) == whole
         assert {worker.kind for worker in on_ray.stats().workers} == {"ray"}
-        assert all(r.dispatched <= r.fetch_begin <= r.collated <= r.received for r in on_ray.events.batches())
+        # Not `dispatched <= fetch_begin`: on a busy machine the clock of a node is known to some milliseconds only.
+        records = on_ray.events.batches()
+        assert all(r.fetch_begin <= r.collated <= r.received >= r.dispatched for r in records)
         assert "Current thread" in on_ray.stack(next(w.worker for w in on_ray.stats().workers if w.pid))
         # Processes begin an epoch, nodes continue it, and processes end it.
         torch.manual_seed(5)

@@ -286,13 +286,12 @@ def test_patches_are_applied_only_while_worker_threads_exist():
 
 
 def test_what_other_code_replaces_meanwhile_is_not_restored(monkeypatch):
-    original = random.gauss
+    monkeypatch.setattr(random, "gauss", random.gauss)  # restored after the test
     with threaded(Slow(20), 2) as loader:
         next(iter(loader))
         random.gauss = replacement = lambda *_: 0.0
     wait_for(lambda: not worker_threads())
-    monkeypatch.setattr(random, "gauss", original)
-    assert replacement is not original
+    assert random.gauss is replacement
     assert everything_patched()["random", "random"] is random.random
 
 

@@ -133,7 +133,8 @@ def test_the_uploads_of_very_many_batches_are_merged_into_one_row():
 def test_a_slow_device_is_visible_in_every_view_of_a_loader():
     device = PacedStandIn(4 * 64 * 64 * 4 / 0.025, way="copied")  # 25 ms a batch
     begun: list[tuple[int, ...]] = []
-    with DataLoader(Images(240), 4, num_workers=2, device=device) as loader:
+    with DataLoader(Images(160), 4, num_workers=2, device=device, persistent_workers=True) as loader:
+        next(iter(loader))  # in the epoch after it no worker starts, which takes long on a busy machine
         for number, _batch in enumerate(loader):
             if number > 5:
                 begun.append(loader.stats().begun)
@@ -143,11 +144,8 @@ def test_a_slow_device_is_visible_in_every_view_of_a_loader():
     assert stages["upload"].mean == pytest.approx(25, rel=0.1)
     assert stages["pin"].mean > 0
     assert any(begun), "the next batch is on its way while the loop works on this one"
-    assert s.now_verdict.cause == "upload", (
-        "the epoch is short: over all of it, start-up may be the first of two causes"
-    )
+    assert s.now_verdict.cause == s.cause == "upload"
     assert "The transfer to stand-in:0 is the bottleneck" in s.now_verdict.sentence
-    assert "upload" in (s.cause, s.epoch_verdict.also)
     assert {"upload to stand-in:0", "pin"} <= {x.lane.label for x in slices(trace.batches)}
     upload = next(box for box in describe(s).boxes if box.id == "upload")
     assert "GB/s" in upload.note
