@@ -101,6 +101,7 @@ class Awkward:
 
     def __init__(self, release=None):
         self.release = release
+        self.waiting = None if release is None else threading.Event()
 
     def __len__(self):
         return 100
@@ -109,6 +110,7 @@ class Awkward:
         if index == 3:
             raise ValueError("bad sample")
         if index == 4 and self.release is not None:
+            self.waiting.set()
             self.release.wait()
         if index == 5:
             os._exit(3)
@@ -119,16 +121,17 @@ class Collected:
     """A fetcher, and what it has read."""
 
     def __init__(self, x, kind, **options):
-        self.read, self.notes, self.problems = {}, [], []
+        self.read, self.reports, self.notes, self.problems = {}, [], [], []
         self._changed = threading.Condition()
         self.fetcher = SampleFetcher(
             source_of(x, 50), (), num_workers=options.get("num_workers", 2), kind=kind, seed=0,
             on_read=self._add, on_note=self.notes.append, on_problem=self.problems.append,
         )  # fmt: skip
 
-    def _add(self, request, sample):
+    def _add(self, samples):
         with self._changed:
-            self.read[request] = sample
+            self.reports.append([request.index for request, _ in samples])
+            self.read.update(samples)
             self._changed.notify_all()
 
     def wait_for(self, *indices, draw=0):
@@ -207,6 +210,41 @@ def test_the_thread_and_the_workers_end_when_nothing_is_asked_for_and_come_back(
             assert not thread.is_alive()
         reader.fetcher.want("view", [1])
         reader.wait_for(1)
+
+
+def test_the_most_urgent_sample_is_reported_at_once_and_the_others_together(monkeypatch):
+    monkeypatch.setattr(fetcher_module, "COLLECT", 1000.0)
+    with Collected(Awkward(), "thread", num_workers=1) as reader:
+        for wanted in ([10, 11, 12, 13], [20, 21, 22]):
+            reader.fetcher.want("view", wanted)
+            reader.wait_for(*wanted)
+        assert reader.reports == [[10], [11, 12, 13], [20], [21, 22]]
+
+
+def test_what_was_asked_for_does_not_wait_for_what_is_on_screen(monkeypatch):
+    monkeypatch.setattr(fetcher_module, "COLLECT", 1000.0)
+    release = threading.Event()
+    with Collected(Awkward(release), "thread", num_workers=1) as reader:
+        reader.fetcher.want("view", [1])
+        reader.wait_for(1)
+        reader.fetcher.want("view", [4, 50])  # the worker hangs with the first one
+        reader.fetcher.ask(Request(7, draw=1))
+        release.set()
+        reader.wait_for(50)
+        assert [7] in reader.reports
+
+
+def test_what_was_read_before_try_again_is_not_reported(monkeypatch):
+    monkeypatch.setattr(fetcher_module, "COLLECT", 1000.0)
+    dataset = Awkward(threading.Event())
+    with Collected(dataset, "thread", num_workers=1) as reader:
+        reader.fetcher.want("view", [1, 2, 4])
+        assert dataset.waiting.wait(TIMEOUT)  # 2 is held back while the worker reads 4
+        reader.fetcher.retry([2])
+        dataset.release.set()
+        reader.fetcher.want("view", [60])  # is read after what was asked for
+        reader.wait_for(60)
+        assert [index for report in reader.reports for index in report].count(2) == 1
 
 
 class Asynchronous:

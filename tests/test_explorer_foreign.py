@@ -35,7 +35,7 @@ def opened(monkeypatch):
         explorer = widget.Explorer(x, **{"num_workers": 1, "workers": None, "seed": 0, "buffer": 20, **options})
         explorers.append(explorer)
         came: queue.Queue = queue.Queue()
-        explorer._fetcher._on_read = lambda request, sample: came.put((request, sample))
+        explorer._fetcher._on_read = lambda samples: [came.put(read) for read in samples]
         read = {}
         for index in indices:
             explorer._fetcher.ask(Request(index, view=FULL))
@@ -174,7 +174,7 @@ def test_hostile_samples_are_shown_and_one_that_hangs_is_given_up(opened):
     release = threading.Event()
     explorer, _, _ = opened(Hostile(release), workers="thread", num_workers=2)
     came: queue.Queue = queue.Queue()
-    explorer._fetcher._on_read = lambda request, sample: came.put((request.index, sample))
+    explorer._fetcher._on_read = lambda samples: [came.put((request.index, sample)) for request, sample in samples]
     explorer._fetcher.ask(Request(0, view=FULL))
     for index in range(1, 7):
         explorer._fetcher.ask(Request(index, view=FULL))

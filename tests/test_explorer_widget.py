@@ -383,6 +383,23 @@ def test_the_static_form_has_what_was_on_screen_and_no_markup_of_samples(view, s
     assert view.widget.comm is None
 
 
+def test_the_static_form_is_written_once_no_more_samples_come_by_one_timer_for_all_of_them(view, sent, monkeypatch):
+    monkeypatch.setattr(widget, "STATIC_PAUSE", 1000.0)
+    view.show()
+    say(view, kind="want", indices=[1, 5], screen=[1, 5])
+    cards(sent, 1, 5)
+    timer = view._timer
+    view._plan_static()
+    assert view._timer is timer
+    timer.cancel()
+    view._on_timer()  # samples have come since: it waits again
+    assert view._timer is not timer
+    assert "data:image/png" not in "".join(sent.pages.queue)
+    view._static_at = 0.0
+    view._on_timer()
+    assert "data:image/png" in "".join(sent.pages.queue)
+
+
 def test_the_static_form_is_small_however_much_is_on_screen():
     reader = SampleReader(
         [np.random.default_rng(i).integers(0, 255, (200, 200, 3)).astype(np.uint8) for i in range(9)], {}, ()
@@ -522,7 +539,7 @@ def test_histograms_filter_one_another_and_the_list(sent):
 def test_the_first_samples_are_read_while_the_page_loads_the_view(sent):
     explorer = open_explorer(Numbers())
     read: queue.Queue[int] = queue.Queue()
-    explorer._fetcher._on_read = lambda request, _sample: read.put(request.index)
+    explorer._fetcher._on_read = lambda samples: [read.put(request.index) for request, _ in samples]
     explorer.show()
     assert sorted(read.get(timeout=TIMEOUT) for _ in range(widget.FIRST)) == list(range(widget.FIRST))
     say(explorer, kind="ready")

@@ -8,7 +8,7 @@ const GAP = 8, CARD = 150, LINE = 30, TALL = 8e6, FIXED = 340, COLUMN = 80;  // 
 const SIZES = { min: 90, max: 240, step: 30 };  // least widths of a card
 const KEPT = 1500;  // cards that the page keeps
 const BETWEEN = 50;  // ms between two requests for what is on screen
-const SLOW = 2000;  // ms after which a sample that is not there can be given up
+const SLOW = 2000;  // ms after which a sample that is not there can be given up, and is requested again
 const SVG = "http://www.w3.org/2000/svg";
 const CAPTION_FIRST = { label: 0, number: 1, text: 2 };
 const WHOLE = -1;  // in place of an index: the batch itself
@@ -153,7 +153,8 @@ export function mount({ model, el, styles }) {
   let state = null, mode = "gallery", order = null, orderName = "all", reasons = {};
   let top = 0, width = 0, deep = 0, across = 1, high = LINE, wide = CARD, current = 0, expectedScroll = -1;
   let opened = null;  // { index, draw, slices, sample, draws, delivered }
-  let selected = new Set(), columns = [], lastWanted = "", frame = 0, ticking = null, pending = 0, sent = 0;
+  let selected = new Set(), columns = [], frame = 0, ticking = null;
+  let requested = null, checking = false, pending = 0, sent = 0;  // the last request: { first, last, order, middle }, and when
   const cards = new Map(), asked = new Map(), nodes = new Map();  // by index, by index, by position
 
   const count = () => (order ? order.length : state?.total ?? 0);
@@ -161,9 +162,9 @@ export function mount({ model, el, styles }) {
   const positionOf = (index) => (order ? order.indexOf(index) : index);
   const lines = () => Math.ceil(count() / across);
   const height = () => lines() * high;
-  const tallest = () => Math.max(0, height() - scroller.clientHeight);
+  const tallest = () => Math.max(0, height() - deep);
   const ratio = () => {
-    const room = Math.min(height(), TALL) - scroller.clientHeight;
+    const room = Math.min(height(), TALL) - deep;
     return height() <= TALL || room <= 0 ? 1 : tallest() / room;
   };
 
@@ -187,10 +188,14 @@ export function mount({ model, el, styles }) {
     scroller.scrollTop = expectedScroll;
     schedule();
   };
-  const schedule = () => { frame ||= requestAnimationFrame(() => { frame = 0; draw(); }); };
+  const schedule = () => {
+    frame ||= requestAnimationFrame(() => { frame = 0; draw(); });
+    if (!checking) queueMicrotask(request);  // once the event has been handled: the kernel reads while the page draws
+    checking = true;
+  };
   const visible = () => {
     const first = Math.floor(top / high) * across;
-    const last = Math.min(count(), (Math.floor((top + scroller.clientHeight) / high) + 1) * across);
+    const last = Math.min(count(), (Math.floor((top + deep) / high) + 1) * across);
     return [first, last];
   };
 
@@ -225,7 +230,6 @@ export function mount({ model, el, styles }) {
     write(empty, orderName === "all" ? "There are no samples: the dataset is empty." : `No samples: ${ORDERS[orderName].toLowerCase()}.`);
     const shown = last > first ? `${whole(first)} to ${whole(last - 1)} of ${whole(count())}` : "";
     write(status, gone() ? "The kernel is gone." : shown);
-    want(first, last);
   };
 
   const place = (node, position) => {
@@ -309,7 +313,13 @@ export function mount({ model, el, styles }) {
 
   // ---- what the kernel reads: what is on screen, from the current sample or the middle outwards, then the next screen ----------------------------------------------
 
-  const want = (first, last) => {
+  // It sends each sample when it has read it, so a screen is requested once, and what it then lacks after `SLOW` again: a
+  // Jupyter server drops messages while a cell prints too much.
+  const request = () => {
+    checking = false;
+    clearTimeout(pending);
+    if (!state || gone()) return;
+    const [first, last] = visible();
     const middle = current >= first && current < last ? current : (first + last) / 2, screen = [], missing = [];
     const near = [...Array(last - first).keys()].map((at) => first + at).sort((a, b) => Math.abs(a - middle) - Math.abs(b - middle));
     for (const position of near) {
@@ -321,36 +331,39 @@ export function mount({ model, el, styles }) {
         cards.set(index, card);
       } else missing.push(index);
     }
+    waitFor(missing);
+    const late = missing.length > 0 && Date.now() - sent > SLOW;
     for (let position = last; position < Math.min(count(), 2 * last - first); position++) {
       if (!cards.has(indexAt(position))) missing.push(indexAt(position));
     }
-    const text = missing.join();
-    if (text !== lastWanted || (!missing.length && screen.length)) {
-      const key = `${text}|${screen.join()}`;
-      if (key !== lastWanted) {
-        lastWanted = key;
-        clearTimeout(pending);
-        pending = setTimeout(() => {
-          sent = Date.now();
-          connection.send({ kind: "want", indices: missing, screen });
-        }, Math.max(0, sent + BETWEEN - Date.now()));
-      }
+    const same = requested?.first === first && requested.last === last && requested.order === order;
+    if (same && !late && (requested.middle === middle || !missing.length)) return;
+    const rest = sent + BETWEEN - Date.now();
+    if (rest > 0) {
+      pending = setTimeout(request, rest);
+      return;
     }
-    const onScreen = new Set(screen);
-    for (const index of asked.keys()) if (!onScreen.has(index)) asked.delete(index);
-    let late = false;
-    for (const index of missing) {
-      if (!onScreen.has(index)) continue;
-      late = true;
-      if (!asked.has(index)) asked.set(index, Date.now());
-    }
-    if (late) ticking ??= setInterval(schedule, 1000);
+    sent = Date.now();
+    requested = { first, last, order, middle };
+    connection.send({ kind: "want", indices: missing, screen });
+  };
+  const requestAgain = () => {
+    requested = null;
+    schedule();
+  };
+  // Since when each sample on screen is missing; while some are, the seconds are drawn.
+  const waitFor = (missing) => {
+    const there = new Set(missing);
+    for (const index of asked.keys()) if (!there.has(index)) asked.delete(index);
+    for (const index of missing) if (!asked.has(index)) asked.set(index, Date.now());
+    if (missing.length) ticking ??= setInterval(schedule, 1000);
     else {
       clearInterval(ticking);
       ticking = null;
     }
   };
   const take = (message, buffers) => {
+    const arrived = new Set(message.cards.map((content) => content.index));
     for (const content of message.cards) {
       cards.get(content.index)?.media.release();
       const card = { ...content, media: new Media(content.first, buffers), version: `read ${Math.random()}` };
@@ -363,6 +376,9 @@ export function mount({ model, el, styles }) {
           drawHeader();
         }
       }
+    }
+    for (const [position, node] of nodes) {  // now, not with the next frame: pictures are decoded meanwhile
+      if (arrived.has(indexAt(position))) place(node, position);
     }
     statistics.changed();
     const [first, last] = visible();
@@ -425,7 +441,7 @@ export function mount({ model, el, styles }) {
     current = Math.min(Math.max(0, position), Math.max(0, count() - 1));
     const y = Math.floor(current / across) * high;
     if (y < top) moveTo(y);
-    else if (y + high > top + scroller.clientHeight) moveTo(y + high - scroller.clientHeight + (mode === "gallery" ? GAP : 0));
+    else if (y + high > top + deep) moveTo(y + high - deep + (mode === "gallery" ? GAP : 0));
     else schedule();
   };
   const open = (index, draw = 0, slices = {}) => {
@@ -579,11 +595,10 @@ export function mount({ model, el, styles }) {
       make("strong", "", problem, message.problem.error);
       if (message.problem.traceback) make("pre", "nbx-text", problem, message.problem.traceback);
       button(problem, "Try again", "Read the samples again", () => {
-        lastWanted = "";
         connection.send({ kind: "retry", indices: [] });
-        schedule();
+        requestAgain();
       });
-    } else if (before?.problem) lastWanted = "";
+    } else if (before?.problem) requestAgain();
     selected = new Set(message.selected);
     showSelection();
     main.hidden = false;
@@ -606,8 +621,7 @@ export function mount({ model, el, styles }) {
         cards.delete(index);
       }
       if (opened && message.indices.includes(opened.index)) open(opened.index, opened.draw, opened.slices);
-      lastWanted = "";
-      schedule();
+      requestAgain();
     } else if (message.kind === "show") {
       reveal(message.index);
     } else if (message.kind === "order") {
@@ -644,7 +658,7 @@ export function mount({ model, el, styles }) {
     }
     if (statistics.key(event)) return true;
     if (event.target !== scroller) return true;  // a button or an input: not a shortcut of the notebook
-    const page = Math.max(1, Math.floor(scroller.clientHeight / high)) * across;
+    const page = Math.max(1, Math.floor(deep / high)) * across;
     const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -across, ArrowDown: across, PageUp: -page, PageDown: page, Home: -Infinity, End: Infinity };
     if (event.key in moves) setCurrent(current + moves[event.key]);
     else if (event.key === "Enter") open(indexAt(current));

@@ -1,11 +1,15 @@
 """Reads samples with workers of the loader's own kinds, on demand.
 
     any thread      want, scan, ask, give_up, retry -> RequestQueue, under the lock -> wake
-    this thread     take -> Task (one sample, its own seed) -> WorkerPool -> ReadSample -> on_read(request, sample)
+    this thread     take -> Task (one sample, its own seed) -> WorkerPool -> ReadSample -> on_read([(request, sample)])
 
 One thread owns the pool: it starts workers, gives each of them one request at a time, and receives. It blocks on the
 pool's descriptor and a wake-up. It starts with the first request and ends, with its workers, after `IDLE` seconds
 without one; the next request starts another.
+
+A worker that has read a sample gets its next request before the sample is reported. The first sample of what a view
+wants is reported at once, and so is one that was asked for; the others are collected for up to `COLLECT` seconds, since
+each report becomes a message, which costs three processes a millisecond each.
 
 | what fails                             | consequence                                                               |
 |----------------------------------------|---------------------------------------------------------------------------|
@@ -50,6 +54,8 @@ IDLE = 60.0
 """Seconds without a request after which the workers end."""
 PATIENCE = 2.0
 """Seconds that all workers may be busy with one sample each, until another worker is started for the others."""
+COLLECT = 0.016
+"""Seconds between two reports of samples that are only on screen. A page draws no more often."""
 SPARE = 4
 """Workers that may be started beyond the usual number, because others hang."""
 GRACE = 0.5
@@ -79,7 +85,7 @@ class SampleFetcher:
         num_workers: Workers that read at the same time.
         kind: "process" or "thread".
         seed: Sample `i` is drawn with a seed made of this, `i` and the number of the draw.
-        on_read: Called on the fetcher's thread with each sample.
+        on_read: Called on the fetcher's thread with the samples that were read since the last call.
         on_note: Called with a line of text for the user.
         on_problem: Called with an error that concerns all samples, as JSON; with "" when samples are read again.
     """
@@ -93,7 +99,7 @@ class SampleFetcher:
         num_workers: int,
         kind: str,
         seed: int,
-        on_read: Callable[[Request, ReadSample], None],
+        on_read: Callable[[list[tuple[Request, ReadSample]]], None],
         on_note: Callable[[str], None],
         on_problem: Callable[[str], None],
     ) -> None:
@@ -109,6 +115,8 @@ class SampleFetcher:
         self._thread: threading.Thread | None = None
         self._wakeup = Wakeup()
         self._given_up: set[int] = set()
+        self._first: dict[str, Request] = {}
+        """By view, the most urgent of what it wants."""
         self._repack = False
         self._closed = False
         # The rest belongs to the thread.
@@ -119,6 +127,8 @@ class SampleFetcher:
         self._starting: set[int] = set()
         self._failed_starts = 0
         self._jobs = 0
+        self._unreported: list[tuple[Request, ReadSample]] = []
+        self._reported_at = 0.0
         _fetchers.add(self)
 
     # ---- any thread -------------------------------------------------------------------------------------------------
@@ -129,6 +139,7 @@ class SampleFetcher:
             wanted = list(indices)
             there = self.there(wanted)
             self._queue.want(view, wanted, self._cache)
+            self._first.update((view, Request(index)) for index in wanted[:1])
             self._run()
         return there
 
@@ -161,6 +172,7 @@ class SampleFetcher:
         """A view is gone."""
         with self._lock:
             self._queue.forget(view)
+            self._first.pop(view, None)
 
     def give_up(self, index: int) -> None:
         """Stop reading a sample, by ending its worker."""
@@ -209,6 +221,7 @@ class SampleFetcher:
                 self._end_given_up()
                 self._refresh()
                 self._dispatch()
+                self._report()
                 now = time.monotonic()
                 if self._busy or self._starting:
                     quiet_since = now
@@ -223,6 +236,7 @@ class SampleFetcher:
                 self._wakeup.wait(self._pool.fileno() if self._pool is not None else None, self._timeout(quiet_since))
         except Exception as error:  # a defect here or in `on_read`: the next request starts again
             log.exception("the explorer's thread failed")
+            self._unreported.clear()
             self._stop()
             self._setup = None
             with self._lock:  # together: a request that comes now must not be dropped
@@ -235,6 +249,8 @@ class SampleFetcher:
     def _timeout(self, quiet_since: float) -> float | None:
         """Seconds until something is due without a message."""
         now = time.monotonic()
+        if self._unreported:
+            return max(0.0, self._reported_at + COLLECT - now)
         if not self._busy:
             return None if self._starting else max(0.0, quiet_since + IDLE - now)
         with self._lock:
@@ -258,6 +274,8 @@ class SampleFetcher:
             repack, self._repack = self._repack, False
             if repack:
                 self._queue.reading.clear()
+                # What was read again is no longer kept: its earlier content is not reported either.
+                self._unreported = [read for read in self._unreported if read[0].view.scan or read[0] in self._cache]
         if repack:
             interrupted = [reading.request for reading in self._busy.values()]
             self._stop()
@@ -382,7 +400,21 @@ class SampleFetcher:
                 return
             if sample.end is None and not reading.request.view.scan:
                 self._cache.put(reading.request, sample)
-        self._on_read(reading.request, sample)
+        self._unreported.append((reading.request, sample))
+
+    def _report(self) -> None:
+        """Call `on_read`, unless more samples are about to come and nobody waits for these."""
+        if not self._unreported:
+            return
+        now = time.monotonic()
+        if self._busy and now < self._reported_at + COLLECT:
+            with self._lock:
+                first = set(self._first.values())
+            if all(request == Request(request.index) and request not in first for request, _ in self._unreported):
+                return
+        samples, self._unreported = self._unreported, []
+        self._reported_at = now
+        self._on_read(samples)
 
     def _end_given_up(self) -> None:
         with self._lock:

@@ -125,6 +125,8 @@ class Explorer:
         self._filtered: list[int] = []
         self._on_screen: list[int] = []
         self._static_due = False
+        self._static_at = 0.0  # when to write the static form
+        self._timing = False  # whether the timer is going to look at that
         self._timer: threading.Timer | None = None
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
@@ -143,7 +145,7 @@ class Explorer:
             num_workers=num_workers,
             kind=workers or self._source.workers,
             seed=seed,
-            on_read=lambda request, sample: _call(this, "_on_read", request, sample),
+            on_read=lambda samples: _call(this, "_on_read", samples),
             on_note=lambda text: _call(this, "_on_note", text),
             on_problem=lambda problem: _call(this, "_on_problem", problem),
         )
@@ -646,34 +648,45 @@ class Explorer:
 
     # ---- from the fetcher's thread ----------------------------------------------------------------------------------
 
-    def _on_read(self, request: Request, sample: ReadSample) -> None:
-        if sample.end is not None:
-            with self._lock:
-                ends, self._open_ended = self._open_ended, False
-                self._total = min(self._total, sample.end)
-                self._draws.pop(request, None)
-            if ends:
+    def _on_read(self, samples: list[tuple[Request, ReadSample]]) -> None:
+        cards = []
+        for request, sample in samples:
+            if sample.end is not None:
+                self._on_end(request, sample.end)
+            elif request.index == WHOLE and not request.view.full:
+                self._facts = facts(json.loads(sample.content))
                 self._send(self._state())
-            return
-        if request.index == WHOLE and not request.view.full:
-            self._facts = facts(json.loads(sample.content))
-            self._send(self._state())
-            return
-        if request == Request(request.index) or request.view.scan:
-            self._table.add(request.index, sample)
-        if request.view.scan:
-            with self._lock:
-                if self._scan is not None:
-                    self._scan.finish(request.index)
-            self._feed_scan()
-            return
-        with self._lock:
-            asked = request in self._draws
-        if not (request.view.full or request.draw or request.delivery):
-            self._send_cards([(request, sample)])
+            else:
+                is_card = request == Request(request.index)
+                if is_card or request.view.scan:
+                    self._table.add(request.index, sample)
+                if request.view.scan:
+                    self._on_scanned(request.index)
+                    continue
+                if is_card:
+                    cards.append((request, sample))
+                with self._lock:
+                    asked = request in self._draws
+                if asked:
+                    self._answer(request, sample)
+        if cards:
+            self._send_cards(cards)
             self._plan_static()
-        if asked:
-            self._answer(request, sample)
+
+    def _on_end(self, request: Request, length: int) -> None:
+        """A stream has no such sample."""
+        with self._lock:
+            ends, self._open_ended = self._open_ended, False
+            self._total = min(self._total, length)
+            self._draws.pop(request, None)
+        if ends:
+            self._send(self._state())
+
+    def _on_scanned(self, index: int) -> None:
+        with self._lock:
+            if self._scan is not None:
+                self._scan.finish(index)
+        self._feed_scan()
 
     def _on_note(self, text: str) -> None:
         self._notes.append(text)
@@ -713,14 +726,26 @@ class Explorer:
         """Write the static form soon, once no more samples arrive."""
         with self._lock:
             self._static_due = True
-            if self._closed or not self._shown:
+            self._static_at = time.monotonic() + STATIC_PAUSE
+            if self._shown and not (self._closed or self._timing):
+                self._start_timer(STATIC_PAUSE)
+
+    def _start_timer(self, seconds: float) -> None:
+        self._timing = True
+        self._timer = threading.Timer(seconds, _call, (weakref.ref(self), "_on_timer"))
+        self._timer.daemon = True
+        self._timer.name = "nbloader-explorer-static"
+        self._timer.start()
+
+    def _on_timer(self) -> None:
+        """Write the static form, or wait longer, as samples have arrived since. One timer for all of them."""
+        with self._lock:
+            rest = self._static_at - time.monotonic()
+            if rest > 0 and self._static_due and not self._closed:
+                self._start_timer(rest)
                 return
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = threading.Timer(STATIC_PAUSE, _call, (weakref.ref(self), "write_static"))
-            self._timer.daemon = True
-            self._timer.name = "nbloader-explorer-static"
-            self._timer.start()
+            self._timing = False
+        self.write_static()
 
     def write_static(self) -> None:
         """Save what is on screen in the notebook, so that it is visible without the kernel."""
