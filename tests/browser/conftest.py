@@ -102,6 +102,7 @@ class Server:
         env = os.environ | {name: str(root / ".jupyter" / folder) for name, folder in folders.items()}
         for kernel in kernels():
             self._write_kernelspec(kernel)
+        self._settings = root / ".jupyter" / "settings" / "@jupyterlab" / "apputils-extension"
         self._write_setting("notification", {"fetchNews": "false", "checkForUpdates": False})
         self._executor = ThreadPoolExecutor(4, "delete-kernel")
         self._deletions: dict[str, Future[None]] = {}
@@ -151,6 +152,10 @@ class Server:
             if kernel["id"] not in self._deletions:
                 self._deletions[kernel["id"]] = self._executor.submit(self._delete_kernel, kernel["id"])
 
+    def reset_theme(self) -> None:
+        """Begin the next page with the light theme, whatever was chosen."""
+        (self._settings / "themes.jupyterlab-settings").unlink(missing_ok=True)
+
     def close(self) -> None:
         """Stop the kernels, then the server."""
         try:
@@ -177,9 +182,8 @@ class Server:
                 raise
 
     def _write_setting(self, name: str, values: dict[str, Any]) -> None:
-        folder = self.root / ".jupyter" / "settings" / "@jupyterlab" / "apputils-extension"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.jupyterlab-settings").write_text(json.dumps(values))
+        self._settings.mkdir(parents=True, exist_ok=True)
+        (self._settings / f"{name}.jupyterlab-settings").write_text(json.dumps(values))
 
     def _write_kernelspec(self, kernel: str) -> None:
         folder = self.root / ".jupyter" / "data" / "kernels" / kernel
@@ -322,4 +326,5 @@ def open_notebook(server: Server, window: Any) -> Iterator[Callable[..., Noteboo
     yield open_one
     for page in window.pages:
         page.close()
+    server.reset_theme()
     server.delete_kernels()

@@ -214,7 +214,6 @@ def test_the_view_is_served_by_the_kernel_and_responds_to_theme_width_and_keyboa
     page.locator("#jupyterlab-splash").wait_for(state="detached")
     screenshot(page, "dark")
     assert live.evaluate(LOW_CONTRAST) == []
-    page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
 
     timeline = live.locator(".nbl-frame canvas")
     note = live.locator(".nbl-panel-timeline .nbl-note")

@@ -82,7 +82,6 @@ def test_lines_of_a_cell_are_sampled_after_a_click_while_the_loop_runs(open_note
             panel.scroll_into_view_if_needed()
             assert panel.evaluate("node => node.scrollWidth - node.clientWidth") <= 1
             screenshot(page, f"lines-{theme}-{width}")
-    page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
     page.evaluate(f"() => {{ {notebook._PANEL}.context.sessionContext.session.kernel.interrupt(); }}")
     notebook.wait_until_run(1)
     notebook.run(2)
