@@ -2,9 +2,10 @@
 
     make bench-diagnosis             after the planted causes; ONLY=predictions or ONLY=tuner for these alone
 
-Each prediction is made from one epoch, and followed by an epoch with the changed settings; three times in turns. The
-tuner begins with one worker. What it finds is then measured in turns with the best settings of a grid. The tables are
-written to build/planted/predictions.md.
+Each prediction is made from one epoch, which is followed by one with the changed settings and one as before. The
+changed one is compared with the mean of the two: a change of the machine's load is not taken for a gain. This is done
+three times. The tuner begins with one worker. What it finds is then measured in turns with the best settings of a
+grid. The tables are written to build/planted/predictions.md.
 """
 
 from __future__ import annotations
@@ -132,15 +133,20 @@ def rate(loader: Any, step: Callable[[int], object], batches: int) -> float:
     return (number - WARM_UP_BATCHES) * loader.batch_size / (time.perf_counter() - begin)
 
 
+def unchanged(dataset: Samples, change: Change) -> tuple[float, Any]:
+    """The rate with the present settings, and the prediction of the change."""
+    with nbloader.DataLoader(dataset, **{"batch_size": 16, **change.before}) as loader:
+        before = rate(loader, change.step, change.batches)
+        return before, loader.what_if(**change.after)
+
+
 def compare(change: Change) -> Compared:
     """Predict and measure in turns."""
     result = Compared(change)
     dataset = Samples(16 * change.batches, change.work)
+    before, prediction = unchanged(dataset, change)
     for _turn in range(TURNS):
         arguments = {"batch_size": 16, **change.before}
-        with nbloader.DataLoader(dataset, **arguments) as loader:
-            before = rate(loader, change.step, change.batches)
-            prediction = loader.what_if(**change.after)
         if "prefetch_factor" in change.after:
             arguments.pop("prefetch", None)
         arguments |= change.after
@@ -149,13 +155,16 @@ def compare(change: Change) -> Compared:
         with nbloader.DataLoader(changed, **arguments) as loader:
             if cached:
                 collections.deque(loader, maxlen=0)  # fills it
-            gain = rate(loader, change.step, change.batches) / before
-        if prediction.speedup is None:
-            result.reason = prediction.reason
+            after = rate(loader, change.step, change.batches)
+        again, next_prediction = unchanged(dataset, change)
+        gain = 2 * after / (before + again)
+        turn, before, prediction = prediction, again, next_prediction
+        if turn.speedup is None:
+            result.reason = turn.reason
             continue
-        result.predicted.append(prediction.speedup)
+        result.predicted.append(turn.speedup)
         result.measured.append(gain)
-        result.inside += prediction.low <= gain <= prediction.high
+        result.inside += turn.low <= gain <= turn.high
     return result
 
 

@@ -14,6 +14,7 @@ such as a tensor that requires a gradient or an index out of range, is left to t
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -266,15 +267,27 @@ def is_in_memory(dataset: Any) -> bool:
         return False
     if kind is torch.Tensor:
         return bool(_is_plain(torch, dataset))
-    data = torch.utils.data
-    parts: Any = ()
-    if kind is data.TensorDataset:
-        parts = dataset.tensors
-    elif kind is data.Subset:
-        parts = (dataset.dataset,)
-    elif kind is data.StackDataset:
-        parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
+    parts = _parts(torch.utils.data, dataset)
     return bool(parts) and all(map(is_in_memory, parts))
+
+
+def is_arrays(dataset: Any) -> bool:
+    """Whether a dataset is in memory and consists of arrays and tensors, which any number of threads may read."""
+    torch = sys.modules.get("torch")
+    parts = () if torch is None else _parts(torch.utils.data, dataset)
+    return is_in_memory(dataset) and not _is_hugging_face(dataset) and all(map(is_arrays, parts))
+
+
+def _parts(data: Any, dataset: Any) -> Sequence[Any]:
+    """What a dataset of `torch.utils.data` consists of; nothing of others."""
+    kind = type(dataset)
+    if kind is data.TensorDataset:
+        return tuple(dataset.tensors)
+    if kind is data.Subset:
+        return (dataset.dataset,)
+    if kind is data.StackDataset:
+        return tuple(dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets)
+    return ()
 
 
 def _is_hugging_face(dataset: Any) -> bool:

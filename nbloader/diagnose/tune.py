@@ -1,11 +1,14 @@
 """Search for the settings with which a running loop is fastest: which to try next, and which to keep. Pure.
 
-    present settings -> twice the workers, as long as that is faster -> the middle, after a doubling that is no gain
-                     -> half the workers, if more were no gain
-                     -> twice the prefetch factor, as long as that is faster
+    climb     present settings -> twice the workers, until two in a row are no gain -> half the workers, if none was
+              (where the gain can be predicted, it begins at the number of workers that is predicted to be enough)
+              -> twice the prefetch factor, as long as that is a gain; then more workers again
+              -> the other kind of workers, if it may be tried
+    between   the middles between the best number of workers and its neighbors
+    finals    what may be the fastest, and the present settings, measured again in turns: the load of a machine changes
 
-A setting is kept if it is faster by more than both `GAIN` and twice the standard error of the comparison. The search
-ends early when the loop hardly waits any more: then the loop itself is the limit.
+A setting replaces the present one if it is faster by more than `GAIN`. The search ends early when the loop hardly waits
+any more: then the loop itself is the limit.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nbloader._util.format import number, percent
@@ -23,8 +26,18 @@ if TYPE_CHECKING:
 
 GAIN = 0.03
 """A setting must be faster by this share to be kept."""
-FREE = 0.05
+FREE = 0.03
 """A loop that waits for less than this share of its time is not limited by the loader."""
+PATIENCE = 2
+"""Numbers of workers in a row that may be no gain until the climb ends."""
+ENOUGH = 0.97
+"""The climb begins at the fewest workers whose predicted rate is this share of the highest."""
+NEARLY = 0.8
+"""A setting with a smaller share of the best rate is a clear loss."""
+CLEAR = 1.25
+"""A setting that is so many times as fast as the present one need not be compared with it again."""
+ROUNDS, FINALISTS = 3, 3
+"""Turns of the finals, and settings in them."""
 MAX_PREFETCH = 32
 """Largest prefetch factor to try."""
 BLOCKS = 6
@@ -37,11 +50,14 @@ class Setting(NamedTuple):
     num_workers: int
     prefetch_factor: int | None
     """None for the loader's own window: `prefetch`, or one that adapts itself."""
+    kind: str = ""
+    """"process" or "thread"; "" for the kind that the loader has."""
 
     def __str__(self) -> str:
         """As arguments of the loader."""
         window = "" if self.prefetch_factor is None else f", prefetch_factor={self.prefetch_factor}"
-        return f"num_workers={self.num_workers}{window}"
+        kind = f', workers="{self.kind}"' if self.kind else ""
+        return f"num_workers={self.num_workers}{window}{kind}"
 
 
 class Measurement(NamedTuple):
@@ -62,8 +78,9 @@ class Trial(NamedTuple):
 
     setting: Setting
     measured: Measurement
+    """Of all times that it was tried; only of the finals, if it was in them."""
     kept: bool
-    """Whether it was faster than those before it."""
+    """Whether it was faster than those before it when it was first tried."""
 
 
 def measure(records: Sequence[BatchRecord]) -> Measurement | None:
@@ -100,10 +117,13 @@ class Plan(Protocol):
     start: Setting
     """The setting before."""
     trials: list[Trial]
-    best: Trial | None
-    """The fastest; None before the first measurement."""
     ahead: int
     """Batches that the loader's own window (`prefetch_factor=None`) now requests ahead, per worker."""
+
+    @property
+    def best(self) -> Trial | None:
+        """The fastest; None before the first measurement."""
+        ...
 
     @property
     def result(self) -> Setting:
@@ -181,41 +201,65 @@ class Search:
         start: The present setting.
         max_workers: Largest number of workers to try; the present one if it must not change.
         ahead: See `Plan`.
+        other_kind: The other kind of workers, if it may be tried; "" otherwise. `start` has the present one then.
+        predict: Predicts the gain with another number of workers; None where that is not known.
     """
 
-    def __init__(self, start: Setting, max_workers: int, ahead: int = 2) -> None:
+    def __init__(
+        self,
+        start: Setting,
+        max_workers: int,
+        ahead: int = 2,
+        *,
+        other_kind: str = "",
+        predict: Callable[[int], float | None] | None = None,
+    ) -> None:
         self.start = start
         self.ahead = ahead
         self.trials: list[Trial] = []
-        self.best: Trial | None = None
-        """The fastest; None before the first measurement."""
+        self._windows: dict[Setting, list[Measurement]] = {}
+        self._finals: list[list[Setting]] = []  # the settings of each round
+        self._best: Setting | None = None
         self._fixed = max_workers == start.num_workers
         self._max_workers = max(max_workers, start.num_workers)
+        self._other_kind = other_kind
+        self._predict = predict
         self._order = self._settings()
 
     def next(self) -> Setting | None:
-        """The setting to measure; None at the end."""
+        """The setting to measure; None at the end. In the finals, settings come again."""
         if self.free:
             return None
         return next(self._order, None)
 
     def measured(self, setting: Setting, measurement: Measurement) -> bool:
         """Add what was measured. Returns whether the setting is the best so far."""
-        kept = self.best is None or is_faster(measurement, self.best.measured)
-        trial = Trial(setting, measurement, kept)
-        self.trials.append(trial)
-        if kept:
-            self.best = trial
-        return kept
+        windows = self._windows.setdefault(setting, [])
+        windows.append(measurement)
+        if len(windows) == 1:
+            best = self.best
+            kept = best is None or measurement.rate > best.measured.rate * (1 + GAIN)
+            self.trials.append(Trial(setting, measurement, kept))
+            if kept:
+                self._best = setting
+            return kept
+        if self._complete:
+            self._decide()
+        return self._best == setting
 
     def keep_workers(self) -> None:
         """Do not change the number of workers."""
         self._fixed = True
 
     @property
+    def best(self) -> Trial | None:
+        """The fastest; None before the first measurement."""
+        return None if self._best is None else self._trial(self._best)
+
+    @property
     def result(self) -> Setting:
         """The fastest setting so far."""
-        return self.start if self.best is None else self.best.setting
+        return self.start if self._best is None else self._best
 
     def summary(self, *, finished: bool) -> str:
         """The best setting, and its gain."""
@@ -223,7 +267,7 @@ class Search:
         if best is None:
             return ""
         state = "" if finished else "So far: "
-        if best is trials[0]:
+        if best.setting == self.start:
             text = f"{state}The present settings are the best of {len(trials)}: {best.setting}."
         else:
             gain = best.measured.rate / trials[0].measured.rate
@@ -235,34 +279,168 @@ class Search:
     @property
     def free(self) -> bool:
         """Whether the best setting leaves nothing to gain: the loop hardly waits."""
-        return self.best is not None and self.best.measured.wait_share < FREE
+        best = self.best
+        return best is not None and best.measured.wait_share < FREE
+
+    # ---- which to try -----------------------------------------------------------------------------------------------
 
     def _settings(self) -> Iterator[Setting]:
         yield self.start
+        yield from self._climb(self.start, self._begin())
+        window = self.result.prefetch_factor
+        yield from self._larger_windows()
+        if window != self.result.prefetch_factor:  # with it, more workers may be of use
+            yield from self._more_workers(self.result, patience=1)
+        if self._other_kind:
+            other = self.result._replace(kind=self._other_kind)
+            yield other
+            if other in self._windows:  # else it is not possible
+                yield from self._climb(other, other.num_workers)
+        yield from self._between()
+        for turn in range(ROUNDS):
+            contenders = self._contenders()
+            if len(contenders) < 2:  # noqa: PLR2004 - to compare
+                return
+            self._finals.append(contenders)
+            yield from contenders if turn % 2 == 0 else reversed(contenders)
+
+    def _begin(self) -> int:
+        """The number of workers at which the climb begins."""
+        now = self.start.num_workers
+        if self._fixed or self._predict is None:
+            return now
+        gains = {now: 1.0}
+        for workers in self._doublings(now):
+            gain = self._predict(workers)
+            if gain is None:
+                return now
+            gains[workers] = gain
+        enough = ENOUGH * max(gains.values())
+        return next(workers for workers, gain in gains.items() if gain >= enough)
+
+    def _doublings(self, workers: int) -> Iterator[int]:
+        while workers < self._max_workers:
+            workers = min(2 * workers, self._max_workers)
+            yield workers
+
+    def _climb(self, start: Setting, begin: int) -> Iterator[Setting]:
+        """More workers as long as that is a gain; fewer, if it was none.
+
+        Args:
+            start: A setting that was measured.
+            begin: The number of workers to begin with.
+        """
+        first = start._replace(num_workers=begin)
         if not self._fixed:
-            yield from self._workers()
+            yield from self._new(first)
+        if self.result != first:  # it is not as good as it was predicted to be
+            first = start
+        yield from self._more_workers(first, PATIENCE)
+        fewer = first
+        while self.result == fewer and fewer.num_workers > 1 and not self._fixed:
+            fewer = fewer._replace(num_workers=fewer.num_workers // 2)
+            yield from self._new(fewer)
+
+    def _more_workers(self, first: Setting, patience: int) -> Iterator[Setting]:
+        """Twice the workers, until so many in a row are no gain, or one is a clear loss."""
+        failed = 0
+        for workers in self._doublings(first.num_workers):
+            if self._fixed or failed >= patience:
+                return
+            setting = first._replace(num_workers=workers)
+            yield from self._new(setting)
+            lost = self._measured(setting).rate < NEARLY * self._measured(self.result).rate
+            failed = 0 if self.result == setting else failed + (patience if lost else 1)
+
+    def _larger_windows(self) -> Iterator[Setting]:
+        """Twice the prefetch factor as long as that is a gain."""
         prefetch = self.ahead if self.result.prefetch_factor is None else self.result.prefetch_factor
         while (prefetch := max(1, prefetch * 2)) <= MAX_PREFETCH:
-            setting = Setting(self.result.num_workers, prefetch)
-            yield setting
+            setting = self.result._replace(prefetch_factor=prefetch)
+            yield from self._new(setting)
             if self.result != setting:
-                break
+                return
 
-    def _workers(self) -> Iterator[Setting]:
-        low, prefetch = self.start.num_workers, self.start.prefetch_factor
-        while low < self._max_workers:
-            high = min(2 * low, self._max_workers)
-            yield Setting(high, prefetch)
-            if self.result.num_workers != high:  # too far
-                middle = (low + high) // 2
-                if middle > low:
-                    yield Setting(middle, prefetch)
-                break
-            low = high
-        workers = self.result.num_workers
-        while workers == self.result.num_workers <= self.start.num_workers and workers > 1:
-            workers //= 2
-            yield Setting(workers, prefetch)
+    def _between(self) -> Iterator[Setting]:
+        """The middles between the best number of workers and its neighbors; below only if fewer are nearly as fast."""
+        best = self._measured(self.result)
+        like = self.result
+        tried = [s.num_workers for s in self._windows if s._replace(num_workers=0) == like._replace(num_workers=0)]
+        below = max((n for n in tried if n < like.num_workers), default=like.num_workers)
+        above = min((n for n in tried if n > like.num_workers), default=like.num_workers)
+        nearly = self._measured(like._replace(num_workers=below)).rate >= NEARLY * best.rate
+        for neighbor in (above, below) if nearly else (above,):
+            if not self._fixed:
+                yield from self._new(like._replace(num_workers=(neighbor + like.num_workers) // 2))
+
+    def _new(self, setting: Setting) -> Iterator[Setting]:
+        """A setting, unless it was tried."""
+        if setting not in self._windows:
+            yield setting
+
+    # ---- which to keep ----------------------------------------------------------------------------------------------
+
+    def _contenders(self) -> list[Setting]:
+        """The settings that may be the fastest, and the present one unless it is clearly slower."""
+        best = self._measured(self.result)
+        if self._finals:
+            ahead = [s for s in self._finals[-1] if not self._is_beaten(s)]
+        else:
+            ahead = [
+                trial.setting
+                for trial in sorted(self.trials, key=lambda trial: -trial.measured.rate)
+                if self.start != trial.setting != self.result and _may_be_faster(trial.measured, best)
+            ]
+            unclear = self.start != self.result and best.rate < CLEAR * self._measured(self.start).rate
+            ahead = [*([self.start] if unclear else ()), self.result, *ahead][:FINALISTS]
+        return ahead if self.result in ahead else [self.result, *ahead]
+
+    def _is_beaten(self, setting: Setting) -> bool:
+        """Whether the best setting was faster in each pair by more than chance."""
+        pairs = zip(self._windows[setting][1:], self._windows[self.result][1:], strict=False)
+        ratios = [math.log(other.rate / best.rate) for other, best in pairs]
+        if len(ratios) < 2:  # noqa: PLR2004 - a spread needs two
+            return not _may_be_faster(self._measured(setting), self._measured(self.result), 0.0)
+        return statistics.fmean(ratios) + 2 * statistics.stdev(ratios) / math.sqrt(len(ratios)) < 0
+
+    @property
+    def _complete(self) -> bool:
+        """Whether all settings of the present round of the finals have been measured."""
+        turns = len(self._finals)
+        return bool(turns) and all(len(self._windows[setting]) > turns for setting in self._finals[-1])
+
+    def _decide(self) -> None:
+        """A round of the finals has ended: the fastest stays; the present one, unless another is faster by `GAIN`."""
+        for position, trial in enumerate(self.trials):
+            finals = self._windows[trial.setting][1:]
+            if finals:
+                self.trials[position] = trial._replace(measured=_pooled(finals))
+        contenders = self._finals[-1]
+        fastest = max(contenders, key=lambda setting: self._measured(setting).rate)
+        if self.start in contenders and self._measured(fastest).rate <= (1 + GAIN) * self._measured(self.start).rate:
+            fastest = self.start
+        self._best = fastest
+
+    def _measured(self, setting: Setting) -> Measurement:
+        return self._trial(setting).measured
+
+    def _trial(self, setting: Setting) -> Trial:
+        return next(trial for trial in self.trials if trial.setting == setting)
+
+
+def _may_be_faster(new: Measurement, old: Measurement, gain: float = GAIN) -> bool:
+    """Whether a rate may in truth be higher by this share."""
+    return new.rate * (1 + 2 * math.hypot(new.error, old.error)) > old.rate * (1 + gain)
+
+
+def _pooled(windows: Sequence[Measurement]) -> Measurement:
+    """Several measurements as one."""
+    seconds, batches = sum(m.seconds for m in windows), sum(m.batches for m in windows)
+    rate = batches / seconds
+    inside = math.sqrt(sum((m.error * m.seconds) ** 2 for m in windows)) / seconds
+    between = statistics.stdev(m.rate for m in windows) / rate / math.sqrt(len(windows)) if len(windows) > 1 else 0.0
+    waited = sum(m.wait_share * m.seconds for m in windows) / seconds
+    return Measurement(rate, max(inside, between), waited, batches, seconds)
 
 
 def outcome(trial: Trial, best: Trial | None) -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import itertools
 import threading
@@ -69,8 +70,9 @@ from nbloader.transport.messages import (
     WorkerInitialized,
     WorkerLaunched,
 )
-from nbloader.workers.api import Produced, WorkerPool, WorkerSetup
+from nbloader.workers.api import Produced, WorkerKind, WorkerPool, WorkerSetup
 from nbloader.workers.in_process import seeded_collate
+from nbloader.workers.registry import create_kind
 from nbloader.workers.status import PRODUCING
 from nbloader.workers.worker_view import WorkerView
 
@@ -307,25 +309,26 @@ class Engine:
             DatasetTransferError: It cannot be given to workers.
             LoaderClosedError: The loader was closed meanwhile.
         """
-        setup = self._group.pack(dataset, collate_fn, worker_init_fn, on_error)
-        if setup is None:
-            return False
-        differs: bool = self._exclusively(self._load, setup)
-        return differs
+        while True:
+            kind = self._config.kind
+            setup = self._group.pack(dataset, collate_fn, worker_init_fn, on_error)
+            if setup is None:
+                return False
+            differs: bool | None = self._exclusively(self._load, kind, setup)
+            if differs is not None:
+                return differs
 
-    def _load(self, setup: WorkerSetup) -> bool:
+    def _load(self, kind: WorkerKind, setup: WorkerSetup) -> bool | None:
+        """Load what was packed for a kind of workers; None if there is another kind now."""
         if self.closed:
             raise LoaderClosedError(CLOSED)
-        return self._group.load(setup)
+        return self._group.load(setup) if kind is self._config.kind else None
 
     # ---- one round ----------------------------------------------------------------------------------------------
 
     def _drive(self) -> None:
         """One round: receive from the workers, execute commands, assign batches, steal work."""
-        if self._group.pool is not None:
-            handlers = self._handlers
-            for message in self._group.pool.poll(0):
-                handlers[type(message)](message)
+        self._receive()
         if self._commands:
             self._execute_commands()
         self._assign()
@@ -334,6 +337,12 @@ class Engine:
             if revoke is None or not self._revoke(revoke):
                 return
             self._assign()
+
+    def _receive(self) -> None:
+        if self._group.pool is not None:
+            handlers = self._handlers
+            for message in self._group.pool.poll(0):
+                handlers[type(message)](message)
 
     def _handle(self, message: Any) -> None:
         self._handlers[type(message)](message)
@@ -986,6 +995,37 @@ class Engine:
         self._policy.resize(num_workers)
         self._group.resize(num_workers)
         self._wake_consumers()  # the window may be larger
+
+    def use_kind(self, name: str, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> None:
+        """Have workers of another kind from now on, also in mid-epoch. Neither kind is inline.
+
+        Batches that are produced are delivered; those that workers hold are produced again, from the same seeds, by
+        the new ones, which the next consumer that waits starts. Called without the lock.
+
+        Args:
+            name: The name of the kind.
+            dataset: What the workers are given, with the functions.
+            collate_fn: See `WorkerKind.pack`.
+            worker_init_fn: See `WorkerKind.pack`.
+            on_error: See `WorkerKind.pack`.
+
+        Raises:
+            DatasetTransferError: It cannot be given to such workers.
+        """
+        options = dataclasses.replace(self._config.options, kind=name)
+        kind = create_kind(options)
+        alone = create_kind(dataclasses.replace(options, fork_fallback=False))
+        setup = alone.pack(dataset, collate_fn, worker_init_fn, on_error)
+        if alone.inherits(setup):
+            raise DatasetTransferError("workers that are forked from this process cannot take the place of others")
+        kind.prepare(dataset, collate_fn, worker_init_fn)
+        self._command(lambda: self._use_kind(dataclasses.replace(self._config, options=options, kind=kind), setup))
+
+    def _use_kind(self, config: EngineConfig, setup: WorkerSetup) -> None:
+        self._receive()  # what has been sent counts as produced; commands after this one are executed after it
+        self._config = config
+        self._group.use_kind(config, setup)
+        self._wake_consumers()  # one that waits starts the new workers
 
     def set_window(self, prefetch_factor: int, *, prefetch: int | None, adaptive: bool) -> None:
         """Request so many batches ahead from now on; the arguments are those of `EngineConfig`."""

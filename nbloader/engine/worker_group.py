@@ -381,6 +381,12 @@ class WorkerGroup:
             if self.pool is not None:
                 self._replace(worker, "")
 
+    def use_kind(self, config: EngineConfig, setup: WorkerSetup) -> None:
+        """Have workers of another kind. The present ones end at once; what they held waits for the new ones."""
+        self.kill()
+        self.stop(0)
+        self._config, self._setup = config, setup
+
     def kill(self) -> None:
         """Kill all workers; `stop` cleans up after them."""
         if self.pool is not None:

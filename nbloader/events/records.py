@@ -302,7 +302,9 @@ class SettingTried:
     rate: float
     """Batches per second."""
     kept: bool
-    """Whether it was faster than those before it, and stays."""
+    """Whether it is the fastest so far."""
+    workers: str = ""
+    """"process" or "thread", if both are tried."""
 
 
 @dataclass(frozen=True, slots=True)

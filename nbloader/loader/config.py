@@ -8,6 +8,7 @@ here, and read `config.<name>` where it is used.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import functools
@@ -538,6 +539,12 @@ class LoaderConfig(Generic[T_co]):
         """Number of batches in the list that a step of the loop receives; None if a step receives a single batch."""
         return len(self.devices) if isinstance(self.device, (list, tuple)) else None
 
+    def with_workers(self, kind: Workers) -> LoaderConfig[T_co]:
+        """The same with another kind of workers."""
+        changed = copy.copy(self)
+        changed._set("workers", kind)
+        return changed
+
     def attributes(self) -> dict[str, Any]:
         """The values that the loader keeps as attributes of the same name."""
         return {name: getattr(self, name) for name, declared in _declarations() if declared.attribute}
@@ -647,6 +654,19 @@ def check_batch_size(value: Any) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise ValueError(f"batch_size should be a positive integer value, but got batch_size={value!r}")
+
+
+def check_kinds(kinds: Any) -> None:
+    """Check the kinds of workers that may be tried.
+
+    Raises:
+        ValueError: One of them is unknown.
+        TypeError: Not a sequence of texts.
+    """
+    if isinstance(kinds, str):
+        raise TypeError(f'kinds={kinds!r} is one text: pass several, such as ("process", "thread")')
+    for kind in kinds:
+        one_of("kinds", kind, ("process", "thread"))
 
 
 def check_predicted(*, workers: Any, batch_size: Any, cache: Any, transport: Any) -> None:

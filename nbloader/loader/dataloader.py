@@ -37,7 +37,7 @@ from nbloader._util.current_class import with_current_class
 from nbloader._util.replaceable import ReplaceableProperty
 from nbloader._util.torch_api import _BaseDataLoaderIter, _DatasetKind
 from nbloader._util.user_warning import warn
-from nbloader.batch.rows import is_in_memory
+from nbloader.batch.rows import is_arrays, is_in_memory
 from nbloader.batch.torch_collate import collate_for_workers, default_function
 from nbloader.device import placement
 from nbloader.device.transfer import DeviceTransfer
@@ -847,12 +847,14 @@ class DataLoader(torch_api.DataLoader[T_co]):
         max_workers: int | None = None,
         num_workers: int | None = None,
         prefetch_factor: int | None = None,
+        kinds: Sequence[Literal["process", "thread"]] | None = None,
     ) -> Tuning:
-        """Search for a faster number of workers and prefetch factor while a loop runs; from any thread.
+        """Search for faster workers and a faster prefetch factor while a loop runs; from any thread.
 
         Returns at once. Call it before the loop, or while it runs: the search begins with the first batches and
-        changes the settings of this loader in mid-epoch. Each setting is measured for a few seconds. What is faster
-        by at least 3 % is kept, and what is not is undone. What is delivered stays the same, byte for byte: of an
+        changes the settings of this loader in mid-epoch. Each setting is measured for a few seconds, and those that
+        may be the fastest are measured again in turns. The fastest stays, if it is faster than the present one by more
+        than 3 %. What is delivered stays the same, byte for byte: of an
         iterable dataset, and where workers draw from random generators of their own, the number of workers is not
         changed.
 
@@ -861,6 +863,12 @@ class DataLoader(torch_api.DataLoader[T_co]):
             max_workers: Largest number of workers to try; by default 4 per core, at least 8.
             num_workers: Use this number of workers at once, measure it, and keep it, instead of a search.
             prefetch_factor: Use this prefetch factor, likewise.
+            kinds: The kinds of workers that may be tried: `("process", "thread")`. By default both, if the dataset
+                consists of arrays or tensors whose rows nbloader gathers, so that no code of yours runs in the
+                workers; otherwise the present kind, because only you know whether your code may run in several
+                threads at a time, or in processes that share no objects with this one. For iterable and
+                asynchronous datasets, `chunk_size`, and with `multiprocessing_context` or `transport`, the kind is
+                not changed.
 
         Returns:
             The search. `print` it to see what was tried and what to write down; `undo()` returns to the settings
@@ -884,11 +892,14 @@ class DataLoader(torch_api.DataLoader[T_co]):
                 "tune() changes the number of workers during an epoch, and a loader with num_workers=0 has none: "
                 "assign loader.num_workers = 1 before the epoch"
             )
+        if kinds is not None:
+            cfg.check_kinds(kinds)
         if not seconds > 0 or (max_workers is not None and max_workers < 1):
             raise ValueError(f"tune() needs positive numbers, not seconds={seconds!r}, max_workers={max_workers!r}")
         if self.tuning is not None:
             self.tuning.stop()
             self.tuning.wait()
+        note = ""
         factor, total = self._given("prefetch_factor"), self.prefetch
         start = Setting(self.num_workers, None if total is not None else factor)
         if chosen:
@@ -896,15 +907,56 @@ class DataLoader(torch_api.DataLoader[T_co]):
             wanted = Setting(workers, start.prefetch_factor if prefetch_factor is None else prefetch_factor)
             plan = change_plan(start, wanted, parts.bus.batches())
         else:
-            plan = search_plan(start, self.num_workers if self._is_iterable else max_workers)
+            loader_ref = weakref.ref(self)  # the search does not keep the loader alive
 
-        def restore_window(loader: DataLoader[Any]) -> None:  # the search does not keep the loader alive
+            def predict(workers: int) -> float | None:
+                loader = loader_ref()
+                return None if loader is None else loader.what_if(num_workers=workers).speedup
+
+            other, note = self._other_kind(kinds)
+            if other:
+                start = start._replace(kind=self._config.workers)
+            plan = search_plan(start, self.num_workers if self._is_iterable else max_workers, other, predict)
+
+        def restore_window(loader: DataLoader[Any]) -> None:
             loader._set_window(factor, total)
 
         parts.monitor.tuning = tuning = Tuning(
-            cast("LoaderControl", self), parts.monitor, seconds, plan, restore_window
+            cast("LoaderControl", self), parts.monitor, seconds, plan, restore_window, DataLoader._use_kind, note
         )  # fmt: skip
         return tuning
+
+    def _other_kind(self, kinds: Sequence[str] | None) -> tuple[str, str]:
+        """The kind of workers that `tune` may try beside the present one ("" for none), and why it does not."""
+        config = self._config
+        present = config.workers
+        other = {"process": "thread", "thread": "process"}.get(present, "")
+        if self._is_iterable or config.chunk is not None or self._parts.demand.concurrency or not other:
+            return "", ""  # shards, pieces of batches and event loops are tied to their workers
+        if config.multiprocessing_context is not None or config.transport != "shared_memory":
+            return "", ""  # they are for processes
+        if kinds is not None:
+            return (other if other in kinds else ""), ""
+        own_code = self.worker_init_fn is not None or callable(config.on_error)
+        if self._gathers() and is_arrays(self.dataset) and not own_code:
+            return other, ""
+        by = "several threads at a time" if other == "thread" else "processes that share no object with this one"
+        return "", (
+            f'workers="{other}" was not tried: only you know whether {type(self.dataset).__name__}, and the functions '
+            f'of the loader, may be used by {by}. If so, tune(kinds=("process", "thread")) tries it.'
+        )
+
+    def _use_kind(self, kind: Workers) -> None:
+        """Have workers of another kind from now on, also in mid-epoch.
+
+        Raises:
+            DatasetTransferError: The dataset or a function cannot be given to them.
+        """
+        if kind == self._config.workers:
+            return
+        collate = self._worker_collate_fn()
+        self._parts.engine.use_kind(kind, self.dataset, collate, self.worker_init_fn, self._config.on_error)
+        vars(self).update(_config=self._config.with_workers(kind), workers=kind)
 
     @property
     def tuning(self) -> Tuning | None:

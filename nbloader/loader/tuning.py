@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nbloader._util.format import number, plural
 from nbloader._util.system import cores
 from nbloader.diagnose.tune import Change, Measurement, Plan, Search, Setting, Trial, measure, table
-from nbloader.errors import LoaderClosedError
+from nbloader.errors import DatasetTransferError, LoaderClosedError
 from nbloader.events import (
     BatchRecord,
     DatasetReloaded,
@@ -33,12 +33,12 @@ log = logging.getLogger("nbloader")
 
 INTERVAL = 0.1
 """Seconds between two looks at the batches that have come."""
-PARTS = 15
+PARTS = 24
 """A setting is measured for this part of the time."""
 SHORTEST, LONGEST = 0.5, 4.0
 """Limits of that, seconds."""
-MIN_BATCHES = 24
-"""Batches that a measurement needs."""
+MIN_BATCHES, MIN_PER_WORKER = 24, 4
+"""Batches that a measurement needs, and per worker: they may come in bursts, one from each."""
 PATIENCE = 4
 """Times as long as planned that a measurement may take until it has them."""
 FEWEST = 8
@@ -54,15 +54,20 @@ RECENT_NS = 5_000_000_000
 """Batches of the last seconds are what a setting is compared with that was chosen, ns."""
 
 
-def search_plan(start: Setting, max_workers: int | None) -> Plan:
+def search_plan(
+    start: Setting, max_workers: int | None, other_kind: str, predict: Callable[[int], float | None]
+) -> Plan:
     """Search for the fastest setting.
 
     Args:
         start: The present setting.
         max_workers: Largest number of workers to try; the present one if it must not change; None for 4 per core, at
             least 8.
+        other_kind: See `Search`.
+        predict: See `Search`.
     """
-    return Search(start, max(8, 4 * cores()) if max_workers is None else max_workers)
+    most = max(8, 4 * cores()) if max_workers is None else max_workers
+    return Search(start, most, other_kind=other_kind, predict=predict)
 
 
 def change_plan(start: Setting, setting: Setting, records: Sequence[BatchRecord]) -> Plan:
@@ -89,6 +94,8 @@ class Tuning:
         seconds: Time for all settings, counted while the loop runs.
         plan: Which settings are tried.
         restore_window: Gives a loader its present prefetch window again.
+        use_kind: Gives a loader another kind of workers.
+        note: Why no other kind is tried; "" for nothing to say.
     """
 
     def __init__(
@@ -98,6 +105,8 @@ class Tuning:
         seconds: float,
         plan: Plan,
         restore_window: Callable[[Any], object],
+        use_kind: Callable[[Any, Any], object],
+        note: str = "",
     ) -> None:
         self._loader = weakref.ref(loader)
         self._monitor = monitor
@@ -105,6 +114,8 @@ class Tuning:
         self._slice = min(LONGEST, max(SHORTEST, seconds / PARTS))
         self._plan = plan
         self._restore_window = restore_window
+        self._use_kind = use_kind
+        self._note = note
         self._window_replaced = False
         self._ended = threading.Event()
         self._stop = threading.Event()
@@ -182,14 +193,15 @@ class Tuning:
 
     def __str__(self) -> str:
         """A table of what was tried, and what to write down."""
-        return f"{table(self.trials, self.best)}\n{self._summary()}"
+        return f"{table(self.trials, self.best)}\n{self._summary()} {self._note}".strip()
 
     def __repr__(self) -> str:
         """One line."""
         return f"<Tuning {'finished' if self.finished else 'running'}: {self._summary()}>"
 
     def _repr_html_(self) -> str:
-        return html_of(self.trials, self.best, self._plan.start, self._plan.result, self._summary())
+        summary = f"{self._summary()} {self._note}".strip()
+        return html_of(self.trials, self.best, self._plan.start, self._plan.result, summary)
 
     def _summary(self) -> str:
         found = self._plan.summary(finished=self.finished)
@@ -219,26 +231,29 @@ class Tuning:
                     self._apply(self._plan.start)
 
     def _find(self) -> None:
-        """Try settings until there is none left to try.
+        """Try settings until there is none left to try. The best one stays, unless other code changes the settings.
 
         Raises:
             _EndError: The search ends earlier.
         """
         plan = self._plan
-        while (setting := plan.next()) is not None:
-            try:
-                measured = self._try(setting)
-            except _EndError:
-                self._restore()
-                raise
-            kept = plan.measured(setting, measured)
-            self._reach().events.publish(SettingTried(time.perf_counter_ns(), *setting, measured.rate, kept))
-            if self._monitor.draws_by_worker:
-                plan.keep_workers()
-            if not kept:
-                self._restore()
-            if not self._window_replaced:
-                plan.ahead = -(-self._reach().stats().window // max(1, plan.result.num_workers))
+        try:
+            while (setting := plan.next()) is not None:
+                try:
+                    measured = self._try(setting)
+                except DatasetTransferError as error:  # what the other kind of workers would need
+                    self._note = f'workers="{setting.kind}" cannot be used: {error}'
+                    continue
+                kept = plan.measured(setting, measured)
+                workers, prefetch_factor, kind = setting
+                tried = SettingTried(time.perf_counter_ns(), workers, prefetch_factor, measured.rate, kept, kind)
+                self._reach().events.publish(tried)
+                if self._monitor.draws_by_worker:
+                    plan.keep_workers()
+                if not self._window_replaced:
+                    plan.ahead = -(-self._reach().stats().window // max(1, setting.num_workers))
+        finally:
+            self._restore()
 
     def _restore(self) -> None:
         """Return to the best setting, unless other code has changed the settings."""
@@ -255,7 +270,9 @@ class Tuning:
             _EndError: The search ends.
         """
         self._apply(setting)
-        since = self._when_ready(setting.num_workers)
+        since = self._when_ready(setting)
+        needed = max(MIN_BATCHES, MIN_PER_WORKER * setting.num_workers)
+        window = self._reach().stats().window
         records: list[BatchRecord] = []
         while True:
             new = self._look()
@@ -263,10 +280,10 @@ class Tuning:
                 records, since = [], time.perf_counter_ns()
                 continue
             records += [record for record in new if record.dispatched >= since]
-            measured = measure(records)
+            measured = measure(self._settled(records, window))
             if measured is None or measured.seconds < self._slice:
                 continue
-            if measured.batches >= MIN_BATCHES or measured.seconds >= PATIENCE * self._slice:
+            if measured.batches >= needed or measured.seconds >= PATIENCE * self._slice:
                 if measured.batches < FEWEST:
                     raise _EndError(
                         f"Batches take too long to compare settings: {plural(measured.batches, 'batch')} in "
@@ -274,16 +291,31 @@ class Tuning:
                     )
                 return measured
 
-    def _when_ready(self, workers: int) -> int:
-        """Wait until so many workers are ready, while the loop runs. Returns the time, perf_counter ns."""
-        began = time.monotonic()
+    def _settled(self, records: list[BatchRecord], window: int) -> list[BatchRecord]:
+        """Leave out as many batches as the window has, the first ones with a setting; at most those of one slice.
+
+        The first ones come while the window still has batches that were made faster, or has to fill; and the first of
+        a new worker, on memory that nobody has used yet, takes longer.
+        """
+        if not records:
+            return records
+        limit = records[0].delivered + self._slice * 1e9
+        first = next((i for i, r in enumerate(records[:window]) if r.delivered > limit), window)
+        return records[first:]
+
+    def _when_ready(self, setting: Setting) -> int:
+        """Wait until these workers are ready, while the loop runs. Returns the time, perf_counter ns."""
+        workers, began = setting.num_workers, time.monotonic()
         while True:
             self._look()
             stats = self._reach().stats()
             if stats.state not in RUNNING or bool(stats.workers) != bool(workers):  # they come with the next epoch
                 began = time.monotonic()
                 continue
-            ready = sum(worker.state not in {"starting", "dead"} for worker in stats.workers)
+            ready = sum(
+                worker.state not in {"starting", "dead"} and setting.kind in ("", worker.kind)
+                for worker in stats.workers
+            )
             if ready == workers or time.monotonic() - began > WARM_UP:
                 return time.perf_counter_ns()
 
@@ -315,6 +347,8 @@ class Tuning:
 
     def _apply(self, setting: Setting) -> None:
         loader = self._reach()
+        if setting.kind:
+            self._use_kind(loader, setting.kind)
         if setting.prefetch_factor == self._plan.start.prefetch_factor:
             if self._window_replaced or loader.prefetch_factor != self._start.prefetch_factor:
                 self._restore_window(loader)

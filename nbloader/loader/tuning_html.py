@@ -95,6 +95,7 @@ def _mark(trial: Trial, best: Trial | None, x: float, y: Callable[[float], float
     color = palette.GOOD if trial is best else palette.STAGES["fetch"] if trial.kept else palette.OTHER
     tip = f"{setting}: {number(m.rate)} batches/s, loop waits {percent(m.wait_share)}, {outcome(trial, best)}"
     window = "" if setting.prefetch_factor is None else f"prefetch {setting.prefetch_factor}"
+    window = ", ".join(part for part in (window, setting.kind) if part)
     workers = f"{setting.num_workers} worker{'' if setting.num_workers == 1 else 's'}"
     weight = "bold" if trial is best else "normal"
     label = f'text-anchor="middle" font-weight="{weight}"'

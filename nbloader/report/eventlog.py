@@ -94,7 +94,8 @@ def _supervisor_failed(e: SupervisorFailed) -> Described:
 
 def _setting_tried(e: SettingTried) -> Described:
     window = "" if e.prefetch_factor is None else f", prefetch_factor={e.prefetch_factor}"
-    what = f"num_workers={e.num_workers}{window}"
+    kind = f', workers="{e.workers}"' if e.workers else ""
+    what = f"num_workers={e.num_workers}{window}{kind}"
     return "command", f"tried {what}: {number(e.rate)} batches/s, {'kept' if e.kept else 'undone'}"
 
 
