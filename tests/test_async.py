@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import contextvars
 import heapq
 import os
 import signal
@@ -67,6 +68,31 @@ def test_batches_are_delivered_in_order_whichever_is_complete_first():
 def test_out_of_order_what_is_complete_is_delivered():
     with threaded(Backwards(40, count=40, step=4), batch_size=4, concurrency=40, in_order=False) as loader:
         assert flat(loader)[:4] == [36, 37, 38, 39]
+
+
+def test_samples_that_end_start_the_next_ones_before_batches_are_collated():
+    """Those that end in one turn of the event loop: collating all of their batches first would delay the next ones."""
+    log: list[object] = []
+
+    class Opened(Waits):
+        async def wait(self, i):
+            log.append(i)
+            if i < 16:
+                if not i:
+                    self.loop, self.gate = asyncio.get_running_loop(), asyncio.Event()
+                await self.gate.wait()
+
+    def collate(samples):
+        log.append("collate")
+        return samples
+
+    dataset = Opened(48)
+    with threaded(dataset, batch_size=4, concurrency=16, prefetch=12, collate_fn=collate) as loader:
+        epoch = iter(loader)
+        wait_for(lambda: len(log) == 16, "the first samples")
+        dataset.loop.call_soon_threadsafe(dataset.gate.set)
+        assert flat(epoch) == list(range(48))
+    assert set(range(32)) <= set(log[: log.index("collate")])
 
 
 @pytest.mark.parametrize("arguments", [{"batch_size": None}, {"batch_size": 8, "chunk_size": 2}], ids=str)
@@ -210,6 +236,20 @@ def test_a_sample_draws_the_same_numbers_whatever_the_order_and_the_worker():
     assert_same(epoch(WithTorch(32, 5), concurrency=32, num_workers=1), expected)
     drawn = torch.cat([batch[1] for batch in expected]).tolist()
     assert len(set(drawn)) == 32
+
+
+def test_context_variables_that_a_sample_sets_end_with_it():
+    """Samples are started by the tasks of others."""
+    last = contextvars.ContextVar("last", default=-1)
+
+    class SetsVariable(Waits):
+        def sample(self, i):
+            before = last.get()
+            last.set(i)
+            return before
+
+    with threaded(SetsVariable(24), batch_size=4, concurrency=8) as loader:
+        assert flat(loader) == [-1] * 24
 
 
 def test_a_resumed_epoch_draws_the_same_numbers():

@@ -116,7 +116,8 @@ class BatchBuilder:
         from_memory = False
         if self._in_memory and task.parent is None:
             cpu_begin = _cpu_clock() if measured else 0
-            fetched = self._fetcher.from_memory(task.run, task.indices)
+            with without_mode():  # in which each attribute of a tensor takes 1 us
+                fetched = self._fetcher.from_memory(task.run, task.indices)
             from_memory = fetched is not None
         if fetched is None:
             seed(task.seed)

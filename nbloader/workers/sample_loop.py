@@ -1,16 +1,22 @@
 """The event loop of a worker: samples of an asynchronous dataset, many at a time and across batches.
 
     source.next_batch() -> begun batches -> a task per sample -> complete batches -> source.produce(): collate, send
-            ^                                    |
-            |                                    +-- at most `concurrency`; the next one starts as soon as one has ended
-            +-- the worker's connection or inbox, which wakes the loop
+            ^                                    |                       |
+            |                                    |                       +-- one after the other, by `_main`
+            |                                    +-- at most `concurrency`; one that ends starts the next one
+            +-- the worker's connection or inbox, which wakes `_main`
 
 A worker holds several batches at once. It begins a batch when there is room for its first sample; from then on the
 batch cannot be revoked. Samples start in the order of the batches and of their positions. A batch is handed over when
 all of its samples are complete, so batches may overtake each other: the consumer puts them in order.
 
-Iterations do not overlap in a worker. If a batch was among those that were being processed when two workers died, it is
-produced alone, which shows whether it is the cause.
+Whatever lies between the end of a sample and the start of the next one is time in which one sample less is in flight,
+and many samples often end in the same turn of the loop, such as all that were started together. So the task of the one
+creates the task of the other, and `_main` lets new tasks run before it collates a batch.
+
+Iterations do not overlap in a worker: `_main` begins the next one when all batches of the one before are handed over.
+If a batch was among those that were being processed when two workers died, it is produced alone, which shows whether it
+is the cause.
 
 Each sample draws from its own random generators, which are seeded by the seed of its batch and its position
 (`rng.seed_task`): it draws the same numbers, in whatever order samples continue. `collate_fn` and `__getitems__` draw
@@ -20,6 +26,8 @@ from generators that are seeded by the seed of the batch.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import itertools
 import logging
 import time
 from collections import deque
@@ -176,12 +184,17 @@ class SampleLoop:
         """Those that are to be handed over."""
         self._produced: BegunBatch | None = None
         """The one that is being handed over."""
+        self._shown: BegunBatch | None = None
+        """The one that `status` shows."""
         self._leaving: set[asyncio.Task[Any]] = set()
         """Tasks that were cancelled, or that close a dataset: the event loop alone would not keep them."""
         self._fatal: BaseException | None = None
         """What ends the worker."""
         self._loop: Any = None
+        self._context: contextvars.Context
+        """The context that each sample begins with a copy of; never that of another sample."""
         self._wakeup: asyncio.Event
+        """Wakes `_main`: something has arrived, or a batch is complete."""
 
     def use(self, dataset: Any, on_error: OnError, open_datasets: Collection[Any] = ()) -> None:
         """Fetch from this dataset from now on.
@@ -211,34 +224,30 @@ class SampleLoop:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
         self._wakeup = asyncio.Event()
         self._source.attach(self._loop, self._wakeup.set)
         try:
-            while self._source.receive() and self._advance():
-                await self._wakeup.wait()
+            while self._fatal is None and self._source.receive() and self._context.run(self._start_samples):
+                self._publish()
+                if self._done:
+                    await asyncio.sleep(0)  # what was started just now goes first
+                    self._hand_over(self._done.popleft())
+                else:
+                    await self._wakeup.wait()
                 self._wakeup.clear()
-                if self._fatal is not None:
-                    raise self._fatal
         finally:
             self._source.detach()
             for batch in tuple(self._begun.values()):
                 self._close(batch)
             await asyncio.gather(*map(_close, self._datasets))
-
-    def _advance(self) -> bool:
-        """Hand over what is complete, and start samples. False if the worker is to end."""
-        while True:
-            self._hand_over()
-            if not self._start_samples():
-                return False
-            if not self._done:  # a batch without samples is complete at once
-                self._publish()
-                return True
+        if self._fatal is not None:
+            raise self._fatal
 
     # ---- samples --------------------------------------------------------------------------------------------------
 
     def _start_samples(self) -> bool:
-        """Start samples as far as there is room. False if the worker is to end."""
+        """Start samples as far as there is room, in `_context`. False if the worker is to end."""
         while self._running < self._concurrency:
             batch = self._starting
             if batch is None:
@@ -260,7 +269,7 @@ class SampleLoop:
         return True
 
     def _may_begin(self, queued: QueuedBatch) -> bool:
-        first = next(iter(self._begun.values()), None)
+        first = next(itertools.chain(self._begun.values(), self._done), None)
         return first is None or (queued.run == self._run and not queued.alone and not first.queued.alone)
 
     def _begin(self, queued: QueuedBatch) -> BegunBatch | None:
@@ -368,7 +377,7 @@ class SampleLoop:
             batch.failed.append(failed_sample(position, error, "replaced" if callable(on_error) else "skipped"))
 
     def _ended(self, batch: BegunBatch, position: int, count: int, begin: int) -> None:
-        """Samples have ended."""
+        """Samples have ended: as many others begin."""
         if batch.closed:
             return
         self._running -= count
@@ -378,14 +387,21 @@ class SampleLoop:
             batch.slowest, batch.slowest_ns = position, took
         if batch.error is not None or batch.complete:
             self._finish(batch)
-        self._wakeup.set()
+        try:
+            self._context.run(self._start_samples)  # of this iteration: a batch of it is begun, or in `_done`
+        except BaseException as error:  # noqa: BLE001 - it is raised in `_main`
+            self._fatal = error
+            self._wakeup.set()
+        if batch is self._shown and position == self._status.position and not batch.closed:
+            self._publish()
 
     # ---- batches --------------------------------------------------------------------------------------------------
 
     def _finish(self, batch: BegunBatch) -> None:
-        """A batch is complete, or has failed: hand it over."""
+        """A batch is complete, or has failed: have `_main` hand it over."""
         self._close(batch)
         self._done.append(batch)
+        self._wakeup.set()
 
     def _close(self, batch: BegunBatch) -> None:
         """End a batch: what is still running of it is cancelled."""
@@ -421,16 +437,14 @@ class SampleLoop:
         if self._next is not None and dropped(self._next):
             self._next = None
 
-    def _hand_over(self) -> None:
-        """Collate and send the batches that are complete."""
-        status = self._status
-        while self._done:
-            batch = self._produced = self._done.popleft()
-            status.run, status.number = batch.queued.run, batch.queued.job
-            seed_task(batch.queued.seed)
-            self._source.produce(batch.queued.task)
-            self._cpu_used = self._cpu_clock()
+    def _hand_over(self, batch: BegunBatch) -> None:
+        """Collate and send a batch that is complete."""
+        self._produced = batch
+        self._status.run, self._status.number = batch.queued.run, batch.queued.job
+        seed_task(batch.queued.seed)
+        self._source.produce(batch.queued.task)
         self._produced = None
+        self._cpu_used = self._cpu_clock()
 
     def from_memory(self, _run: int, _indices: Any) -> None:
         """See `MapFetcher`: there is never anything in memory."""
@@ -465,7 +479,7 @@ class SampleLoop:
     def _publish(self) -> None:
         """Publish the batch that was begun first, and its first sample that has not ended."""
         status = self._status
-        batch = next(iter(self._begun.values()), None)
+        batch = self._shown = next(iter(self._begun.values()), None)
         if batch is None:
             status.state, status.number, status.since = WorkerState.IDLE, -1, _clock()
             return
