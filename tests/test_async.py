@@ -539,6 +539,28 @@ def test_samples_stay_in_flight_although_some_take_longer(concurrency, size, lea
     assert batches * size / (2 * concurrency) / workers.now > least, "of the waits that are possible"
 
 
+def test_at_the_end_a_worker_with_room_for_samples_takes_batches_that_another_has_not_begun():
+    policy = PrefetchPolicy(2, prefetch_factor=2, concurrency=8)
+    policy.expect(4)
+    dispatcher: Dispatcher[str] = Dispatcher(policy)
+    dispatcher.worker_ready(0)
+    dispatcher.worker_ready(1, 1)
+    dispatcher.open_iteration(0)
+    for i in range(8):
+        dispatcher.add(0, [i], 0)
+    assert [[task.job for task in assign.tasks] for assign in dispatcher.assignments()] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    dispatcher.result(1, 0, 1, "batch", 0)
+    dispatcher.result(1, 0, 3, "batch", 0)
+    assert not dispatcher.can_steal(), "eight samples are left"
+    dispatcher.result(1, 0, 5, "batch", 0)
+    revoke = dispatcher.steal_work(0, {})
+    assert [task.job for task in revoke.tasks] == [6]
+    dispatcher.revoked(0, revoke.tasks)
+    (assign,) = dispatcher.assignments()
+    assert assign == (1, revoke.tasks)
+    assert not dispatcher.can_steal()
+
+
 def test_of_several_jobs_in_flight_none_is_poisoned_before_it_is_alone():
     dispatcher: Dispatcher[str] = Dispatcher(PrefetchPolicy(1, prefetch_factor=3, concurrency=8))
     dispatcher.open_iteration(0)

@@ -45,6 +45,18 @@ def test_the_window_grows_while_batches_are_small_and_fast(nbytes, produce_ns, w
     assert fixed.window == 4
 
 
+def test_a_consumer_waits_for_fast_batches_in_groups():
+    policy = PrefetchPolicy(1, prefetch_factor=2, adaptive=True)
+    policy.observe(1000, MS // 10)
+    assert policy.group(16) == 1, "while the window is shallow"
+    policy.adapt()
+    assert [policy.group(held) for held in (16, 8, 3, 0)] == [6, 4, 1, 1]
+    slower = PrefetchPolicy(1, prefetch_factor=2, adaptive=True)
+    slower.observe(1000, MS)
+    slower.adapt()
+    assert slower.group(16) == 1
+
+
 def test_a_chosen_prefetch_factor_ends_the_adaptation():
     policy = PrefetchPolicy(2, prefetch_factor=2, adaptive=True)
     policy.observe(1000, MS)

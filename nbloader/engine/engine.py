@@ -53,7 +53,7 @@ from nbloader.events.stack_samples import StackCount
 from nbloader.metrics.probe import WorkerThread
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan, PlannedBatch
 from nbloader.scheduler.dispatcher import Cancel, Dispatcher, Revoke, WaitPlan
-from nbloader.scheduler.prefetch import PrefetchPolicy
+from nbloader.scheduler.prefetch import GROUP_WAIT, PrefetchPolicy
 from nbloader.scheduler.run_state import Delivery
 from nbloader.transport import stack_probe
 from nbloader.transport.messages import (
@@ -764,7 +764,13 @@ class Engine:
             return
         timer.fresh = False
         timeouts = [seconds for seconds in (check.left, self.callbacks.interval, plan.recheck) if seconds is not None]
-        wakeup.wait(fileno, min(timeouts, default=None))
+        if pool is not None and plan.group > 1 and pool.wake_after(plan.group):
+            try:
+                wakeup.wait(fileno, min(GROUP_WAIT, *timeouts))
+            finally:
+                pool.wake_after(1)
+        else:
+            wakeup.wait(fileno, min(timeouts, default=None))
         self.callbacks.call(waiting=True)
 
     def _on_due(self, due: Due, timer: WaitTimer, run: int) -> None:

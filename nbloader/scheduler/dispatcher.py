@@ -103,6 +103,8 @@ class WaitPlan(NamedTuple):
     """The only worker that the consumer needs to wait for; None for all."""
     recheck: float | None
     """Seconds after which it looks again though nothing happened; None for never."""
+    group: int
+    """Batches for which it may wait together, if it looks again after `GROUP_WAIT` seconds."""
 
 
 _Key: TypeAlias = "tuple[int, int]"
@@ -448,15 +450,16 @@ class Dispatcher(Generic[R]):
 
     @property
     def busy(self) -> bool:
-        """Whether every worker that is ready has a job."""
-        return all(self._held.values())
+        """Whether every worker that is ready has enough jobs."""
+        enough = self.policy.enough
+        return all(self._held.values()) if enough == 1 else min(map(len, self._held.values()), default=enough) >= enough
 
     def can_steal(self) -> bool:
-        """Whether a worker is idle while another holds a job that it has not begun."""
+        """Whether a worker has too few jobs while another holds one that it has not begun."""
         return any(self._unbegun())
 
     def steal_work(self, now: int, busy_since: Mapping[int, float]) -> Revoke | None:
-        """While a worker is idle: take half of what another has not begun, the later half.
+        """While a worker is idle, or could begin more: take half of what another has not begun, the later half.
 
         This happens at the end of an epoch, when one worker processes a slow batch and has others queued behind it. By
         simulation of 160 batches with stragglers, workers are busy 97 % of the time with this, and 92 % without.
@@ -623,7 +626,7 @@ class Dispatcher(Generic[R]):
             run: The iteration.
             first: Whether it has not slept for this batch yet.
         """
-        policy = self.policy
+        policy, state = self.policy, self.iterations[run]
         producer = recheck = None
         if first and policy.fast:
             producer = self.producer(run)
@@ -631,12 +634,13 @@ class Dispatcher(Generic[R]):
             recheck = policy.recheck_after(one_producer=producer is not None)
         return WaitPlan(
             number=self.upcoming(run),
-            first=not self.iterations[run].taken,
+            first=not state.taken,
             refill=policy.prefetches and (self.refill_size(run) > 0 or self.extend_window(run)),
             paused=self.paused,
             blocked=self.paused and not self.steps,
             producer=producer,
             recheck=recheck,
+            group=policy.group(state.assigned) if first and state.taken and not self.paused else 1,
         )
 
     def producer(self, run: int) -> int | None:

@@ -427,6 +427,20 @@ class WorkerPool(ABC):
         """
         return None
 
+    def wake_after(self, batches: int) -> bool:  # noqa: ARG002 - optional
+        """Let `fileno()` become readable only when so many batches have arrived, or anything else.
+
+        It is for a consumer that is about to block, and looks again soon; it ends with the next `poll`. Each wake-up
+        of a thread beside another one that computes costs both of them a switch of the interpreter lock.
+
+        Args:
+            batches: Their number; 1 to wake for each.
+
+        Returns:
+            Whether this pool does so.
+        """
+        return False
+
     def learn_layout(self, payload: BatchPayload) -> None:  # noqa: B027 - optional
         """A chunk of a batch has arrived: the next batches may have the same layout."""
 

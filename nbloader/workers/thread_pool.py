@@ -306,6 +306,11 @@ class ThreadPool(WorkerPool):
             messages.append(message)
         return messages
 
+    def wake_after(self, batches: int) -> bool:
+        """See `WorkerPool`."""
+        self._messages.group(batches)
+        return True
+
     def close(self, grace: float) -> list[WorkerMessage]:
         """See `WorkerPool`. Workers that have not ended after `grace` seconds are abandoned."""
         messages: list[WorkerMessage] = []
@@ -477,7 +482,8 @@ class ThreadWorker:
                 self._messages.put(ShardExhausted(uid, task.run, task.job))
                 continue
             status.state, status.since = _SENDING, _clock()
-            self._messages.put(BatchDone(uid, task.run, task.job, outcome, builder.failed_samples))
+            done = BatchDone(uid, task.run, task.job, outcome, builder.failed_samples)
+            self._messages.put(done, urgent=outcome.failed)
 
     def _next_task(self, iterable_fetcher: IterableFetcher | None, tasks: queue.SimpleQueue[Item]) -> Task | None:
         """The next task that was not cancelled; None to end."""
