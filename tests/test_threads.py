@@ -646,23 +646,6 @@ def test_the_descriptor_waits_for_a_group_of_batches_but_not_for_anything_else()
     message_queue.close()
 
 
-def test_a_fast_batch_is_delivered_although_the_next_one_of_its_group_never_comes():
-    class Stops(Numbers):
-        delivered = threading.Event()
-
-        def __getitem__(self, i):
-            if i == 300:
-                assert self.delivered.wait(30), "batch 299 was not delivered"
-            return super().__getitem__(i)
-
-    dataset = Stops(400)
-    with threaded(dataset, 1, num_workers=1) as loader:
-        for i, _batch in enumerate(loader):
-            if i == 299:
-                dataset.delivered.set()
-    assert i == 399
-
-
 # ---- ending
 
 

@@ -766,7 +766,7 @@ class Engine:
         timeouts = [seconds for seconds in (check.left, self.callbacks.interval, plan.recheck) if seconds is not None]
         if pool is not None and plan.group > 1 and pool.wake_after(plan.group):
             try:
-                wakeup.wait(fileno, min(GROUP_WAIT, *timeouts))
+                wakeup.wait(fileno, min([GROUP_WAIT, *timeouts]))
             finally:
                 pool.wake_after(1)
         else:
