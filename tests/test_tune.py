@@ -33,6 +33,7 @@ from nbloader.diagnose.tune import (
     table,
 )
 from nbloader.events import BatchRecord
+from nbloader.loader import tuning as tuning_module
 from nbloader.loader.tuning_html import html_of
 
 MS = 1_000_000
@@ -313,13 +314,14 @@ def test_more_workers_are_found_while_the_loop_runs_and_no_batch_changes():
             assert all(map(torch.equal, mine, expected))
 
 
-def test_both_kinds_of_workers_are_tried_where_no_code_of_the_user_runs_in_them_and_no_batch_changes():
+def test_both_kinds_of_workers_are_tried_where_no_code_of_the_user_runs_in_them_and_no_batch_changes(monkeypatch):
+    monkeypatch.setattr(tuning_module, "LONGEST", 0.3)
     data = np.arange(1 << 20, dtype=np.float32).reshape(-1, 16)
     arguments = {"batch_size": 256, "shuffle": True, "num_workers": 1, "workers": "thread"}
     torch.manual_seed(5)
     epochs = []
     with DataLoader(data, **arguments) as loader:
-        tuning = loader.tune(60, max_workers=1)
+        tuning = loader.tune(600, max_workers=1)
         while not tuning.finished:
             epochs.append([])
             for batch in loader:
@@ -352,16 +354,18 @@ class Reading(Waiting):
         self.rows = (i for i in range(3))
 
 
-def test_another_kind_of_workers_is_tried_for_other_datasets_only_if_that_is_allowed():
+def test_another_kind_of_workers_is_tried_for_other_datasets_only_if_that_is_allowed(monkeypatch):
+    monkeypatch.setattr(tuning_module, "LONGEST", 0.3)
     with DataLoader(Reading(100_000), 2, num_workers=1, workers="thread") as loader:
         tuning = loader.tune(600, max_workers=1)
         assert 'workers="process" was not tried: only you know whether Reading' in str(tuning)
         assert tuning.code == "num_workers=1"
-        tuning = loader.tune(60, max_workers=1, kinds=("process", "thread"))
+        tuning = loader.tune(600, max_workers=1, kinds=("process", "thread"))
         batches = iter(loader)
         while not tuning.finished:
             next(batches)
-        assert re.search('workers="process" cannot be used: .*dataset.rows', str(tuning))
+        assert 'workers="process" cannot be used' in str(tuning)
+        assert "rows" in str(tuning)
         assert {trial.setting.kind for trial in tuning.trials} == {"thread"}
         assert loader.workers == "thread"
         with pytest.raises(TypeError, match="kinds='thread' is one text"):
