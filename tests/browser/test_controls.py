@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -112,7 +113,8 @@ from nbloader import events as ev
 for batch in loader:
     if loader.stats().tuning and loader.tuning.finished and loader.num_workers == 1:
         break
-print([e.num_workers for e in loader.events.recent() if isinstance(e, ev.SettingTried)][:2])
+first, second, *_ = (e.num_workers for e in loader.events.recent() if isinstance(e, ev.SettingTried))
+print("tried", first, "then more:", second > first)
 """
 
 
@@ -122,7 +124,7 @@ def test_a_search_for_better_settings_is_started_stopped_and_undone_while_a_cell
     notebook.run_all()
     page.get_by_role("button", name="Try other numbers of workers").click()
     said = page.locator(".nbl-live .nbl-said")
-    said.filter(has_text="DataLoader(..., num_workers=2)").wait_for()
+    said.filter(has_text=re.compile(r"DataLoader\(\.\.\., num_workers=([2-9]|\d\d)")).wait_for()
     screenshot(page, "tuning")
     page.get_by_role("button", name="Show one line").click()
     live = page.locator(".nbl-live .nbl")
@@ -134,7 +136,7 @@ def test_a_search_for_better_settings_is_started_stopped_and_undone_while_a_cell
     said.filter(has_text="The search was stopped").wait_for()
     screenshot(page, "tuned")
     page.get_by_role("button", name="Return to the settings before the search").click()
-    assert "[1, 2]" in notebook.wait_until_run(1)
+    assert "tried 1 then more: True" in notebook.wait_until_run(1)
     said.filter(has_text="The settings before the search are back").wait_for()
 
 
