@@ -253,8 +253,10 @@ class Sleeps:
     def __len__(self) -> int:
         return 400
 
+    seconds = 0.002
+
     def __getitem__(self, index: int) -> int:
-        time.sleep(0.002)
+        time.sleep(self.seconds)
         return index
 
 
@@ -274,8 +276,10 @@ def test_a_cache_that_only_other_loaders_use_can_be_predicted():
 
 
 def test_a_window_that_was_given_as_batches_is_in_the_model():
-    with DataLoader(Sleeps(), 4, num_workers=4, prefetch=1, workers="thread") as loader:
-        for _attempt in range(5):  # on a busy machine threads wait for a core, which no model foresees
+    dataset = Sleeps()
+    with DataLoader(dataset, 4, num_workers=4, prefetch=1, workers="thread") as loader:
+        for slower in range(5):  # on a busy machine threads wait for a core, which no model foresees
+            dataset.seconds = 0.002 * 2**slower
             for _batch in loader:
                 pass
             found = loader.what_if(prefetch_factor=2)
