@@ -133,7 +133,7 @@ with DataLoader(Images(400), 2, num_workers=3) as loader:
         try:
             for batch in loader:
                 kept.append(batch)  # so that each needs another segment
-                if len(kept) == 3:
+                if len(kept) == 3 or (len(kept) > 3 and not free):  # 0: again, since a segment may just have used one
                     try:
                         while True:
                             taken.append(os.dup(0))
