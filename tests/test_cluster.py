@@ -31,7 +31,7 @@ from nbloader.workers.cluster.link import REPORTS
 from nbloader.workers.cluster.node import Node
 from nbloader.workers.cluster.placement import NodeInfo, NodeLoad, choose, surplus, usable, why_unusable
 from nbloader.workers.cluster.pool import RayKind
-from nbloader.workers.cluster.protocol import NodeHello, SetupParts
+from nbloader.workers.cluster.protocol import BatchBegin, NodeHello, SetupParts, StartWorker
 from nbloader.workers.cluster.ray_cluster import NodeLostError, RayCluster
 
 # ---- clocks ---------------------------------------------------------------------------------------------------------
@@ -170,8 +170,12 @@ class FakeConnection:
         self._credits = collections.deque()
         self.reports = []
         """Bytes of batches in each report."""
-        self.fails_at = None
-        """Number of the report that is lost."""
+        self.commands = []
+        self.free = threading.Event()
+        """Reports arrive while this is set."""
+        self.free.set()
+        self.loses_batches = False
+        """Whether the first report that has batches is lost, and the node with it."""
 
     def hello(self):
         self._opened.wait()
@@ -181,6 +185,7 @@ class FakeConnection:
         return time.perf_counter_ns(), time.perf_counter_ns(), time.perf_counter_ns()
 
     def execute(self, commands, setup=None):
+        self.commands += pickle.loads(commands)
         self._node.execute(self._numbers, pickle.loads(commands), setup)
         self._numbers += 1
 
@@ -188,10 +193,12 @@ class FakeConnection:
         self._credits.append((credit, time.perf_counter_ns()))
 
     def next_report(self):
-        if self._killed or len(self.reports) == self.fails_at:
-            raise NodeLostError("ObjectLostError: simulated")
+        self.free.wait()
         credit, requested = self._credits.popleft()
         report = self._node.report(credit)
+        lost = self.loses_batches and any(isinstance(entry, BatchBegin) for entry in pickle.loads(report.entries))
+        if self._killed or lost:
+            raise NodeLostError("ObjectLostError: simulated")
         self.reports.append(sum(piece.nbytes for piece in report.data))
         copies = [piece.copy() for piece in report.data]
         return report._replace(data=copies), requested
@@ -225,7 +232,8 @@ class FakeCluster(RayCluster):
         """Actors start when this is set."""
         self.opened.set()
         self._changes = changes
-        self.fails_at = {}
+        self.loses_batches = False
+        """Whether its first node does: see `FakeConnection`."""
 
     def connect(self):
         pass
@@ -239,7 +247,7 @@ class FakeCluster(RayCluster):
 
     def create_connection(self, node, options, output):
         connection = FakeConnection(output, self._changes, self.opened)
-        connection.fails_at = self.fails_at.get(len(self.connections))
+        connection.loses_batches = self.loses_batches and not self.connections
         self.connections.append(connection)
         return connection
 
@@ -284,7 +292,7 @@ def test_the_dataset_is_put_once_a_version_and_batches_come_in_pieces(on_cluster
 
 def test_when_a_report_is_lost_the_batches_of_the_node_are_made_elsewhere(on_cluster, capfd):
     cluster = FakeCluster(2)
-    cluster.fails_at = {0: 8}
+    cluster.loses_batches = True
     with on_cluster(cluster, Slow(120), 2, num_workers=2) as loader:
         assert flat(loader) == list(range(120))
         (died,) = [event for event in list(loader.events.history) if isinstance(event, ev.WorkerDied)]
@@ -384,6 +392,22 @@ def test_a_node_that_joins_gets_workers_while_the_loop_runs(on_cluster, monkeypa
         moved = [event for event in list(loader.events.history) if isinstance(event, ev.WorkerDied)]
         assert [event.reason for event in moved] == ["moved to a node that has joined the cluster"]
         assert moved[0].expected
+
+
+def test_workers_that_are_being_ended_do_not_count_when_others_are_placed(on_cluster):
+    cluster = FakeCluster(2)
+
+    def starts():
+        return sum(isinstance(command, StartWorker) for link in cluster.connections for command in link.commands)
+
+    with on_cluster(cluster, Numbers(8), 2, num_workers=1) as loader:
+        assert flat(loader) == list(range(8))
+        cluster.connections[0].free.clear()  # the end of its worker is not reported yet
+        loader.restart_workers()
+        wait_for(lambda: starts() == 2)
+        assert len(cluster.connections) == 1  # not on the other node, as if this one had a worker
+        cluster.connections[0].free.set()
+        assert flat(loader) == list(range(8))
 
 
 # ---- what a loader can do, on nodes ----------------------------------------------------------------------------------

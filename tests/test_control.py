@@ -376,3 +376,17 @@ def test_a_supervisor_that_raises_is_restarted_and_logged(caplog, monkeypatch, t
         errors_reported = [event.error for event in events(loader, ev.SupervisorFailed)]
     assert errors_reported == ["Planted: planted"] * 2
     assert sum("supervisor thread failed" in record.message for record in caplog.records) == 2
+
+
+def test_commands_are_executed_in_the_order_in_which_they_were_given():
+    with DataLoader(Slow(40), 2, num_workers=2) as loader:
+        epoch = iter(loader)
+        got = [next(epoch)]
+        with loader._engine.lock:  # so that both wait
+            loader._engine.replace_all()
+            loader._engine.pause()
+        wait_for(lambda: events(loader, ev.LoaderPaused))
+        order = events(loader, (ev.WorkerRestarted, ev.LoaderPaused))
+        assert [type(event) for event in order] == [ev.WorkerRestarted, ev.WorkerRestarted, ev.LoaderPaused]
+        loader.resume()
+        assert flat(got + list(epoch)) == list(range(40))

@@ -950,7 +950,7 @@ class Engine:
         self._command(lambda: self._replace_all(keep=keep))
 
     def _replace_all(self, *, keep: bool) -> None:
-        self._drive()  # what has been sent counts as produced
+        self._receive()  # what has been sent counts as produced; commands after this one are executed after it
         if not keep:
             for outcome in self._dispatcher.redo():
                 outcome.discard()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import operator
 import pickle
 import threading
 import time
@@ -476,7 +477,8 @@ class RayPool(WorkerPool):
         now = time.monotonic()
         counts: dict[str, int] = {}
         for link in self._links:
-            counts[link.node.node_id] = counts.get(link.node.node_id, 0) + (len(link.handles) if link.alive else 0)
+            there = sum(not handle.killed for handle in list(link.handles.values())) if link.alive else 0
+            counts[link.node.node_id] = counts.get(link.node.node_id, 0) + there
         return [
             NodeLoad(node, counts.get(node.node_id, 0), now - self._suspects.get(node.node_id, -SUSPECT) < SUSPECT)
             for node in nodes
@@ -542,9 +544,10 @@ class RayPool(WorkerPool):
         with self._changed:
             for donor in surplus(self._loads(nodes), self._options):
                 link = next((link for link in self._links if link.node.node_id == donor and link.alive), None)
-                if link is None or not link.handles:
+                running = [] if link is None else [item for item in list(link.handles.items()) if not item[1].killed]
+                if link is None or not running:
                     continue
-                uid, handle = max(list(link.handles.items()))
+                uid, handle = max(running, key=operator.itemgetter(0))
                 del link.handles[uid]
                 handle.expected = handle.killed = True
                 link.outbox.append(KillWorker(uid))
