@@ -387,6 +387,15 @@ def test_reload_between_datasets_that_can_and_cannot_be_pickled(squares):
         assert flat(loader) == list(range(60))
 
 
+@pytest.mark.parametrize("default", ["fork", "forkserver"])  # the latter since Python 3.14
+def test_workers_are_not_forked_if_another_start_method_may_have_been_selected(default, monkeypatch):
+    monkeypatch.setattr(forker, "SUPPORTED", True)
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: [default])
+    for method, allowed in ((None, True), ("fork", True), ("forkserver", False), ("spawn", False)):
+        monkeypatch.setattr(multiprocessing, "get_start_method", lambda method=method, **_: method)
+        assert torch_compat.may_fork(None) == allowed
+
+
 def test_it_is_an_error_where_workers_must_not_be_forked_or_it_does_not_help(monkeypatch):
     refuses = RefusesToBePickled(2)
     for dataset, arguments in (
@@ -396,9 +405,6 @@ def test_it_is_an_error_where_workers_must_not_be_forked_or_it_does_not_help(mon
     ):
         with DataLoader(dataset, num_workers=1, **arguments) as loader, pytest.raises(DatasetTransferError):
             iter(loader)
-    with monkeypatch.context() as patch:
-        patch.setattr(multiprocessing, "get_start_method", lambda **_: "spawn")
-        assert not torch_compat.may_fork(None)
     assert torch_compat.may_fork(None)
     assert not torch_compat.may_fork(multiprocessing.get_context("fork"))
     monkeypatch.setattr(forker, "SUPPORTED", False)

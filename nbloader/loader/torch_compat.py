@@ -47,12 +47,13 @@ def start_method(context: Any) -> str:
 def may_fork(context: Any) -> bool:
     """Whether workers may be forked if what they need cannot be pickled: nobody has asked for another start method.
 
+    "forkserver" counts as asked for where it is the default, too (since Python 3.14). There
+    `multiprocessing.set_start_method("forkserver")` cannot be distinguished from a default that a lock has fixed.
+
     Args:
         context: A context object, or None.
     """
-    default = multiprocessing.get_all_start_methods()[0]
-    chosen = multiprocessing.get_start_method(allow_none=True)
-    return forker.SUPPORTED and context is None and chosen in {None, "fork", default}
+    return forker.SUPPORTED and context is None and multiprocessing.get_start_method(allow_none=True) in {None, "fork"}
 
 
 def arguments_of(loader: Any) -> dict[str, Any]:
