@@ -419,6 +419,8 @@ def test_a_forked_process_keeps_the_batches_that_it_inherits():
         with DataLoader(data, 4, num_workers=1, persistent_workers=True) as loader:
             epoch = iter(loader)
             batch = next(epoch)
+            (worker,) = loader._engine._group.pool.handles.values()
+            lent = set(worker.segments._lent)
             read, write = os.pipe()
             child = os.fork()
             if child == 0:
@@ -433,6 +435,8 @@ def test_a_forked_process_keeps_the_batches_that_it_inherits():
             os.close(read)
             os.close(write)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert bool(lent) == (size == 8000)
+            assert lent.isdisjoint(worker.segments._maps), "both processes have released the segment"
 
 
 # ---- what must not be inherited

@@ -42,14 +42,19 @@ class Lender:
         for number in numbers:
             self.reader.forget(number)
 
+    def take_back(self):
+        """As before each batch."""
+        self.writer.discard(self.reader.take_inherited())
+        self.writer.give_back(self.reader.take_returned())
+
     def rest(self):
         """As at the end of an epoch."""
-        self.writer.give_back(self.reader.take_returned())
+        self.take_back()
         self.writer.rest()
 
     def commit(self, value: int, nbytes: int) -> int:
         """Write a batch full of `value`. Returns the number of its segment."""
-        self.writer.give_back(self.reader.take_returned())
+        self.take_back()
         block = self.writer.begin(nbytes)
         np.frombuffer(block.memory, np.uint8)[:nbytes] = value
         self.writer.commit(block)

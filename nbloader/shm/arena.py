@@ -101,11 +101,11 @@ class ArenaWriter:
             number = self._aborted.popleft()
             self._poisoned.add(number)
             self.reader.discard(number)
+        while self.reader.inherited:
+            self._forget(self.reader.inherited.popleft())
         workers = self._workers()
         for number in self.reader.take_returned():
-            if number < 0:  # see `SegmentReader.returned`
-                self._forget(~number)
-            elif number in self._poisoned or not workers <= self._holders[number]:
+            if number in self._poisoned or not workers <= self._holders[number]:
                 self._forget(number)
             else:
                 self._free.put(number, self._sizes[number])

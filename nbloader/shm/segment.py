@@ -367,12 +367,13 @@ class SegmentWriter:
             self.give_back([block.number])
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Nobody views these segments any more, as far as the reader knows: see `SegmentReader.returned`."""
+        """Nobody views these segments any more: they are written again."""
         for number in numbers:
-            if number >= 0:
-                self._free.put(number, self._sizes[number])
-            else:
-                self._drop([~number])
+            self._free.put(number, self._sizes[number])
+
+    def discard(self, numbers: list[int]) -> None:
+        """These segments must not be written again: see `SegmentReader.inherited`."""
+        self._drop(numbers)
 
     def rest(self) -> None:
         """There is nothing to do for now: keep one segment of each size, for the first batch of the next epoch."""
@@ -424,8 +425,10 @@ class SegmentReader:
         self._maps: dict[int, tuple[Any, Any]] = {}
         self._lent: dict[int, weakref.ref[Any]] = {}
         self.returned: collections.deque[int] = collections.deque()
-        """Segments without views; the worker is notified with its next task. `~number` for one that a forked copy of
-        this process may still view: it must not be written again."""
+        """Segments without views: the worker may write them again. It is notified with its next task."""
+        self.inherited: collections.deque[int] = collections.deque()
+        """Segments without views in this process that a forked copy of it may still view: they must not be written
+        again. The worker is notified before its next task."""
         self._slab = _NO_SLAB
         """Where small batches are stored, one behind the other."""
         self._stored = 0
@@ -499,7 +502,7 @@ class SegmentReader:
         # memoryview to the object below it, so a reference to one would die while arrays still use the memory.
         owner = array_type.from_buffer(memory)
         self._lent[number] = weakref.ref(
-            owner, functools.partial(_return, self._lent, self.returned, number, _forks.count)
+            owner, functools.partial(_return, self._lent, self.returned, self.inherited, number, _forks.count)
         )
         return owner
 
@@ -519,10 +522,24 @@ class SegmentReader:
             out.append(self.returned.popleft())
         return out
 
+    def take_inherited(self) -> list[int]:
+        """Empty `inherited`. Safe while another thread drops arrays."""
+        out = []
+        while self.inherited:
+            out.append(self.inherited.popleft())
+        return out
 
-def _return(lent: dict[int, Any], returned: collections.deque[int], number: int, forks: int, _ref: object) -> None:
+
+def _return(
+    lent: dict[int, Any],
+    returned: collections.deque[int],
+    inherited: collections.deque[int],
+    number: int,
+    forks: int,
+    _ref: object,
+) -> None:
     lent.pop(number, None)
-    returned.append(number if forks == _forks.count else ~number)
+    (returned if forks == _forks.count else inherited).append(number)
 
 
 def _free_slab(slabs: dict[int, Any], free: list[Any], key: int, memory: Any, forks: int, _ref: object) -> None:

@@ -79,6 +79,8 @@ class Kind(IntEnum):
     """To the worker, before INIT, with descriptors: those of `multiprocessing` objects in its dataset."""
     DROP = 16
     """To the worker: an arena is not used any more. From the worker: these segments are not used any more."""
+    DISCARD = 23
+    """To the worker: these segments of it must not be written again, since a forked process may view them."""
     REST = 17
     """To the worker: the segments that were returned; there is nothing to do for now, so free memory."""
     CLONE = 21

@@ -486,8 +486,11 @@ class ProcessPool(WorkerPool):
     def submit(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
         """See `WorkerPool`. All tasks go with one system call, which costs more than everything else."""
         handle = self._handles[uid]
+        segments = handle.segments
         frames, refused = [], []
-        returned = handle.segments.take_returned()
+        if segments.inherited:
+            frames.append((Kind.DISCARD, pickle.dumps(segments.take_inherited())))
+        returned = segments.take_returned()
         for task in tasks:
             task.sequence = handle.revoker.next_number
             slot = None if task.parent is None else self._slot(handle, task, task.parent)
@@ -504,7 +507,7 @@ class ProcessPool(WorkerPool):
                     handle.run = task.run
                     frames.append((Kind.ITERATION, self._announcement(handle, task.run)))
                 frames.append((_TASK, message))
-        handle.segments.returned.extend(returned)  # no task went
+        segments.returned.extend(returned)  # no task went
         if frames:
             self._send(handle, *frames)
         return refused
@@ -558,7 +561,8 @@ class ProcessPool(WorkerPool):
         self._arenas.rest()
         for handle in self._handles.values():
             if handle.ready:
-                self._send(handle, (Kind.REST, pickle.dumps(handle.segments.take_returned())))
+                inherited, returned = handle.segments.take_inherited(), handle.segments.take_returned()
+                self._send(handle, (Kind.DISCARD, pickle.dumps(inherited)), (Kind.REST, pickle.dumps(returned)))
 
     def revoke(self, uid: int, tasks: Sequence[Task]) -> list[Task]:
         """See `WorkerPool`."""

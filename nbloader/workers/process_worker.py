@@ -377,6 +377,8 @@ class WorkerLoop:
             self._chunk_writer.learn(number, bytes(body[8:]))
         elif kind == Kind.DROP:
             self._chunk_writer.arenas.forget(number)
+        elif kind == Kind.DISCARD:
+            self._encoder.discard(pickle.loads(body))
         elif kind == Kind.REST:
             self._encoder.give_back(pickle.loads(body))
             self._encoder.rest()
@@ -612,6 +614,10 @@ class BatchEncoder:
     def give_back(self, segments: list[int]) -> None:
         """Take back segments that nobody views any more."""
         self._segments.give_back(segments)
+
+    def discard(self, segments: list[int]) -> None:
+        """Write these segments no more: a forked process may view them."""
+        self._segments.discard(segments)
 
     def rest(self) -> None:
         """Release most of the memory: there is nothing to do for now."""
