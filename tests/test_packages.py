@@ -12,6 +12,8 @@ import pytest
 
 from nbloader import DataLoader
 from nbloader._util import system
+from nbloader._util.code_places import is_library
+from nbloader.cache import digest
 from nbloader.transport import forkserver, preload
 
 SIZE = preload.LARGE
@@ -184,6 +186,26 @@ def test_packages_that_need_torch_are_imported_when_the_server_is_started_early(
     assert server in forkserver.pids()
     assert server not in workers
     assert len(forkserver.pids()) == 2, "the server with torch, and its clone"
+
+
+@pytest.mark.unit
+def test_what_counts_as_installed_is_the_same_everywhere(tmp_path, monkeypatch):
+    """Also in a folder of packages that is a symbolic link: its files have two names."""
+    packages, link = tmp_path / "packages", tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "linked_package.py").touch()
+    link.symlink_to(packages)
+    monkeypatch.syspath_prepend(str(link))
+    module = importlib.import_module("linked_package")
+    del sys.modules["linked_package"]
+    assert not digest._is_users("linked_package")
+    for file, installed in (
+        (link / "linked_package.py", True),
+        (packages / "linked_package.py", True),
+        (tmp_path / "own.py", False),
+    ):
+        module.__file__ = str(file)
+        assert preload.is_installed(module) == is_library(str(file)) == installed
 
 
 @pytest.mark.unit

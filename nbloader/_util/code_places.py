@@ -13,7 +13,9 @@ from nbloader._util.system import working_directory
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
 """Where the modules of nbloader lie."""
-_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_STDLIB = os.path.dirname(os.__file__)  # noqa: PTH120 - quicker; sysconfig, which workers do without, takes longer
+_PACKAGES = ("site-packages", "dist-packages")
+_BELOW_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in _PACKAGES)
 _NO_FILE = ("<frozen ", "<string>")
 _FRAME = r'(?m)^  File "(.+)", line (\d+), in .+\n(?!    )'
 """A frame of a traceback without the text of its line. Not compiled: workers, which need it rarely, start sooner."""
@@ -26,10 +28,25 @@ def is_library(file: str) -> bool:
     Args:
         file: `co_filename` of the code.
     """
-    import sysconfig  # workers do without
+    return file.startswith((PACKAGE, *_NO_FILE)) or is_installed(file)
 
-    begins = (PACKAGE, sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("purelib") + os.sep, *_NO_FILE)
-    return file.startswith(begins) or any(part in file for part in _PACKAGES)
+
+def is_installed(file: str) -> bool:
+    """Whether a file or folder belongs to Python or an installed package. One that is installed as editable does not.
+
+    Args:
+        file: Its path. A symbolic link in a package's folder counts as the package's, unless it is resolved.
+    """
+    entries: list[object] = list(sys.path)
+    folders = _installed_folders(tuple(entry for entry in entries if isinstance(entry, str)))
+    return file.startswith(folders) or any(part in file for part in _BELOW_PACKAGES)
+
+
+@functools.lru_cache(maxsize=1)
+def _installed_folders(sys_path: tuple[str, ...]) -> tuple[str, ...]:
+    """Where paths of installed files may begin that do not say it by `_PACKAGES`."""
+    linked = {os.path.realpath(entry) for entry in sys_path if entry.endswith(_PACKAGES)}
+    return tuple(f"{folder}{os.sep}" for folder in {_STDLIB, os.path.realpath(_STDLIB), *linked})
 
 
 def cell_name(file: str) -> str:

@@ -26,7 +26,6 @@ import os
 import stat
 import struct
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
@@ -48,6 +47,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbloader._util.code_places import is_installed
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.serialize import SPAWNED_MAIN
 from nbloader.shm.shared_objects import SharedMapping, SharedSequence
@@ -556,7 +556,7 @@ def _is_users(module: str | None) -> bool:
     origin = _origin(top)
     if origin is None:
         return top not in sys.builtin_module_names
-    return not any(origin.is_relative_to(folder) for folder in _installed())
+    return not is_installed(str(origin))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -585,11 +585,3 @@ def _origin(top: str) -> Path | None:
     locations = list(getattr(spec, "submodule_search_locations", None) or ())
     found = origin if spec is not None and spec.has_location and origin else next(iter(locations), None)
     return None if found is None else Path(found).resolve()
-
-
-@functools.cache
-def _installed() -> tuple[Path, ...]:
-    paths = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}
-    folders = [Path(path) for path in paths if path]
-    folders += [Path(path) for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    return tuple({folder.resolve() for folder in folders})

@@ -7,12 +7,13 @@ them as they are now in their files.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+from nbloader._util import code_places
 
 LOADER = "nbloader.loader"
 PRELOADABLE = ("torch", "torchvision", "PIL.Image", "pandas", "scipy", "cv2", LOADER)
@@ -122,14 +123,7 @@ def is_installed(module: ModuleType) -> bool:
     if not isinstance(file, str):
         spec = vars(module).get("__spec__")
         return getattr(spec, "origin", None) in ("built-in", "frozen")
-    entries: list[object] = list(sys.path)
-    return file.startswith(_installed_paths(tuple(entry for entry in entries if isinstance(entry, str))))
-
-
-@functools.lru_cache(maxsize=1)
-def _installed_paths(sys_path: tuple[str, ...]) -> tuple[str, ...]:
-    installed = [entry for entry in sys_path if entry.endswith(("site-packages", "dist-packages"))]
-    return tuple(f"{path}{os.sep}" for path in {*installed, os.path.dirname(os.__file__)})  # noqa: PTH120 - quicker
+    return code_places.is_installed(file)
 
 
 def _loaded(used: set[str]) -> list[str]:
