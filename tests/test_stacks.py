@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sysconfig
 import threading
@@ -45,7 +46,7 @@ def test_stack_of_a_hanging_worker(how, method, tmp_path, monkeypatch):
         texts = {loader.stack(0) for _ in range(3)}
         for text in texts:
             assert "Current thread" in text
-            assert text.endswith(" in become_worker\n" if method == "fork" else 'File "<string>", line 1 in <module>\n')
+            assert re.search(r" in __getitem__\n  \[\.\.\. skipping \d+ frames of nbloader\]\n\Z", text), text
             where = stack_probe.place(text)
             assert where.startswith(light.__file__)
             assert where.endswith(f"in {how.__name__}")
@@ -88,7 +89,9 @@ def test_concurrent_requests_do_not_disturb_anything():
             thread.join()
         assert flat(got) == list(range(200))
         assert len(texts) == 60
-        assert all(text.count("Current thread") == 1 and text.endswith("<module>\n") for text in texts)
+        assert all(
+            text.count("Current thread") == 1 and text.endswith(("<module>\n", "of nbloader]\n")) for text in texts
+        )
 
 
 def test_a_worker_survives_a_request_at_any_moment(tmp_path, monkeypatch):
@@ -148,6 +151,24 @@ def test_without_workers_the_stack_is_that_of_the_main_thread():
         assert "in test_without_workers_the_stack_is_that_of_the_main_thread\n" in text
         with pytest.raises(ValueError, match=r"no worker 1.*num_workers=0"):
             loader.stack(1)
+
+
+def test_frames_of_nbloader_outside_of_the_datasets_code_are_counted():
+    ours = os.path.dirname(stack_probe.__file__)
+    fetch, start = f'  File "{ours}/fetch.py", line 7 in fetch\n', '  File "<string>", line 1 in <module>\n'
+    text = STACK.format(stdlib=sysconfig.get_path("stdlib"), site=sysconfig.get_path("purelib"), ours=ours)
+    assert text.endswith(fetch + start)
+    assert stack_probe.without_internals(text) == text.replace(
+        fetch + start, "  [... skipping 2 frames of nbloader]\n"
+    ), "and the other thread is whole"
+    user = '  File "/home/me/data.py", line 12 in __getitem__\n'
+    cached = f'  File "{ours}/cached.py", line 3 in __call__\n'
+    one = "  [... skipping 1 frame of nbloader]\n"
+    assert stack_probe.without_internals(cached + user + fetch + user) == cached + user + one + user
+    idle = f"Current thread 0x1 (most recent call first):\n{cached}{fetch}{start}"
+    assert stack_probe.without_internals(idle) == idle
+    without_user = text.replace(user, "")
+    assert stack_probe.without_internals(without_user).endswith("in open\n  [... skipping 2 frames of nbloader]\n")
 
 
 def test_the_place_is_a_line_of_the_user_if_there_is_one():

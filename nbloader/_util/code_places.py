@@ -31,6 +31,15 @@ def is_library(file: str) -> bool:
     return file.startswith((PACKAGE, *_NO_FILE)) or is_installed(file)
 
 
+def is_python(file: str) -> bool:
+    """Whether code is of Python's standard library, or of an interpreter's command line.
+
+    Args:
+        file: `co_filename` of the code.
+    """
+    return file.startswith((_STDLIB + os.sep, *_NO_FILE)) and not any(part in file for part in _BELOW_PACKAGES)
+
+
 def is_installed(file: str) -> bool:
     """Whether a file or folder belongs to Python or an installed package. One that is installed as editable does not.
 

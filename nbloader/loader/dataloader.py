@@ -553,6 +553,9 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def stack(self, worker: int) -> str:
         """The current Python stack of a worker, innermost frame first, even while it hangs in C code. From any thread.
 
+        Frames of nbloader that call the code of the dataset are left out: a line says how many. The stack of a worker
+        that executes no such code is whole.
+
         The request to a worker process is a signal. It interrupts C functions that sleep and do not resume by
         themselves (the C library's `sleep`, not Python's).
 

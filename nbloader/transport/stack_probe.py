@@ -10,6 +10,8 @@ while the interpreter is entering a function, the process dies of a segmentation
 moment of a dataset written in Python, CPython 3.11 died once in some hundred requests.
 
 The end of what faulthandler writes is recognized by the outermost frame, which is the same in every worker.
+
+Frames of nbloader that lie outside of the dataset's code are left out of what is shown (`without_internals`).
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from nbloader._util.code_places import cell_name, is_library
+from nbloader._util.code_places import PACKAGE, cell_name, is_library, is_python
+from nbloader._util.format import plural
 from nbloader.errors import NbloaderError
 
 SIGNAL: int = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
@@ -170,7 +173,9 @@ def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
         )
     text = text.rstrip(_END)
     own, forked, _of_the_notebook = text.rpartition(_FORKED)
-    return (own + forked or text).replace(_OF_FAULTHANDLER, f"Current thread 0x{pid:016x} (most recent call first):\n")
+    text = own + forked or text
+    header = f"Current thread 0x{pid:016x} (most recent call first):\n"
+    return without_internals(text.replace(_OF_FAULTHANDLER, header))
 
 
 class _MainThread(NamedTuple):
@@ -231,7 +236,31 @@ def of_thread(ident: int | None, awaited: Callable[[], Any] | None = None) -> st
     frame = sys._current_frames().get(ident or 0)
     if frame is None:
         raise NbloaderError("the thread has ended")
-    return _stack("Current thread", ident or 0, frame, awaited)
+    return without_internals(_stack("Current thread", ident or 0, frame, awaited))
+
+
+def without_internals(stack: str) -> str:
+    """A stack in which a line that says so replaces the frames of nbloader that call the dataset's code.
+
+    Kept are the innermost frames, also if the dataset's code has called nbloader, and the whole stack of a thread that
+    executes neither the user's code nor a package's. Frames of Python further outside count as those of nbloader.
+    """
+    lines: list[str] = []
+    skipped = 0
+    in_dataset = False
+    for line in (*stack.splitlines(keepends=True), ""):
+        frame = _FRAME.match(line)
+        file = frame[1] if frame is not None else ""
+        ours = file.startswith(PACKAGE)
+        if (ours and in_dataset) or (skipped and is_python(file)):
+            skipped += 1
+            continue
+        if skipped:
+            lines.append(f"  [... skipping {plural(skipped, 'frame')} of nbloader]\n")
+            skipped = 0
+        lines.append(line)
+        in_dataset = frame is not None and (in_dataset or not (ours or is_python(file)))
+    return "".join(lines)
 
 
 def _stack(title: str, ident: int, frame: FrameType | None, awaited: Callable[[], Any] | None = None) -> str:
