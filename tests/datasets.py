@@ -340,3 +340,10 @@ def run_script(
         check=False,
         cwd=tmp_path,
     )
+
+
+def begin(loader):
+    """Begin an epoch and wait for its first batch, so that the time to start workers does not count."""
+    epoch = iter(loader)
+    wait_for(lambda: loader.stats().ready)
+    return epoch

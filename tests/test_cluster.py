@@ -16,7 +16,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from datasets import flat, wait_for
+from datasets import begin, flat, wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from light import Fragile, Hangs, Held, Large, Numbers, Slow, Varied
@@ -431,7 +431,7 @@ def test_a_sample_that_hangs_on_a_node_is_an_error_with_its_stack_or_a_restart(o
     files["flag"].touch()
     dataset = Hangs(8, bad=2, **files)
     with on_cluster(FakeCluster(1), dataset, 2, num_workers=1, timeout=1) as loader:
-        epoch = iter(loader)
+        epoch = begin(loader)
         assert flat([next(epoch)]) == [0, 1]
         with pytest.raises(LoaderTimeoutError, match=r"(?s)batch 1.*def sleep|batch 1.*in sleep"):
             next(epoch)

@@ -281,7 +281,7 @@ def _(tmp_path):
     with DataLoader(HoldsTheFirst(24, flag=str(flag)), 2, num_workers=2) as loader:
         epoch = iter(loader)
         wait_for(lambda: loader.stats().reordering >= 1)
-        (worker,) = working(loader)
+        (worker,) = wait_for(lambda: at if len(at := working(loader)) == 1 else None)  # the other one waits for room
         flag.unlink()
         os.kill(worker.pid, signal.SIGKILL)
         assert flat(epoch) == list(range(24))

@@ -302,16 +302,17 @@ def test_only_existing_workers_can_be_restarted():
 def test_a_timeout_names_batch_worker_and_sample_and_leaves_the_loader_usable(tmp_path):
     flag, hung = tmp_path / "flag", tmp_path / "hung"
     flag.touch()
-    with DataLoader(d.Hangs(12, bad=5, flag=str(flag), hung=str(hung)), 2, num_workers=1, timeout=0.7) as loader:
-        epoch = iter(loader)
+    with DataLoader(d.Hangs(12, bad=5, flag=str(flag), hung=str(hung)), 2, num_workers=1, timeout=1) as loader:
+        epoch = d.begin(loader)
         got = [next(epoch), next(epoch)]
         with pytest.raises(
-            LoaderTimeoutError, match=r"timed out after 0\.7 s.*batch 2 .*worker 0 \(pid \d+\).*sample 5"
+            LoaderTimeoutError, match=r"timed out after 1 s.*batch 2 .*worker 0 \(pid \d+\).*sample 5"
         ) as raised:
             next(epoch)
         assert isinstance(raised.value, RuntimeError)
         flag.unlink()
         loader.restart_workers()
+        wait_for(lambda: loader.stats().ready)  # the timeout applies to the start, too
         got.extend(epoch)
         assert flat(got) == list(range(12))
 

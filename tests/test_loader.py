@@ -29,6 +29,7 @@ from datasets import (
     Structured,
     Sums,
     all_pids,
+    begin,
     flat,
     pids,
     run_script,
@@ -743,7 +744,7 @@ def test_a_subscriber_can_call_the_loader():
 
 def test_pause_stops_delivery_and_dispatch_until_resume():
     with DataLoader(Slow(60, wait=0.001), 2, num_workers=2, timeout=1) as loader:
-        epoch = iter(loader)
+        epoch = begin(loader)
         got = [next(epoch)]
         loader.pause()
         wait_for(lambda: loader.stats().state == "paused")

@@ -11,7 +11,7 @@ import time
 import datasets as d
 import light
 import pytest
-from datasets import Hangs, Numbers, Slow, flat, wait_for
+from datasets import Hangs, Numbers, Slow, begin, flat, wait_for
 
 from nbloader import DataLoader, LoaderTimeoutError, NbloaderError
 from nbloader import events as ev
@@ -32,13 +32,6 @@ def arriving(loader) -> bool:
     with contextlib.suppress(NbloaderError):
         return "in __setstate__" in loader.stack(0)
     return False
-
-
-def begin(loader):
-    """Begin an epoch and wait for its first batch, so that the time to start workers does not count."""
-    epoch = iter(loader)
-    wait_for(lambda: loader.stats().ready)
-    return epoch
 
 
 def wait_for_line(capsys) -> str:

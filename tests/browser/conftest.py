@@ -35,8 +35,17 @@ BROWSER_ARGS = (
     "--disable-dev-shm-usage",
 )
 SERIAL = itertools.count()
-TIMEOUT = 40_000
+TIMEOUT = 90_000
 """Timeout of all waits in the browser, milliseconds."""
+TEST_TIMEOUT = 300
+"""Timeout of a whole test, seconds: it waits several times, for a kernel that imports torch on a busy machine too."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests in a browser more time than others."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT))
 
 
 REPLIES = """async () => {

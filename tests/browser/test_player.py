@@ -61,7 +61,7 @@ class Screen:
 def page(browser: Any) -> Iterator[Any]:
     """An empty page whose problems are collected: messages of the console, and requests to anywhere."""
     page = browser.new_page(viewport={"width": 1400, "height": 1300}, color_scheme="light", reduced_motion="reduce")
-    page.set_default_timeout(40_000)
+    page.set_default_timeout(90_000)
     page.problems = []
     page.on("console", lambda m: page.problems.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: page.problems.append(str(error)))
