@@ -83,6 +83,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self.plan = plan
         self._consumer: Consumer | None = None
         self._engine = engine = context.engine
+        self._inline = engine.inline
         self._events = context.events
         self._transfer = context.transfer
         self._batched = context.batched
@@ -127,7 +128,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         Raises:
             AttributeError: There are none, as in torch.
         """
-        if self._engine.inline:
+        if self._inline:
             raise AttributeError("an iterator over a loader with num_workers=0 has no workers")
         return self._engine.workers()
 
@@ -206,7 +207,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._resources.publish(requested)
         engine, plan = self._engine, self.plan
         got = self._kept
-        if got is None and engine.inline:
+        if got is None and self._inline:
             got = engine.produce_next(self._run, self._resources.wakeup, plan.take)
         if got is None:
             got = self._wait()

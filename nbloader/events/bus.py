@@ -60,10 +60,7 @@ class Subscription:
         """Iterate over the events that are buffered now, and remove them."""
         return iter(self.drain())
 
-    def _offer(self, event: Event) -> None:
-        if self._callback is not None:
-            self._callback(event)
-            return
+    def _keep(self, event: Event) -> None:
         if len(self._buffer) == self._buffer.maxlen:
             self.dropped += 1
         self._buffer.append(event)
@@ -111,7 +108,11 @@ class EventBus:
         self.history.append(event)
         for subscription in self._subscribers.copy():
             try:
-                subscription._offer(event)
+                callback = subscription._callback
+                if callback is None:
+                    subscription._keep(event)
+                else:
+                    callback(event)
             except Exception as error:
                 if raised_by_handler(error):
                     raise

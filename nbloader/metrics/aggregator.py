@@ -76,8 +76,8 @@ CREWS = 256
 """Changes of the number of workers that are kept."""
 SLOW_RUNS = 3
 """Iterators whose slowest samples are kept."""
-FOLDED = 64
-"""Batches after which they are added to the sample of the epoch: at once they cost a quarter of one by one."""
+COUNTED = 64
+"""Batches that are counted together, unless somebody asks earlier: so they cost a fraction of one by one."""
 JUDGED = 64
 """Batches of the last seconds that are measured for a verdict, evenly spread over them."""
 MIN_SLOW = 4
@@ -102,7 +102,8 @@ class _Crew(NamedTuple):
 class Aggregator:
     """Aggregates the events of one loader into totals, and makes snapshots of them. Thread-safe.
 
-    `update` runs once per batch and only counts; the arithmetic is done by `snapshot`.
+    `update` runs once per batch and only keeps the record; counting and arithmetic are done for many at a time, and by
+    `snapshot`.
 
     Args:
         judge: Finds the verdict of a snapshot, such as `nbloader.diagnose.bottleneck.judge`; None for no verdict.
@@ -121,6 +122,8 @@ class Aggregator:
         self._cores = cores  # looked up by the first snapshot: that reads files
         # Reentrant: the garbage collector may end an abandoned iterator, which publishes, in the middle of an update.
         self._lock = threading.RLock()
+        self._fresh: collections.deque[BatchRecord] = collections.deque()
+        """Those that are not counted yet. Appended to without the lock."""
         self._recent: collections.deque[BatchRecord] = collections.deque(maxlen=RECENT)
         self._total = self._waited = 0
         self._produced: dict[int, int] = {}
@@ -156,34 +159,44 @@ class Aggregator:
         self._series = TimeSeries()
 
     def update(self, event: Event) -> None:
-        """Count one event. About a microsecond for a `BatchRecord`."""
+        """Take one event. Batch records are counted later, many at a time: one by one, each takes a microsecond."""
+        if isinstance(event, BatchRecord):
+            self._fresh.append(event)
+            if len(self._fresh) >= COUNTED:
+                with self._lock:
+                    self._count()
+            return
         with self._lock:
-            if not isinstance(event, BatchRecord):
-                if self._on_lifecycle is not None:
-                    self._on_lifecycle(event)
-                self._lifecycle(event)
-                return
-            run = event.run
+            self._count()
+            if self._on_lifecycle is not None:
+                self._on_lifecycle(event)
+            self._lifecycle(event)
+
+    def _count(self) -> None:
+        """Count the batch records that have come since the last call. Called with the lock."""
+        fresh, recent, pauses, produced = self._fresh, self._recent, self._pauses, self._produced
+        while fresh:
+            record = fresh.popleft()
+            run = record.run
             if run > self._run:  # its EpochStarted was missed, or comes late
-                self._begin(run, event.epoch, None, event.requested)
-            self._recent.append(event)
+                self._begin(run, record.epoch, None, record.requested)
+            recent.append(record)
             self._total += 1
-            wait = event.delivered - event.requested
-            if self._pauses.recorded:
-                wait -= self._pauses.within(event.requested, event.delivered)
+            wait = record.delivered - record.requested
+            if pauses.recorded:
+                wait -= pauses.within(record.requested, record.delivered)
             if wait > 0:
                 self._waited += wait
                 if run == self._run:
                     self._epoch_waited += wait
             if run == self._run:
                 self._done += 1
-                self._samples += event.samples
-                if not self._done % FOLDED or self._done == 1:
-                    self._fold()
-            worker = event.worker
-            self._produced[worker] = self._produced.get(worker, 0) + 1
-            if event.slowest_ns > self._slow_floor.get(run, 0):
-                self._note_slow(event)
+                self._samples += record.samples
+            worker = record.worker
+            produced[worker] = produced.get(worker, 0) + 1
+            if record.slowest_ns > self._slow_floor.get(run, 0):
+                self._note_slow(record)
+        self._fold()
 
     def _core_count(self) -> int:
         if self._cores is None:
@@ -223,6 +236,7 @@ class Aggregator:
             facts: Looks up what is known of samples; None for nothing.
         """
         with self._lock:
+            self._count()
             snapshot, records = self._snapshot_and_records(gauges, now, epoch, facts)
             fresh = min(self._total - self._series.total, len(records), POINT_BATCHES)
             newest = records[len(records) - fresh :]
@@ -235,7 +249,9 @@ class Aggregator:
     @property
     def run(self) -> int:
         """Number of the newest iterator; -1 before the first."""
-        return self._run
+        with self._lock:
+            self._count()
+            return self._run
 
     def epoch_evidence(self) -> Evidence:
         """What was measured of the newest epoch, as of the last snapshot."""
@@ -567,7 +583,6 @@ class Aggregator:
     ) -> Evidence:
         if live and self._measured is not None and g.now - self._measured[0] < JUDGE_NS:
             return self._measured[1]
-        self._fold()
         sample = self._sample
         end = self._end(g, stop)
         waited = waiting(g, self._pauses, g.now) if live else 0
