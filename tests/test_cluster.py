@@ -24,6 +24,7 @@ from light import Fragile, Hangs, Held, Large, Numbers, Slow, Varied
 import nbloader
 from nbloader import DataLoader, LoaderTimeoutError, NbloaderError, RayOptions, WorkerStartError, get_worker_info
 from nbloader import events as ev
+from nbloader._util.system import process_space
 from nbloader.workers import registry
 from nbloader.workers.cluster import pool as cluster_pool
 from nbloader.workers.cluster.clock import DRIFT, ClockOffset
@@ -179,7 +180,8 @@ class FakeConnection:
 
     def hello(self):
         self._opened.wait()
-        return dataclasses.replace(NodeHello(platform.python_version(), nbloader.__version__, "", 1), **self._changes)
+        hello = NodeHello(platform.python_version(), nbloader.__version__, "", 1, process_space(), 2)
+        return dataclasses.replace(hello, **self._changes)
 
     def clock(self):
         return time.perf_counter_ns(), time.perf_counter_ns(), time.perf_counter_ns()
@@ -342,6 +344,23 @@ def test_a_cluster_without_a_place_for_workers_is_an_error(on_cluster, options, 
     loader = on_cluster(FakeCluster(2), Numbers(4), num_workers=1, ray=options)
     with loader, pytest.raises(WorkerStartError, match=text):
         next(iter(loader))
+
+
+def test_workers_are_measured_where_they_share_the_processes_of_the_notebook(on_cluster):
+    with on_cluster(FakeCluster(1), Slow(40), 4, num_workers=1) as loader:
+        assert flat(loader) == list(range(40))
+        wait_for(lambda: all(worker.cpu_percent is not None for worker in loader.stats().workers))
+        assert [worker.pid for worker in loader._engine.worker_threads()] == [loader.stats().workers[0].pid]
+        assert loader._parts.monitor._aggregator.epoch_evidence().workers_here == 1
+    far = FakeCluster(1, processes="another machine", cores=3)
+    with on_cluster(far, Slow(160), 4, num_workers=2) as loader:
+        assert flat(loader) == list(range(160))
+        assert {worker.cpu_percent for worker in loader.stats().workers} == {None}
+        ready = [event for event in list(loader.events.history) if isinstance(event, ev.WorkerReady)]
+        assert {event.machine for event in ready} == {ev.Machine("another machine", 3)}
+        assert "fetched on other machines" in loader.what_if(num_workers=0).reason
+        assert "fetched on other machines" in loader.what_if(workers="thread").reason
+        assert loader._parts.monitor.most_workers == 12
 
 
 def test_a_line_says_that_a_node_takes_long_to_start_its_actor(on_cluster, capfd, monkeypatch):

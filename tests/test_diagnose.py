@@ -19,9 +19,9 @@ from nbloader import DataLoader
 from nbloader.diagnose.causes import Cause, Finding, find_causes
 from nbloader.diagnose.common import in_common
 from nbloader.diagnose.sentences import verdict
-from nbloader.events import BatchRecord
+from nbloader.events import BatchRecord, Machine, NodeTransfer
 from nbloader.events.pauses import Pauses
-from nbloader.metrics.evidence import Evidence, MakeTime, SampleFacts, SlowBatch
+from nbloader.metrics.evidence import Evidence, MachineLoad, MakeTime, SampleFacts, SlowBatch
 from nbloader.metrics.probe import UsageProbe, WorkerThread
 from nbloader.metrics.span import EpochSample, SpanOptions, measure
 from nbloader.metrics.usage import ContextSwitches, CpuTimes, LoopCounters, Usage, UsageLog, WorkerCounters
@@ -104,6 +104,26 @@ ALONE: list[tuple[str, Cause, dict[str, Any], dict[str, Any], str]] = [
     ("transport by pickle", Cause.PICKLE, BUSY,
      {"transport_ms": 150.0, "by_pickle": 1.0, "nbytes": 4e7}, "40.0 MB of each batch are pickled"),
     ("transport", Cause.TRANSPORT, BUSY, {"transport_ms": 150.0, "nbytes": 4e7}, "150 ms from worker to loop"),
+    ("transfer from nodes", Cause.TRANSPORT, BUSY,
+     {"transport_ms": 150.0, "transfer_ms": 21.0, "nbytes": 8e6, "nodes": 2},
+     "8.00 MB takes 150 ms from worker to loop (its node needs 21.0 ms to send it, after earlier ones)"),
+    ("computing on another machine, where cores are free", Cause.COMPUTE, COMPUTING,
+     {"cores": 2, "elsewhere": (MachineLoad(2, 8),), "usage": usage(loop_cores=0.3)},
+     "more workers help up to the cores of their machines"),
+    ("computing here, and cores are free elsewhere", Cause.COMPUTE, COMPUTING,
+     {"cores": 2, "workers": 4, "elsewhere": (MachineLoad(2, 8),), "usage": usage(worker_cores=0.95)},
+     "more workers help up to the cores of their machines"),
+    ("all cores of other machines are used", Cause.COMPUTE_FULL, BUSY,
+     {"fetch_cpu": 0.5, "workers": 8, "elsewhere": (MachineLoad(4, 2), MachineLoad(4, 2)), "usage": usage()},
+     "workers use 3.80 of the 4 cores of 2 other machines, so cheaper transforms help and more workers do not, unless"),
+    ("all cores here and elsewhere are used", Cause.COMPUTE_FULL, COMPUTING,
+     {"cores": 2, "workers": 4, "elsewhere": (MachineLoad(2, 2),), "usage": usage(worker_cores=0.9)},
+     "workers use 1.84 of the 2 cores of 1 other machine, and 1.80 of 2 cores of this one"),
+    ("waiting on other machines", Cause.WAIT, BUSY, {"elsewhere": (MachineLoad(2, 4),)},
+     "more workers help, even beyond the cores of their machines"),
+    ("cores of this machine are taken, and the workers are elsewhere", Cause.WAIT, BUSY,
+     {"workers": 4, "elsewhere": (MachineLoad(3, 8),), "cores": 2,
+      "usage": usage(core_wait=0.6, worker_cores=0.1, major_faults=9000.0, locked=0.9, looks=40)}, "95 % waiting"),
     ("huge batches", Cause.HUGE, BUSY, {"fetch_ms": 5.0, "collate_ms": 60.0, "nbytes": 1.2e8}, "(2.00 GB/s)"),
     ("start-up", Cause.STARTUP, BUSY,
      {"startup_wait": 0.7, "producing_wait": 0.1, "startup": 3.6, "worker_startup": 3.0},
@@ -223,7 +243,8 @@ any_evidence = st.builds(
     collate_cpu=st.none() | counts, utilization=shares, full=shares, ready=counts, nbytes=counts, pickled=counts,
     by_pickle=shares, slow_share=shares, slow_every=counts, slow_workers=st.integers(0, 9),
     by_worker=st.dictionaries(st.integers(0, 3), st.builds(MakeTime, st.integers(0, 9), counts, counts), max_size=4),
-    usage=st.none() | any_usage,
+    usage=st.none() | any_usage, transfer_ms=counts, nodes=st.integers(0, 9),
+    elsewhere=st.just(()) | st.just((MachineLoad(1, 2),)),
 )  # fmt: skip
 
 
@@ -315,6 +336,7 @@ def record(index: int, requested: int, wait: int, make: int, **changes: Any) -> 
         "collated": in_order - MS, "received": in_order, "in_order": in_order, "delivered": delivered,
         "returned": delivered + 10 * MS, "fetch_cpu": make // 2, "slowest_ns": make * 9 // 160, "in_flight": 3,
         "indices": tuple(range(16 * index, 16 * index + 8)), "slowest_index": 16 * index, "placed": None,
+        "transfer": None,
     }  # fmt: skip
     return BatchRecord(**(fields | changes))
 
@@ -387,6 +409,25 @@ def test_slow_samples_are_found_and_waits_that_are_not_rare_are_no_stalls():
     assert set(some.usual_indices) == listed, "each batch has a slow one"
     often = epoch([2 * S if index % 10 == 5 else 30 * MS for index in range(40)])
     assert measure(often, span(often)).stall_wait == 0
+
+
+@pytest.mark.unit
+def test_workers_of_other_machines_are_counted_by_machine_also_after_their_end():
+    far, near = Machine("far", 8), Machine("near", 2)
+    sent = [
+        r._replace(worker=r.index % 4, transfer=NodeTransfer(f"node {r.index % 2}", r.collated, r.received, 10))
+        for r in epoch([30 * MS] * 40)
+    ]
+    machines = {1: far, 2: far, 3: near, 9: near}
+    alive = measure(sent, span(sent, workers=3, pids={0: 7, 1: 8, 2: 9}, machines=machines))
+    assert (alive.workers, alive.workers_here, alive.elsewhere) == (3, 1, (MachineLoad(2, 8),))
+    ended = measure(sent, span(sent, workers=0, machines=machines))
+    assert (ended.workers, ended.workers_here, ended.nodes) == (4, 1, 2)
+    assert set(ended.elsewhere) == {MachineLoad(2, 8), MachineLoad(1, 2)}
+    assert ended.transfer_ms == 1
+    local = epoch([30 * MS] * 40)
+    e = measure(local, span(local))
+    assert (e.workers_here, e.elsewhere, e.nodes, e.transfer_ms) == (2, (), 0, 0)
 
 
 @pytest.mark.unit

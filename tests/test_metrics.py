@@ -28,6 +28,7 @@ from nbloader.events import (
     LoaderPaused,
     LoaderResumed,
     LoopStopped,
+    Machine,
     Placed,
     SampleFailed,
     SupervisorFailed,
@@ -38,6 +39,7 @@ from nbloader.events import (
 )
 from nbloader.events.gauges import FetchProgress, Gauges, ProducedBatch, WorkerGauge
 from nbloader.metrics.aggregator import Aggregator
+from nbloader.metrics.evidence import MachineLoad
 from nbloader.metrics.snapshot import OPTIONAL_STAGES, STAGES, Snapshot
 from nbloader.metrics.stage_times import upload_stats
 from nbloader.metrics.usage import Usage
@@ -743,6 +745,22 @@ def test_right_after_a_resize_the_new_workers_do_not_count_as_idle_before():
     stats.update(EpochEnded(now + 100 * MS, 0, 0, 60, "closed"))
     stats.update(WorkerDied(now + S, 0, 1000, 0, "", expected=True, batches=(), stderr_tail=""))
     assert stats.snapshot(gauges(now + 2 * S, state="idle")).cause == "workers_wait"
+
+
+def test_workers_of_another_machine_do_not_use_the_cores_of_this_one():
+    stats = new_stats(cores=2)
+    for worker in (0, 1):
+        stats.update(WorkerReady(START - S, worker, 1000 + worker, S, Machine("far", 8)))
+    now = loop(stats, 60, wait=40 * MS, make=95 * MS, fetch_cpu=85 * MS)
+    s = stats.snapshot(gauges(now, *pair(kind="ray"), waiting_since=now))
+    assert s.cause == s.epoch_verdict.cause == "workers_compute", s.verdict
+    stats.update(EpochEnded(now, 0, 0, 60, "closed"))
+    assert stats.snapshot(gauges(now + S, state="closed")).epoch_verdict.cause == "workers_compute"
+    assert stats.epoch_evidence().elsewhere == (MachineLoad(2, 8),)
+    for worker in (0, 1):  # of this machine
+        stats.update(WorkerReady(now + S, worker, 2000 + worker, S))
+    now = loop(stats, 60, begin=now + S, run=1, wait=40 * MS, make=95 * MS, fetch_cpu=85 * MS)
+    assert stats.snapshot(gauges(now, *pair(), waiting_since=now)).cause == "workers_compute_full"
 
 
 def test_verdict_without_workers():

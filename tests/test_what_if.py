@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Any
 
 import pytest
 
@@ -11,14 +12,15 @@ import nbloader
 from nbloader import DataLoader
 from nbloader.cache.hit_cost import hit_seconds
 from nbloader.diagnose.what_if import WIDE, CostChange, Job, LineTime, Prediction, Settings, jobs_of, predict, replay
-from nbloader.events import BatchRecord
-from nbloader.metrics.evidence import Evidence
+from nbloader.events import BatchRecord, NodeTransfer
+from nbloader.metrics.evidence import Evidence, MachineLoad
 from nbloader.metrics.usage import Usage
 
 MS = 1_000_000
+S = 1000 * MS
 
 
-def settings(workers: int, window: int | None = None, cores: float = 8, **more: bool) -> Settings:
+def settings(workers: int, window: int | None = None, cores: float = 8, **more: Any) -> Settings:
     return Settings(workers=workers, window=2 * workers if window is None else window, cores=cores, **more)
 
 
@@ -62,6 +64,58 @@ def test_the_loop_and_the_workers_share_the_cores():
 
 
 @pytest.mark.unit
+def test_workers_of_other_machines_share_the_cores_there():
+    full = settings(8, cores=1, elsewhere=(MachineLoad(8, 2),))
+    assert per_batch(COMPUTING, full) == pytest.approx(0.05, rel=0.06)
+    assert per_batch(COMPUTING, full.unlimited) == pytest.approx(0.0125, rel=0.06)
+    mixed = settings(4, 16, cores=1, elsewhere=(MachineLoad(2, 2),))
+    assert per_batch(COMPUTING, mixed) == pytest.approx(0.1 / 3, rel=0.06)
+    assert full.with_workers(4).elsewhere == (MachineLoad(4, 2),)
+    more = settings(6, elsewhere=(MachineLoad(2, 4), MachineLoad(1, 2))).with_workers(12)
+    assert (more.machines[0].workers, *more.elsewhere) == (6, MachineLoad(4, 4), MachineLoad(2, 2))
+    assert settings(0).with_workers(3) == settings(3, window=0)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("job", "cores", "sending", "interval"),
+    [
+        (Job(0.1, 0.0, 0.005), 2, 0.001, (2, 2)),  # waiting needs no core
+        (Job(0.0, 0.1, 0.005), 8, 0.001, (2, 2)),  # there are cores for all
+        (Job(0.0, 0.1, 0.005), 2, 0.001, None),  # only if others are free
+        (Job(0.1, 0.0, 0.005), 2, 0.1, None),  # the node may not be able to send more
+        (Job(0.1, 0.0, 0.005), 2, 0.035, (1.43, 2)),
+    ],
+    ids=["waiting", "cores", "no cores", "no room", "some room"],
+)
+def test_more_workers_on_other_machines_are_predicted_if_their_cores_and_nodes_hardly_matter(
+    job: Job, cores: int, sending: float, interval: tuple[float, float] | None
+):
+    now = settings(2, 8, cores=1, elsewhere=(MachineLoad(2, cores),), nodes=1)
+    records = [
+        r._replace(transfer=NodeTransfer("node", r.delivered - round(sending * 1e9), r.delivered, 10))
+        for r in recorded([job] * 200, now)
+    ]
+    found = predict(records, Evidence(), now, now.with_workers(4), "workers_compute", "num_workers=4")
+    if interval is None:
+        assert found.speedup is None
+        assert "how many cores of the other machines are free" in found.reason
+    else:
+        assert (found.low, found.high) == pytest.approx(interval, rel=0.06)
+
+
+@pytest.mark.unit
+def test_batches_that_a_node_sends_together_share_the_time():
+    now = settings(2, 8, elsewhere=(MachineLoad(2, 8),), nodes=1)
+    together = []
+    for r in recorded([Job(0.1, 0.0, 0.001)] * 200, now):  # in groups of ten, each for 0.1 s
+        begin = 10**9 + r.index // 10 * S
+        together.append(r._replace(transfer=NodeTransfer("node", begin, begin + S // 10, 10)))
+    found = predict(together, Evidence(), now, now.with_workers(4), "workers_wait", "num_workers=4")
+    assert found.low == pytest.approx(2, rel=0.06)
+
+
+@pytest.mark.unit
 def test_any_order_does_not_wait_for_a_slow_batch():
     jobs = [Job(1.0 if i % 10 == 5 else 0.1, 0, 0.02) for i in range(200)]
     assert per_batch(jobs, settings(2, window=2, in_order=False)) < 0.95 * per_batch(jobs, settings(2, window=2))
@@ -77,7 +131,7 @@ def recorded(jobs: list[Job], now: Settings, *, stretched: float = 1) -> list[Ba
         fields = dict.fromkeys(BatchRecord._fields, 0) | {
             "index": index, "requested": before, "in_order": delivered, "delivered": delivered, "returned": returned,
             "fetch_begin": delivered - make, "fetched": delivered, "collated": delivered,
-            "fetch_cpu": round(job.cpu * 1e9), "collate_cpu": 0, "placed": None,
+            "fetch_cpu": round(job.cpu * 1e9), "collate_cpu": 0, "placed": None, "transfer": None,
         }  # fmt: skip
         records.append(BatchRecord(**fields))
         before = returned

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from nbloader.metrics.evidence import Evidence
+    from nbloader.metrics.usage import Usage
 
 SMALL_WAIT = 0.1
 """Below this share of waiting, the loop keeps the loader waiting, not the other way round: without any wait it would be
@@ -228,33 +229,46 @@ def _fetching(e: Evidence, share: float) -> list[Finding]:
         return [Finding(Cause.INTERPRETER_LOCK, share)]
     if many_threads(e):
         return [Finding(Cause.THREADS, share)]
+    all_used = _all_used(e)
+    if all_used and _workers_usage(e) is None and e.elsewhere:  # what is no computing there is a wait for a core
+        return [Finding(Cause.COMPUTE_FULL, share)]
     short = core_wait(e)
     computing = min(1.0, cpu)
     queued = min(short, 1 - computing)
     waiting = 1 - computing - queued
-    full = cores_used(e) >= SATURATED * e.cores
-    contention = Cause.CORES_TAKEN if not full else Cause.COMPUTE_FULL
+    contention = Cause.CORES_TAKEN if cores_used(e) < SATURATED * e.cores else Cause.COMPUTE_FULL
     if queued < CONTENDED:
         waiting, queued = waiting + queued, 0.0
     found = [
-        Finding(Cause.COMPUTE_FULL if full or _all_used(e) else Cause.COMPUTE, share * computing),
+        Finding(Cause.COMPUTE_FULL if all_used else Cause.COMPUTE, share * computing),
         Finding(contention, share * queued),
         Finding(_waiting(e), share * waiting),
     ]
-    if queued >= CONTENDED and contention is Cause.CORES_TAKEN:  # with free cores, computing would take less
-        found[0] = Finding(Cause.COMPUTE_FULL if _all_used(e) else Cause.COMPUTE, share * computing)
-        if queued > computing / 2:
-            found[:2] = [Finding(Cause.CORES_TAKEN, share * (computing + queued))]
+    if queued >= CONTENDED and contention is Cause.CORES_TAKEN and queued > computing / 2:
+        found[:2] = [Finding(Cause.CORES_TAKEN, share * (computing + queued))]  # with free cores, it would take less
     return found
 
 
 def _all_used(e: Evidence) -> bool:
-    """Whether more workers would find no core."""
-    return e.fetch_cpu is not None and e.workers * min(1.0, e.fetch_cpu) * e.utilization >= SATURATED * e.cores
+    """Whether more workers would find no core on any of the machines that they run on."""
+    one = computing_cores(e)
+    here = max(cores_used(e), e.workers_here * one) >= SATURATED * e.cores
+    there = all(machine.workers * one >= SATURATED * machine.cores for machine in e.elsewhere)
+    return there and (here or not e.workers_here)
+
+
+def computing_cores(e: Evidence) -> float:
+    """Cores that one worker uses, by the CPU time of its batches."""
+    return min(1.0, e.fetch_cpu or 0.0) * e.utilization
+
+
+def _workers_usage(e: Evidence) -> Usage | None:
+    """What was measured of the workers: it says nothing of them if most run on other machines."""
+    return e.usage if 2 * e.workers_here >= e.workers else None
 
 
 def _waiting(e: Evidence) -> Cause:
-    usage = e.usage
+    usage = _workers_usage(e)
     if usage is not None and e.utilization:
         if usage.major_faults * FAULT_SECONDS / e.utilization >= FAULTED:
             return Cause.MEMORY
@@ -265,17 +279,18 @@ def _waiting(e: Evidence) -> Cause:
 
 def core_wait(e: Evidence) -> float:
     """Share of production in which a worker could run and had no core; 0 where it was not measured."""
-    return 0.0 if e.usage is None or not e.utilization else min(1.0, e.usage.core_wait / e.utilization)
+    usage = _workers_usage(e)
+    return 0.0 if usage is None or not e.utilization else min(1.0, usage.core_wait / e.utilization)
 
 
 def cores_used(e: Evidence) -> float:
-    """Cores that the workers and the loop use together."""
+    """Cores of this machine that the workers here and the loop use together."""
     if e.usage is not None:
-        workers = e.workers * e.usage.worker_cores if e.place == "process" else 0.0
+        workers = e.workers_here * e.usage.worker_cores if e.place == "process" else 0.0
         return workers + e.usage.loop_cores
     make = e.fetch_ms + e.collate_ms
     cpu = ((e.fetch_cpu or 0.0) * e.fetch_ms + (e.collate_cpu or 0.0) * e.collate_ms) / make if make else 0.0
-    return e.workers * e.utilization * cpu
+    return e.workers_here * e.utilization * cpu
 
 
 def takes_turns(e: Evidence) -> bool:
@@ -289,13 +304,13 @@ def takes_turns(e: Evidence) -> bool:
 
 def many_threads(e: Evidence) -> bool:
     """Whether the workers' threads compete for the cores."""
-    usage = e.usage
+    usage = _workers_usage(e)
     if usage is None or e.place != "process":
         return False
     crowded = cores_used(e) >= SATURATED * e.cores or core_wait(e) >= CONTENDED
     if usage.preempted is not None:  # a loading thread that keeps its core has no competitors, however many there are
         crowded = crowded and usage.preempted >= PREEMPTED
-    return usage.other_threads >= OTHER_THREADS and usage.threads * e.workers > e.cores and crowded
+    return usage.other_threads >= OTHER_THREADS and usage.threads * e.workers_here > e.cores and crowded
 
 
 def slow_worker(e: Evidence) -> int | None:

@@ -82,7 +82,25 @@ def _cpu(e: Evidence) -> str:
 
 
 def _cores(e: Evidence) -> str:
+    """The cores of this machine that are used."""
     return f"{number(causes.cores_used(e))} of {plural(e.cores, 'core')}"
+
+
+def _all_cores(e: Evidence) -> str:
+    """Who uses how many cores."""
+    if not e.elsewhere:
+        return f"workers and loop use {_cores(e)}"
+    workers, cores = sum(m.workers for m in e.elsewhere), sum(m.cores for m in e.elsewhere)
+    used = number(min(workers * causes.computing_cores(e), cores))
+    full = causes.cores_used(e) >= causes.SATURATED * e.cores
+    here = f", and {_cores(e)} of this one" if e.workers_here or full else ""
+    machines = plural(len(e.elsewhere), "other machine")
+    return f"workers use {used} of the {plural(round(cores), 'core')} of {machines}{here}"
+
+
+def _limit(e: Evidence) -> str:
+    """The cores that workers can use."""
+    return f"the {plural(e.cores, 'core')}" if not e.elsewhere else "the cores of their machines"
 
 
 def _waiting_samples(e: Evidence) -> str:
@@ -95,21 +113,21 @@ def _waiting_samples(e: Evidence) -> str:
         )
     return (
         f"{_workers(e)} Fetching is {percent(share)} waiting (disk, network, sleep), so more workers help, even beyond "
-        f"the {plural(e.cores, 'core')}; a larger prefetch window does not."
+        f"{_limit(e)}; a larger prefetch window does not."
     )
 
 
 def _compute(e: Evidence) -> str:
     return (
-        f"{_workers(e)} Fetching is {_cpu(e)} CPU time, so more workers help up to the {plural(e.cores, 'core')}; "
+        f"{_workers(e)} Fetching is {_cpu(e)} CPU time, so more workers help up to {_limit(e)}; "
         f"cheaper transforms help too."
     )
 
 
 def _compute_full(e: Evidence) -> str:
     return (
-        f"{_workers(e)} Fetching is {_cpu(e)} CPU time; workers and loop use {_cores(e)}, so cheaper transforms help "
-        f"and more workers do not."
+        f"{_workers(e)} Fetching is {_cpu(e)} CPU time; {_all_cores(e)}, so cheaper transforms help and more workers "
+        f"do not{', unless on further machines' if e.elsewhere else ''}."
     )
 
 
@@ -209,10 +227,15 @@ def _pickle(e: Evidence) -> str:
 
 
 def _transport(e: Evidence) -> str:
+    what, parts, workers = "Transport", "", ""
+    if e.nodes:
+        what = f"The transfer from {'the node' if e.nodes == 1 else plural(e.nodes, 'node')}"
+        parts = f" (its node needs {_ms(e.transfer_ms)} to send it, after earlier ones)"
+        workers = "; more workers do not"
     return (
-        f"Transport is the bottleneck: {_waits(e)}; a batch of {megabytes(e.nbytes)} takes {_ms(e.transport_ms)} from "
-        f"worker to loop and {_ms(e.fetch_ms + e.collate_ms)} to produce. Smaller batches help: a smaller dtype (uint8 "
-        f"instead of float32), or fewer samples."
+        f"{what} is the bottleneck: {_waits(e)}; a batch of {megabytes(e.nbytes)} takes {_ms(e.transport_ms)} from "
+        f"worker to loop{parts} and {_ms(e.fetch_ms + e.collate_ms)} to produce. Smaller batches help: a smaller dtype "
+        f"(uint8 instead of float32), or fewer samples{workers}."
     )
 
 
@@ -351,7 +374,7 @@ _SHORT: dict[Cause, Callable[[Evidence], str]] = {
         f"fetching waits (disk, network, sleep) for {percent(1 - min(1.0, e.fetch_cpu or 0.0))} of its time"
     ),
     Cause.COMPUTE: lambda e: f"fetching computes for {_cpu(e)} of its time",
-    Cause.COMPUTE_FULL: lambda e: f"fetching computes, and workers and loop use {_cores(e)}",
+    Cause.COMPUTE_FULL: lambda e: f"fetching computes, and {_all_cores(e)}",
     Cause.COLLATE: lambda e: f"collating takes {_ms(e.collate_ms)} of {_ms(e.fetch_ms + e.collate_ms)}",
     Cause.SLOW_WORKER: lambda _e: "one worker is slow",
     Cause.SLOW_SAMPLES: _slow_samples_too,

@@ -12,10 +12,17 @@ computes, and a loop that takes batches in order. A prediction is given only if 
 to what was measured, and nothing that the model lacks limits it (a lock, other programs). Where a change has an effect
 that was not measured (which code holds the interpreter lock, how long a step with a larger batch takes), both extremes
 are replayed, and their predictions are the ends of the interval; there is no prediction if they are far apart.
+
+Workers on other machines share the cores of their machine. How many of them others use, whether more workers would be
+placed on further machines, and how many bytes a node can send was not measured: at one end of the interval workers
+never wait for a core or for the transfer of another batch; at the other they have the cores of the present machines
+only, and a node sends batches one after the other, each for as long as now.
 """
 
 from __future__ import annotations
 
+import collections
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nbloader._util.format import number, percent
 from nbloader.diagnose.causes import SATURATED, Cause, core_wait, cores_used
+from nbloader.metrics.evidence import MachineLoad
 from nbloader.metrics.stage_times import elapsed_ns, returned_at
 
 if TYPE_CHECKING:
@@ -91,6 +99,8 @@ class Cost(NamedTuple):
     step: float
     step_cpu: float
     """The part of `step` that computes."""
+    transfer: float = 0.0
+    """Its node sent it, until it was copied; 0 for a batch of this machine."""
 
     @property
     def job(self) -> Job:
@@ -152,8 +162,36 @@ class Settings:
     """0: the loop itself produces batches."""
     window: int
     cores: float
-    """Cores that the workers can use."""
+    """Cores that the workers on this machine and the loop can use."""
     in_order: bool = True
+    elsewhere: tuple[MachineLoad, ...] = ()
+    """Those of the workers that run on other machines."""
+    nodes: int = 0
+    """Nodes that send batches."""
+
+    @property
+    def unlimited(self) -> Settings:
+        """As if neither the cores of other machines nor the transfer from nodes were a limit."""
+        return replace(self, elsewhere=tuple(m._replace(cores=math.inf) for m in self.elsewhere), nodes=0)
+
+    def with_workers(self, workers: int) -> Settings:
+        """Another number of workers, divided among the machines as now."""
+        if not self.elsewhere:
+            return replace(self, workers=workers)
+        loads = [load.workers for load in self.machines]
+        counts = [0] * len(loads)
+        for _ in range(workers):
+            fewest = min((i for i, load in enumerate(loads) if load), key=lambda i: (counts[i] + 1) / loads[i])
+            counts[fewest] += 1
+        there = zip(self.elsewhere, counts[1:], strict=True)
+        elsewhere = tuple(m._replace(workers=count) for m, count in there if count)
+        return replace(self, workers=workers, elsewhere=elsewhere)
+
+    @property
+    def machines(self) -> list[MachineLoad]:
+        """This machine, and the others."""
+        here = self.workers - sum(machine.workers for machine in self.elsewhere)
+        return [MachineLoad(here, self.cores), *self.elsewhere]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +247,7 @@ def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:
     short = min(short, 1 - computing) if full else 0.0
     between = _between(records)
     costs = []
-    for r in records:
+    for r, sending in zip(records, _transfers(records), strict=True):
         made = elapsed_ns(r.fetch_begin, r.collated)
         fetch = min(made, elapsed_ns(r.fetch_begin, r.fetched))
         collate = made - fetch
@@ -229,6 +267,7 @@ def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:
             there - drawn,
             step * (1 - short),
             step * computing,
+            sending,
         )
         costs.append(Cost(max(1, r.samples), r.nbytes, *(ns / 1e9 for ns in nanoseconds)))
     return costs
@@ -251,6 +290,19 @@ def _between(records: Sequence[BatchRecord]) -> float:
     return statistics.median(gaps) if gaps else 0.0
 
 
+def _transfers(records: Sequence[BatchRecord]) -> list[float]:
+    """How long the node of each batch took to send it, until it was copied, ns; 0 for a batch of this machine.
+
+    Batches that were sent together begin at the same time.
+    """
+    together: dict[tuple[str, int], list[int]] = collections.defaultdict(list)
+    for r in records:
+        if r.transfer is not None:
+            together[r.transfer.node, r.transfer.begin].append(r.transfer.end)
+    shares = {key: (max(ends) - key[1]) / len(ends) for key, ends in together.items()}
+    return [0.0 if r.transfer is None else shares[r.transfer.node, r.transfer.begin] for r in records]
+
+
 class _Loop:
     """Replays jobs; see `replay`."""
 
@@ -260,6 +312,9 @@ class _Loop:
         self._now = 0.0
         self._next = 0  # to dispatch
         self._left: dict[int, float] = {}  # what is left of the jobs in workers, 1 to 0
+        self._machines = settings.machines
+        self._free = [machine.workers for machine in self._machines]
+        self._at: dict[int, int] = {}  # the position of the machine of each of these jobs
         self._done: set[int] = set()
         self._taken = 0
         self._step: Job | None = None  # what the loop does, as a job without a step
@@ -291,17 +346,28 @@ class _Loop:
             delayed = self._step is None and bool(self._done)
             if outstanding >= s.window + (EXTENSION * s.workers if delayed else 0):
                 return
+            at = max(range(len(self._free)), key=self._free_share) if len(self._free) > 1 else 0
+            self._free[at] -= 1
+            self._at[self._next] = at
             self._left[self._next] = 1.0
             self._next += 1
+
+    def _free_share(self, machine: int) -> float:
+        """The share of its workers that is idle."""
+        return self._free[machine] / max(1, self._machines[machine].workers)
 
     def _advance(self) -> None:
         """To the next moment at which a job or a step ends."""
         jobs, step = self._jobs, self._step
-        running = [jobs[i] for i in self._left]
-        slowdown = _slowdown(running if step is None else [*running, step], self._settings.cores)
-        lasts = {i: max(1e-9, jobs[i].waiting + jobs[i].cpu * slowdown) for i in self._left}
+        running: list[list[Job]] = [[] for _machine in self._machines]
+        if step is not None:
+            running[0].append(step)
+        for i in self._left:
+            running[self._at[i]].append(jobs[i])
+        slowdowns = [_slowdown(there, m.cores) for there, m in zip(running, self._machines, strict=True)]
+        lasts = {i: max(1e-9, jobs[i].waiting + jobs[i].cpu * slowdowns[self._at[i]]) for i in self._left}
         until = min((left * lasts[i] for i, left in self._left.items()), default=float("inf"))
-        step_lasts = 0.0 if step is None else max(1e-12, step.waiting + step.cpu * slowdown)
+        step_lasts = 0.0 if step is None else max(1e-12, step.waiting + step.cpu * slowdowns[0])
         if step is not None:
             until = min(until, self._step_left * step_lasts)
         self._now += until
@@ -309,6 +375,7 @@ class _Loop:
             self._left[i] -= until / lasts[i]
             if self._left[i] <= 1e-9:  # noqa: PLR2004 - rounding
                 del self._left[i]
+                self._free[self._at.pop(i)] += 1
                 self._done.add(i)
         if step is not None:
             self._step_left -= until / step_lasts
@@ -352,11 +419,18 @@ class _Variant(NamedTuple):
     settings: Settings
     samples: float
     """Of all jobs."""
+    transfer: float
+    """Seconds for which nodes send all batches."""
 
     @property
     def seconds(self) -> float:
         """Time per sample in the steady state."""
         return _seconds(replay(self.jobs, self.settings), self.settings.workers + 1) * len(self.jobs) / self.samples
+
+    @property
+    def sending(self) -> float:
+        """Time per sample if the nodes that send batches are the limit; 0 if they are none."""
+        return self.transfer / self.settings.nodes / self.samples if self.settings.nodes else 0.0
 
 
 def _variants(costs: Sequence[Cost], settings: Settings, change: CostChange) -> list[_Variant]:
@@ -378,7 +452,14 @@ def _variants(costs: Sequence[Cost], settings: Settings, change: CostChange) -> 
         found = [(_untransported(c, pickling=pickling), s) for c, s in found for pickling in (True, False)]
     if change.batch_size is not None:
         found = [(_regrouped(c, change.batch_size, longer=longer), s) for c, s in found for longer in (True, False)]
-    return [_Variant([cost.job for cost in c], s, sum(cost.samples for cost in c)) for c, s in found]
+    if settings.elsewhere or settings.nodes:
+        found = [(c, end) for c, s in found for end in (s.unlimited, s)]
+    return [_variant(c, s) for c, s in found]
+
+
+def _variant(costs: Sequence[Cost], settings: Settings) -> _Variant:
+    samples, transfer = sum(cost.samples for cost in costs), sum(cost.transfer for cost in costs)
+    return _Variant([cost.job for cost in costs], settings, samples, transfer)
 
 
 def _without_line(costs: Sequence[Cost], line: LineTime, error: float) -> list[Cost]:
@@ -432,6 +513,7 @@ def _untransported(costs: Sequence[Cost], *, pickling: bool) -> list[Cost]:
             between=0.0,
             sending=0.0,
             opening=0.0,
+            transfer=0.0,
             collate_waiting=cost.collate_waiting if pickling or not cost.sending else 0.0,
             collate_cpu=cost.collate_cpu if pickling or not cost.sending else 0.0,
         )
@@ -499,7 +581,7 @@ def predict(
     reason = _unmodeled(cause, costs_change, samples * len(costs))
     if reason:
         return replace(none, reason=reason)
-    error = seconds / _seconds(replay([cost.job for cost in costs], now), skipped) - 1
+    error = seconds / _seconds(replay([cost.job for cost in costs], now.unlimited), skipped) - 1
     if abs(error) > MATCHES:
         text = f"a replay of the unchanged loop differs from what was measured by {percent(abs(error))}"
         return replace(none, reason=text, replay_error=error)
@@ -527,11 +609,12 @@ class _Interval(NamedTuple):
 
 def _gains(costs: Sequence[Cost], now: Settings, changed: Settings, change: CostChange) -> list[float]:
     """The gain of each variant; [] if there are too few batches."""
-    before = _Variant([cost.job for cost in costs], now, sum(cost.samples for cost in costs)).seconds
+    before = _variant(costs, now.unlimited).seconds
     variants = _variants(costs, changed, change)
     if any(len(variant.jobs) < MIN_REPLAYED // 4 for variant in variants):
         return []
-    return [before / max(1e-12, variant.seconds) for variant in variants]
+    # Nodes can send at least as much as they do now.
+    return [before / max(1e-12, variant.seconds, min(variant.sending, before)) for variant in variants]
 
 
 def _interval(ratios: Sequence[float], error: float) -> _Interval:
@@ -557,6 +640,11 @@ def _unmodeled(cause: str, change: CostChange, samples: float) -> str:
 
 def _unmeasured(change: CostChange) -> str:
     """What would have to be known for a narrow interval."""
+    if change == UNCHANGED:
+        return (
+            "depending on how many cores of the other machines are free, and on how much their nodes can send, which "
+            "was not measured"
+        )
     if change.threads:
         return "depending on how much of the workers' computing holds the interpreter lock, which was not measured"
     if change.batch_size is not None:

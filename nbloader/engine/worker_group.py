@@ -208,7 +208,7 @@ class WorkerGroup:
         slot = self._slots[handle.worker]  # there is one: a worker that loses its slot is ended by request
         slot.failed_starts = 0
         now = _clock()
-        self._publish(ev.WorkerReady(now, handle.worker, handle.pid, now - handle.requested))
+        self._publish(ev.WorkerReady(now, handle.worker, handle.pid, now - handle.requested, handle.machine))
 
     def on_init_failed(self, message: WorkerInitFailed) -> None:
         """A worker could not rebuild the dataset, or `worker_init_fn` raised: the others would fail, too."""

@@ -6,7 +6,10 @@ Times are perf_counter ns.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from nbloader.events.records import Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,9 @@ class WorkerGauge:
     kind: str = "process"
     """"process", "thread", "ray", or another registered kind of worker."""
     node: str = ""
-    """The machine that it runs on, such as "10.0.0.3 (1602bef7)"; "" for this one."""
+    """The node of a cluster that it runs on, such as "10.0.0.3 (1602bef7)"; "" for none."""
+    machine: Machine | None = None
+    """The machine that it runs on; None for that of the notebook, which may be a node, too."""
 
 
 class FetchProgress(NamedTuple):

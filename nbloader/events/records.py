@@ -33,6 +33,15 @@ class Placed(NamedTuple):
     """Bytes copied to the device."""
 
 
+class Machine(NamedTuple):
+    """A machine, other than that of the notebook, on which workers run."""
+
+    identity: str
+    """Equal for workers that share its cores."""
+    cores: int
+    """CPU cores that workers may use there."""
+
+
 class NodeTransfer(NamedTuple):
     """How a batch came from another machine. Part of its `BatchRecord`."""
 
@@ -147,6 +156,8 @@ class WorkerReady:
     pid: int
     startup_ns: int
     """From the request to start it until it was ready, ns."""
+    machine: Machine | None = None
+    """The machine that it runs on; None for that of the notebook."""
 
 
 @dataclass(frozen=True, slots=True)

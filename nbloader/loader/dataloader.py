@@ -863,7 +863,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
 
         Args:
             seconds: Time for the search, counted while the loop runs.
-            max_workers: Largest number of workers to try; by default 4 per core, at least 8.
+            max_workers: Largest number of workers to try; by default 4 per core of the machines that workers run on
+                (of this one, before the first batch), at least 8.
             num_workers: Use this number of workers at once, measure it, and keep it, instead of a search.
             prefetch_factor: Use this prefetch factor, likewise.
             kinds: The kinds of workers that may be tried: `("process", "thread")`. By default both, if the dataset
@@ -919,7 +920,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
             other, note = self._other_kind(kinds)
             if other:
                 start = start._replace(kind=self._config.workers)
-            plan = search_plan(start, self.num_workers if self._is_iterable else max_workers, other, predict)
+            most = parts.monitor.most_workers if max_workers is None else max_workers
+            plan = search_plan(start, self.num_workers if self._is_iterable else most, other, predict)
 
         def restore_window(loader: DataLoader[Any]) -> None:
             loader._set_window(factor, total)

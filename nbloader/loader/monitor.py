@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from nbloader.dashboard.page import Report
     from nbloader.metrics.control import SettingSearch
-    from nbloader.metrics.evidence import KnownFacts, SampleFacts
+    from nbloader.metrics.evidence import Evidence, KnownFacts, SampleFacts
 
 
 OUTLOOK_BATCHES = 200
@@ -52,16 +52,19 @@ DISTURBING = (WorkersResized, WorkerReady, LoaderResumed, DatasetReloaded)
 """After these, earlier batches are not used for predictions."""
 
 
-def _settings(arguments: dict[str, Any], cores: int) -> Settings:
+def _settings(arguments: dict[str, Any], e: Evidence) -> Settings:
     workers, factor, window = arguments["num_workers"], arguments["prefetch_factor"], arguments["prefetch"]
     if window is None:
         window = workers * (DEFAULT_PREFETCH_FACTOR if factor is None else max(factor, 1))
-    return Settings(
-        workers=workers,
+    now = Settings(
+        workers=e.workers,
         window=window,
-        cores=cores,
+        cores=e.cores,
         in_order=arguments["in_order"],
+        elsewhere=e.elsewhere,
+        nodes=e.nodes,
     )
+    return now.with_workers(workers)
 
 
 class _Predicted(NamedTuple):
@@ -153,6 +156,13 @@ class Monitor:
         """See `Engine.draws_by_worker`."""
         return self._engine.draws_by_worker
 
+    @property
+    def most_workers(self) -> int:
+        """The largest number of workers to try: 4 for each core of their machines, and at least 8."""
+        e = self._aggregator.epoch_evidence()
+        here = system.cores() if e.workers_here else 0
+        return max(8, 4 * round(here + sum(machine.cores for machine in e.elsewhere)))
+
     def stats(self, given: dict[str, Any], dataset: Any = None, *, iterated: bool) -> Snapshot:
         """See `DataLoader.stats`.
 
@@ -187,9 +197,7 @@ class Monitor:
             return before.outlook
         fixed = given["iterable"] or self.draws_by_worker
         workers = given["num_workers"]
-        present = outlook.Present(
-            workers, -(-s.window // max(1, workers)), workers if fixed else max(8, 4 * system.cores())
-        )
+        present = outlook.Present(workers, -(-s.window // max(1, workers)), workers if fixed else self.most_workers)
 
         def predict(changed: dict[str, int]) -> Prediction:
             return self._predict(s, changed, given, "", CostChange(), OUTLOOK_BATCHES)
@@ -255,6 +263,8 @@ class Monitor:
             line = LineTime(shares.computing, shares.waiting, lines.samples)
         kind = changed.get("workers", given["workers"])
         threads = kind != given["workers"] and given["num_workers"] > 0
+        if (threads or changed.get("num_workers") == 0) and self._aggregator.epoch_evidence().elsewhere:
+            return "the samples were fetched on other machines, and how long they take on this one was not measured"
         if threads and kind == "process":
             return "what it takes to send these batches from a process was not measured"
         if changed.get("batch_size") is not None and given["batch_size"] is None:
@@ -303,10 +313,10 @@ class Monitor:
         records = [
             r for r in self._events.batches() if r.run == run and not r.placed and r.dispatched >= self._changed_at
         ]
-        now = _settings(given, epoch.cores)
+        now = _settings(given, epoch)
         if given["num_workers"] and epoch.window > now.window:  # `prefetch`, or a window that adapted itself
             now = dataclasses.replace(now, window=epoch.window)
-        after = _settings(given | ({"prefetch": None} if "prefetch_factor" in changed else {}) | changed, epoch.cores)
+        after = _settings(given | ({"prefetch": None} if "prefetch_factor" in changed else {}) | changed, epoch)
         if "num_workers" not in changed and "prefetch_factor" not in changed:
             after = dataclasses.replace(after, window=now.window)
         cause = s.epoch_verdict.cause

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader._util.format import number, plural
-from nbloader._util.system import cores
 from nbloader.diagnose.tune import Change, Measurement, Plan, Search, Setting, Trial, measure, table
 from nbloader.errors import DatasetTransferError, LoaderClosedError
 from nbloader.events import (
@@ -54,20 +53,16 @@ RECENT_NS = 5_000_000_000
 """Batches of the last seconds are what a setting is compared with that was chosen, ns."""
 
 
-def search_plan(
-    start: Setting, max_workers: int | None, other_kind: str, predict: Callable[[int], float | None]
-) -> Plan:
+def search_plan(start: Setting, max_workers: int, other_kind: str, predict: Callable[[int], float | None]) -> Plan:
     """Search for the fastest setting.
 
     Args:
         start: The present setting.
-        max_workers: Largest number of workers to try; the present one if it must not change; None for 4 per core, at
-            least 8.
+        max_workers: See `Search`.
         other_kind: See `Search`.
         predict: See `Search`.
     """
-    most = max(8, 4 * cores()) if max_workers is None else max_workers
-    return Search(start, most, other_kind=other_kind, predict=predict)
+    return Search(start, max_workers, other_kind=other_kind, predict=predict)
 
 
 def change_plan(start: Setting, setting: Setting, records: Sequence[BatchRecord]) -> Plan:

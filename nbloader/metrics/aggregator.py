@@ -22,6 +22,7 @@ from nbloader.events import (
     LoaderPaused,
     LoaderResumed,
     LoopStopped,
+    Machine,
     SampleFailed,
     SupervisorFailed,
     WorkerDied,
@@ -146,6 +147,8 @@ class Aggregator:
         """The last measurement of the epoch, and when it was made."""
         self._ready: collections.deque[WorkerReady] = collections.deque(maxlen=READY)
         self._crews: collections.deque[_Crew] = collections.deque(maxlen=CREWS)
+        self._machines: dict[int, Machine] = {}
+        """Of the newest worker with each id, if it is not this one."""
         self._error = ""
         self._ended: EpochEnded | None = None
         self._stop: LoopStopped | None = None
@@ -292,6 +295,10 @@ class Aggregator:
             case WorkerReady():
                 self._ready.append(event)
                 self._add_crew(event.time, 1)
+                if event.machine is None:
+                    self._machines.pop(event.worker, None)
+                else:
+                    self._machines[event.worker] = event.machine
             case BatchFailed():
                 self._errors[event.worker] += 1
                 self._error = event.error
@@ -573,6 +580,7 @@ class Aggregator:
             waiting_for=g.waiting_for,
             crew=self._mean_crew(g.now - round(rates.seconds * 1e9), g.now) if live else None,
             pids={w.worker: w.pid for w in alive},
+            machines=self._machines,
             usage=usage,
             pauses=self._pauses,
             device=g.device,
@@ -607,6 +615,7 @@ class Aggregator:
             waiting_for=g.waiting_for if stop is None else stop.index,
             crew=self._mean_crew(self._first.delivered if self._first is not None else self._began, end),
             pids={w.worker: w.pid for w in alive},
+            machines=self._machines,
             usage=usage,
             pauses=self._pauses,
             device=g.device,

@@ -27,6 +27,14 @@ class MakeTime(NamedTuple):
     """A quarter of them took no longer."""
 
 
+class MachineLoad(NamedTuple):
+    """Workers on a machine other than that of the notebook."""
+
+    workers: int
+    cores: float
+    """CPU cores that they may use there."""
+
+
 class SlowBatch(NamedTuple):
     """The batch for which the loop waited longest."""
 
@@ -74,6 +82,10 @@ class Evidence:
     """CPU cores that this process may use."""
     workers: int = 1
     """Workers that produced them, or that are alive; 1 if it is the loop itself."""
+    elsewhere: tuple[MachineLoad, ...] = ()
+    """Those of them that run on other machines."""
+    nodes: int = 0
+    """Nodes of a cluster that sent the batches."""
     place: Place = "process"
     """What the workers are; "inline" if batches are produced in the loop's own thread (`num_workers=0`)."""
     window: int = 0
@@ -114,6 +126,8 @@ class Evidence:
     """Mean time to collate one."""
     transport_ms: float = 0.0
     """Median time from worker to loop."""
+    transfer_ms: float = 0.0
+    """The part of it from when its node began to send a batch, median; 0 for batches of this machine."""
     reorder_ms: float = 0.0
     """Mean time in which a batch waited for an earlier one."""
     fetch_cpu: float | None = None
@@ -156,6 +170,11 @@ class Evidence:
     """What workers and loop used of the cores; None where it was not measured."""
     uploads: UploadStats | None = None
     device: str = ""
+
+    @property
+    def workers_here(self) -> int:
+        """Workers that use the cores of this machine."""
+        return self.workers - sum(machine.workers for machine in self.elsewhere)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,8 @@ READ_NS = 90_000_000
 """Time between two readings of counters, ns."""
 REREAD_NS = 1_000_000
 """Age up to which the reading at the end of an epoch serves for the beginning of the next one, ns."""
+PROCESSES = ("process", "ray")
+"""Kinds of workers that are processes of their own."""
 LOCK_WAITS = ("futex", "lock", "semaphore", "mutex")
 """Parts of the names of the kernel's functions in which a thread waits for a lock (of a file, too)."""
 _TICK = 1_000_000_000 // (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
@@ -73,8 +75,8 @@ class ProcessProbe:
         self._memory_due = 0.0
 
     def fill(self, gauges: Gauges) -> Gauges:
-        """The gauges with CPU and memory use of each worker. Only processes have either."""
-        pids = {w.pid for w in gauges.workers if w.pid and w.kind == "process"}
+        """The gauges with CPU and memory use of each worker. Only processes of this machine have either."""
+        pids = {w.pid for w in gauges.workers if w.pid and w.kind in PROCESSES and w.machine is None}
         if not pids:
             return gauges
         for table in (self._processes, self._usage, self._memory):
@@ -135,7 +137,7 @@ def _with_usage(w: WorkerGauge, usage: _Usage, memory: _Memory | None) -> Worker
     return WorkerGauge(
         w.worker, w.pid, w.state, w.batch, w.since, w.sample, w.queued, w.exit_reason, w.stderr_tail,
         usage.cpu_percent, usage.rss, w.held, w.left, private, shared, w.made, usage.core_wait, w.kind,
-        w.node,
+        w.node, w.machine,
     )  # fmt: skip
 
 

@@ -8,13 +8,13 @@ set apart, so that the rest describes the loader in its steady state.
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbloader.events import BatchRecord
+from nbloader.events import BatchRecord, Machine
 from nbloader.events.pauses import Pauses
-from nbloader.metrics.evidence import Evidence, MakeTime, Place, SlowBatch, SpanName
+from nbloader.metrics.evidence import Evidence, MachineLoad, MakeTime, Place, SlowBatch, SpanName
 from nbloader.metrics.stage_times import elapsed_ns, median, returned_at, share_of, upload_stats
 from nbloader.metrics.usage import Usage
 
@@ -110,6 +110,8 @@ class SpanOptions:
     """Mean number of workers over the span, where it has changed; None where it has not."""
     pids: dict[int, int] = field(default_factory=dict)
     """Process of each worker that is alive; {} if none is."""
+    machines: Mapping[int, Machine] = field(default_factory=dict)
+    """Machine of each worker that runs, or ran, on another one than this."""
     usage: Usage | None = None
     pauses: Pauses = field(default_factory=Pauses)
     device: str = ""
@@ -127,7 +129,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         return Evidence(
             span=o.span, seconds=o.seconds, batches=o.batches, cores=o.cores, workers=max(1, o.workers), place=o.place,
             window=o.window, wait_share=o.wait_share, startup=o.startup, worker_startup=o.worker_startup,
-            usage=o.usage, device=o.device,
+            usage=o.usage, device=o.device, elsewhere=_elsewhere(o.pids, o.machines),
         )  # fmt: skip
     workers = 1 if o.place == "inline" else max(o.workers, 1) if o.workers else len({r.worker for r in records})
     span_ns = max(1, round(o.seconds * 1e9))
@@ -179,6 +181,8 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         batches=o.batches,
         cores=o.cores,
         workers=workers,
+        elsewhere=_elsewhere(o.pids or {r.worker for r in records}, o.machines),
+        nodes=len({r.transfer.node for r in records if r.transfer is not None}),
         place=o.place,
         window=o.window,
         wait_share=o.wait_share,
@@ -198,6 +202,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         overlap=overlap,
         collate_ms=sum(collates) / count / 1e6,
         transport_ms=(median([elapsed_ns(r.collated, r.received) for r in regular]) or 0) / 1e6,
+        transfer_ms=(median([r.transfer.end - r.transfer.begin for r in regular if r.transfer is not None]) or 0) / 1e6,
         reorder_ms=sum(elapsed_ns(r.received, r.in_order) for r in regular) / count / 1e6,
         fetch_cpu=_ratio([r.fetch_cpu for r in regular], fetches),
         collate_cpu=_ratio([r.collate_cpu for r in regular], collates),
@@ -220,6 +225,11 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         uploads=upload_stats(regular),
         device=o.device,
     )
+
+
+def _elsewhere(workers: Iterable[int], machines: Mapping[int, Machine]) -> tuple[MachineLoad, ...]:
+    counts = collections.Counter(machines[worker] for worker in workers if worker in machines)
+    return tuple(MachineLoad(count, machine.cores) for machine, count in counts.items())
 
 
 def _overlap(records: Sequence[BatchRecord]) -> bool:

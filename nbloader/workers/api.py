@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
@@ -33,6 +33,9 @@ from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.transport.messages import WorkerMessage
 from nbloader.workers.ray_options import RayOptions
 from nbloader.workers.status import WorkerState, WorkerStatus
+
+if TYPE_CHECKING:
+    from nbloader.events.records import Machine
 
 _clock = time.perf_counter_ns
 _uids = itertools.count(1)
@@ -153,8 +156,13 @@ class WorkerHandle:
 
     @property
     def node(self) -> str:
-        """The machine that it runs on; "" for this one."""
+        """The node of a cluster that it runs on; "" for none."""
         return ""
+
+    @property
+    def machine(self) -> Machine | None:
+        """The machine that it runs on; None for this one."""
+        return None
 
     @property
     def stderr_tail(self) -> str:
@@ -243,6 +251,7 @@ class WorkerHandle:
             made=produced,
             kind=self.kind,
             node=self.node,
+            machine=self.machine,
         )
 
 

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
 
+from nbloader._util.system import process_space
 from nbloader.batch.header import unpack_header
 from nbloader.batch.payload import Layout
 from nbloader.errors import NbloaderError, WorkerStartError
+from nbloader.events import Machine
 from nbloader.events.failures import LoaderFailure
 from nbloader.shm.segment import SegmentReader
 from nbloader.transport.messages import (
@@ -127,13 +129,19 @@ class RayHandle(WorkerHandle):
 
     @property
     def native_id(self) -> int:
-        """See `WorkerHandle`: none in this machine's kernel."""
-        return 0
+        """See `WorkerHandle`: none in this machine's kernel if it runs on another one."""
+        return self.pid if self.machine is None else 0
 
     @property
     def node(self) -> str:
         """See `WorkerHandle`."""
         return "" if self.link is None else self.link.node.name
+
+    @property
+    def machine(self) -> Machine | None:
+        """See `WorkerHandle`. Simulated nodes, and the node that the notebook runs on, are this machine."""
+        link = self.link
+        return None if link is None else link.machine
 
     @property
     def stderr_tail(self) -> str:
@@ -194,6 +202,8 @@ class NodeLink:
         self.credit = 1
         """Bytes of batches that a report may carry."""
         self.clock = ClockOffset()
+        self.machine: Machine | None = None
+        """The machine of its workers; None if it is this one. Known once it is open."""
         self.handles: dict[int, RayHandle] = {}
         """Its workers that have not ended, by uid. Changed by the pool's thread and by the link's."""
         self.outbox: deque[Command] = deque()
@@ -250,7 +260,10 @@ class NodeLink:
         self._on_change(self)
 
     def _open(self) -> None:
-        self._check(self.connection.hello(), self.node)
+        hello = self.connection.hello()
+        self._check(hello, self.node)
+        if hello.processes != process_space():
+            self.machine = Machine(hello.processes, hello.cores)
         for _ in range(CLOCK_CALLS):
             sent, there, received = self.connection.clock()
             self.clock.observe(sent, there, there, received)

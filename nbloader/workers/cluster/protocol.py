@@ -136,6 +136,10 @@ class NodeHello:
     problem: str
     """Why nbloader cannot be imported there; "" if it can."""
     pid: int
+    processes: str
+    """See `process_space`; "" if nbloader cannot be imported there."""
+    cores: int
+    """CPU cores that processes may use there."""
 
 
 class StatusEntry(NamedTuple):

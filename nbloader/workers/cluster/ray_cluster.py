@@ -168,8 +168,7 @@ class RayConnection:
         Raises:
             NodeLostError: It cannot be started, or has died.
         """
-        python, version, problem, pid = self._get(self._actor.hello.remote())
-        return NodeHello(python, version, problem, pid)
+        return NodeHello(*self._get(self._actor.hello.remote()))
 
     def clock(self) -> tuple[int, int, int]:
         """When a call was sent, by this clock; the node's clock; and when the result arrived.
@@ -302,17 +301,19 @@ def _actor_class(ray: Any) -> type:
             self.node: Any = None
 
         @ray.method(concurrency_group="others")  # type: ignore[untyped-decorator,unused-ignore]
-        def hello(self) -> tuple[str, str, str, int]:
+        def hello(self) -> tuple[str, str, str, int, str, int]:
             import importlib
             import os
             import platform
 
+            python, pid = platform.python_version(), os.getpid()
             try:
                 version = importlib.import_module("nbloader").__version__
                 self.node = importlib.import_module("nbloader.workers.cluster.node").Node(self.output)
+                system = importlib.import_module("nbloader._util.system")
             except ImportError as error:
-                return platform.python_version(), "", f"{type(error).__name__}: {error}", os.getpid()
-            return platform.python_version(), version, "", os.getpid()
+                return python, "", f"{type(error).__name__}: {error}", pid, "", 0
+            return python, version, "", pid, system.process_space(), system.cores()
 
         @ray.method(concurrency_group="others")  # type: ignore[untyped-decorator,unused-ignore]
         def clock(self) -> int:
