@@ -6,6 +6,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import itertools
+import math
 import pickle
 import platform
 import sys
@@ -33,7 +34,7 @@ from nbloader.workers.cluster.node import Node
 from nbloader.workers.cluster.placement import NodeInfo, NodeLoad, choose, surplus, usable, why_unusable
 from nbloader.workers.cluster.pool import RayKind
 from nbloader.workers.cluster.protocol import BatchBegin, NodeHello, SetupParts, StartWorker
-from nbloader.workers.cluster.ray_cluster import NodeLostError, RayCluster
+from nbloader.workers.cluster.ray_cluster import NodeLostError, RayCluster, RayConnection, StoreFullError
 
 # ---- clocks ---------------------------------------------------------------------------------------------------------
 
@@ -177,6 +178,8 @@ class FakeConnection:
         self.free.set()
         self.loses_batches = False
         """Whether the first report that has batches is lost, and the node with it."""
+        self.store_bytes = math.inf
+        """Bytes of batches in a report that its object store has room for."""
 
     def hello(self):
         self._opened.wait()
@@ -201,7 +204,10 @@ class FakeConnection:
         lost = self.loses_batches and any(isinstance(entry, BatchBegin) for entry in pickle.loads(report.entries))
         if self._killed or lost:
             raise NodeLostError("ObjectLostError: simulated")
-        self.reports.append(sum(piece.nbytes for piece in report.data))
+        nbytes = sum(piece.nbytes for piece in report.data)
+        if nbytes > self.store_bytes:
+            raise StoreFullError("ObjectStoreFullError: simulated")
+        self.reports.append(nbytes)
         copies = [piece.copy() for piece in report.data]
         return report._replace(data=copies), requested
 
@@ -236,6 +242,8 @@ class FakeCluster(RayCluster):
         self._changes = changes
         self.loses_batches = False
         """Whether its first node does: see `FakeConnection`."""
+        self.store_bytes = math.inf
+        """See `FakeConnection`."""
 
     def connect(self):
         pass
@@ -250,6 +258,7 @@ class FakeCluster(RayCluster):
     def create_connection(self, node, options, output):
         connection = FakeConnection(output, self._changes, self.opened)
         connection.loses_batches = self.loses_batches and not self.connections
+        connection.store_bytes = self.store_bytes
         self.connections.append(connection)
         return connection
 
@@ -302,6 +311,44 @@ def test_when_a_report_is_lost_the_batches_of_the_node_are_made_elsewhere(on_clu
     assert "was lost with node 10.0.0.0 (aaaaaaaa) at" in died.reason
     assert "ObjectLostError: simulated" in died.reason
     assert "Its workers 0 are started on other nodes" in capfd.readouterr().err
+
+
+def test_a_full_object_store_is_an_error_and_the_next_epoch_works_when_it_has_room(on_cluster):
+    cluster = FakeCluster(2)
+    cluster.store_bytes = 1000
+    with on_cluster(cluster, Large(8), 2, num_workers=2, ray=RayOptions(window_bytes=4 << 20)) as loader:
+        text = r"(?s)store of node 10.0.0.\d .* \(1.00 GB\) is full.* at most 1.05 MB .*Error: simulated.*window_bytes"
+        with pytest.raises(NbloaderError, match=text):
+            next(iter(loader))
+        assert len(cluster.connections) == 2, "no node was tried again"
+        wait_for(lambda: all(connection._killed for connection in cluster.connections))
+        cluster.store_bytes = math.inf
+        assert [batch[:, 0].tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [("ObjectStoreFullError", StoreFullError), ("OutOfDiskError", StoreFullError), ("RayError", NodeLostError)],
+)
+def test_errors_of_ray_say_whether_a_store_is_full(raised, expected):
+    class RayError(Exception):
+        pass
+
+    names = ("ObjectStoreFullError", "OutOfDiskError", "RayError")
+    known = {name: RayError if name == "RayError" else type(name, (RayError,), {}) for name in names}
+
+    def get(_ref):
+        raise known[raised]("no room\nmore")
+
+    ray = types.SimpleNamespace(
+        exceptions=types.SimpleNamespace(**known), get=get, wait=lambda refs, **_kwargs: (refs[:1], refs[1:])
+    )
+    actor = types.SimpleNamespace(report=types.SimpleNamespace(remote=lambda _credit: object()))
+    connection = RayConnection(ray, actor)
+    connection.request_report(1)
+    with pytest.raises(expected, match=f"^{raised}: no room$"):
+        connection.next_report()
 
 
 def test_random_numbers_and_texts_are_those_of_processes(on_cluster):

@@ -99,6 +99,24 @@ def test_a_batch_larger_than_the_window_travels_in_pieces(nodes):
         assert number == 3
 
 
+def test_what_others_keep_in_the_object_stores_loses_no_batch(nodes):
+    """The stores are nearly full: reports wait, Ray spills the objects of the others, and batches come as ever."""
+
+    @ray.remote(num_cpus=0, scheduling_strategy="SPREAD")
+    class Keeper:
+        def keep(self):
+            self.kept = [ray.put(np.ones(10 << 20, np.uint8)) for _ in range(9)]
+            return ray.get_runtime_context().get_node_id()
+
+    keepers = [Keeper.remote() for _ in range(2)]
+    assert len(set(ray.get([keeper.keep.remote() for keeper in keepers]))) == 2
+    with DataLoader(Large(12), 2, workers="ray", num_workers=2) as loader:
+        for number, batch in enumerate(loader):
+            assert batch.equal(torch.from_numpy(np.stack([Large()[2 * number], Large()[2 * number + 1]])))
+        assert number == 5
+        assert not [event for event in list(loader.events.history) if isinstance(event, ev.WorkerDied)]
+
+
 def test_errors_and_commands_have_the_same_effects_as_with_processes(nodes):
     dataset = Fragile(40, bad=5)
     with DataLoader(dataset, 4, num_workers=2, workers="ray", worker_init_fn=print) as loader:

@@ -43,6 +43,8 @@ What happens when an arrow fails
     commands, reports   The actor or its node dies, or an object is lost before it was copied: the link is lost. The
                         actor is killed, since nobody knows what the report said. All its workers are reported as gone
                         through no fault of their batches, and are started on other nodes.
+    report -> store     The store is full, though Ray has waited and tried to spill: an error in the loop, since the
+                        node would lose its next reports, too.
     start of an actor   The node dies before: its workers are placed again, on another node.
     setup               It does not fit into an object store: an error in the loop.
     hello               The node lacks nbloader, or has another version: an error in the loop that names the node.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
 
+from nbloader._util.format import megabytes
 from nbloader._util.system import process_space
 from nbloader.batch.header import unpack_header
 from nbloader.batch.payload import Layout
@@ -41,7 +42,7 @@ from nbloader.workers.cluster.protocol import (
     SampleStack,
     StatusEntry,
 )
-from nbloader.workers.cluster.ray_cluster import NodeLostError
+from nbloader.workers.cluster.ray_cluster import NodeLostError, StoreFullError
 from nbloader.workers.status import LocalStatus
 
 log = logging.getLogger(__name__)
@@ -238,6 +239,8 @@ class NodeLink:
                 self._end(LinkState.LOST, str(error))
         except WorkerStartError as error:  # of `check`
             self._fail(error)
+        except StoreFullError as error:
+            self._fail(NbloaderError(self._store_full_message(error)))
         except Exception as error:
             log.exception("the link to node %s failed", self.node.name)
             self._fail(NbloaderError(f"the link to node {self.node.name} failed: {type(error).__name__}: {error}"))
@@ -247,6 +250,15 @@ class NodeLink:
         for uid in list(self.handles)[:1]:
             self._put(PoolFailed(uid, error))
         self._end(LinkState.FAILED, str(error))
+
+    def _store_full_message(self, error: StoreFullError) -> str:
+        return (
+            f"the object store of node {self.node.name} ({megabytes(self.node.store_bytes)}) is full: a report with at "
+            f"most {megabytes(self.credit)} of batches could not be stored, although Ray has waited and tried to spill "
+            f"({error}). Other objects of the cluster fill it: release them, start Ray with a larger store (ray start "
+            "--object-store-memory=<bytes>), free its disk, or have less of it used with "
+            "ray=RayOptions(window_bytes=...)"
+        )
 
     def _end(self, state: LinkState, why: str) -> None:
         self.why = why

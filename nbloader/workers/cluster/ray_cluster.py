@@ -39,6 +39,10 @@ class NodeLostError(NbloaderError):
     """The connection to a node has ended: its actor or the node has died, or an object was lost."""
 
 
+class StoreFullError(NbloaderError):
+    """A report could not be stored: the object store of its node is full, and so is the disk to which Ray spills."""
+
+
 def import_ray() -> Any:
     """The module `ray`.
 
@@ -209,6 +213,7 @@ class RayConnection:
 
         Raises:
             NodeLostError: The actor has died, or the report was lost.
+            StoreFullError: It could not be stored on its node.
         """
         refs = [ref for ref, _sent in self._requested]
         while True:
@@ -248,12 +253,16 @@ class RayConnection:
 
         Raises:
             NodeLostError: It failed.
+            StoreFullError: Its result could not be stored.
         """
+        exceptions = self._ray.exceptions
         try:
             return call()
         except ignored:
             return None
-        except self._ray.exceptions.RayError as error:
+        except (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError) as error:
+            raise StoreFullError(_summary(error)) from error
+        except exceptions.RayError as error:
             raise NodeLostError(_summary(error)) from error
         except Exception as error:
             if self._ray.is_initialized():
