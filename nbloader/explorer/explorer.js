@@ -161,7 +161,8 @@ export function mount({ model, el, styles }) {
   const indexAt = (position) => (order ? order[position] : position);
   const positionOf = (index) => (order ? order.indexOf(index) : index);
   const lines = () => Math.ceil(count() / across);
-  const height = () => lines() * high;
+  const height = () => lines() * high + gap();
+  const gap = () => (mode === "gallery" ? GAP : 0);  // above the first row and below the last one
   const tallest = () => Math.max(0, height() - deep);
   const ratio = () => {
     const room = Math.min(height(), TALL) - deep;
@@ -181,6 +182,11 @@ export function mount({ model, el, styles }) {
     layer.style.height = `${deep}px`;
     drawHeader();
     moveTo(top);
+  };
+  const resize = () => {  // what is opened stays on screen: its row is another one in a narrower list
+    const at = opened ? positionOf(opened.index) : -1, seen = nodes.has(at);
+    layout();
+    if (seen) show(at);
   };
   const moveTo = (to) => {
     top = Math.min(Math.max(0, to), tallest());
@@ -202,7 +208,7 @@ export function mount({ model, el, styles }) {
   const draw = () => {
     if (!state) return;
     if (scroller.clientHeight !== deep) {  // for a moment, such as between two themes: no ResizeObserver tells when it ends
-      layout();
+      resize();
       return;
     }
     const [first, last] = visible();
@@ -235,7 +241,7 @@ export function mount({ model, el, styles }) {
   const place = (node, position) => {
     const index = indexAt(position), card = cards.get(index);
     const x = mode === "gallery" ? GAP + (position % across) * (wide + GAP) : 0;
-    const y = Math.floor(position / across) * high - top + (mode === "gallery" ? GAP : 0);
+    const y = Math.floor(position / across) * high - top + gap();
     node.style.transform = `translate(${x}px, ${y}px)`;
     node.style.width = `${wide}px`;
     node.style.height = `${mode === "gallery" ? high - GAP : high}px`;
@@ -439,9 +445,12 @@ export function mount({ model, el, styles }) {
   };
   const setCurrent = (position) => {
     current = Math.min(Math.max(0, position), Math.max(0, count() - 1));
-    const y = Math.floor(current / across) * high;
+    show(current);
+  };
+  const show = (position) => {  // its row, whole
+    const y = Math.floor(position / across) * high, bottom = y + high + gap();
     if (y < top) moveTo(y);
-    else if (y + high > top + deep) moveTo(y + high - deep + (mode === "gallery" ? GAP : 0));
+    else if (bottom > top + deep) moveTo(bottom - deep);
     else schedule();
   };
   const open = (index, draw = 0, slices = {}) => {
@@ -698,7 +707,7 @@ export function mount({ model, el, styles }) {
     else connection.send({ kind: "order", name: orders.value });
   });
   const connection = connect({ model, el, root, receive, orphaned, keys, retheme: () => { schedule(); statistics.scatter.draw(); } });
-  const resized = new ResizeObserver(() => { if (state && (scroller.clientWidth - 2 !== width || scroller.clientHeight !== deep)) layout(); });
+  const resized = new ResizeObserver(() => { if (state && (scroller.clientWidth - 2 !== width || scroller.clientHeight !== deep)) resize(); });
   resized.observe(scroller);
   return () => {
     connection.close();

@@ -24,7 +24,7 @@ class Histogram {
     this.node.tabIndex = 0;
     this.node.setAttribute("role", "group");
     const head = make("div", "nbx-hist-head", this.node);
-    make("strong", "", head, name);
+    make("strong", "", head, name).title = name;
     this.note = make("span", "nbl-note", head);
     this.clear = button(head, "×", `Show all values of ${name}`, () => this.choose(null));
     this.clear.hidden = true;
