@@ -5,7 +5,7 @@ Only NumPy output works then. Classes of which no object can exist are empty: `i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any, Generic, NoReturn, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
@@ -63,6 +63,33 @@ class Dataset(Generic[T_co]):
 
 class IterableDataset(Dataset[T_co]):
     """In the place of torch's class."""
+
+
+class Subset:
+    """Some samples of a dataset, with the attributes of torch's. Also used where torch is not imported yet.
+
+    Args:
+        dataset: A map-style dataset.
+        indices: The indices of these samples.
+    """
+
+    def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
+        self.dataset = dataset
+        self.indices = indices
+
+    def __getitem__(self, position: int) -> Any:
+        """One sample."""
+        return self.dataset[self.indices[position]]
+
+    def __getitems__(self, positions: Iterable[int]) -> Any:
+        """The samples of a batch, in one call if the dataset provides that."""
+        indices = [self.indices[position] for position in positions]
+        together = getattr(self.dataset, "__getitems__", None)
+        return [self.dataset[index] for index in indices] if together is None else together(indices)
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.indices)
 
 
 class SequentialSampler:

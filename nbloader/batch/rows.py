@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from nbloader._util.signals import raised_by_handler
+from nbloader._util.torch_stand_ins import Subset
 from nbloader.batch.collate import NUMPYS_OWN
 from nbloader.batch.pytree import ArrayNode, DictNode, ExtraNode, LayoutNode, ListNode
 from nbloader.batch.rebuild import Memory
@@ -195,25 +196,27 @@ class RowSelector:
         kind = type(dataset)
         if kind in _ARRAYS:
             return _column(dataset, rows)
-        torch = sys.modules.get("torch")
-        if torch is None:
-            raise NotInMemoryError
-        if kind is torch.Tensor:
-            return _tensor_column(torch, dataset, rows, output)
-        data = torch.utils.data
-        if kind not in (data.TensorDataset, data.StackDataset, data.Subset) or "__getitems__" in vars(dataset):
-            raise NotInMemoryError
-        if kind is data.TensorDataset:
-            return [self._describe(tensor, rows, output) for tensor in dataset.tensors]
-        if kind is data.StackDataset:
-            parts = dataset.datasets
-            if type(parts) is dict:
-                return {key: self._describe(part, rows, output) for key, part in parts.items()}
-            if type(parts) is tuple:
-                return [self._describe(part, rows, output) for part in parts]
-        if kind is data.Subset:
-            chosen = self._indices_of(dataset.indices)
-            return self._describe(dataset.dataset, chosen.take(_within(rows, len(chosen)), 0, None, "clip"), output)
+        if kind is not Subset:
+            torch = sys.modules.get("torch")
+            if torch is None:
+                raise NotInMemoryError
+            if kind is torch.Tensor:
+                return _tensor_column(torch, dataset, rows, output)
+            data = torch.utils.data
+            if kind not in (data.TensorDataset, data.StackDataset, data.Subset) or "__getitems__" in vars(dataset):
+                raise NotInMemoryError
+            if kind is data.TensorDataset:
+                return [self._describe(tensor, rows, output) for tensor in dataset.tensors]
+            if kind is data.StackDataset:
+                return self._describe_stack(dataset.datasets, rows, output)
+        chosen = self._indices_of(dataset.indices)
+        return self._describe(dataset.dataset, chosen.take(_within(rows, len(chosen)), 0, None, "clip"), output)
+
+    def _describe_stack(self, parts: Any, rows: Any, output: str) -> _Structure:
+        if type(parts) is dict:
+            return {key: self._describe(part, rows, output) for key, part in parts.items()}
+        if type(parts) is tuple:
+            return [self._describe(part, rows, output) for part in parts]
         raise NotInMemoryError
 
     def _indices_of(self, indices: Any) -> Any:
@@ -246,7 +249,7 @@ _HUGGING_FACE = ("datasets.arrow_dataset", "Dataset")
 def may_be_in_memory(dataset: Any) -> bool:
     """Whether a dataset is of a type that `RowSelector` knows."""
     kind = type(dataset)
-    if kind in _ARRAYS or _is_hugging_face(dataset):
+    if kind in _ARRAYS or kind is Subset or _is_hugging_face(dataset):
         return True
     torch = sys.modules.get("torch")
     if torch is None:
@@ -263,24 +266,26 @@ def is_in_memory(dataset: Any) -> bool:
     if _is_hugging_face(dataset):
         return dataset.format["type"] in ("numpy", "torch")
     torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    if kind is torch.Tensor:
+    if torch is not None and kind is torch.Tensor:
         return bool(_is_plain(torch, dataset))
-    parts = _parts(torch.utils.data, dataset)
+    parts = _parts(dataset)
     return bool(parts) and all(map(is_in_memory, parts))
 
 
 def is_arrays(dataset: Any) -> bool:
     """Whether a dataset is in memory and consists of arrays and tensors, which any number of threads may read."""
-    torch = sys.modules.get("torch")
-    parts = () if torch is None else _parts(torch.utils.data, dataset)
-    return is_in_memory(dataset) and not _is_hugging_face(dataset) and all(map(is_arrays, parts))
+    return is_in_memory(dataset) and not _is_hugging_face(dataset) and all(map(is_arrays, _parts(dataset)))
 
 
-def _parts(data: Any, dataset: Any) -> Sequence[Any]:
-    """What a dataset of `torch.utils.data` consists of; nothing of others."""
+def _parts(dataset: Any) -> Sequence[Any]:
+    """What a subset, or another dataset of `torch.utils.data`, consists of; nothing of others."""
     kind = type(dataset)
+    if kind is Subset:
+        return (dataset.dataset,)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return ()
+    data = torch.utils.data
     if kind is data.TensorDataset:
         return tuple(dataset.tensors)
     if kind is data.Subset:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import operator
+import sys
 import threading
 import time
 import uuid
@@ -23,6 +24,7 @@ from IPython import get_ipython
 from nbloader._util import rng
 from nbloader._util.current_class import with_current_class
 from nbloader._util.format import clean
+from nbloader._util.torch_stand_ins import Subset
 from nbloader.errors import NbloaderError, ReplayError
 from nbloader.explorer import static
 from nbloader.explorer.batch_samples import WHOLE, BatchSamples, facts
@@ -222,15 +224,17 @@ class Explorer:
     def good(self) -> Any:
         """The dataset without the selected samples, as a `torch.utils.data.Subset`.
 
+        If nothing has imported torch, it is a subset of nbloader's own, with the same attributes: `dataset`, `indices`.
+
         Raises:
             TypeError: The dataset is a stream, which has no indices.
         """
         if self._source.streaming:
             raise TypeError("a stream has no indices: skip the samples in its __iter__, or pass on_error to the loader")
-        from torch.utils.data import Subset
-
+        torch = sys.modules.get("torch")
+        kind = Subset if torch is None else torch.utils.data.Subset
         bad = set(self.selected)
-        return Subset(self._source.original, [index for index in range(self._total) if index not in bad])
+        return kind(self._source.original, [index for index in range(self._total) if index not in bad])
 
     @property
     def failed(self) -> list[int]:

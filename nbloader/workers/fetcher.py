@@ -13,6 +13,7 @@ from operator import length_hint
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from nbloader._util.signals import raised_by_handler
+from nbloader._util.torch_stand_ins import Subset
 from nbloader.batch.rows import RowSelector, Selection, may_be_in_memory
 from nbloader.events.remote_errors import SampleFailure, describe
 from nbloader.sampling.index_arrays import IndexArray
@@ -344,7 +345,7 @@ def shallow_copy(dataset: Any) -> Any:
 
 
 def _wrapper(dataset: Any) -> str:
-    """The name of the wrapper of torch's that a dataset is; only these very classes: subclasses may do anything."""
+    """The name of the wrapper that a dataset is; only these very classes: subclasses may do anything."""
     torch = sys.modules.get("torch")
-    wrappers = () if torch is None else (torch.utils.data.Subset, torch.utils.data.ConcatDataset)
-    return type(dataset).__name__ if type(dataset) in wrappers else ""
+    of_torch = () if torch is None else (torch.utils.data.Subset, torch.utils.data.ConcatDataset)
+    return type(dataset).__name__ if type(dataset) in (Subset, *of_torch) else ""
