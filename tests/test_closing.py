@@ -233,7 +233,7 @@ def test_an_interrupt_on_one_thread_ends_the_loops_of_others(monkeypatch):
             patched.setattr(loader._engine, "_gauges", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 loader.stats()
-        consumer.join(20)
+        consumer.join(90)
         assert ended == ["this iterator was ended by an interrupt: iterate the loader again"]
 
 

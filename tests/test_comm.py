@@ -20,7 +20,7 @@ pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parent.parent
 KERNELS = Path(sys.prefix) / "kernels"
-TIMEOUT = 30
+TIMEOUT = 90
 
 SETUP = """
 import time, threading

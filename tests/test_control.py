@@ -290,7 +290,7 @@ def test_worker_output_can_be_printed_by_several_threads_concurrently(monkeypatc
         def write(self, text):
             if text == "first":
                 inside.set()
-                assert release.wait(30)
+                assert release.wait(90)
             return super().write(text)
 
     monkeypatch.setattr(sys, "stdout", stream := Stream())
@@ -305,7 +305,7 @@ def test_worker_output_can_be_printed_by_several_threads_concurrently(monkeypatc
 
     thread = threading.Thread(target=show)
     thread.start()
-    assert inside.wait(30)
+    assert inside.wait(90)
     output.add("stdout", "second")
     show()
     release.set()

@@ -30,7 +30,7 @@ import instructor  # noqa: E402
 
 sys.path.remove(str(COURSE))
 UNITS = instructor.units()
-TIMEOUT = 60
+TIMEOUT = 90
 RESET = """
 for _name in [_n for _n in globals() if not _n.startswith("_") and _n not in get_ipython().user_ns_hidden]:
     del globals()[_name]

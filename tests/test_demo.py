@@ -95,7 +95,7 @@ def test_two_concurrent_processes_write_the_same_files(tmp_path):
         process.stdin.write(b"\n")
         process.stdin.flush()
     for process in both:
-        process.communicate(timeout=60)
+        process.communicate(timeout=90)
     assert [process.returncode for process in both] == [0, 0]
     assert files(tmp_path / "shared") == whole
 

@@ -17,7 +17,7 @@ from nbloader._util import system
 from nbloader.transport import forkserver
 
 ROOT = pathlib.Path(__file__).parent.parent
-TIMEOUT = 60
+TIMEOUT = 90
 
 CHILDREN = """
 import json, psutil

@@ -19,7 +19,7 @@ from nbloader.explorer.requests import RequestQueue, SampleCache
 from nbloader.explorer.sources import delivered, source_of
 
 unit = pytest.mark.unit
-TIMEOUT = 60
+TIMEOUT = 90
 
 
 def taken(queue):

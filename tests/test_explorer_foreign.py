@@ -20,7 +20,7 @@ from nbloader.explorer import widget
 from nbloader.explorer.fields import FULL_TEXT
 from nbloader.explorer.reader import Request, View
 
-TIMEOUT = 30
+TIMEOUT = 90
 FULL = View(full=True)
 
 

@@ -25,7 +25,7 @@ from nbloader.errors import NbloaderError
 from nbloader.explorer import static, widget
 from nbloader.explorer.reader import ReadSample, SampleReader
 
-TIMEOUT = 20
+TIMEOUT = 90
 
 
 class Numbers:

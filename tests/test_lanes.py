@@ -141,7 +141,7 @@ def test_an_interrupt_ends_the_commands_and_what_they_started(number, tmp_path):
     with subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True) as runner:
         processes = [psutil.Process(int(started.read_text())), *psutil.Process(runner.pid).children(recursive=True)]
         runner.send_signal(number)
-        printed, _ = runner.communicate(timeout=60)
+        printed, _ = runner.communicate(timeout=90)
     assert runner.returncode == 130
     assert printed.endswith("Interrupted.\n")
     assert len(processes) >= 2

@@ -262,4 +262,4 @@ class TestTheServerThatWarmUpStarts:
                 f"from nbloader.transport import forkserver as f; f.UNUSED_S = 0; f.main({theirs.fileno()}, ('json',))"
             )
             command = forkserver.python_command(entry)
-            assert subprocess.run(command, pass_fds=(theirs.fileno(),), timeout=30, check=False).returncode == 0
+            assert subprocess.run(command, pass_fds=(theirs.fileno(),), timeout=90, check=False).returncode == 0

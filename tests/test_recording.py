@@ -36,7 +36,7 @@ pytestmark = pytest.mark.unit
 
 HEADER = Header(FORMAT, VERSION, nbloader.__version__, 5, (PanelSpec("summary", "", True, 1),))
 LIMIT = 1_000_000
-TIMEOUT = 60
+TIMEOUT = 90
 
 TEXTS = st.text(max_size=30)
 INDICES = st.recursive(

@@ -250,7 +250,7 @@ class Gate:
 
     def wait(self):
         self.reached.set()
-        assert self.passed.wait(30)
+        assert self.passed.wait(90)
 
 
 class Gated(Pictures):
@@ -278,7 +278,7 @@ def drawn_beside(gates, call):
     draws = []
     thread.start()
     for gate in gates:
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(90)
         draws.append((random.random(), np.random.rand(), torch.rand(1).item()))
         gate.passed.set()
     thread.join()

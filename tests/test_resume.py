@@ -119,7 +119,7 @@ def elsewhere():
     run = subprocess.run(
         [sys.executable, "-W", "error", "-W", "ignore:This DataLoader will create", "resumption.py"],
         input=json.dumps(asked),
-        capture_output=True, text=True, timeout=60, check=False, cwd=pathlib.Path(__file__).parent,
+        capture_output=True, text=True, timeout=90, check=False, cwd=pathlib.Path(__file__).parent,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     got = json.loads(run.stdout)

@@ -143,7 +143,7 @@ def test_a_template_ends_with_its_loader_even_while_it_loads(tmp_path):
     process = psutil.Process(rebuilt(log)[0])
     assert process.parents()[1].pid in forkserver.pids()
     del one
-    process.wait(20)
+    process.wait(90)
 
 
 class Stuck(Objects):

@@ -456,7 +456,7 @@ def test_a_stuck_thread_is_replaced_at_once_and_its_result_is_discarded():
     with threaded(dataset, 2) as loader:
         epoch = iter(loader)
         got = flat([next(epoch), next(epoch)])
-        assert dataset.reached.wait(30)
+        assert dataset.reached.wait(90)
         (stuck,) = [w.worker for w in loader.stats().workers if w.sample == 5]
         dataset.closed = False
         loader.restart_workers([stuck])
@@ -475,11 +475,11 @@ def test_an_abandoned_thread_ends_before_its_next_sample():
     with threaded(dataset, 4, num_workers=1, prefetch=1) as loader:
         epoch = iter(loader)
         next(epoch)
-        assert dataset.reached.wait(30)
+        assert dataset.reached.wait(90)
         loader.close()
     (abandoned,) = worker_threads()
     dataset.opened.set()
-    abandoned.join(30)
+    abandoned.join(90)
     assert dataset.fetched == [0, 1, 2, 3, 4]
 
 
@@ -548,7 +548,7 @@ def test_threads_appear_in_stats_and_records_like_processes():
     with threaded(dataset, 2, num_workers=2) as loader:
         epoch = iter(loader)
         next(epoch)
-        assert dataset.reached.wait(30)
+        assert dataset.reached.wait(90)
         by_sample = {w.sample: w for w in loader.stats().workers}
         assert by_sample[2].state == "fetching"
         assert by_sample[2].pid == os.getpid()

@@ -58,7 +58,7 @@ def test_a_dev_shm_of_64_kb_suffices(tmp_path):
     )
     small = "mount -t tmpfs -o size=64k tmpfs /dev/shm || exit 77; exec "
     command = ["unshare", "-m", "sh", "-c", f"{small} {sys.executable} {script}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     if done.returncode in (1, 77) and "script.py" not in done.stderr:
         pytest.skip(f"no mount namespace here: {done.stderr}")
     assert (done.stdout, done.stderr) == ("2000000.0 7\n", "")

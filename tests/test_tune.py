@@ -379,11 +379,11 @@ def test_a_search_is_stopped_undone_and_ended_by_other_changes():
         stopped = loader.tune(600, max_workers=2)
         assert "Waiting for a loop" in str(stopped)
         stopped.stop()
-        assert stopped.wait(30)
+        assert stopped.wait(90)
         assert "stopped" in str(stopped)
         changed = loader.tune(600, max_workers=2)
         loader.num_workers = 3
-        assert changed.wait(30)
+        assert changed.wait(90)
         assert loader.num_workers == 3, "the user's"
         assert "other code" in str(changed)
         undone = loader.tune(600, max_workers=8)
@@ -472,12 +472,12 @@ def test_a_closed_or_forgotten_loader_ends_the_search():
     loader = DataLoader(Waiting(100), 4, num_workers=1, workers="thread")
     closed = loader.tune()
     loader.close()
-    assert closed.wait(30)
+    assert closed.wait(90)
     assert "closed" in str(closed)
     with pytest.raises(LoaderClosedError):
         loader.tune()
     forgotten = DataLoader(Waiting(100), 4, num_workers=1, workers="thread").tune()
-    assert forgotten.wait(30)
+    assert forgotten.wait(90)
 
 
 def test_arguments_are_checked():

@@ -92,7 +92,7 @@ def test_the_dataset_is_replaced_before_the_first_iteration():
 
 def test_the_number_of_workers_is_assigned_between_epochs():
     """Debuggers and tests set `loader.num_workers = 0`; others give a loader workers when the machine is known."""
-    with DataLoader(Squares(), 4, num_workers=1, prefetch_factor=4, timeout=50) as loader:
+    with DataLoader(Squares(), 4, num_workers=1, prefetch_factor=4, timeout=90) as loader:
         expected = plain(list(loader))
         under_way = iter(loader)
         first = plain(next(under_way))

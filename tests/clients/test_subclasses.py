@@ -196,7 +196,7 @@ def test_workers_are_shut_down_through_the_iterator_and_start_again():
         workers = iterator._workers
         iterator._shutdown_workers()
         for worker in workers:
-            worker.join(30)
+            worker.join(90)
             assert not worker.is_alive()
         assert list(iterator) == []
         assert plain(list(loader)) == [[0, 1, 4, 9], [16, 25, 36, 49]]

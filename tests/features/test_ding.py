@@ -180,7 +180,7 @@ def test_closing_ends_a_loop_that_waits_for_the_source(how):
     held = threading.Event()
 
     def source(batch_size):
-        held.wait(30)
+        held.wait(90)
         raise StopIteration
 
     loader = DataLoader.from_source(source, 2, **how)

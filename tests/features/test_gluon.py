@@ -375,5 +375,5 @@ def test_a_script_that_ends_during_an_epoch_ends_cleanly(tmp_path):
         "loader = DataLoader(list(range(100)), 2, num_workers=2, auto_reload=True)\n"
         "list(loader)\nprint(next(iter(loader)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "tensor([0, 1])\n", "")

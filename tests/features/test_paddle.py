@@ -210,7 +210,7 @@ class WorkerIds(Numbers):
 
 
 def test_worker_init_fn_drop_last_and_timeout(with_workers):
-    with DataLoader(WorkerIds(9), 4, worker_init_fn=set_worker, drop_last=True, timeout=60, **with_workers) as loader:
+    with DataLoader(WorkerIds(9), 4, worker_init_fn=set_worker, drop_last=True, timeout=90, **with_workers) as loader:
         assert [len(b) for b in loader] == [4, 4]
         assert set(flat(loader)) <= {0, 1}
 

@@ -64,7 +64,7 @@ def test_values_arrays_events_queues_pipes_and_shared_tensors_are_shared_by_all_
             assert flat(loader) == list(range(n))
             assert dataset.count.value == n * epoch
             assert dataset.tensor.tolist() == [epoch] * n
-            for get in (lambda: dataset.queue.get(timeout=20), dataset.receiver.recv, dataset.simple.get):
+            for get in (lambda: dataset.queue.get(timeout=90), dataset.receiver.recv, dataset.simple.get):
                 assert sorted(get() for _ in range(n)) == list(range(n))
         assert dataset.rows.tolist() == [2] * (n // 2), "a view of a shared tensor views the shared memory"
         assert loader.stats().restarts == 0

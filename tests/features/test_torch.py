@@ -479,7 +479,7 @@ def test_iterator_workers_look_like_processes_that_can_be_killed_and_joined():
     assert [worker.pid for worker in workers] == all_pids(loader)
     assert all(worker.is_alive() and worker.exitcode is None and worker.daemon for worker in workers)
     workers[0].kill()
-    workers[0].join(30)
+    workers[0].join(90)
     assert not workers[0].is_alive()
     assert workers[0].exitcode in (-9, None)  # a busy fork server may report it too late
     assert repr(workers[0]) == f"<nbloader-worker-0 pid={workers[0].pid} exitcode={workers[0].exitcode}>"
@@ -487,7 +487,7 @@ def test_iterator_workers_look_like_processes_that_can_be_killed_and_joined():
     last = batches._workers
     del batches, loader
     for worker in last:
-        worker.join(30)
+        worker.join(90)
         assert not worker.is_alive()
         worker.terminate()
 
@@ -507,7 +507,7 @@ def test_iterator_workers_include_threads_and_do_not_exist_without_workers():
         worker.terminate()  # a thread cannot be ended, and this process must not be
         assert flat(batches) == [0, 1, 2, 3]
         assert worker.is_alive()
-    worker.join(30)
+    worker.join(90)
     assert not worker.is_alive()
     with DataLoader(Numbers(4)) as loader:
         assert not hasattr(iter(loader), "_workers")
