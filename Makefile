@@ -1,4 +1,5 @@
 # make demo            open the quickstart notebook in JupyterLab (PORT=8899 BROWSER=none on a remote machine)
+# make demo-cluster    open the notebook that loses a node of a simulated Ray cluster of four (PORT, BROWSER as above)
 # make check           lint, type check, import contracts and the unit tests: under a minute on two cores
 # make test            everything: lint, the documentation, all tests, the notebooks, the browser tests
 # make docs            build the documentation into build/site; warnings and broken links are errors
@@ -45,14 +46,18 @@ MADE := $(VENV)/.made
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo check test lint docs release-check bench bench-gpu bench-ray soak fuzz forks soak-dashboard soak-explorer faults bench-diagnosis clean
+.PHONY: demo demo-cluster check test lint docs release-check bench bench-gpu bench-ray soak fuzz forks soak-dashboard soak-explorer faults bench-diagnosis clean
 
+demo: NOTEBOOK := 01_quickstart
 demo: $(MADE)-demo
+demo-cluster: NOTEBOOK := 04_many_machines
+demo-cluster: $(MADE)-ray
+demo demo-cluster:
 	@if [ "$(BROWSER)" = none ]; then \
 	    echo "From another machine: ssh -L $(PORT):localhost:$(PORT) <this machine>, then open the URL below there."; \
 	fi
 	$(PY) -m jupyterlab --log-level=WARN --ServerApp.ip=$(HOST) --ServerApp.port=$(PORT) \
-	    --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/01_quickstart.ipynb \
+	    --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/$(NOTEBOOK).ipynb \
 	    $(if $(filter none,$(BROWSER)),--no-browser) $$([ "$$(id -u)" -ne 0 ] || echo --allow-root)
 
 test: lint $(MADE)-docs $(VENV)/kernels/ipykernel-6.30/.made $(VENV)/kernels/ipykernel-7.3/.made
@@ -141,6 +146,10 @@ $(MADE)-demo: $(MADE) pyproject.toml constraints.txt
 
 $(MADE)-test: $(MADE)-demo pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+$(MADE)-ray: $(MADE)-demo pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[ray]'
 	touch $@
 
 $(MADE)-docs: $(MADE)-test pyproject.toml constraints.txt

@@ -2,8 +2,8 @@
 
 What somebody sees who reads them on the web: what each cell printed, and pictures of the dashboards, galleries and
 tables as they were in a browser, since sites that show notebooks run no widgets and remove styles. What belongs to one
-machine is left out: standard error, folders in tracebacks, states of widgets, times of execution. It needs what the
-browser tests need.
+machine is left out: standard error, logs of Ray, folders in tracebacks, states of widgets, times of execution. It needs
+what the browser tests need.
 
 Where a worker hangs, it does what the notebook asks its reader to do: it clicks the restart button.
 
@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "tests" / "browser"))
 from conftest import BROWSER_ARGS, BROWSERS, Notebook, Server  # noqa: E402
 
 COURSE = ROOT / "notebooks" / "course"
-NOTEBOOKS = [*sorted((ROOT / "notebooks").glob("0[123]_*.ipynb")), *sorted(COURSE.glob("*.ipynb"))]
+NOTEBOOKS = [*sorted((ROOT / "notebooks").glob("0[1234]_*.ipynb")), *sorted(COURSE.glob("*.ipynb"))]
 WINDOW = {"width": 1060, "height": 2400}
 """CSS pixels. A view that is higher is cut off."""
 SHARPNESS = 1.25
@@ -40,12 +40,18 @@ COLORS = 256
 PHOTOGRAPH = 20_000
 """Colors that no dashboard has."""
 FOLDERS = re.compile(r"(?<![\w.])/(?:tmp|home|root|work|usr|var|opt|Users)/(?:[^/\s\"']+/)*")
+RAYLET = "\x1b[33m(raylet)"
+"""Begins what Ray prints of a node that has died: the end of its log."""
+TEARDOWN = "teardown"
+"""Tag of a cell after which a dashboard no longer shows what the text before it is about."""
 SETTLED = 1500
 """Milliseconds after which a view shows what the loader has done last."""
 DONE = """([panel, cell]) => {
     const { model } = eval(panel).content.widgets[cell];
     return model.executionCount != null && model.executionState !== 'running';
 }"""
+ASKS_FOR_A_CLICK = "patience = "
+"""In the source of a cell that waits until its reader has restarted a worker."""
 STUCK = ".nbl-live tr.nbl-stuck"
 VIEWS = ".jp-OutputArea-output:has(.nbl):visible, .jp-OutputArea-output:has(.nbloader-report):visible"
 
@@ -53,8 +59,11 @@ VIEWS = ".jp-OutputArea-output:has(.nbl):visible, .jp-OutputArea-output:has(.nbl
 class Reader:
     """Runs a notebook as a reader does, and looks at what it shows."""
 
-    def __init__(self, notebook: Notebook, code: list[int]) -> None:
-        self.notebook, self.page, self.code = notebook, notebook.page, code
+    def __init__(self, notebook: Notebook, cells: list[Any]) -> None:
+        self.notebook, self.page = notebook, notebook.page
+        self.code = [at for at, cell in enumerate(cells) if cell.cell_type == "code"]
+        self.teardown = {at for at in self.code if TEARDOWN in cells[at].metadata.get("tags", ())}
+        self.clicks = {at for at in self.code if ASKS_FOR_A_CLICK in cells[at].source}
         self.pictures: dict[int, bytes] = {}
         """What was on screen, by cell."""
         self._watched: int | None = None
@@ -68,16 +77,18 @@ class Reader:
             output = self._view(cell)
             if output.count():
                 self._watched = cell
+            if cell in self.teardown:
+                self._watched = None
             if self._watched is not None:
                 self._look(self._watched)
                 if self._view(self._watched).locator(".nbx, .nbloader-report").count():
                     self._watched = None  # it shows what it has found, whatever comes after it
 
     def _wait(self, cell: int) -> None:
-        """Wait until a cell has ended; click the restart button of a worker that hangs."""
+        """Wait until a cell has ended; click the restart button of a worker that hangs, if it asks for that."""
         panel = f"({self.notebook._PANEL})"
         while not self.page.evaluate(DONE, [panel, cell]):
-            if self._watched is not None and self.page.locator(STUCK).count():
+            if self._watched is not None and cell in self.clicks and self.page.locator(STUCK).count():
                 self.page.wait_for_timeout(2 * SETTLED)
                 self._look(self._watched)
                 self._watched = None
@@ -128,7 +139,7 @@ def store(path: Path, server: Server, page: Any) -> None:
     nbformat.write(copy, server.root / path.name)  # type: ignore[no-untyped-call]
     notebook = Notebook(server, page, "notebook", server.root / path.name)
     notebook.wait_until_responsive()
-    reader = Reader(notebook, [at for at, cell in enumerate(copy.cells) if cell.cell_type == "code"])
+    reader = Reader(notebook, copy.cells)
     reader.read()
     run = json.loads(page.evaluate(f"() => JSON.stringify({Notebook._PANEL}.content.model.toJSON())"))
     course = path.parent == COURSE
@@ -156,6 +167,8 @@ def outputs_of(outputs: list[dict[str, Any]], picture: bytes | None) -> list[dic
             sys.exit("\n".join(output["traceback"]))
         if output["output_type"] == "stream":
             text = FOLDERS.sub(".../", "".join(output["text"])).splitlines(keepends=True)
+            if text and text[0].startswith(RAYLET):
+                continue
             if output["name"] == "stdout" and kept and kept[-1]["output_type"] == "stream":
                 kept[-1]["text"] += text
             elif output["name"] == "stdout":

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TUTORIALS = sorted((ROOT / "notebooks").glob("0[123]_*.ipynb"))
+TUTORIALS = sorted((ROOT / "notebooks").glob("0[1234]_*.ipynb"))
 COURSE = sorted((ROOT / "notebooks" / "course").glob("*.ipynb"))
 PATH = re.compile(r"(?<![\w.])/(tmp|home|root|work|usr|var|opt|Users|private)/\S*")
 """A path of a machine."""
