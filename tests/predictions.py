@@ -239,7 +239,7 @@ def tuner(seconds: float) -> list[str]:
         ratios = []
         for _turn in range(TURNS):
             pair = []
-            for workers, prefetch in (best, found):
+            for workers, prefetch in (best, (found.num_workers, found.prefetch_factor)):
                 with nbloader.DataLoader(dataset, 16, num_workers=workers, prefetch_factor=prefetch) as loader:
                     pair.append(timed(loader, step, GRID_SECONDS))
             ratios.append(pair[1] / pair[0])
