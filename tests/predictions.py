@@ -243,9 +243,10 @@ def tuner(seconds: float) -> list[str]:
                 with nbloader.DataLoader(dataset, 16, num_workers=workers, prefetch_factor=prefetch) as loader:
                     pair.append(timed(loader, step, GRID_SECONDS))
             ratios.append(pair[1] / pair[0])
+        window = "" if found.prefetch_factor is None else f", prefetch {found.prefetch_factor}"
         row = (
-            f"| {name} | {best[0]} workers, prefetch {best[1]} | {found.num_workers} workers, prefetch "
-            f"{found.prefetch_factor} | {took:.0f} s, {len(tuning.trials)} settings | "
+            f"| {name} | {best[0]} workers, prefetch {best[1]} | {found.num_workers} workers{window} | "
+            f"{took:.0f} s, {len(tuning.trials)} settings | "
             f"{100 * statistics.median(ratios):.0f} % of the grid's |"
         )
         print(row, flush=True)
