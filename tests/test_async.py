@@ -89,7 +89,7 @@ def test_samples_that_end_start_the_next_ones_before_batches_are_collated():
     dataset = Opened(48)
     with threaded(dataset, batch_size=4, concurrency=16, prefetch=12, collate_fn=collate) as loader:
         epoch = iter(loader)
-        wait_for(lambda: len(log) == 16, "the first samples")
+        wait_for(lambda: len(log) == 16 and loader.stats().in_flight == 12, "the first samples, and all in the queue")
         dataset.loop.call_soon_threadsafe(dataset.gate.set)
         assert flat(epoch) == list(range(48))
     assert set(range(32)) <= set(log[: log.index("collate")])
