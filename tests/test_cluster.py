@@ -407,7 +407,7 @@ def test_workers_are_measured_where_they_share_the_processes_of_the_notebook(on_
         assert {event.machine for event in ready} == {ev.Machine("another machine", 3)}
         assert "fetched on other machines" in loader.what_if(num_workers=0).reason
         assert "fetched on other machines" in loader.what_if(workers="thread").reason
-        assert loader._parts.monitor.most_workers == 12
+        assert loader.stats().most_workers == 12
 
 
 def test_a_line_says_that_a_node_takes_long_to_start_its_actor(on_cluster, capfd, monkeypatch):

@@ -24,6 +24,7 @@ from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader.dashboard import feed, publisher, show, static, widget
 from nbloader.dashboard.charts import CHARTS, COLUMNS, TIPS, Chart, Series, charts_of, columns_of, x_axis, y_axes
 from nbloader.dashboard.panels import PANELS, Frame, Panel, register
+from nbloader.dashboard.panels.controls import Controls
 from nbloader.dashboard.panels.events import Events
 from nbloader.dashboard.panels.lines import Lines
 from nbloader.dashboard.panels.samples import Samples
@@ -232,6 +233,12 @@ def test_a_button_replaces_the_statement_that_cannot_be_run(loader: FakeLoader) 
     assert summary["verdict"].endswith("and the loop waits for it. Restart it.")
     assert [s["label"] for s in summary["suggestions"]] == ["Restart worker 1", "Use 6 workers"]
     assert "Predicted: 6 workers: 1.9 x (1.8 to 2.1); a larger window: nothing" in draw(snapshot)
+
+
+def test_the_slider_for_workers_ends_at_what_their_machines_can_use(loader: FakeLoader) -> None:
+    snapshot = dataclasses.replace(loader.stats(), most_workers=48)
+    assert Controls().payload(Frame(snapshot, num_workers=4))["maxWorkers"] == 48
+    assert Controls().payload(Frame(snapshot, num_workers=60))["maxWorkers"] == 60
 
 
 def test_step_and_sliders_become_commands(loader: FakeLoader, screen: Screen) -> None:

@@ -882,8 +882,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
             ValueError: The loader has no workers, or an argument is out of range.
             LoaderClosedError: After `close()`.
         """
-        from nbloader.diagnose.tune import Setting
-        from nbloader.loader.tuning import Tuning, change_plan, search_plan
+        from nbloader.diagnose.tune import Search, Setting
+        from nbloader.loader.tuning import Tuning, change_plan
 
         parts = self._parts
         parts.control.check_open()
@@ -921,7 +921,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
             if other:
                 start = start._replace(kind=self._config.workers)
             most = parts.monitor.most_workers if max_workers is None else max_workers
-            plan = search_plan(start, self.num_workers if self._is_iterable else most, other, predict)
+            fixed = self._is_iterable
+            plan = Search(start, self.num_workers if fixed else most, other_kind=other, predict=predict)
 
         def restore_window(loader: DataLoader[Any]) -> None:
             loader._set_window(factor, total)

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nbloader._util import system
 from nbloader.cache import sample_cache
 from nbloader.cache.hit_cost import hit_seconds
 from nbloader.device.transfer import DeviceTransfer
@@ -160,7 +159,7 @@ class Monitor:
     def most_workers(self) -> int:
         """The largest number of workers to try: 4 for each core of their machines, and at least 8."""
         e = self._aggregator.epoch_evidence()
-        here = system.cores() if e.workers_here else 0
+        here = self._aggregator.cores if e.workers_here else 0
         return max(8, 4 * round(here + sum(machine.cores for machine in e.elsewhere)))
 
     def stats(self, given: dict[str, Any], dataset: Any = None, *, iterated: bool) -> Snapshot:
@@ -176,6 +175,7 @@ class Monitor:
             snapshot,
             tuning=None if self.tuning is None else self.tuning.gauge,
             outlook=self._outlook(snapshot, given),
+            most_workers=self.most_workers,
         )
 
     def _outlook(self, s: Snapshot, given: dict[str, Any]) -> Outlook:

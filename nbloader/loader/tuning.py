@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader._util.format import number, plural
-from nbloader.diagnose.tune import Change, Measurement, Plan, Search, Setting, Trial, measure, table
+from nbloader.diagnose.tune import Change, Measurement, Plan, Setting, Trial, measure, table
 from nbloader.errors import DatasetTransferError, LoaderClosedError
 from nbloader.events import (
     BatchRecord,
@@ -51,18 +51,6 @@ RUNNING = frozenset({"starting", "running", "paused"})
 CLOSED = "The loader was closed."
 RECENT_NS = 5_000_000_000
 """Batches of the last seconds are what a setting is compared with that was chosen, ns."""
-
-
-def search_plan(start: Setting, max_workers: int, other_kind: str, predict: Callable[[int], float | None]) -> Plan:
-    """Search for the fastest setting.
-
-    Args:
-        start: The present setting.
-        max_workers: See `Search`.
-        other_kind: See `Search`.
-        predict: See `Search`.
-    """
-    return Search(start, max_workers, other_kind=other_kind, predict=predict)
 
 
 def change_plan(start: Setting, setting: Setting, records: Sequence[BatchRecord]) -> Plan:

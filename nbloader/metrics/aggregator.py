@@ -201,7 +201,9 @@ class Aggregator:
                 self._note_slow(record)
         self._fold()
 
-    def _core_count(self) -> int:
+    @property
+    def cores(self) -> int:
+        """CPU cores that workers on this machine may use."""
         if self._cores is None:
             self._cores = system.cores()
         return self._cores
@@ -574,7 +576,7 @@ class Aggregator:
             batches=rates.count,
             workers=len(alive),
             place=self._where(g),
-            cores=self._core_count(),
+            cores=self.cores,
             window=g.window,
             waiting=waiting(g, self._pauses, g.now) if live else 0,
             waiting_for=g.waiting_for,
@@ -605,7 +607,7 @@ class Aggregator:
             batches=s.batches_done,
             workers=len(alive),
             place=self._where(g),
-            cores=self._core_count(),
+            cores=self.cores,
             window=g.window,
             opening=sample.opening,
             worst=sample.worst,

@@ -344,6 +344,8 @@ class Snapshot:
     """The cache of samples, which all loaders share; None if no function is cached (`nbloader.cached`)."""
     tuning: TuningGauge | None = None
     """The newest search of `tune()`; None without one."""
+    most_workers: int = 8
+    """The largest number of workers that `tune()` tries: 4 for each core of the machines they run on, at least 8."""
     restart: tuple[int, ...] = ()
     """Workers whose restart would help."""
     outlook: Outlook = NO_OUTLOOK

@@ -6,15 +6,11 @@ import gzip
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from nbloader._util.system import cores
 from nbloader.dashboard.panels.base import Frame, Panel, Reply
 from nbloader.report.trace import Trace
 
 if TYPE_CHECKING:
     from nbloader.metrics.control import LoaderControl
-
-MAX_WORKERS = max(8, 2 * cores())
-"""Upper end of the slider for workers, at least."""
 
 
 class Controls(Panel):
@@ -29,7 +25,7 @@ class Controls(Panel):
             "state": frame.snapshot.state,
             "incarnations": [incarnation(w.pid, w.restarts) for w in frame.snapshot.workers],
             "workers": frame.num_workers,
-            "maxWorkers": max(MAX_WORKERS, frame.num_workers),
+            "maxWorkers": max(frame.snapshot.most_workers, frame.num_workers),
             "prefetch": frame.prefetch_factor,
             "tuning": None if tuning is None else tuning._asdict(),
         }
