@@ -2,7 +2,7 @@
 
     climb     present settings -> twice the workers, until two in a row are no gain -> half the workers, if none was
               (where the gain can be predicted, it begins at the number of workers that is predicted to be enough)
-              -> twice the prefetch factor, as long as that is a gain; then more workers again
+              -> twice the prefetch factor, likewise; then more workers again, if a larger one is a gain
               -> the other kind of workers, if it may be tried
     between   the middles between the best number of workers and its neighbors
     finals    what may be the fastest, and the present settings, measured again in turns: the load of a machine changes
@@ -29,7 +29,7 @@ GAIN = 0.03
 FREE = 0.03
 """A loop that waits for less than this share of its time is not limited by the loader."""
 PATIENCE = 2
-"""Numbers of workers in a row that may be no gain until the climb ends."""
+"""Numbers of workers, or prefetch factors, in a row that may be no gain until the climb ends."""
 ENOUGH = 0.97
 """The climb begins at the fewest workers whose predicted rate is this share of the highest."""
 NEARLY = 0.8
@@ -349,17 +349,16 @@ class Search:
                 return
             setting = first._replace(num_workers=workers)
             yield from self._new(setting)
-            lost = self._measured(setting).rate < NEARLY * self._measured(self.result).rate
-            failed = 0 if self.result == setting else failed + (patience if lost else 1)
+            failed = 0 if self.result == setting else failed + (patience if self._is_clear_loss(setting) else 1)
 
     def _larger_windows(self) -> Iterator[Setting]:
-        """Twice the prefetch factor as long as that is a gain."""
-        prefetch = self.ahead if self.result.prefetch_factor is None else self.result.prefetch_factor
-        while (prefetch := max(1, prefetch * 2)) <= MAX_PREFETCH:
-            setting = self.result._replace(prefetch_factor=prefetch)
+        """Twice the prefetch factor, until two in a row are no gain, or one is a clear loss."""
+        first, failed = self.result, 0
+        prefetch = self.ahead if first.prefetch_factor is None else first.prefetch_factor
+        while failed < PATIENCE and (prefetch := max(1, prefetch * 2)) <= MAX_PREFETCH:
+            setting = first._replace(prefetch_factor=prefetch)
             yield from self._new(setting)
-            if self.result != setting:
-                return
+            failed = 0 if self.result == setting else failed + (PATIENCE if self._is_clear_loss(setting) else 1)
 
     def _between(self) -> Iterator[Setting]:
         """The middles between the best number of workers and its neighbors; below only if fewer are nearly as fast."""
@@ -420,6 +419,9 @@ class Search:
         if self.start in contenders and self._measured(fastest).rate <= (1 + GAIN) * self._measured(self.start).rate:
             fastest = self.start
         self._best = fastest
+
+    def _is_clear_loss(self, setting: Setting) -> bool:
+        return self._measured(setting).rate < NEARLY * self._measured(self.result).rate
 
     def _measured(self, setting: Setting) -> Measurement:
         return self._trial(setting).measured
