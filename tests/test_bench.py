@@ -78,3 +78,46 @@ def test_a_row_gives_a_table(tmp_path):
     assert "| first batch of 100 million" in (tmp_path / "table.md").read_text()
     (row,) = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert not row["errors"]
+
+
+def printed(code):
+    """What a new process prints: predictions.py has a cached function, which makes its process keep a cache."""
+    paths = f"import sys; sys.path[:0] = [{str(BENCH)!r}, {str(BENCH.parent)!r}]\n"
+    done = subprocess.run(
+        [sys.executable, "-c", paths + code], capture_output=True, text=True, check=False, env=ENVIRONMENT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_a_prediction_is_compared_with_what_is_measured():
+    code = """
+import predictions as p
+p.TURNS = 1
+p.CHANGES = (p.Change("waits", p.Sleeping(0.001), {"num_workers": 1}, {"num_workers": 2}, batches=60),)
+print(p.predictions()[-1])
+"""
+    row, *_, last = printed(code)
+    assert row.startswith("| waits, num_workers=1 -> num_workers=2 | ")
+    assert "none: " in row or last.startswith("Median error")
+
+
+@pytest.mark.slow
+def test_the_tuner_is_compared_with_a_grid():
+    code = """
+import predictions as p
+p.TURNS, p.GRID, p.GRID_SECONDS = 1, [(1, 2), (2, 2)], 0.05
+p.TUNED = (("waits", p.Sleeping(0.001), p.Sleeping(0.001)),)
+p.tuner(2.0)
+"""
+    (row,) = printed(code)
+    assert row.startswith("| waits | ")
+    assert row.endswith(" % of the grid's |")
+
+
+@pytest.mark.slow
+def test_the_cost_of_a_batch_of_another_machine_is_measured():
+    (first, second) = printed("import cluster_driver as c; c.measure(32, 2, 50); c.measure(8000, 2, 50)")
+    assert first.lstrip().startswith("32 bytes")
+    assert "us of CPU per batch" in second

@@ -55,7 +55,7 @@ class Stub:
         self.reports = 0
 
     def hello(self):
-        return NodeHello(platform.python_version(), nbloader.__version__, "", 1)
+        return NodeHello(platform.python_version(), nbloader.__version__, "", 1, "stub", 64)
 
     def clock(self):
         return _clock(), _clock(), _clock()
