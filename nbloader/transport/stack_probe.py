@@ -224,7 +224,7 @@ def of_main_thread() -> str:
 
 
 def of_thread(ident: int | None, awaited: Callable[[], Any] | None = None) -> str:
-    """The stack of a thread of this process, as faulthandler writes it.
+    """The stack of a thread of this process, as faulthandler writes it; of the calling thread, from its caller on.
 
     Args:
         ident: The thread.
@@ -236,6 +236,9 @@ def of_thread(ident: int | None, awaited: Callable[[], Any] | None = None) -> st
     frame = sys._current_frames().get(ident or 0)
     if frame is None:
         raise NbloaderError("the thread has ended")
+    if ident == threading.get_ident():
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+            frame = frame.f_back
     return without_internals(_stack("Current thread", ident or 0, frame, awaited))
 
 
