@@ -29,6 +29,9 @@ import asyncio
 import contextvars
 import itertools
 import logging
+import select
+import selectors
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection
@@ -47,6 +50,8 @@ CLOSE_TIMEOUT = 5.0
 """Seconds that a dataset's `aclose()` may take."""
 AT_ONCE = -1
 """In place of the position of a sample: all samples of a batch are fetched by one call."""
+FD_SETSIZE = 1024
+"""The descriptors that `select` can wait for are smaller."""
 
 
 class QueuedBatch(NamedTuple):
@@ -131,6 +136,28 @@ class BegunBatch:
 
 _MISSING = object()
 """In place of a sample that was not fetched or is skipped."""
+
+
+if sys.platform == "linux":
+
+    class PreciseSelector(selectors.EpollSelector):
+        """Waits to the microsecond, unlike `epoll_wait`, which rounds timeouts up to a millisecond."""
+
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            """See `selectors.BaseSelector`. An epoll instance is a descriptor that can itself be waited for."""
+            if timeout is not None and timeout > 0 and self.fileno() < FD_SETSIZE:
+                select.select([self.fileno()], [], [], timeout)
+                timeout = 0
+            return super().select(timeout)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Create the event loop of a worker: asyncio's own with a `PreciseSelector`, or that of the user's policy."""
+    loop = asyncio.new_event_loop()
+    if sys.platform != "linux" or type(loop) is not asyncio.SelectorEventLoop:
+        return loop
+    loop.close()
+    return asyncio.SelectorEventLoop(PreciseSelector())
 
 
 class SampleLoop:
@@ -220,7 +247,11 @@ class SampleLoop:
         Raises:
             BaseException: What `BatchSource` raises, and what samples raise that is not an `Exception`.
         """
-        asyncio.run(self._main())
+        if sys.version_info >= (3, 11):
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(self._main())
+        else:
+            asyncio.run(self._main())
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
