@@ -106,6 +106,18 @@ def test_half_of_a_deep_window_is_requested_at_once():
     assert [policy.refill_size(room, 0) for room in (DEEP_QUEUE - 1, DEEP_QUEUE)] == [0, DEEP_QUEUE]
 
 
+@pytest.mark.parametrize(
+    ("workers", "nbytes", "window"),
+    [(2, 1000, 2 * 64), (8, 1 << 19, EXTENSION_BYTES >> 19), (100, 1 << 19, 100 * DEEP_QUEUE)],
+    ids=["small batches", "as many as there is memory for", "never fewer than from others"],
+)
+def test_more_batches_are_requested_from_workers_that_messages_take_long_to_reach(workers, nbytes, window):
+    policy = PrefetchPolicy(workers, adaptive=True, deep_queue=64)
+    policy.observe(nbytes, MS // 20)
+    policy.adapt()
+    assert policy.window == window
+
+
 def test_before_the_first_batch_any_number_is_worth_stealing():
     assert PrefetchPolicy(2).min_steal == 1
 

@@ -17,9 +17,9 @@ SMALL_BYTES = 512 * 1024
 EXTENSION_BATCHES = 16
 """Batches per worker that may be requested beyond the window while the next batch to deliver is delayed."""
 EXTENSION_BYTES = 128 << 20
-"""Memory that these batches may take. Where cores are scarce, a delayed worker is only one that waits for a core, and
-more batches ahead only cost memory: with 1 GB allowed, batches of 8 MB and four workers on two cores took up to 350 MB
-of segments."""
+"""Memory that these batches may take, and those of a queue deeper than `DEEP_QUEUE`. Where cores are scarce, a delayed
+worker is only one that waits for a core, and more batches ahead only cost memory: with 1 GB allowed, batches of 8 MB
+and four workers on two cores took up to 350 MB of segments."""
 QUEUED_WORK_NS = 2_000_000
 """Work in a worker's queue, in ns of production time, that the worker will not exhaust soon."""
 STEAL_WORK_NS = 1_000_000
@@ -54,6 +54,8 @@ class PrefetchPolicy:
         adaptive: Whether the window grows to `DEEP_QUEUE` per worker while batches are small and fast.
         unlimited_queue: Whether one worker may hold any number of batches.
         concurrency: Samples that a worker fetches at a time, across batches; 0 if it fetches one batch after the other.
+        deep_queue: Replaces `DEEP_QUEUE` as far as the batches fit into `EXTENSION_BYTES`: a larger number for workers
+            that messages take long to reach.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class PrefetchPolicy:
         adaptive: bool = False,
         unlimited_queue: bool = False,
         concurrency: int = 0,
+        deep_queue: int | None = None,
     ) -> None:
         self._num_workers = num_workers
+        self._deep_queue = DEEP_QUEUE if deep_queue is None else deep_queue
         self._prefetch_factor = prefetch_factor
         self._prefetch = prefetch
         self._adaptive = adaptive
@@ -98,7 +102,7 @@ class PrefetchPolicy:
             base = max(1, base)  # before the first batch
         self.prefetches = base > 0
         """Whether batches are requested before the consumer asks for them."""
-        self.planned_window = max(base, DEEP_QUEUE * self._num_workers) if self._deep else base
+        self.planned_window = max(base, self._deep_window) if self._deep else base
         """What `window` is if there is enough memory."""
         self.window = self.planned_window if self.affordable is None else min(self.planned_window, self.affordable)
         """Batches of one iteration that may be outstanding (requested and not delivered)."""
@@ -108,6 +112,11 @@ class PrefetchPolicy:
             self.queue_depth = max(self.queue_depth, self.begun + self._prefetch_factor)
         if self._unlimited_queue:
             self.queue_depth = 1 << 30
+
+    @property
+    def _deep_window(self) -> int:
+        usual = DEEP_QUEUE * self._num_workers
+        return max(usual, min(self._deep_queue * self._num_workers, EXTENSION_BYTES // max(1, self.nbytes)))
 
     # ---- what changes the plan ----------------------------------------------------------------------------------
 

@@ -478,6 +478,8 @@ class WorkerKind(ABC):
     """Whether the consumer's own thread produces the batches, in `WorkerPool.run_next`."""
     in_process: ClassVar[bool] = True
     """Whether the workers are threads of this process."""
+    deep_queue: ClassVar[int | None] = None
+    """See `PrefetchPolicy`."""
 
     def prepare(self, dataset: Any, *functions: Any) -> None:  # noqa: B027 - optional
         """Start what the workers will need. Called when the loader is constructed, before the first epoch.

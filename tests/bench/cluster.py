@@ -51,15 +51,15 @@ def rate(loader):
 
 def waiting(nodes):
     names = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-    alone = None
+    alone, size = None, 16
     for count in (1, 2, 4, 8):
         if count > nodes:
             break
         options = RayOptions(nodes=names[:count])
-        with DataLoader(Slow(1200 * count), 4, num_workers=4 * count, workers="ray", ray=options) as loader:
+        with DataLoader(Slow(300 * size * count), size, num_workers=4 * count, workers="ray", ray=options) as loader:
             got = rate(loader)
         alone = alone or got
-        ideal = 4 * count / (4 * Slow.wait)
+        ideal = 4 * count / (size * Slow.wait)
         shares = f"{got / alone / count:.0%} of linear, {got / ideal:.0%} of ideal"
         print(f"waiting, {count} nodes: {got:.0f} batches/s, {shares}")
 
