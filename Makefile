@@ -98,7 +98,7 @@ bench-ray: $(MADE)-test
 	$(PY) tests/bench/cluster.py
 
 soak: $(MADE)-test
-	NBLOADER_SOAK_SECONDS=$(SECONDS) $(PY) -m pytest -q tests/test_soak.py
+	NBLOADER_SOAK_SECONDS=$(SECONDS) $(PY) -m pytest -q -o faulthandler_timeout=0 tests/test_soak.py
 
 fuzz: $(MADE)-test
 	$(PY) tests/fuzz.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
