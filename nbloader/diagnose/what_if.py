@@ -344,7 +344,8 @@ class _Loop:
         while self._next < len(self._jobs) and len(self._left) < s.workers:
             outstanding = self._next - self._taken
             delayed = self._step is None and bool(self._done)
-            if outstanding >= s.window + (EXTENSION * s.workers if delayed else 0):
+            window = s.window or int(self._step is None)  # with none, a batch is requested when the loop waits for it
+            if outstanding >= window + (EXTENSION * s.workers if delayed else 0):
                 return
             at = max(range(len(self._free)), key=self._free_share) if len(self._free) > 1 else 0
             self._free[at] -= 1
