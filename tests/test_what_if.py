@@ -139,6 +139,12 @@ def recorded(jobs: list[Job], now: Settings, *, stretched: float = 1) -> list[Ba
 
 
 @pytest.mark.unit
+def test_without_a_window_a_batch_is_requested_when_the_loop_waits_for_it():
+    jobs = [Job(0.01, 0.001, 0.001, 0.0)] * 3
+    assert replay(jobs, Settings(workers=2, window=0, cores=2)) == pytest.approx([0.012, 0.024, 0.036])
+
+
+@pytest.mark.unit
 def test_a_prediction_has_an_interval_and_the_error_of_the_replay():
     jobs = [Job(0.08 + 0.002 * (i * 7 % 20), 0, 0.005) for i in range(200)]
     found = predict(recorded(jobs, settings(2)), Evidence(), settings(2), settings(4), "workers_wait", "num_workers=4")
