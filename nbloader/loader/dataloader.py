@@ -921,8 +921,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
             if other:
                 start = start._replace(kind=self._config.workers)
             most = parts.monitor.most_workers if max_workers is None else max_workers
-            fixed = self._is_iterable
-            plan = Search(start, self.num_workers if fixed else most, other_kind=other, predict=predict)
+            max_workers = self.num_workers if self._is_iterable else most
+            plan = Search(start, max_workers, other_kind=other, predict=predict)
 
         def restore_window(loader: DataLoader[Any]) -> None:
             loader._set_window(factor, total)
