@@ -230,7 +230,8 @@ class FakeConnection:
 class FakeCluster(RayCluster):
     """Nodes of this process."""
 
-    connected = True
+    connected = current = True
+    session = "fake"
 
     def __init__(self, count, **changes):
         self.alive = NODES[:count]
@@ -338,14 +339,11 @@ def test_errors_of_ray_say_whether_a_store_is_full(raised, expected):
     names = ("ObjectStoreFullError", "OutOfDiskError", "RayError")
     known = {name: RayError if name == "RayError" else type(name, (RayError,), {}) for name in names}
 
-    def get(_ref):
-        raise known[raised]("no room\nmore")
-
-    ray = types.SimpleNamespace(
-        exceptions=types.SimpleNamespace(**known), get=get, wait=lambda refs, **_kwargs: (refs[:1], refs[1:])
-    )
-    actor = types.SimpleNamespace(report=types.SimpleNamespace(remote=lambda _credit: object()))
-    connection = RayConnection(ray, actor)
+    report = concurrent.futures.Future()
+    report.set_exception(known[raised]("no room\nmore"))
+    reference = types.SimpleNamespace(future=lambda: report)
+    actor = types.SimpleNamespace(report=types.SimpleNamespace(remote=lambda _credit: reference))
+    connection = RayConnection(types.SimpleNamespace(exceptions=types.SimpleNamespace(**known)), actor, FakeCluster(1))
     connection.request_report(1)
     with pytest.raises(expected, match=f"^{raised}: no room$"):
         connection.next_report()

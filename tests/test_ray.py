@@ -224,3 +224,36 @@ for batch in DataLoader(Slow(100000), 2, num_workers=1, workers="ray", output="n
         assert ours_on_nodes()
         notebook.kill()
     wait_for(lambda: not ours_on_nodes())
+
+
+def test_a_shutdown_of_ray_ends_the_epoch_and_the_next_one_connects_again(nodes):
+    """In a process of its own, which Ray would end if a thread used it meanwhile."""
+    program = f"""
+import sys, time, ray
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from light import Slow
+from nbloader import DataLoader, NbloaderError
+connect = dict(address={nodes.address!r}, log_to_driver=False, logging_level="error")
+for persistent in (False, True):
+    ray.init(**connect)
+    with DataLoader(
+        Slow(60), 2, num_workers=2, workers="ray", persistent_workers=persistent, output="numpy"
+    ) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        ray.shutdown()
+        try:
+            print(len(list(epoch)), "more batches", flush=True)
+        except NbloaderError as error:
+            print(error, flush=True)
+        print("started by nbloader:", ray.is_initialized(), flush=True)
+        for _ in range(2):
+            ray.init(**connect)
+            print([int(i) for batch in loader for i in batch] == list(range(60)), flush=True)
+            ray.shutdown()
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    error = "Ray was shut down in this process while the loader used it"
+    expected = [error, "started by nbloader: False", "True", "True"]
+    lines = [line for line in done.stdout.splitlines() if line in {*expected, "False"}]
+    assert (done.returncode, lines) == (0, expected * 2), (done.stdout, done.stderr)

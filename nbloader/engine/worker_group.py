@@ -121,7 +121,7 @@ class WorkerGroup:
             DatasetTransferError: It cannot be given to them.
         """
         old = self._setup
-        if old is not None and old.holds(dataset, collate_fn, worker_init_fn, on_error):
+        if old is not None and self._config.kind.connected and old.holds(dataset, collate_fn, worker_init_fn, on_error):
             return None
         return self._config.kind.pack(dataset, collate_fn, worker_init_fn, on_error)
 
@@ -153,7 +153,7 @@ class WorkerGroup:
     @property
     def loaded(self) -> bool:
         """Whether there is a dataset to send."""
-        return self._setup is not None
+        return self._setup is not None and self._config.kind.connected
 
     def start(self) -> bool:
         """Start the workers that are missing. Called by consumers. Returns whether there was none.
@@ -162,6 +162,8 @@ class WorkerGroup:
             WorkerStartError: The system did not provide a process or a pipe.
         """
         self.awaits_consumer = False
+        if self.pool is not None and not self.pool.usable:
+            self.stop(0)
         if self.pool is not None:
             for worker, slot in enumerate(self._slots):
                 if slot.handle is None and self.pool is not None:  # it died while no iteration was open, or see below

@@ -355,6 +355,11 @@ class WorkerPool(ABC):
             OSError: The system provides no process, thread, pipe or memory.
         """
 
+    @property
+    def usable(self) -> bool:
+        """Whether it can have workers. If not, it is ended, and another one is created, when an epoch begins."""
+        return True
+
     def can_start(self, setup: Any) -> bool:  # noqa: ARG002 - optional
         """Whether `start` serves its purpose on any thread, or else this is the right one: the consumer's.
 
@@ -480,6 +485,11 @@ class WorkerKind(ABC):
     """Whether the workers are threads of this process."""
     deep_queue: ClassVar[int | None] = None
     """See `PrefetchPolicy`."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether what `pack` returned can still be used. Called by consumers."""
+        return True
 
     def prepare(self, dataset: Any, *functions: Any) -> None:  # noqa: B027 - optional
         """Start what the workers will need. Called when the loader is constructed, before the first epoch.

@@ -48,5 +48,7 @@ What happens when an arrow fails
     start of an actor   The node dies before: its workers are placed again, on another node.
     setup               It does not fit into an object store: an error in the loop.
     hello               The node lacks nbloader, or has another version: an error in the loop that names the node.
+    ray.shutdown()      The links notice within half a second: no thread of ours waits inside Ray, which would end the
+                        process. An error in the loop; the next epoch connects again, with another pool.
     notebook            It is killed: Ray ends the actors of the job, and their fork servers end the workers.
 """

@@ -48,7 +48,7 @@ from nbloader.workers.cluster.protocol import (
     StartWorker,
     SubmitTasks,
 )
-from nbloader.workers.cluster.ray_cluster import NodeLostError, RayCluster, check_versions
+from nbloader.workers.cluster.ray_cluster import SHUT_DOWN, NodeLostError, RayCluster, check_versions
 from nbloader.workers.message_queue import MessageQueue
 from nbloader.workers.ray_options import RayOptions
 
@@ -92,6 +92,11 @@ class RayKind(WorkerKind):
         """Create it for one loader."""
         return cls(options, RayCluster())
 
+    @property
+    def connected(self) -> bool:
+        """See `WorkerKind`. False after Ray was shut down: then `pack` connects again."""
+        return self.cluster.current
+
     def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ClusterSetup:
         """See `WorkerKind`. Connects to the cluster, too: without the engine's lock, and before workers are started.
 
@@ -110,7 +115,7 @@ class RayKind(WorkerKind):
                 "other machines: leave these out, or open them on first use inside __getitem__"
             )
         return ClusterSetup(
-            ProcessSetup(dataset, collate_fn, worker_init_fn, on_error, "shared_memory", pickled=pickled)
+            ProcessSetup(dataset, collate_fn, worker_init_fn, on_error, "shared_memory", pickled=pickled), self.cluster
         )
 
     def create_pool(self) -> RayPool:
@@ -123,12 +128,14 @@ class ClusterSetup:
 
     Args:
         setup: The pickle.
+        cluster: Where it is put.
     """
 
     _versions = itertools.count()
 
-    def __init__(self, setup: ProcessSetup) -> None:
+    def __init__(self, setup: ProcessSetup, cluster: RayCluster) -> None:
         self._setup = setup
+        self._cluster = cluster
         self.version = next(self._versions)
         self.identity = setup.identity
         """See `WorkerSetup`."""
@@ -137,20 +144,23 @@ class ClusterSetup:
         self.command = LoadSetup(self.version, setup.preload, setup.packages)
         self.reference: Any = None
         """To the pickle in the object store; None before `put`."""
+        self._session: str | None = None
 
     def holds(self, *parts: Any) -> bool:
         """See `WorkerSetup`."""
         return self._setup.holds(*parts)
 
-    def put(self, cluster: RayCluster, options: RayOptions) -> None:
-        """Put it into the object store, once.
+    def put(self, options: RayOptions) -> None:
+        """Put it into the object store, once for each connection of this process. Nothing happens without one.
 
         Raises:
             DatasetTransferError: It does not fit.
         """
-        if self.reference is None:
+        cluster = self._cluster
+        if cluster.connected and cluster.session != self._session:
             pickled = self._setup.pickled.parts()
             self.reference = cluster.put(pickled.data, pickled.buffers, options)
+            self._session = cluster.session
 
 
 @dataclass(slots=True)
@@ -174,6 +184,7 @@ class RayPool(WorkerPool):
 
     def __init__(self, cluster: RayCluster, options: RayOptions, output: str) -> None:
         self._cluster = cluster
+        self._session = cluster.session
         self._options = options
         self._output = output
         self._handles: dict[int, RayHandle] = {}
@@ -189,6 +200,7 @@ class RayPool(WorkerPool):
         self._to_start: list[_Start] = []
         self._starts: dict[int, _Start] = {}  # of workers that were placed, by uid
         self._closing = False
+        self._failure: Exception | None = None
         self._looked = 0.0
         self._credit = MIN_CREDIT
         self._known: set[str] = set()  # ids of nodes
@@ -198,6 +210,11 @@ class RayPool(WorkerPool):
     def handles(self) -> Mapping[int, RayHandle]:
         """See `WorkerPool`."""
         return self._handles
+
+    @property
+    def usable(self) -> bool:
+        """See `WorkerPool`. Not if its thread has failed, or if Ray was shut down and connected anew."""
+        return self._failure is None and self._session == self._cluster.session
 
     def fileno(self, uid: int | None = None) -> int:  # noqa: ARG002
         """See `WorkerPool`: there is one for all workers."""
@@ -211,12 +228,14 @@ class RayPool(WorkerPool):
         Raises:
             DatasetTransferError: The dataset does not fit into an object store.
         """
-        setup.put(self._cluster, self._options)
+        setup.put(self._options)
         handle = RayHandle(worker, self._batches.reader, self._send, self._request_stack)
         self._handles[handle.uid] = handle
         with self._changed:
             self._to_start.append(_Start(handle, options, setup))
-            if not self._thread.is_alive():
+            if self._failure is not None:
+                self._messages.put(PoolFailed(handle.uid, self._failure))
+            elif not self._thread.ident:
                 self._thread.start()
             self._changed.notify()
         return handle
@@ -352,7 +371,7 @@ class RayPool(WorkerPool):
             self._changed.notify()
             placed = {uid for link in self._links if link.state is LinkState.CLOSING for uid in link.handles}
         messages: list[WorkerMessage] = []
-        deadline = time.monotonic() + grace + CLOSE_TIMEOUT
+        deadline = time.monotonic() + (grace + CLOSE_TIMEOUT if self._cluster.connected and self.usable else 0)
         while placed & self._handles.keys() and (left := deadline - time.monotonic()) > 0:
             messages += self.poll(left)
         messages += self.poll(0)
@@ -394,10 +413,11 @@ class RayPool(WorkerPool):
         try:
             while self._work():
                 pass
+        except NbloaderError as error:
+            self._fail(error)
         except Exception as error:
             log.exception("the thread of the Ray workers failed")
-            text = f"the thread of the Ray workers failed: {type(error).__name__}: {error}"
-            self._fail(error if isinstance(error, NbloaderError) else NbloaderError(text))
+            self._fail(NbloaderError(f"the thread of the Ray workers failed: {type(error).__name__}: {error}"))
 
     def _work(self) -> bool:
         with self._changed:
@@ -433,6 +453,7 @@ class RayPool(WorkerPool):
                 commands.append(command)
         try:
             for version, setup in setups.items():  # one call each: a call has one pickle
+                setup.put(self._options)
                 link.connection.execute(pickle.dumps([setup.command], 5), setup.reference)
                 link.setups.add(version)
             if commands and link.state in (LinkState.OPEN, LinkState.CLOSING):
@@ -448,7 +469,7 @@ class RayPool(WorkerPool):
         except Exception as error:
             if self._cluster.connected:
                 raise
-            raise NbloaderError("Ray was shut down in this process while the loader used it") from error
+            raise NbloaderError(SHUT_DOWN) from error
         self._looked = time.monotonic()
         self._limit_window(nodes)
         for start in starts:
@@ -588,7 +609,7 @@ class RayPool(WorkerPool):
                 self._messages.put(PoolFailed(handle.uid, WorkerStartError(text)))
                 return
             self._to_start.append(start)
-        if not link.handles:
+        if not link.handles or not self._cluster.connected:
             return
         workers = ", ".join(str(handle.worker) for handle in link.handles.values())
         reason = f"was lost with node {link.node.name} at {at}: {link.why}"
@@ -603,6 +624,8 @@ class RayPool(WorkerPool):
         link.handles.clear()
 
     def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._failure = error
         for uid in list(self._handles)[:1]:
             self._messages.put(PoolFailed(uid, error))
 

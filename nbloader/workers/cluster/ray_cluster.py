@@ -6,14 +6,17 @@ Ray is imported by the first call, never with nbloader.
 from __future__ import annotations
 
 import collections
-import functools
+import concurrent.futures
+import contextlib
 import importlib
 import os
 import platform
+import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,11 @@ from nbloader.workers.ray_options import RayOptions
 _clock = time.perf_counter_ns
 
 _PACKAGE = __name__.partition(".")[0]
+LOOK_FOR_SHUTDOWN = 0.5
+"""Seconds between two looks whether Ray was shut down while a thread waits for a node."""
+_KEPT: list[Any] = []
+"""Results that nobody waits for, since Ray was shut down. If a reference is released while that goes on, Ray ends the
+process, and there is no public way to find out when it is over. They take some hundred bytes each."""
 STACK_TIMEOUT = 10.0
 """Seconds to wait for the stack of a worker on another node."""
 CLIENT = (
@@ -33,6 +41,9 @@ CLIENT = (
     "process and has no object store on this side. Run this notebook on a node of the cluster (the head node, or any "
     "machine after `ray start --address=<head>:6379`) and connect it with ray.init(address='auto')"
 )
+
+
+SHUT_DOWN = "Ray was shut down in this process while the loader used it"
 
 
 class NodeLostError(NbloaderError):
@@ -62,6 +73,9 @@ class RayCluster:
 
     def __init__(self) -> None:
         self._ray = import_ray()
+        self.session: str | None = None
+        """Identifies the connection of this process: another `ray.init()` makes another one. None before `connect`."""
+        self._shut_down = False
 
     def connect(self) -> None:
         """Check the connection; without one, start a local cluster and say so.
@@ -73,7 +87,8 @@ class RayCluster:
         client = sys.modules.get("ray.util.client")
         if client is not None and client.ray.is_connected():
             raise NbloaderError(CLIENT)
-        if ray.is_initialized():
+        self.session, self._shut_down = _session_of(ray), False
+        if self.session is not None:
             return
         address = os.environ.get("RAY_ADDRESS", "")
         if address.startswith("ray://"):
@@ -81,11 +96,25 @@ class RayCluster:
         ray.init(include_dashboard=False, logging_level="warning", log_to_driver=False)
         where = f"connected to the cluster at {address}" if address else "started a local one on this machine"
         print(f"nbloader: Ray was not initialized: {where}. ray.shutdown() ends it.", file=sys.stderr)  # noqa: T201
+        self.session = _session_of(ray)
 
     @property
     def connected(self) -> bool:
-        """Whether calls can be made."""
-        return bool(self._ray.is_initialized())
+        """Whether calls can be made. False from when a call has noticed that Ray was shut down until `connect`."""
+        return bool(self._ray.is_initialized()) and not self._shut_down
+
+    @property
+    def current(self) -> bool:
+        """Whether this process is still connected as it was by `connect`.
+
+        For the consumer's thread: Ray ends the process if another thread asks while it is being shut down.
+        """
+        return self.session is not None and _session_of(self._ray) == self.session
+
+    def on_shutdown(self, session: str | None) -> None:
+        """Take note that Ray was shut down in this session."""
+        if session == self.session:
+            self._shut_down = True
 
     def nodes(self) -> list[NodeInfo]:
         """The nodes that are alive."""
@@ -135,7 +164,7 @@ class RayCluster:
         """
         ray = self._ray
         if not self.connected:
-            raise NodeLostError("Ray was shut down in this process")
+            raise NbloaderError(SHUT_DOWN)
         scheduling = importlib.import_module("ray.util.scheduling_strategies")
         resources = dict(options.resources or {})
         remote = ray.remote(
@@ -148,7 +177,7 @@ class RayCluster:
             scheduling_strategy=scheduling.NodeAffinitySchedulingStrategy(node.node_id, soft=False),
             runtime_env=None if options.runtime_env is None else dict(options.runtime_env),
         )
-        return RayConnection(ray, remote(_actor_class(ray)).remote(output))
+        return RayConnection(ray, remote(_actor_class(ray)).remote(output), self)
 
 
 class RayConnection:
@@ -157,12 +186,19 @@ class RayConnection:
     Args:
         ray: The module.
         actor: The actor.
+        cluster: Where it runs.
     """
 
-    def __init__(self, ray: Any, actor: Any) -> None:
+    def __init__(self, ray: Any, actor: Any, cluster: RayCluster) -> None:
         self._ray = ray
         self._actor = actor
-        self._requested: collections.deque[tuple[Any, int]] = collections.deque()
+        self._cluster = cluster
+        self._session = cluster.session
+        self._requested: collections.deque[tuple[Future[Any], int]] = collections.deque()
+        """Reports, and when each was requested."""
+        self._completed: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+        self._arrived: set[Future[Any]] = set()
+        """Of those requested, what `_completed` has shown."""
         self._numbers = 0
         self._killed = threading.Event()
 
@@ -172,7 +208,7 @@ class RayConnection:
         Raises:
             NodeLostError: It cannot be started, or has died.
         """
-        return NodeHello(*self._get(self._actor.hello.remote()))
+        return NodeHello(*self._result(self._actor.hello))
 
     def clock(self) -> tuple[int, int, int]:
         """When a call was sent, by this clock; the node's clock; and when the result arrived.
@@ -181,7 +217,7 @@ class RayConnection:
             NodeLostError: The actor has died.
         """
         sent = _clock()
-        there = self._get(self._actor.clock.remote())
+        there = self._result(self._actor.clock)
         return sent, there, _clock()
 
     def execute(self, commands: bytes, setup: Any = None) -> None:
@@ -200,7 +236,9 @@ class RayConnection:
         Raises:
             NodeLostError: Ray was shut down.
         """
-        self._requested.append((self._call(lambda: self._actor.report.remote(credit)), _clock()))
+        result: Future[Any] = self._call(lambda: self._actor.report.remote(credit).future())
+        self._requested.append((result, _clock()))
+        result.add_done_callback(self._completed.put)
 
     def next_report(self) -> tuple[NodeReport, int]:
         """Wait for the report that was requested first. The caller drops the result before it requests another one.
@@ -212,17 +250,30 @@ class RayConnection:
             The report, and when it was requested.
 
         Raises:
-            NodeLostError: The actor has died, or the report was lost.
+            NodeLostError: The actor has died, the report was lost, or Ray was shut down.
             StoreFullError: It could not be stored on its node.
         """
-        refs = [ref for ref, _sent in self._requested]
+        first, sent = self._requested[0]
+        while first not in self._arrived:
+            result = self._next_completed()
+            if result is not first:
+                self._call(result.result)  # raises if the actor has died
+            self._arrived.add(result)
+        self._requested.popleft()
+        self._arrived.remove(first)
+        return NodeReport(*self._call(first.result, first)), sent
+
+    def _next_completed(self) -> Future[Any]:
+        """Wait for a report, whichever comes first.
+
+        Raises:
+            NodeLostError: Ray was shut down.
+        """
         while True:
-            ready, waiting = self._call(functools.partial(self._ray.wait, refs, num_returns=1))
-            if ready[0] == self._requested[0][0]:
-                ref, sent = self._requested.popleft()
-                return NodeReport(*self._get(ref)), sent
-            self._get(ready[0])  # raises if the actor has died
-            refs = waiting
+            try:
+                return self._completed.get(timeout=LOOK_FOR_SHUTDOWN)
+            except queue.Empty:
+                self._check_connected()
 
     def stack(self, uid: int) -> str:
         """The Python stack of a worker now.
@@ -231,6 +282,7 @@ class RayConnection:
             NbloaderError: It does not respond.
         """
         try:
+            self._check_connected()
             stack: str = self._ray.get(self._actor.stack.remote(uid), timeout=STACK_TIMEOUT)
         except self._ray.exceptions.RayTaskError as error:
             raise NbloaderError(str(error.cause)) from None
@@ -242,32 +294,70 @@ class RayConnection:
         """End the actor at once; its fork server ends the workers."""
         if not self._killed.is_set():
             self._killed.set()
-            if self._ray.is_initialized():
-                self._call(lambda: self._ray.kill(self._actor, no_restart=True), ValueError)
+            if self._connected:  # otherwise it has ended with its job
+                with contextlib.suppress(ValueError):  # it is dead
+                    self._call(lambda: self._ray.kill(self._actor, no_restart=True))
 
-    def _get(self, ref: Any) -> Any:
-        return self._call(lambda: self._ray.get(ref))
+    def _result(self, method: Any) -> Any:
+        """Call a method of the actor, and wait for its result."""
+        result: Future[Any] = self._call(lambda: method.remote().future())
+        while not concurrent.futures.wait([result], LOOK_FOR_SHUTDOWN).done:
+            self._check_connected(result)
+        return self._call(result.result, result)
 
-    def _call(self, call: Callable[[], Any], *ignored: type[Exception]) -> Any:
-        """Make a call.
+    def _check_connected(self, *results: Future[Any]) -> None:
+        """Check that Ray was not shut down: a call would start a new local cluster, which nobody wants.
+
+        Args:
+            results: What is kept if it was.
 
         Raises:
-            NodeLostError: It failed.
+            NodeLostError: It was, and maybe connected anew.
+        """
+        if not self._connected:
+            raise self._lost_by_shutdown(*results)
+
+    @property
+    def _connected(self) -> bool:
+        return self._cluster.connected and self._cluster.session == self._session
+
+    def _lost_by_shutdown(self, *results: Future[Any]) -> NodeLostError:
+        _KEPT.extend(results)
+        _KEPT.extend(result for result, _sent in self._requested)
+        self._cluster.on_shutdown(self._session)
+        return NodeLostError(SHUT_DOWN)
+
+    def _call(self, call: Callable[[], Any], *results: Future[Any]) -> Any:
+        """Make a call.
+
+        Args:
+            call: The call.
+            results: See `_check_connected`.
+
+        Raises:
+            NodeLostError: It failed, or Ray was shut down.
             StoreFullError: Its result could not be stored.
         """
         exceptions = self._ray.exceptions
+        self._check_connected(*results)
         try:
             return call()
-        except ignored:
-            return None
         except (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError) as error:
             raise StoreFullError(_summary(error)) from error
         except exceptions.RayError as error:
             raise NodeLostError(_summary(error)) from error
         except Exception as error:
-            if self._ray.is_initialized():
+            if self._connected:
                 raise
-            raise NodeLostError("Ray was shut down in this process") from error
+            raise self._lost_by_shutdown(*results) from error
+
+
+def _session_of(ray: Any) -> str | None:
+    """Identifies the connection of this process to a cluster; None without one."""
+    if not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    return f"{context.get_node_id()} {context.get_job_id()}"
 
 
 def _summary(error: Exception) -> str:
