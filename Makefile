@@ -18,8 +18,9 @@
 # make soak-explorer   scroll through a million samples in a browser and check that nothing grows (SECONDS=600)
 # make faults          measure how long recovery from each fault takes: the table in
 #                      docs/explanation/benchmarks.md
-# make bench-diagnosis how often the verdict is right (loaders with planted causes; ONLY=collate,lock SEEDS=3), and how
-#                      close predictions and the tuner come (ONLY=predictions, ONLY=tuner); writes to build/planted
+# make bench-diagnosis how often the verdict is right (loaders with planted causes; ONLY=collate,lock SEEDS=3
+#                      SIZES=0.5,1,2), and how close predictions and the tuner come (ONLY=predictions, ONLY=tuner);
+#                      writes to build/planted
 # make release-check   build sdist and wheel into build/release, check their metadata, install and use each in an empty
 #                      environment
 # make clean           remove .venv, caches and build outputs
@@ -36,6 +37,7 @@ PEERS   ?=
 SECONDS ?= 300
 ONLY    ?=
 SEEDS   ?=
+SIZES   ?=
 
 VENV := .venv
 PY   := $(VENV)/bin/python
@@ -117,7 +119,7 @@ faults: $(MADE)-test
 
 bench-diagnosis: $(MADE)-test
 ifeq ($(filter predictions tuner,$(ONLY)),)
-	$(PY) tests/planted.py $(if $(ONLY),--only '$(ONLY)') $(if $(SEEDS),--seeds $(SEEDS))
+	$(PY) tests/planted.py $(if $(ONLY),--only '$(ONLY)') $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SIZES),--sizes $(SIZES))
 endif
 ifneq ($(or $(filter predictions tuner,$(ONLY)),$(if $(ONLY),,all)),)
 	$(PY) tests/predictions.py $(if $(ONLY),--only '$(ONLY)')

@@ -3,6 +3,7 @@
     make bench-diagnosis                     all workloads, each in turn
     make bench-diagnosis ONLY=collate,lock   those whose names begin so
     make bench-diagnosis SEEDS=3             each so many times
+    make bench-diagnosis SIZES=0.5,1,2       each in so many sizes: batches of so many times the samples
 
 Each workload is a real loader with real workers, whose dataset, sampler, collate function, worker or loop is made slow
 in one way, or in two. The truth is a set of causes: a verdict is right if its first cause is among them, and if a pair
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import fcntl
 import functools
 import itertools
@@ -216,7 +218,7 @@ class Planted:
     dataset: Callable[[Path], Any]
     arguments: dict[str, Any] = field(default_factory=dict)
     """Of the loader."""
-    step: Callable[[int], object] = Sleeping(0.002)
+    step: Sleeping | Computing = Sleeping(0.002)
     """What the loop does with a batch."""
     second: frozenset[str] = frozenset()
     """Right second causes of a pair; the order of the two does not matter."""
@@ -347,7 +349,7 @@ class Outcome:
 
     @property
     def partly(self) -> bool:
-        """Whether one of two planted causes comes first, or the planted one second."""
+        """Whether at least one planted cause is named, first or second."""
         planted = self.workload.truth | self.workload.second
         return self.right or self.cause in planted or self.also in planted
 
@@ -366,18 +368,26 @@ def _cpu_seconds() -> tuple[float, float]:
     return busy, own
 
 
-def run(workload: Planted, seed: int = 0) -> Outcome:
-    """Iterate one epoch, close the loader, and ask it what limited the loop."""
+def run(workload: Planted, seed: int = 0, size: float = 1.0) -> Outcome:
+    """Iterate one epoch, close the loader, and ask it what limited the loop.
+
+    Args:
+        workload: What is planted.
+        seed: Of a shuffled order.
+        size: Batches have so many times the samples, and the loop takes so many times as long for each.
+    """
+    arguments = workload.arguments | {"batch_size": max(1, round(size * workload.arguments["batch_size"]))}
+    step = dataclasses.replace(workload.step, seconds=size * workload.step.seconds)
     burners = [multiprocessing.get_context("fork").Process(target=burn, daemon=True) for _ in range(workload.burners)]
     for burner in burners:
         burner.start()
     try:
         with tempfile.TemporaryDirectory() as folder:
             np.random.seed(seed)
-            loader = nbloader.DataLoader(workload.dataset(Path(folder)), **workload.arguments)
+            loader = nbloader.DataLoader(workload.dataset(Path(folder)), **arguments)
             (busy, own), began = _cpu_seconds(), time.monotonic()
             for number, _batch in enumerate(loader):
-                workload.step(number)
+                step(number)
             (busy_after, own_after), took = _cpu_seconds(), time.monotonic() - began
             loader.close()
             verdict = loader.stats().epoch_verdict
@@ -410,7 +420,7 @@ def table(outcomes: list[Outcome], load: str) -> str:
         f"{today:%Y-%m-%d}, {os.cpu_count()} cores, load {load}, {foreign:.2f} cores used by other programs.",
         "",
         f"- One planted cause: {_share(single)}",
-        f"- Pairs, both named: {_share(pairs)}; one of them named first: {sum(o.partly for o in pairs)}",
+        f"- Pairs, both named: {_share(pairs)}; at least one of them named: {sum(o.partly for o in pairs)}",
         f"- False alarms on healthy loaders: {alarms} of {len(healthy)}",
         f"- Cannot tell: {sum(o.cause == 'unknown' for o in outcomes)} of {len(outcomes)}",
         "",
@@ -438,18 +448,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="names to begin with, separated by commas")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--sizes", default="1", help="times the usual samples of a batch: 0.5,1,2")
     options = parser.parse_args()
+    sizes = [float(size) for size in options.sizes.split(",")]
     begins = tuple(name.strip() for name in options.only.split(",")) if options.only else ("",)
     load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
     warm_up()
     outcomes = []
     for workload in WORKLOADS:
         if workload.name.startswith(begins):
-            for seed in range(options.seeds):
-                outcome = run(workload, seed)
+            for size, seed in itertools.product(sizes, range(options.seeds)):
+                outcome = run(workload, seed, size)
                 outcomes.append(outcome)
                 mark = "right" if outcome.right else "WRONG"
-                print(f"{mark}: {workload.name} ({outcome.foreign:.1f} cores foreign): {outcome.cause} {outcome.also}\n"
+                print(f"{mark}: {workload.name}, {size:g} x ({outcome.foreign:.1f} cores foreign): "
+                      f"{outcome.cause} {outcome.also}\n"
                       f"    {outcome.sentence}", flush=True)  # fmt: skip
     text = table(outcomes, load)
     TABLE.parent.mkdir(parents=True, exist_ok=True)
