@@ -79,6 +79,14 @@ class OpensLate(Samples):
         return super().__getitem__(index)
 
 
+class UnpickledSlowly(Samples):
+    """A dataset that each worker takes long to rebuild."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        time.sleep(0.8)
+        vars(self).update(state)
+
+
 @dataclass(frozen=True)
 class Sleeping:
     seconds: float
@@ -257,6 +265,7 @@ def workloads(pace: float = 1.0) -> tuple[Planted, ...]:
         _p("healthy", "consumer", Samples(640, Sleeping(0.001 * pace)), step=Sleeping(0.07 * pace), quick=True),
         _p("healthy, tiny batches", "consumer", Samples(2000), step=Sleeping(0.01)),
         _p("healthy, 8 workers", "consumer", Samples(640, Sleeping(0.004)), num_workers=8, step=Sleeping(0.03)),
+        _p("healthy, large batches", "consumer", Samples(320, None, np.zeros(300_000, np.float32)), step=Sleeping(0.06)),
         _p("healthy, no workers", "consumer", Samples(640), num_workers=0, step=Sleeping(0.03)),
         _p("healthy, threads", "consumer", Samples(640, Sleeping(0.001)), workers="thread", step=Sleeping(0.03)),
         _p("loop in Python", "consumer_python", Samples(640, Sleeping(0.001)), step=Computing(0.03)),
@@ -287,6 +296,7 @@ def workloads(pace: float = 1.0) -> tuple[Planted, ...]:
         _p("start-up, worker_init_fn", "startup", Samples(160, Sleeping(0.001)), worker_init_fn=sleep_in_init,
            quick=True),
         _p("start-up, first samples", "startup", OpensLate(200, Sleeping(0.001))),
+        _p("start-up, unpickling", "startup", UnpickledSlowly(160, Sleeping(0.001))),
         _p("no workers, waiting", "in_process", Samples(320, Sleeping(0.003 * pace)), num_workers=0, quick=True),
         _p("no workers, computing", "in_process", Samples(320, Computing(0.003)), num_workers=0),
         _p("interpreter lock", "interpreter_lock", Samples(480, Computing(0.002)), workers="thread", num_workers=4,

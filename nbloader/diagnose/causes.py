@@ -50,6 +50,8 @@ MIN_LOOKS = 8
 """Looks at busy workers that this needs."""
 ONE_CORE = (0.6, 1.25)
 """CPU time per second of worker threads that take turns under the interpreter lock."""
+LOCK_TAKEN = 0.9
+"""CPU time per second of the process from which on whoever wants the interpreter lock has to wait for it."""
 FAULT_SECONDS = 5e-5
 """What a page that is read from a disk costs at least."""
 FAULTED = 0.2
@@ -147,6 +149,8 @@ def _ranked(parts: dict[Cause, float], wait_share: float) -> tuple[Finding, ...]
 
 def _loop(e: Evidence) -> Cause:
     busy = loop_cpu(e)
+    if lock_is_taken(e) and (busy is None or busy < PYTHON_STEP):
+        return Cause.INTERPRETER_LOCK  # its steps take so long since it waits for the lock, too
     return Cause.CONSUMER_PYTHON if busy is not None and busy >= PYTHON_STEP else Cause.CONSUMER
 
 
@@ -159,6 +163,8 @@ def loop_cpu(e: Evidence) -> float | None:
 
 def _opening(e: Evidence) -> Cause:
     """Why batches that are ready are not delivered at once."""
+    if lock_is_taken(e):
+        return Cause.INTERPRETER_LOCK
     if e.pickled > PICKLE_BYTES or e.by_pickle > _MAJORITY:
         return Cause.PICKLE
     if e.usage is not None and e.usage.consumer_core_wait >= e.opening_wait / 2:
@@ -208,6 +214,8 @@ def _slow_part(e: Evidence) -> float:
 
 def _idle(e: Evidence) -> Cause:
     """Why workers are idle while the loop waits."""
+    if lock_is_taken(e):
+        return Cause.INTERPRETER_LOCK  # they need it to begin with the next batch
     return Cause.WINDOW if e.full >= FULL and e.window <= 2 * e.workers else Cause.UNKNOWN
 
 
@@ -225,7 +233,7 @@ def _fetching(e: Evidence, share: float) -> list[Finding]:
     cpu = e.fetch_cpu
     if cpu is None:
         return [Finding(Cause.UNKNOWN, share)]
-    if e.place == "thread" and takes_turns(e):
+    if takes_turns(e):
         return [Finding(Cause.INTERPRETER_LOCK, share)]
     if many_threads(e):
         return [Finding(Cause.THREADS, share)]
@@ -295,11 +303,16 @@ def cores_used(e: Evidence) -> float:
 
 def takes_turns(e: Evidence) -> bool:
     """Whether worker threads compute one at a time: together they use one core, and each would like to have one."""
-    if e.usage is None or e.workers < 2 or e.fetch_cpu is None:  # noqa: PLR2004 - one thread needs no turn
+    if e.place != "thread" or e.usage is None or e.fetch_cpu is None or e.workers < 2:  # noqa: PLR2004 - one needs no turn
         return False
     low, high = ONE_CORE
     used = e.workers * e.utilization * e.fetch_cpu
     return low <= used <= high and e.usage.loop_cores <= high and e.fetch_cpu <= PYTHON_STEP
+
+
+def lock_is_taken(e: Evidence) -> bool:
+    """Whether worker threads take turns, and nearly always one of the process's threads has the interpreter lock."""
+    return takes_turns(e) and e.usage is not None and e.usage.loop_cores >= LOCK_TAKEN
 
 
 def many_threads(e: Evidence) -> bool:
