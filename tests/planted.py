@@ -265,7 +265,7 @@ def workloads(pace: float = 1.0) -> tuple[Planted, ...]:
         _p("healthy", "consumer", Samples(640, Sleeping(0.001 * pace)), step=Sleeping(0.07 * pace), quick=True),
         _p("healthy, tiny batches", "consumer", Samples(2000), step=Sleeping(0.01)),
         _p("healthy, 8 workers", "consumer", Samples(640, Sleeping(0.004)), num_workers=8, step=Sleeping(0.03)),
-        _p("healthy, large batches", "consumer", Samples(320, None, np.zeros(300_000, np.float32)), step=Sleeping(0.06)),
+        _p("healthy, large batches", "consumer", Samples(320, None, np.zeros(300_000, "f4")), step=Sleeping(0.06)),
         _p("healthy, no workers", "consumer", Samples(640), num_workers=0, step=Sleeping(0.03)),
         _p("healthy, threads", "consumer", Samples(640, Sleeping(0.001)), workers="thread", step=Sleeping(0.03)),
         _p("loop in Python", "consumer_python", Samples(640, Sleeping(0.001)), step=Computing(0.03)),
