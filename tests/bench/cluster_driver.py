@@ -102,7 +102,8 @@ class Stub:
 class StubCluster(RayCluster):
     """One node."""
 
-    connected = True
+    connected = current = True
+    session = "stub"
 
     def __init__(self, nbytes, layout):
         self.stub = Stub(nbytes, layout)
