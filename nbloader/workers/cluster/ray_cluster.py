@@ -31,19 +31,17 @@ _clock = time.perf_counter_ns
 _PACKAGE = __name__.partition(".")[0]
 LOOK_FOR_SHUTDOWN = 0.5
 """Seconds between two looks whether Ray was shut down while a thread waits for a node."""
-_KEPT: list[Any] = []
-"""Results that nobody waits for, since Ray was shut down. If a reference is released while that goes on, Ray ends the
-process, and there is no public way to find out when it is over. They take some hundred bytes each."""
 STACK_TIMEOUT = 10.0
 """Seconds to wait for the stack of a worker on another node."""
+SHUT_DOWN = "Ray was shut down in this process while the loader used it"
 CLIENT = (
     "Ray is connected through Ray Client (an address that begins with ray://), which moves all data through one "
     "process and has no object store on this side. Run this notebook on a node of the cluster (the head node, or any "
     "machine after `ray start --address=<head>:6379`) and connect it with ray.init(address='auto')"
 )
-
-
-SHUT_DOWN = "Ray was shut down in this process while the loader used it"
+_unreleased: list[Any] = []
+"""Results that nobody waits for any more, since Ray was shut down. If a reference is released while that goes on, Ray
+ends the process, and there is no public way to find out when it is over. They take some hundred bytes each."""
 
 
 class NodeLostError(NbloaderError):
@@ -295,7 +293,7 @@ class RayConnection:
         if not self._killed.is_set():
             self._killed.set()
             if self._connected:  # otherwise it has ended with its job
-                with contextlib.suppress(ValueError):  # it is dead
+                with contextlib.suppress(ValueError, NodeLostError):  # it is dead
                     self._call(lambda: self._ray.kill(self._actor, no_restart=True))
 
     def _result(self, method: Any) -> Any:
@@ -309,7 +307,7 @@ class RayConnection:
         """Check that Ray was not shut down: a call would start a new local cluster, which nobody wants.
 
         Args:
-            results: What is kept if it was.
+            results: What is not released if it was.
 
         Raises:
             NodeLostError: It was, and maybe connected anew.
@@ -322,8 +320,7 @@ class RayConnection:
         return self._cluster.connected and self._cluster.session == self._session
 
     def _lost_by_shutdown(self, *results: Future[Any]) -> NodeLostError:
-        _KEPT.extend(results)
-        _KEPT.extend(result for result, _sent in self._requested)
+        _unreleased.append((results, tuple(self._requested)))
         self._cluster.on_shutdown(self._session)
         return NodeLostError(SHUT_DOWN)
 
