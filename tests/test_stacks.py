@@ -55,6 +55,29 @@ def test_stack_of_a_hanging_worker(how, method, tmp_path, monkeypatch):
         assert flat(epoch) == list(range(20))
 
 
+def test_the_rest_of_a_late_response_is_not_taken_for_a_response(monkeypatch):
+    """A request ends at the worker's outermost frame; faulthandler writes those of the notebook after that."""
+    monkeypatch.setattr(stack_probe, "WAIT", FOREVER)
+    monkeypatch.setattr(stack_probe, "QUIET", FOREVER)
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    late = '  File "<frozen runpy>", line 198 in _run_module_as_main\n'
+    response = 'Stack (most recent call first):\n  File "/data.py", line 12 in __getitem__\n  File "<string>", line 1 in '
+    parts = iter([late, response + "<module>\n"])
+
+    def send() -> bool:
+        os.write(writer, next(parts).encode())
+        return True  # nothing is sent to a process
+
+    no_process = 2**22 + 1
+    try:
+        text = stack_probe.StackPipe(reader).stack_request(no_process, send)()
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert text.count("\n") == 3
+    assert stack_probe.place(text) == "/data.py, line 12 in __getitem__"
+
+
 def test_stack_of_a_worker_thread():
     go = threading.Event()
 

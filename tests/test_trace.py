@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Numbers, wait_for
+from datasets import Numbers, all_pids, wait_for
 
 from nbloader import DataLoader
 from nbloader._util.format import final_message, tail
@@ -94,7 +94,9 @@ def load(text: str) -> dict[str, list[dict[str, Any]]]:
 
 def test_a_trace_of_a_real_epoch_has_a_lane_per_worker_and_an_arrow_per_batch(tmp_path: Path):
     with DataLoader(Numbers(40), batch_size=4, num_workers=2) as loader:
-        for _ in loader:
+        epoch = iter(loader)
+        all_pids(loader)
+        for _ in epoch:
             pass
         path = loader.trace.save(tmp_path / "epoch.json")
     by_phase = load(path.read_text())

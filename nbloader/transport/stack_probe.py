@@ -88,9 +88,10 @@ def answer(fd: int) -> None:
             for ident, innermost in sys._current_frames().items()
             if ident != me
         ]
-        text = f"{_BEGIN}{''.join(others)}{_stack('Current thread', me, frame, _awaited)}{_END}"
+        text = f"{''.join(others)}{_stack('Current thread', me, frame, _awaited)}{_END}"
+        last = text.encode("utf-8", "backslashreplace")[1 - _CAPACITY :]
         with contextlib.suppress(OSError):  # nobody reads: the notebook's process has ended, or does not ask any more
-            os.write(fd, text.encode("utf-8", "backslashreplace")[-_CAPACITY:])
+            os.write(fd, _BEGIN.encode() + last)
 
     signal.signal(SIGNAL, write_stacks)
     signal.siginterrupt(SIGNAL, False)  # reads and writes of C libraries go on, as if nothing had come
@@ -143,7 +144,7 @@ class StackPipe:
 
 
 def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
-    _read(fd)  # a late response to the request before
+    _read(fd)  # a late response to the request before; the rest of it may still come
     poll = select.poll()
     poll.register(fd, select.POLLIN)
 
@@ -152,7 +153,7 @@ def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
             if not gone():
                 os.kill(pid, signal_number)
 
-    text = ""
+    received = text = ""
     deadline = time.monotonic() + WAIT
     before = _MainThread.of(pid)
     send(SIGNAL)
@@ -161,7 +162,8 @@ def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
             more = _read(fd)
             if not more:  # the other end is closed
                 break
-            text = _last_response(text + more)
+            received += more
+            text = _last_response(received)
         elif text or time.monotonic() > deadline:
             break
         elif _MainThread.of(pid).is_in_c_code(before):
@@ -203,11 +205,14 @@ class _MainThread(NamedTuple):
         return self.state is None or self.state in "SD" or self.cpu - before.cpu >= COMPUTED
 
 
-def _last_response(text: str) -> str:
-    """The text of the last response, without late ones to requests before."""
-    response = text.rpartition(_BEGIN)[2]
-    begin = response.rfind(_OF_FAULTHANDLER)
-    return response[begin:] if begin > 0 else response
+def _last_response(received: str) -> str:
+    """The text from the last beginning of a response on; empty if there is none.
+
+    Before it come late responses to earlier requests. The first of them may lack its beginning: a request ends as soon
+    as the frames of the worker are complete, and faulthandler writes those further outside after that.
+    """
+    begin = max(received.rfind(_BEGIN), received.rfind(_OF_FAULTHANDLER))
+    return received[begin:].removeprefix(_BEGIN) if begin >= 0 else ""
 
 
 def _read(fd: int) -> str:
