@@ -340,7 +340,7 @@ def test_both_functions_get_worker_info_work():
             assert ours.dataset is theirs.dataset is self
             return ours.id, theirs.id, ours.num_workers, ours.seed - ours.id, threading.get_ident()
 
-    with threaded(Asks(40), 2, num_workers=3) as loader:
+    with threaded(Asks(40), 2, num_workers=3, dispatch="round_robin") as loader:  # each worker gets some
         batches = list(loader)
         assert torch.utils.data.get_worker_info() is None
         assert get_worker_info() is None

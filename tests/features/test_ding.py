@@ -276,9 +276,10 @@ def test_one_large_batch_is_loaded_in_parallel(with_workers):
     """Two workers, 16 samples of 20 ms: little more than half of 320 ms."""
     with DataLoader(Slow(16, wait=0.02), 16, chunk_size=8, **with_workers) as loader:
         list(loader)
-        durations = []
-        for _ in range(3):
+
+        def duration():
             begin = time.perf_counter()
             list(loader)
-            durations.append(time.perf_counter() - begin)
-    assert min(durations) < 0.32 * 0.75
+            return time.perf_counter() - begin
+
+        wait_for(lambda: duration() < 0.32 * 0.75, "an epoch that no other process disturbs")
