@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbloader.scheduler.prefetch import DEEP_QUEUE, EXTENSION_BATCHES, EXTENSION_BYTES, PrefetchPolicy
+from nbloader.scheduler.prefetch import (
+    DEEP_BYTES,
+    DEEP_QUEUE,
+    DEEPEST_QUEUE,
+    EXTENSION_BATCHES,
+    EXTENSION_BYTES,
+    PrefetchPolicy,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -28,7 +35,7 @@ def test_the_window_is_shared_by_the_workers(workers, factor, total):
 
 @pytest.mark.parametrize(
     ("nbytes", "produce_ns", "window"),
-    [(1000, MS, 2 * DEEP_QUEUE), (1000, 3 * MS, 4), (1 << 20, MS, 4)],
+    [(1000, MS, 2 * DEEPEST_QUEUE), (1000, 3 * MS, 4), (1 << 20, MS, 4)],
     ids=["small and fast", "slow", "large"],
 )
 def test_the_window_grows_while_batches_are_small_and_fast(nbytes, produce_ns, window):
@@ -102,19 +109,26 @@ def test_half_of_a_deep_window_is_requested_at_once():
     policy = PrefetchPolicy(2, adaptive=True)
     policy.observe(1000, MS // 20)
     policy.adapt()
-    assert policy.window == 2 * DEEP_QUEUE
-    assert [policy.refill_size(room, 0) for room in (DEEP_QUEUE - 1, DEEP_QUEUE)] == [0, DEEP_QUEUE]
+    half = policy.window // 2
+    assert half == DEEPEST_QUEUE
+    assert [policy.refill_size(room, 0) for room in (half - 1, half)] == [0, half]
 
 
 @pytest.mark.parametrize(
-    ("workers", "nbytes", "window"),
-    [(2, 1000, 2 * 64), (8, 1 << 19, EXTENSION_BYTES >> 19), (100, 1 << 19, 100 * DEEP_QUEUE)],
-    ids=["small batches", "as many as there is memory for", "never fewer than from others"],
+    ("workers", "nbytes", "deep_bytes", "window"),
+    [
+        (2, 2000, None, 2 * DEEPEST_QUEUE),
+        (2, 400_000, None, DEEP_BYTES // 400_000),
+        (100, 400_000, None, 100 * DEEP_QUEUE),
+        (12, 1 << 19, EXTENSION_BYTES, EXTENSION_BYTES >> 19),
+    ],
+    ids=["small batches", "as many as there is memory for", "never fewer than usual", "more memory"],
 )
-def test_more_batches_are_requested_from_workers_that_messages_take_long_to_reach(workers, nbytes, window):
-    policy = PrefetchPolicy(workers, adaptive=True, deep_queue=64)
-    policy.observe(nbytes, MS // 20)
-    policy.adapt()
+def test_as_many_batches_are_requested_as_fit_into_memory(workers, nbytes, deep_bytes, window):
+    policy = PrefetchPolicy(workers, adaptive=True, deep_bytes=deep_bytes)
+    for size in (1000, nbytes, nbytes):  # they grow
+        policy.observe(size, MS // 20)
+        policy.adapt()
     assert policy.window == window
 
 

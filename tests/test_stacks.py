@@ -61,8 +61,9 @@ def test_the_rest_of_a_late_response_is_not_taken_for_a_response(monkeypatch):
     monkeypatch.setattr(stack_probe, "QUIET", FOREVER)
     reader, writer = os.pipe2(os.O_NONBLOCK)
     late = '  File "<frozen runpy>", line 198 in _run_module_as_main\n'
-    response = 'Stack (most recent call first):\n  File "/data.py", line 12 in __getitem__\n  File "<string>", line 1 in '
-    parts = iter([late, response + "<module>\n"])
+    frames = ('"/data.py", line 12 in __getitem__', '"<string>", line 1 in <module>')
+    response = "Stack (most recent call first):\n" + "".join(f"  File {frame}\n" for frame in frames)
+    parts = iter([late, response])
 
     def send() -> bool:
         os.write(writer, next(parts).encode())

@@ -151,7 +151,7 @@ class Engine:
             adaptive=self._adapts(config.adaptive_window),
             unlimited_queue=config.kind.inline,  # each iteration has a consumer that produces for itself
             concurrency=config.concurrency,
-            deep_queue=config.kind.deep_queue,
+            deep_bytes=config.kind.deep_bytes,
         )
         if config.batch_size is not None:
             self._policy.expect(config.batch_size)

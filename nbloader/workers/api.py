@@ -483,7 +483,7 @@ class WorkerKind(ABC):
     """Whether the consumer's own thread produces the batches, in `WorkerPool.run_next`."""
     in_process: ClassVar[bool] = True
     """Whether the workers are threads of this process."""
-    deep_queue: ClassVar[int | None] = None
+    deep_bytes: ClassVar[int | None] = None
     """See `PrefetchPolicy`."""
 
     @property

@@ -85,7 +85,7 @@ class RayKind(WorkerKind):
     options: WorkerOptions
     cluster: RayCluster
     in_process: ClassVar[bool] = False
-    deep_queue: ClassVar[int | None] = 64  # a message to another machine and its answer take some ms
+    deep_bytes: ClassVar[int | None] = 128 << 20  # a message to another machine and its answer take some ms
 
     @classmethod
     def of(cls, options: WorkerOptions) -> RayKind:
