@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 
 DEEP_QUEUE = 16
-"""Batches to request ahead per worker while they are small and fast, if the user left the window open: at least."""
+"""Batches to request ahead per worker, at least, while they are small and fast, if the user left the window open."""
 DEEPEST_QUEUE = 64
-"""The same at most, as far as all of them fit into `DEEP_BYTES`. A worker with 16 tiny batches has done them in half a
+"""Batches per worker, at most, if all of them fit into `DEEP_BYTES`. A worker produces 16 tiny batches in half a
 millisecond; then it sleeps, and waking it takes longer than producing a batch."""
 DEEP_BYTES = 16 << 20
-"""Memory of all batches of a queue deeper than `DEEP_QUEUE`. What is delivered later than it is dropped from the caches
-takes longer than the messages saved: with 64 batches of 330 kB per worker the loop lost 5 % of its rate."""
+"""Memory that the batches of a window deeper than `DEEP_QUEUE` may take. Batches that have left the CPU caches before
+the loop receives them cost more than the saved wake-ups: with 64 batches of 330 kB per worker the rate fell by 5 %."""
 FAST_NS = 2_000_000
 """Production time below which a batch is fast."""
 SMALL_BYTES = 512 * 1024
@@ -57,7 +57,8 @@ class PrefetchPolicy:
         num_workers: Workers that share the window.
         prefetch_factor: Batches to request ahead, per worker.
         prefetch: Batches to request ahead in total; replaces `prefetch_factor`.
-        adaptive: Whether the window grows to `DEEP_QUEUE` per worker or more while batches are small and fast.
+        adaptive: Whether the window grows to between `DEEP_QUEUE` and `DEEPEST_QUEUE` batches per worker while they are
+            small and fast.
         unlimited_queue: Whether one worker may hold any number of batches.
         concurrency: Samples that a worker fetches at a time, across batches; 0 if it fetches one batch after the other.
         deep_bytes: Replaces `DEEP_BYTES`: a larger number for workers that messages take long to reach.
@@ -108,7 +109,7 @@ class PrefetchPolicy:
         self.prefetches = base > 0
         """Whether batches are requested before the consumer asks for them."""
         self._outgrown: float = math.inf
-        """Size of batches for which a deep window must be planned anew."""
+        """Size of a batch above which the window is planned again: it would take twice the memory."""
         deep = 0
         if self._deep:
             deep = self._deep_window

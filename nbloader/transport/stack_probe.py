@@ -206,10 +206,10 @@ class _MainThread(NamedTuple):
 
 
 def _last_response(received: str) -> str:
-    """The text from the last beginning of a response on; empty if there is none.
+    """The last response in what was received; empty if none has begun.
 
-    Before it come late responses to earlier requests. The first of them may lack its beginning: a request ends as soon
-    as the frames of the worker are complete, and faulthandler writes those further outside after that.
+    Late responses to earlier requests come before it. The first of them may lack its beginning: a request ends as soon
+    as the frames of the worker are complete, and faulthandler writes those of the notebook after them.
     """
     begin = max(received.rfind(_BEGIN), received.rfind(_OF_FAULTHANDLER))
     return received[begin:].removeprefix(_BEGIN) if begin >= 0 else ""
