@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+from pathlib import Path
 
 import pytest
 from datasets import Images
 
 from nbloader import DataLoader
+from nbloader._util.system import V2, Cgroup
 from nbloader.engine.memory import CHECK_EVERY, FIRST_CHECK, MemoryWatch
 from nbloader.scheduler.dispatcher import Dispatcher
 from nbloader.scheduler.prefetch import PrefetchPolicy
@@ -28,6 +30,20 @@ def test_memory_is_measured_by_the_bytes_that_have_arrived_and_not_for_each_batc
     assert watch.due(GB)
     assert watch.affordable(GB, 0) == 1  # one batch always
     assert [watch.due(CHECK_EVERY // 2) for _ in range(2)] == [False, True]
+
+
+@pytest.mark.unit
+def test_control_groups_are_looked_for_once_and_their_values_read_each_time(monkeypatch):
+    groups = (Cgroup(Path("/nowhere"), V2),)
+    searches, asked, left = [], [], iter([3 * GB, 2 * GB])
+    monkeypatch.setattr("nbloader.engine.memory.cgroups", lambda controller: searches.append(controller) or groups)
+    monkeypatch.setattr("nbloader.engine.memory.available_memory", lambda groups: (asked.append(groups), next(left))[1])
+    watch = MemoryWatch()
+    for expected in (3 * GB, 2 * GB):
+        watch.affordable(GB, 0)
+        assert watch.measured == expected
+    assert searches == ["memory"]
+    assert asked == [groups, groups]
 
 
 @pytest.mark.unit

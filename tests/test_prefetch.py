@@ -12,6 +12,7 @@ from nbloader.scheduler.prefetch import (
     DEEPEST_QUEUE,
     EXTENSION_BATCHES,
     EXTENSION_BYTES,
+    UNWATCHED,
     PrefetchPolicy,
 )
 
@@ -62,6 +63,24 @@ def test_a_consumer_waits_for_fast_batches_in_groups():
     slower.observe(1000, MS)
     slower.adapt()
     assert slower.group(16) == 1
+
+
+def test_small_fast_batches_arrive_unwatched_while_workers_have_others_queued():
+    policy = PrefetchPolicy(2, prefetch_factor=2, adaptive=True)
+    policy.observe(1000, MS // 2)  # one every 0.25 ms
+    assert policy.unwatched(32) == 0, "while the window is shallow"
+    policy.adapt()
+    assert policy.unwatched(32) == UNWATCHED
+    assert policy.unwatched(8) == pytest.approx(0.001), "workers keep half of what they hold"
+    assert [policy.unwatched(held) for held in (3, 1, 0)] == [0, 0, 0], "fewer than two would arrive"
+    slower = PrefetchPolicy(1, prefetch_factor=2, adaptive=True)
+    slower.observe(1000, int(1.5 * MS))
+    slower.adapt()
+    assert slower.unwatched(32) == 0
+    waiting = PrefetchPolicy(2, prefetch_factor=2, adaptive=True, concurrency=100)
+    waiting.observe(1000, MS // 2)
+    waiting.adapt()
+    assert waiting.unwatched(32) == 0, "many samples of an asynchronous dataset are in flight"
 
 
 def test_a_chosen_prefetch_factor_ends_the_adaptation():

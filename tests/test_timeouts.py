@@ -266,3 +266,26 @@ def test_two_threads_that_wait_for_one_iterator_get_an_error(same):
         waker.set()
         thread.join()
     waker.close()
+
+
+def test_a_pause_lasts_as_long_as_asked_for_or_until_the_wake_up():
+    waker = Wakeup()
+    try:
+        begin = time.perf_counter()
+        waker.pause(0.0003)
+        assert time.perf_counter() - begin >= 0.0003
+        waker.set()
+        waker.pause(120)
+        waker.set()
+        waker.wait(None, 120)
+        begin = time.perf_counter()
+        waker.pause(0.0003)
+        assert time.perf_counter() - begin >= 0.0003, "the wake-ups were cleared"
+    finally:
+        waker.close()
+
+
+def test_a_pause_returns_at_once_where_select_cannot_wait_for_the_descriptor():
+    waker = Wakeup()
+    waker.close()
+    waker.pause(120)

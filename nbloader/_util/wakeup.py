@@ -58,6 +58,27 @@ class Wakeup:
             if fd != other:
                 self.clear()
 
+    def pause(self, seconds: float) -> None:
+        """Block until it is set, at most for a short time, which is kept to the microsecond: `poll` rounds up to 1 ms.
+
+        Args:
+            seconds: The time.
+
+        Raises:
+            RuntimeError: Another thread is waiting.
+        """
+        if self._waiting:
+            raise RuntimeError(CONCURRENT_NEXT)
+        try:
+            self._waiting = True
+            ready = select.select((self._read,), (), (), max(0.0, seconds))[0]
+        except (ValueError, OSError):  # `select` takes descriptors up to 1023 only, and none of a closed socket
+            ready = []
+        finally:
+            self._waiting = False
+        if ready:
+            self.clear()
+
     def fileno(self) -> int:
         """A descriptor that is readable while a wake-up is pending."""
         return self._read.fileno()

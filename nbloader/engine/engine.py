@@ -770,6 +770,8 @@ class Engine:
                 wakeup.wait(fileno, min([GROUP_WAIT, *timeouts]))
             finally:
                 pool.wake_after(1)
+        elif pool is not None and plan.unwatched and pool.wakes_for_each:
+            wakeup.pause(min([plan.unwatched, *timeouts]))
         else:
             wakeup.wait(fileno, min(timeouts, default=None))
         self.callbacks.call(waiting=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nbloader._util.format import megabytes, plural
-from nbloader._util.system import available_memory
+from nbloader._util.system import Cgroup, available_memory, cgroups
 
 FIRST_CHECK = 1 << 20
 """Batches in bytes, in total, after which the available memory is measured for the first time."""
 CHECK_EVERY = 256 << 20
-"""The least number of bytes between two measurements. One reads a dozen system files, which takes up to 2 ms."""
+"""The least number of bytes between two measurements, which read several system files each."""
 CHECK_SHARE = 8
 """The next measurement comes when batches of one part in so many of the available memory have arrived."""
 USABLE = 0.75
@@ -22,14 +22,21 @@ class MemoryWatch:
     """Measures the available memory from time to time, by the size of the batches that arrive.
 
     Args:
-        available: Measures it: bytes, or None if the system does not report it.
+        available: Measures it: bytes, or None if the system does not report it. By default it asks the system, and the
+            control groups in which this process was at the first measurement.
     """
 
-    def __init__(self, available: Callable[[], int | None] = available_memory) -> None:
-        self._available = available
+    def __init__(self, available: Callable[[], int | None] | None = None) -> None:
+        self._available = available or self._of_this_process
+        self._groups: tuple[Cgroup, ...] | None = None
         self._until_check = FIRST_CHECK
         self.measured = 0
         """Result of the last measurement, bytes."""
+
+    def _of_this_process(self) -> int | None:
+        if self._groups is None:
+            self._groups = tuple(cgroups("memory"))
+        return available_memory(groups=self._groups)
 
     def due(self, nbytes: int) -> bool:
         """Count a batch that has arrived. Returns whether to measure."""

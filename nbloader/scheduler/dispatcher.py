@@ -105,6 +105,8 @@ class WaitPlan(NamedTuple):
     """Seconds after which it looks again though nothing happened; None for never."""
     group: int
     """Batches for which it may wait together, if it looks again after `GROUP_WAIT` seconds."""
+    unwatched: float
+    """Seconds for which it need not be woken by batches."""
 
 
 _Key: TypeAlias = "tuple[int, int]"
@@ -632,6 +634,7 @@ class Dispatcher(Generic[R]):
             producer = self.producer(run)
         if producer is not None or self.can_steal():
             recheck = policy.recheck_after(one_producer=producer is not None)
+        grouped = first and state.taken > 0 and not self.paused
         return WaitPlan(
             number=self.upcoming(run),
             first=not state.taken,
@@ -640,7 +643,8 @@ class Dispatcher(Generic[R]):
             blocked=self.paused and not self.steps,
             producer=producer,
             recheck=recheck,
-            group=policy.group(state.assigned) if first and state.taken and not self.paused else 1,
+            group=policy.group(state.assigned) if grouped else 1,
+            unwatched=policy.unwatched(state.assigned) if grouped else 0.0,
         )
 
     def producer(self, run: int) -> int | None:

@@ -329,6 +329,9 @@ class WorkerPool(ABC):
     seeds: Mapping[int, int] = MappingProxyType({})
     """The base seeds of the open iterations, by their number; kept up to date by the engine."""
 
+    wakes_for_each: ClassVar[bool] = False
+    """Whether each batch that arrives wakes a consumer that waits for `fileno()`, and interrupts a worker for that."""
+
     @property
     @abstractmethod
     def handles(self) -> Mapping[int, WorkerHandle]:

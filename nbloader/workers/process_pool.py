@@ -339,6 +339,8 @@ class ProcessPool(WorkerPool):
         environment: What workers take over from the notebook's process, found when an iteration begins.
     """
 
+    wakes_for_each = True
+
     def __init__(
         self, start_method: str, output: str, environment: Callable[[], Environment] = Environment.of_this_process
     ) -> None:
