@@ -69,9 +69,17 @@ def _collate(values: Sequence[Any], sizes: list[int]) -> Any:
 
 
 def _columns(values: Sequence[Any], first: dict[Any, Any]) -> list[Sequence[Any]]:
-    """The values of each key of the first dict."""
+    """The values of each key of the first dict.
+
+    From `MANY` keys on, comparing the keys of all dicts once takes less time than looking them up.
+    """
     keys = list(first)
-    if list(map(type, values)).count(dict) == len(values) and list(map(list, values)).count(keys) == len(values):
+    count = len(values)
+    if (
+        len(keys) >= MANY
+        and list(map(type, values)).count(dict) == count
+        and list(map(list, values)).count(keys) == count
+    ):
         return list(map(list, zip(*[value.values() for value in values], strict=True)))
     return [[value[key] for value in values] for key in keys]
 

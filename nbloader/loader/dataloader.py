@@ -302,7 +302,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def _make_epoch(self) -> EpochIterator[Any]:
         parts = self._parts
         run, parts.iterations = parts.iterations, parts.iterations + 1
-        plan = parts.checkpoint.plan_epoch(self._epoch_context())
+        plan = parts.checkpoint.plan_epoch(self._epoch_context(), parts.engine.draw_watch)
         parts.history.add(run, plan.order)
         if not (self.persistent_workers and parts.engine.loaded) and self._load():
             parts.engine.replace_all()
@@ -1079,11 +1079,15 @@ class DataLoader(torch_api.DataLoader[T_co]):
         `generator=`, and the seeds) is derived from the loader's own seed, here and in the process that resumes:
         both then yield the same later epochs, which `torch.manual_seed` no longer changes.
 
+        With `num_workers=0`, checkpoints of loaders that draw no random numbers, neither for the order nor for samples,
+        are equal if their positions and `torch.initial_seed()` are, from the second epoch with a checkpoint on.
+
         Raises:
             TypeError: The state of a custom sampler cannot be stored as JSON, or the loader is over a source.
         """
-        prefetched = self._parts.prefetch.epoch
-        return self._parts.checkpoint.state_dict(self._epoch_context(), None if prefetched is None else prefetched.plan)
+        parts = self._parts
+        prefetched = None if parts.prefetch.epoch is None else parts.prefetch.epoch.plan
+        return parts.checkpoint.state_dict(self._epoch_context(), prefetched, parts.engine.draw_watch)
 
     def load_state_dict(self, state_dict: State) -> None:
         """Resume, with the next `iter(loader)`, where `state_dict()` was called, in this process or another one.

@@ -111,6 +111,8 @@ def _map_epoch(epoch: State, where: str, context: EpochContext, sources: list[An
         )
     elif "sampler" in epoch:
         result["sampler"] = _copied(epoch["sampler"], f"{where}['sampler']")
+    if "draws" in epoch:  # only if it is False
+        result["draws"] = _entry(epoch, where, "draws", _bool)
     if "sampler_epoch" in epoch:
         result["sampler_epoch"] = _entry(epoch, where, "sampler_epoch", _signed)
     total = samplers.length(context.index_sampler)
