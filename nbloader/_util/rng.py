@@ -225,7 +225,7 @@ def seed_everything(seed: int) -> None:
 
 
 def initial_seed() -> int | None:
-    """What torch's global generator was seeded with last, by `torch.manual_seed` or torch; None if it is not imported."""
+    """What torch's global generator was seeded with last, by `torch.manual_seed` or torch; None without torch."""
     torch = sys.modules.get("torch")
     return None if torch is None else int(torch.random.default_generator.initial_seed())
 

@@ -74,14 +74,15 @@ def _columns(values: Sequence[Any], first: dict[Any, Any]) -> list[Sequence[Any]
     From `MANY` keys on, comparing the keys of all dicts once takes less time than looking them up.
     """
     keys = list(first)
-    count = len(values)
-    if (
-        len(keys) >= MANY
-        and list(map(type, values)).count(dict) == count
-        and list(map(list, values)).count(keys) == count
-    ):
+    if len(keys) >= MANY and _have_keys(values, keys):
         return list(map(list, zip(*[value.values() for value in values], strict=True)))
     return [[value[key] for value in values] for key in keys]
+
+
+def _have_keys(values: Sequence[Any], keys: list[Any]) -> bool:
+    """Whether all values are dicts with these keys in this order."""
+    count = len(values)
+    return list(map(type, values)).count(dict) == count and list(map(list, values)).count(keys) == count
 
 
 def _stack_alike(columns: list[Sequence[Any]], firsts: list[Any]) -> list[Any] | None:
