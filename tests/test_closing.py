@@ -97,7 +97,7 @@ def test_closing_a_loader_whose_consumer_is_about_to_wait(workers, monkeypatch):
 
     with DataLoader(Slow(8, wait=0.01), 2, num_workers=1, workers=workers) as loader:
         monkeypatch.setattr(WaitTimer, "check", close_first)
-        with pytest.raises(LoaderClosedError, match="while it was iterated"):
+        with pytest.raises(LoaderClosedError, match="closed during the iteration"):
             list(loader)
 
 
@@ -206,7 +206,7 @@ def test_a_signal_handler_can_close_a_loader_that_it_has_interrupted(workers, mo
                     list(it)
             wait_for(lambda: loader._engine.closed)
             assert loader.stats().state == "closed"
-        assert "only commands are possible" in str(errors[0])
+        assert "Only these methods may be called there" in str(errors[0])
     finally:
         signal.signal(signal.SIGUSR1, before)
 

@@ -122,7 +122,7 @@ def test_a_loader_that_is_closed_by_another_thread_stops_before_the_next_sample(
     with DataLoader(Calls(8, call), 4) as loader:
         thread = threading.Thread(target=lambda: began.wait(60) and loader.close())
         thread.start()
-        with pytest.raises(LoaderClosedError, match="closed while it was iterated"):
+        with pytest.raises(LoaderClosedError, match="closed during the iteration"):
             list(loader)
         thread.join()
     assert seen == [0]

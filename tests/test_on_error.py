@@ -19,7 +19,7 @@ import nbloader.batch
 import nbloader.workers
 from nbloader import DataLoader, DatasetTransferError
 from nbloader import events as ev
-from nbloader.engine.left_out import SkippedSamples
+from nbloader.engine.skipped_samples import SkippedSamples
 from nbloader.report.eventlog import line_of
 
 WORKERS = pytest.mark.parametrize(

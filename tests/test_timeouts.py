@@ -138,7 +138,7 @@ def test_a_loop_over_a_paused_loader_gets_one_notice(workers, capsys, monkeypatc
         thread.start()
         assert flat(loader) == list(range(6))
         thread.join()
-        assert told[0] + capsys.readouterr().err == timeouts.PAUSED
+        assert told[0] + capsys.readouterr().err == timeouts.PAUSE_NOTICE_TEXT
 
 
 # ---- the timeout

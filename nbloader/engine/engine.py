@@ -1,18 +1,18 @@
 """The engine of one loader: it moves batches from the sampler over the workers to the consumer.
 
     consumer in __next__ --+
-                           +--> with the lock: receive from workers, execute commands, assign batches
+                           +--> with the lock held: receive from workers, execute commands, assign batches
     supervisor thread -----+
 
-All state is behind one lock, and whoever is there drives: the consumer while it waits, the supervisor thread while the
-consumer is away (supervisor.py). Decisions are the dispatcher's, which is pure; this module carries them out.
+One lock protects all state. The consumer drives the engine while it waits, the supervisor thread while the consumer is
+away (supervisor.py). The dispatcher makes the decisions and is pure; this module carries them out.
 
 With an inline pool (`num_workers=0`) there is no supervisor. The consumer produces batches itself where it would wait
-for workers, without the lock, and commands are executed by whoever gives them.
+for workers, without holding the lock, and commands run on the calling thread.
 
-Commands (pause, restart, the end of a dropped iterator) come from any thread, even from a finalizer: they are queued,
-and executed with the lock by the next one that drives. Events are recorded with the lock and published without it,
-since a subscriber may call the loader.
+Commands (pause, restart, closing a dropped iterator) come from any thread, even from a finalizer. They are queued, and
+the next thread that drives the engine executes them with the lock held. Events are recorded with the lock held and
+published after it is released, since a subscriber may call the loader.
 
 The engine never refers to the `DataLoader` that owns it, so that an unreferenced loader is closed.
 """
@@ -38,9 +38,9 @@ from nbloader.batch.payload import BatchOutcome, BatchPayload, JoinedPayload
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine import inspect, timeouts
 from nbloader.engine.config import EngineConfig
-from nbloader.engine.left_out import SkippedSamples
 from nbloader.engine.memory import MemoryWatch
 from nbloader.engine.memory import notice as memory_notice
+from nbloader.engine.skipped_samples import SkippedSamples
 from nbloader.engine.supervisor import Supervisor
 from nbloader.engine.timeouts import Due, WaitTimer
 from nbloader.engine.wait_hooks import WaitCallbacks
@@ -52,7 +52,7 @@ from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.events.stack_samples import StackCount
 from nbloader.metrics.probe import WorkerThread
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan, PlannedBatch
-from nbloader.scheduler.dispatcher import Cancel, Dispatcher, Revoke, WaitPlan
+from nbloader.scheduler.dispatcher import Cancel, Delay, Dispatcher, Revoke, WaitPlan
 from nbloader.scheduler.prefetch import GROUP_WAIT, PrefetchPolicy
 from nbloader.scheduler.run_state import Delivery
 from nbloader.transport import stack_probe
@@ -80,21 +80,20 @@ _clock = time.perf_counter_ns
 _new = tuple.__new__  # half the time of a call of the class
 
 IDLE_TIMEOUT = 300.0
-"""Seconds without a request after which a loader stops its workers (until it is asked again)."""
+"""Seconds without a request after which a loader stops its workers. The next request starts them again."""
 SUPERSEDED_TIMEOUT = 2.0
 """Seconds without a request after which a loader stops its workers if its cell was run again."""
-REST = 30.0
-"""Seconds without an epoch after which workers release the memory that the next epoch can begin without. That one
-allocates it anew: with 2 s, epochs of 40 batches of 38 MB with pauses between ran at 12 % of one thread's memcpy, not
-50 %."""
+MEMORY_RELEASE_DELAY = 30.0
+"""Seconds after the last epoch until idle workers release unused memory. The next epoch must allocate it again: with
+2 s, epochs of 40 batches of 38 MB separated by pauses reached 12 % of the memcpy bandwidth of one thread, not 50 %."""
 NEARBY = 0.02
-"""Seconds after a delivery during which the consumer is expected to be back at once."""
+"""Seconds after a delivery during which the consumer is expected to request the next batch at any moment."""
 
 
 CLOSED = "this loader is closed: create a new one"
 INTERRUPTED = (
     "the loader was called by a signal handler or a finalizer (__del__) that has interrupted the loader itself on this "
-    "thread. There, only commands are possible: close(), restart_workers(), pause(), resume() and step()"
+    "thread. Only these methods may be called there: close(), restart_workers(), pause(), resume() and step()"
 )
 
 
@@ -112,14 +111,14 @@ class StackSamples(NamedTuple):
     busy: bool
     """Whether one of the workers was producing a batch."""
     stacks: list[StackCount]
-    """Those that are there at once; worker processes send theirs."""
+    """Those that were taken at once. Worker processes send theirs later, as messages."""
 
 
 class Wait(NamedTuple):
-    """How a consumer waits, determined with the lock.
+    """How a consumer waits, determined with the lock held.
 
-    The workers may be stopped before it sleeps, and the descriptor then belong to another file. But every consumer in
-    `_waiting` is woken after that, and a descriptor is only polled: it comes back at once and looks again.
+    The workers may be stopped before the consumer sleeps, so that the descriptor belongs to another file by then. That
+    is harmless: every consumer in `_waiting` is woken after a stop, and the descriptor is only polled, never read.
     """
 
     plan: WaitPlan
@@ -128,12 +127,24 @@ class Wait(NamedTuple):
     """A descriptor that is readable when the workers sent something; None if there is none."""
 
 
+class DelayReport(NamedTuple):
+    """What delays an iteration."""
+
+    delay: Delay
+    suspect: WorkerGauge
+    """The worker that holds the batch; if there is none, one that is starting, or any."""
+    workers: Sequence[WorkerGauge]
+    """All workers, the suspect first."""
+    holds_batch: bool
+    """Whether the suspect holds the batch."""
+
+
 class Engine:
     """Workers, dispatch and delivery for one loader.
 
     Args:
-        bus: Where events go, always without the lock.
-        config: What the loader asks for.
+        bus: Where events are published, never with the lock held.
+        config: The configuration, which the loader derives from its arguments.
     """
 
     def __init__(self, bus: ev.EventBus, config: EngineConfig) -> None:
@@ -142,7 +153,7 @@ class Engine:
         self.lock = threading.Lock()
         self.callbacks = WaitCallbacks()
         self.on_stacks: Callable[[Iterable[StackCount]], object] = _ignore
-        """Takes samples of what workers execute. Called with the lock."""
+        """Takes samples of what workers execute. Called with the lock held."""
         self._config = config
         self._policy = PrefetchPolicy(
             config.num_workers,
@@ -156,11 +167,11 @@ class Engine:
         if config.batch_size is not None:
             self._policy.expect(config.batch_size)
         self._dispatcher: Dispatcher[BatchOutcome] = Dispatcher(self._policy, round_robin=config.round_robin)
-        self._events: collections.deque[ev.Event] = collections.deque()  # to be published without the lock
+        self._events: collections.deque[ev.Event] = collections.deque()  # to be published after the lock is released
         self._group = WorkerGroup(
             self._events.append, self._dispatcher, config, on_message=self._handle, wake_consumers=self._wake_consumers
         )
-        # Read without the lock: only the consumer adds batches, and a stale count merely delays a request.
+        # Read without holding the lock: only the consumer adds batches, and a stale count merely delays a request.
         self.refill_size = self._dispatcher.refill_size
         self._commands: collections.deque[Callable[[], object]] = collections.deque()
         self._supervisor = None if config.kind.inline else Supervisor(self)
@@ -170,16 +181,16 @@ class Engine:
         self._skipped = SkippedSamples()
         self._num_workers = config.num_workers
         self._owner = current_process.pid
-        self._holder = 0  # the thread that has the lock, if not the supervisor
+        self._holder = 0  # the thread that holds the lock, unless it is the supervisor
         self._waiting: dict[int, Wakeup] = {}  # iterations whose consumer waits
         self._driving = -1  # the iteration whose consumer holds the lock
         self._awaited: Awaited | None = None
         self._last: Task | None = None  # the batch that was delivered last
         self._last_request = time.monotonic()
-        self._rested = False  # since the last epoch
+        self._memory_released = False  # since the last epoch
         self._superseded = False
         self._retired = False
-        self._raised: Exception | None = None  # an error that is raised in the consumer with the lock
+        self._raised: Exception | None = None  # an error that is raised in the consumer, with the lock held
         # What failed in a batch, by (iteration, batch number): published when the batch is delivered.
         self._failures: dict[tuple[int, int], list[ev.Event]] = {}
         self._handlers: Mapping[type, Callable[[Any], None]] = {
@@ -204,7 +215,7 @@ class Engine:
 
     @property
     def draw_watch(self) -> DrawWatch | None:
-        """Whether batches draw random numbers; None where that cannot be seen."""
+        """Observes whether batches draw random numbers; None if that cannot be observed."""
         return self._config.kind.draw_watch
 
     @property
@@ -234,13 +245,14 @@ class Engine:
     # ---- the lock -----------------------------------------------------------------------------------------------
 
     def _exclusively(self, action: Callable[..., Any], *args: Any) -> Any:
-        """Change the state, on the consumer's thread.
+        """Run an action that changes the state on the consumer's thread, with the lock held.
 
         An interrupt, or what a signal handler raises, between any two instructions may leave the state half changed:
         then all iterations and workers are ended, and the next epoch begins anew.
 
         Raises:
-            NbloaderError: A signal handler or a finalizer has interrupted a change, and wants another one.
+            NbloaderError: A signal handler or a finalizer calls this while it has interrupted the thread that holds the
+                lock.
         """
         if self._owner != current_process.pid:
             self._after_fork()
@@ -276,7 +288,7 @@ class Engine:
         return self._holder == get_ident() and self.lock.locked()
 
     def publish_events(self) -> None:
-        """Publish what was recorded with the lock, now that it is released."""
+        """Publish what was recorded with the lock held, now that it is released."""
         while self._events:
             with contextlib.suppress(IndexError):  # another thread took it
                 self.bus.publish(self._events.popleft())
@@ -309,7 +321,7 @@ class Engine:
             self._supervisor.wake()  # it may still wait for the workers before these
 
     def load(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> bool:
-        """See `WorkerGroup.load`. The user's code runs without the lock.
+        """See `WorkerGroup.load`. The user's code runs without holding the lock.
 
         Raises:
             DatasetTransferError: It cannot be given to workers.
@@ -358,9 +370,9 @@ class Engine:
             self._commands.popleft()()
 
     def _execute_if_free(self) -> None:
-        """Execute commands unless another call has the lock: that one executes them when it releases it.
+        """Execute commands, unless another call holds the lock: that call executes them when it releases the lock.
 
-        A finalizer may interrupt such a call on the same thread, and must not wait for the lock.
+        A finalizer may interrupt that call on the same thread, so it must not wait for the lock.
         """
         while self._commands and not self.lock.locked():
             self._exclusively(self._execute_commands)
@@ -381,7 +393,7 @@ class Engine:
                 self._dispatcher.result(uid, task.run, task.job, LoaderFailure(DatasetTransferError(why)), now)
 
     def _revoke(self, revoke: Revoke) -> bool:
-        """Take jobs back from a worker. Returns whether it had not begun any of them."""
+        """Take jobs back from a worker. Returns whether at least one was taken back."""
         pool = self._group.pool
         tasks = [] if pool is None else pool.revoke(revoke.worker, revoke.tasks)
         self._dispatcher.revoked(revoke.worker, tasks)
@@ -432,7 +444,7 @@ class Engine:
         if not self._memory_noticed:
             self._memory_noticed = True
             window, planned = policy.window, policy.planned_window
-            self._output.add("stderr", memory_notice(policy.nbytes, memory.measured, window, planned))
+            self._output.notify(memory_notice(policy.nbytes, memory.measured, window, planned))
 
     def _record_failure(self, task: Task, failure: Any) -> None:
         event = failure.to_event(_clock(), task.run, task.number, task.indices)
@@ -468,7 +480,7 @@ class Engine:
         self.on_stacks(message.stacks)
 
     def _on_worker(self, handle: Callable[[Any], None]) -> Callable[[Any], None]:
-        """A handler for a stage in the life of a worker, which consumers look at."""
+        """A handler for a change of a worker's state, which consumers that wait must see."""
 
         def on_message(message: Any) -> None:
             handle(message)
@@ -480,10 +492,10 @@ class Engine:
         self._group.on_init_failed(message)
         error = self._group.init_error
         if error is not None and all(state.parked for state in self._dispatcher.iterations.values()):
-            self._output.add("stderr", late_error_notice(error))
+            self._output.notify(late_error_notice(error))
 
     def _wake_consumer(self, run: int) -> None:
-        wakeup = self._waiting.get(run)  # its consumer leaves without the lock
+        wakeup = self._waiting.get(run)  # the consumer removes it without holding the lock
         if wakeup is not None and run != self._driving:
             wakeup.set()
 
@@ -494,7 +506,7 @@ class Engine:
     # ---- the consumer -------------------------------------------------------------------------------------------
 
     def open_iteration(self, run: int, plan: EpochPlan) -> None:
-        """Begin an iteration. The others are parked until their consumers ask again.
+        """Begin an iteration. The others are parked until their consumers request a batch again.
 
         Args:
             run: Its number.
@@ -506,7 +518,7 @@ class Engine:
         self._group.seed = self._group.seeds[run] = plan.seed
         self._output.use_this_context()
         self._last_request = time.monotonic()
-        self._superseded = self._rested = False
+        self._superseded = self._memory_released = False
         self._execute_commands()  # a restart that was requested before applies to this epoch
         if self._group.begins_with_new_workers:
             self._group.restart_all()  # those of an iteration that is still open
@@ -526,17 +538,18 @@ class Engine:
             self._revoke(revoke)
         self._wake_consumers()  # of the iterations that are parked now
 
-    def add(self, run: int, batches: Iterable[tuple[Any, int]], *, soon: bool = False) -> None:
+    def add(self, run: int, batches: Iterable[PlannedBatch], *, soon: bool = False) -> None:
         """Assign batches to workers.
 
         Args:
             run: Their iteration.
-            batches: As (indices, seed).
-            soon: Whether the supervisor does it: waking a worker takes the consumer 0.25 ms.
+            batches: What was drawn from the sampler.
+            soon: Whether the supervisor thread assigns them soon, instead of the consumer at once: waking a worker
+                takes 0.25 ms.
         """
         self._exclusively(self._add, run, batches, soon)
 
-    def _add(self, run: int, batches: Iterable[tuple[Any, int]], soon: bool) -> None:
+    def _add(self, run: int, batches: Iterable[PlannedBatch], soon: bool) -> None:
         if run not in self._dispatcher.iterations:
             return
         if self._policy.concurrency:
@@ -548,8 +561,8 @@ class Engine:
         else:
             self._assign()
 
-    def _expect(self, run: int, batches: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
-        """Let the policy learn the size of batches before it is asked how many workers may hold."""
+    def _expect(self, run: int, batches: list[PlannedBatch]) -> list[PlannedBatch]:
+        """Let the policy learn the size of batches before it decides how many of them a worker may hold."""
         chunk = self._dispatcher.iterations[run].chunk_size
         for indices, _seed in batches:
             self._policy.expect(len(indices) if self._config.options.batched else 1, chunk)
@@ -740,11 +753,11 @@ class Engine:
             self._events.append(event)
             line = self._skipped.add(event) if isinstance(event, ev.SampleFailed) else ""
             if line:
-                self._output.add("stderr", line)
+                self._output.notify(line)
 
     def _why_ended(self) -> str:
         if self.closed:
-            return "this loader was closed while it was iterated: create a new one"
+            return "this loader was closed during the iteration: create a new one"
         return "this iterator was ended by an interrupt: iterate the loader again"
 
     def _raise_group_error(self) -> None:
@@ -754,13 +767,16 @@ class Engine:
             self._raise(group.take_error())
 
     def _raise(self, error: Exception | None) -> None:
-        """Raise an error, if there is one, in the consumer with the lock."""
+        """Raise an error, if there is one, in the consumer, with the lock held."""
         if error is not None:
             self._raised = error
             raise error
 
     def _wait(self, wakeup: Wakeup, timer: WaitTimer, run: int, wait: Wait) -> None:
-        """Block until a worker, another thread or the clock wants something; or be the worker. Without the lock."""
+        """Block until a message, a wake-up or a timeout, without holding the lock.
+
+        With an inline pool, produce a batch instead.
+        """
         plan, pool, fileno = wait
         if pool is not None and not plan.blocked and pool.run_next(run):
             return
@@ -782,57 +798,53 @@ class Engine:
         self.callbacks.call(waiting=True)
 
     def _on_due(self, due: Due, timer: WaitTimer, run: int) -> None:
-        """The wait has become long."""
+        """Act on a notice or a timeout that is due."""
         if due is Due.PAUSE_NOTICE:
-            self._output.add("stderr", timeouts.PAUSED)
+            self._output.notify(timeouts.PAUSE_NOTICE_TEXT)
             return
-        delayed = self._exclusively(self._delayed, run)
-        if delayed is None:
+        report: DelayReport | None = self._exclusively(self._report_delay, run)
+        if report is None:
             return  # the iteration has just ended
-        number, holder, worker, gauges = delayed
-        culprit = gauges[0] if worker is not None else None
+        delay, suspect = report.delay, report.suspect
         stack = ""
         with contextlib.suppress(NbloaderError):
-            stack = self.stack(gauges[0].worker)
+            stack = self.stack(suspect.worker)
         place = stack_probe.place(stack) if stack else ""
         now = _clock()
         waited = (now - timer.since) / 1e9
         if due is Due.DELAY_NOTICE:
-            self._output.add("stderr", timeouts.delay_notice(number, waited, gauges[0], now, place))
+            self._output.notify(timeouts.delay_notice(delay.number, waited, suspect, now, place))
             return
         timeout = self._config.timeout
         restarts = self._config.on_timeout == "restart"
-        if culprit is None and restarts and timeouts.still_starting(gauges[0], now):
+        if not report.holds_batch and restarts and timeouts.still_starting(suspect, now):
             timer.since = now
             return
-        message = timeouts.timeout_message(timeout, number, waited, gauges, now, stack)
-        if culprit is None or holder is None or not restarts:
+        message = timeouts.timeout_message(timeout, delay.number, waited, suspect, report.workers, now, stack)
+        if not report.holds_batch or delay.worker is None or not restarts:
             raise LoaderTimeoutError(message)
-        reason = f"batch {number} took longer than timeout={timeout:g} s"
-        if self._exclusively(self._restart_stalled, run, number, holder, reason, LoaderTimeoutError(message)):
-            self._output.add("stderr", timeouts.restart_notice(timeout, number, culprit, now, place))
+        reason = f"batch {delay.number} took longer than timeout={timeout:g} s"
+        if self._exclusively(self._restart_stalled, run, delay, reason, LoaderTimeoutError(message)):
+            self._output.notify(timeouts.restart_notice(timeout, delay.number, suspect, now, place))
         timer.since = _clock()
 
-    def _delayed(self, run: int) -> tuple[int, int | None, int | None, list[WorkerGauge]] | None:
-        """What an iteration waits for: the batch, the worker that holds it (unique number and id), and all workers.
-
-        That worker comes first; without it, those that are starting. None if the iteration has ended.
-        """
+    def _report_delay(self, run: int) -> DelayReport | None:
+        """What delays an iteration; None if it has ended."""
         if run not in self._dispatcher.iterations:
             return None
-        number, holder = self._dispatcher.delay(run)
-        worker = self._group.worker_of(holder)
-        gauges = sorted(self._group.gauges(), key=lambda g: (g.worker != worker, g.state != "starting"))
-        return number, holder, worker, gauges
+        delay = self._dispatcher.delay(run)
+        holder = self._group.worker_of(delay.worker)
+        workers = sorted(self._group.gauges(), key=lambda g: (g.worker != holder, g.state != "starting"))
+        return DelayReport(delay, workers[0], workers, holds_batch=holder is not None)
 
-    def _restart_stalled(self, run: int, number: int, holder: int, reason: str, error: Exception) -> bool:
+    def _restart_stalled(self, run: int, delay: Delay, reason: str, error: Exception) -> bool:
         self._drive()
-        if run not in self._dispatcher.iterations or self._dispatcher.delay(run) != (number, holder):
+        if delay.worker is None or run not in self._dispatcher.iterations or self._dispatcher.delay(run) != delay:
             return False  # it arrived at the very last moment
-        return self._group.restart_stalled(holder, run, number, reason, error)
+        return self._group.restart_stalled(delay.worker, run, delay.number, reason, error)
 
     def outstanding(self, run: int) -> bool:
-        """Whether batches of an iteration were requested and not taken."""
+        """Whether an iteration has batches that were requested and not taken yet."""
         outstanding: bool = self._exclusively(self._outstanding, run)
         return outstanding
 
@@ -863,9 +875,9 @@ class Engine:
             self._waiting.pop(run, None)
 
     def peek(self, run: int, count: int) -> list[tuple[Task, BatchPayload]]:
-        """Those of the next `count` batches that are ready; they are not taken. Never waits.
+        """The next batches that are ready, without taking them: at most `count`. Never waits.
 
-        They end before a batch whose chunks must be joined: opening it may call the user's `collate_fn`.
+        The list ends before a batch whose chunks must be joined, since opening it may call the user's `collate_fn`.
         """
         ready: list[tuple[Task, BatchPayload]] = self._exclusively(self._peek, run, count)
         return ready
@@ -879,7 +891,7 @@ class Engine:
         return [(item.task, item.outcome) for item in ready if not (item.outcome.failed or item.outcome.empty)]
 
     def drain_output(self, run: int) -> None:
-        """Show what workers have printed so far: at the end of an epoch, before the cell ends.
+        """Show what workers have printed so far. Called at the end of an epoch, before the cell ends.
 
         Args:
             run: The iteration, all of whose batches were delivered.
@@ -896,7 +908,7 @@ class Engine:
         self._drive()
         line = self._skipped.exhausted(run)
         if line:
-            self._output.add("stderr", line)
+            self._output.notify(line)
         if self._group.pool is not None:
             for stream, text in self._group.pool.partial_output():
                 self._output.add(stream, text)
@@ -933,12 +945,12 @@ class Engine:
             self._group.stop()
 
     def check_complete(self, run: int, *, drawn: int, returned: int) -> None:
-        """End an iteration if a batch of it was lost: an interrupt came when no other variable held the batch.
+        """End an iteration if an interrupt has lost one of its batches, at a moment when nothing else referred to it.
 
         Args:
             run: The iteration.
             drawn: Number of the batch that is drawn next.
-            returned: Number of the batch that was returned to the consumer last; -1 for none.
+            returned: Number of the batch that was returned to the consumer last; -1 if there is none.
         """
         state, last = self._dispatcher.iterations.get(run), self._last
         taken = returned if last is None or last.run != run else last.number
@@ -946,14 +958,14 @@ class Engine:
             self.close_iteration(run)
 
     def restart_workers(self, ids: list[int]) -> None:
-        """Replace workers; other workers produce what they held."""
+        """Restart workers. The batches that they held are produced by others."""
         self._command(lambda: self._group.restart(ids))
 
     def replace_all(self, *, keep: bool = True) -> None:
-        """Give all workers what was loaded last.
+        """Restart all workers with the dataset and functions that were loaded last.
 
         Args:
-            keep: Whether batches that are produced already are delivered; otherwise they are produced again.
+            keep: Whether to deliver batches that were produced already; otherwise they are produced again.
         """
         self._command(lambda: self._replace_all(keep=keep))
 
@@ -966,11 +978,11 @@ class Engine:
         self._group.restart_all()
 
     def pause(self) -> None:
-        """Deliver and assign nothing until `resume`."""
+        """Stop delivering and assigning batches until `resume`."""
         self._command(self._pause)
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._command(self._resume)
 
     def step(self) -> None:
@@ -1000,7 +1012,7 @@ class Engine:
         return self._dispatcher.round_robin
 
     def resize(self, num_workers: int) -> None:
-        """Use so many workers from now on."""
+        """Change the number of workers."""
         self._command(lambda: self._resize(num_workers))
 
     def _resize(self, num_workers: int) -> None:
@@ -1011,10 +1023,10 @@ class Engine:
         self._wake_consumers()  # the window may be larger
 
     def use_kind(self, name: str, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> None:
-        """Have workers of another kind from now on, also in mid-epoch. Neither kind is inline.
+        """Switch to another kind of workers, also in mid-epoch. Neither the old nor the new kind may be inline.
 
-        Batches that are produced are delivered; those that workers hold are produced again, from the same seeds, by
-        the new ones, which the next consumer that waits starts. Called without the lock.
+        Batches that were produced are delivered. Those that workers hold are produced again by the new workers, from
+        the same seeds. The next consumer that waits starts these workers. Called without holding the lock.
 
         Args:
             name: The name of the kind.
@@ -1031,7 +1043,10 @@ class Engine:
         alone = create_kind(dataclasses.replace(options, fork_fallback=False))
         setup = alone.pack(dataset, collate_fn, worker_init_fn, on_error)
         if alone.inherits(setup):
-            raise DatasetTransferError("workers that are forked from this process cannot take the place of others")
+            raise DatasetTransferError(
+                "the dataset can only be inherited by forked workers, and these cannot replace other workers in "
+                "mid-epoch: create a new loader with multiprocessing_context='fork'"
+            )
         kind.prepare(dataset, collate_fn, worker_init_fn)
         self._command(lambda: self._use_kind(dataclasses.replace(self._config, options=options, kind=kind), setup))
 
@@ -1042,7 +1057,7 @@ class Engine:
         self._wake_consumers()  # one that waits starts the new workers
 
     def set_window(self, prefetch_factor: int, *, prefetch: int | None, adaptive: bool) -> None:
-        """Request so many batches ahead from now on; the arguments are those of `EngineConfig`."""
+        """Change the prefetch window. The arguments are those of `EngineConfig`."""
         self._command(lambda: self._set_window(prefetch_factor, prefetch, adaptive=adaptive))
 
     def _set_window(self, prefetch_factor: int, prefetch: int | None, *, adaptive: bool) -> None:
@@ -1053,12 +1068,12 @@ class Engine:
         return adaptive and not self._config.kind.inline
 
     def supersede(self) -> None:
-        """The cell of this loader was run again: stop the workers soon, at once if no epoch is under way."""
+        """Stop the workers soon, since the loader's cell was run again; at once if no epoch is in progress."""
         self._superseded = True
         self.stop_idle_workers()
 
     def stop_idle_workers(self) -> None:
-        """Stop the workers, unless an iteration is under way. The next one starts them again."""
+        """Stop the workers, unless an iteration is in progress. The next iteration starts them again."""
         self._command(lambda: None if self._dispatcher.iterations else self._group.stop())
 
     # ---- watching -----------------------------------------------------------------------------------------------
@@ -1069,15 +1084,15 @@ class Engine:
         return views
 
     def worker_threads(self) -> tuple[WorkerThread, ...]:
-        """The threads that load, by worker id; none of an inline worker, which is the consumer's thread."""
+        """The threads that load samples, by worker id; empty if the consumer's thread does."""
         return () if self.inline else cast("tuple[WorkerThread, ...]", self._exclusively(self._group.threads))
 
     def sample_stacks(self, first: int, count: int) -> StackSamples:
-        """Sample what some workers execute. Called without the lock.
+        """Sample what some workers execute. Called without holding the lock.
 
         Args:
-            first: The first of them; any number.
-            count: How many, at most.
+            first: Position of the first worker to sample, modulo their number.
+            count: Maximum number of workers.
         """
         pool = self._group.pool
         handles = [] if pool is None else list(pool.handles.values())  # a copy at one moment, with the interpreter lock
@@ -1091,7 +1106,7 @@ class Engine:
         return StackSamples(busy, stacks)
 
     def stack(self, worker: int) -> str:
-        """The Python stack of a worker now.
+        """The current Python stack of a worker.
 
         Raises:
             NbloaderError: It is not running, or does not respond.
@@ -1100,17 +1115,17 @@ class Engine:
         return ask()
 
     def gauges(self, state: str) -> Gauges:
-        """The state now. Never runs the user's code.
+        """The current state. Never runs the user's code.
 
         Args:
-            state: What to call it while there are no workers.
+            state: Name of the state to report while there are no workers.
         """
         gauges: Gauges = self._exclusively(self._gauges, state)
         self._output.show_in_context()
         return gauges
 
     def _gauges(self, state: str) -> Gauges:
-        self._drive()  # what has arrived is shown as received, though the consumer is away
+        self._drive()  # so that batches that have arrived count as received, although the consumer is away
         dispatcher = self._dispatcher
         iterations = dispatcher.iterations.values()
         awaited = self._awaited
@@ -1175,9 +1190,9 @@ class Engine:
         if self.closed:
             return
         self._drive()
-        rest = self._seconds_to_rest()
+        rest = self._seconds_to_memory_release()
         if rest is not None and rest <= 0 and self._group.pool is not None:
-            self._rested = True
+            self._memory_released = True
             self._group.pool.release_memory()
         stop = self._seconds_to_stop()
         if stop is not None and stop <= 0:
@@ -1188,14 +1203,15 @@ class Engine:
     def seconds_to_maintenance(self) -> float | None:
         """See `Supervised`."""
         return min(
-            (left for left in (self._seconds_to_rest(), self._seconds_to_stop()) if left is not None), default=None
+            (left for left in (self._seconds_to_memory_release(), self._seconds_to_stop()) if left is not None),
+            default=None,
         )
 
-    def _seconds_to_rest(self) -> float | None:
+    def _seconds_to_memory_release(self) -> float | None:
         """Seconds until the workers release memory, since no epoch is begun; None if they need not."""
-        if self._rested or self._dispatcher.iterations:
+        if self._memory_released or self._dispatcher.iterations:
             return None
-        return REST - (time.monotonic() - self._last_request)
+        return MEMORY_RELEASE_DELAY - (time.monotonic() - self._last_request)
 
     def _seconds_to_stop(self) -> float | None:
         """Seconds until the workers are stopped, since no batch is requested; None for never."""

@@ -1,4 +1,7 @@
-"""How many batches the available memory allows: in a small container, a window of huge batches ends the kernel."""
+"""Limits the prefetch window to the batches that fit into the available memory.
+
+In a small container, a window of large batches could otherwise get the kernel killed for lack of memory.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from nbloader._util.format import megabytes, plural
 from nbloader._util.system import Cgroup, available_memory, cgroups
 
 FIRST_CHECK = 1 << 20
-"""Batches in bytes, in total, after which the available memory is measured for the first time."""
+"""Total size of the batches, in bytes, after which the available memory is measured for the first time."""
 CHECK_EVERY = 256 << 20
 """The least number of bytes between two measurements, which read several system files each."""
 CHECK_SHARE = 8
-"""The next measurement comes when batches of one part in so many of the available memory have arrived."""
+"""Memory is measured again when batches that total 1/CHECK_SHARE of the available memory have arrived."""
 USABLE = 0.75
-"""Part of the available memory that batches may take. The rest is for the samples that workers collate, and for what
-the loop does with the batches."""
+"""Part of the available memory that batches may take. The rest is left for the samples that workers collate, and for
+the loop's own use."""
 
 
 class MemoryWatch:
@@ -39,16 +42,16 @@ class MemoryWatch:
         return available_memory(groups=self._groups)
 
     def due(self, nbytes: int) -> bool:
-        """Count a batch that has arrived. Returns whether to measure."""
+        """Count a batch that has arrived, and return whether `affordable` should be called."""
         self._until_check -= nbytes
         return self._until_check <= 0
 
     def affordable(self, nbytes: int, arrived: int) -> int | None:
-        """Measure: how many batches may be outstanding, at least one; None if the system does not report it.
+        """Measure how many batches may be outstanding, at least one; None if the system does not report it.
 
         Args:
             nbytes: Size of a batch.
-            arrived: Batches that are in memory already, and not delivered.
+            arrived: Batches that are in memory already, but not delivered.
         """
         available = self._available()
         if available is None:
@@ -60,7 +63,7 @@ class MemoryWatch:
 
 
 def notice(nbytes: int, available: int, window: int, planned: int) -> str:
-    """The line for a cell whose loader requests fewer batches than it was asked to.
+    """The notice for a cell whose loader requests fewer batches ahead than its arguments say.
 
     Args:
         nbytes: Size of a batch.

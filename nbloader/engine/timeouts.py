@@ -1,4 +1,4 @@
-"""When a consumer's wait for a batch becomes long: what is due, and the messages. Pure."""
+"""Timeouts and notices of a consumer that waits for a batch. Pure: the time is passed in."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from nbloader.events.gauges import WorkerGauge
 DELAY_NOTICE = 30.0
 """Seconds after which a line in the cell says what its loop waits for, if there is no `timeout`."""
 START_LIMIT = 30.0
-"""Seconds that a worker may take to start, however short `timeout` is, if stalled workers are restarted: restarting
-this one would only begin its start anew."""
+"""Seconds that a worker may take to start, however short `timeout` is, if stalled workers are restarted: a restart
+would only begin its start again."""
 PAUSE_NOTICE = 5.0
 """Seconds after which a line in the cell of a loop that has just begun says that the loader is paused."""
 
+PAUSE_NOTICE_TEXT = (
+    "nbloader: this loop waits because the loader is paused: call loader.resume() on another thread, or use the button "
+    "on loader.dashboard().\n"
+)
+
 
 class Due(enum.Enum):
-    """What a long wait calls for."""
+    """An action that is due when a wait exceeds a limit."""
 
     TIMEOUT = "timeout"
     DELAY_NOTICE = "delay notice"
@@ -31,7 +36,7 @@ class Check(NamedTuple):
 
     due: Due | None
     left: float | None
-    """Seconds until something is due; None for never."""
+    """Seconds until something is due; None if nothing will be."""
 
 
 class WaitTimer:
@@ -54,7 +59,7 @@ class WaitTimer:
         self._noticed: set[Due] = set()
 
     def check(self, now: int, *, paused: bool) -> Check:
-        """What is due. A notice is due once, a timeout as often as it passes.
+        """Return what is due. A notice is due once, a timeout each time the limit is exceeded.
 
         Args:
             now: perf_counter ns.
@@ -80,7 +85,7 @@ class WaitTimer:
 
 
 def activity(worker: WorkerGauge, now: int, place: str = "") -> str:
-    """What a worker has been processing for how long, as a clause."""
+    """Describe what a worker is doing and for how long, as a clause."""
     text = f"worker {worker.worker} (pid {worker.pid}) has been {worker.state}"
     if worker.batch is not None:
         text += f" batch {worker.batch}"
@@ -91,22 +96,29 @@ def activity(worker: WorkerGauge, now: int, place: str = "") -> str:
 
 
 def timeout_message(
-    timeout: float, number: int, waited: float, workers: Sequence[WorkerGauge], now: int, stack: str
+    timeout: float,
+    number: int,
+    waited: float,
+    suspect: WorkerGauge,
+    workers: Sequence[WorkerGauge],
+    now: int,
+    stack: str,
 ) -> str:
-    """What `LoaderTimeoutError` says.
+    """The message of `LoaderTimeoutError`.
 
     Args:
         timeout: The limit, seconds.
         number: The batch that did not arrive.
         waited: For how long, seconds.
-        workers: The one that holds the batch first; if none does, one that is starting.
+        suspect: The worker that holds the batch; if there is none, one that is starting, or any.
+        workers: All workers.
         now: perf_counter ns.
-        stack: The stack of that one; "" if it is not known.
+        stack: The stack of the suspect; "" if it is not known.
     """
     processing = [activity(worker, now) for worker in workers if worker.batch is not None]
-    if not processing and workers and workers[0].state == "starting":
+    if not processing and suspect.state == "starting":
         said = (
-            f"No worker has begun it: {activity(workers[0], now)}. Slow imports, a dataset that takes long to rebuild "
+            f"No worker has begun it: {activity(suspect, now)}. Slow imports, a dataset that takes long to rebuild "
             "or worker_init_fn are the usual causes: raise timeout, or move that work out of the worker's start."
         )
     else:
@@ -121,17 +133,17 @@ def timeout_message(
 
 
 def still_starting(worker: WorkerGauge, now: int) -> bool:
-    """Whether this worker is starting, and has not taken too long for it."""
+    """Whether a worker is starting, and has not taken longer than `START_LIMIT`."""
     return worker.state == "starting" and now - worker.since < START_LIMIT * 1e9
 
 
 def delay_notice(number: int, waited: float, worker: WorkerGauge, now: int, place: str) -> str:
-    """The line for a cell whose loop has waited for long.
+    """The notice for a cell whose loop has waited for a long time.
 
     Args:
         number: The batch that it waits for.
         waited: For how long, seconds.
-        worker: The worker that holds it; if none does, one that is starting, or any.
+        worker: The worker that holds the batch; if there is none, one that is starting, or any.
         now: perf_counter ns.
         place: The innermost line of its stack; "" if it is not known.
     """
@@ -140,20 +152,14 @@ def delay_notice(number: int, waited: float, worker: WorkerGauge, now: int, plac
     return (
         f"{begin} {said[0].upper()}{said[1:]}. If it hangs, restart it with its button on loader.dashboard() or "
         f"loader.restart_workers({worker.worker}) on another thread: no batch is lost. "
-        "timeout= and on_timeout= let the loader do this.\n"
+        "timeout= and on_timeout='restart' let the loader do so itself.\n"
     )
 
 
 def restart_notice(timeout: float, number: int, worker: WorkerGauge, now: int, place: str) -> str:
-    """The line for a cell whose loader has restarted a worker because of `on_timeout`."""
+    """The notice for a cell whose loader has restarted a worker because of `on_timeout`."""
     said = activity(worker, now, place)
     return (
         f"nbloader: batch {number} did not arrive within {timeout:g} s, so worker {worker.worker} is restarted and the "
         f"batch produced again. {said[0].upper()}{said[1:]}.\n"
     )
-
-
-PAUSED = (
-    "nbloader: this loop waits because the loader is paused: call loader.resume() on another thread, or use the button "
-    "on loader.dashboard().\n"
-)

@@ -32,8 +32,8 @@ class WaitCallbacks:
 
         Args:
             callback: The function.
-            each_batch: Whether it is called also when batches are ready at once; otherwise only while the consumer
-                waits.
+            each_batch: Whether to call it also when `__next__` returns without waiting. If false, it is called while
+                `__next__` waits, and otherwise only together with callbacks of the first kind.
 
         Returns:
             A function that unregisters it.

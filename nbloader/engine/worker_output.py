@@ -1,4 +1,4 @@
-"""The output of workers appears in the cell that iterates."""
+"""Shows the output of workers in the notebook cell that iterates."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ class WorkerOutput:
     def add(self, stream: str, text: str) -> None:
         """Keep a text for "stdout" or "stderr"."""
         self._texts.append(Text(stream, text))
+
+    def notify(self, text: str) -> None:
+        """Keep a notice of the loader's own, for "stderr"."""
+        self.add("stderr", text)
 
     def use_this_context(self) -> None:
         """The cell that runs now is the one that iterates."""

@@ -240,6 +240,30 @@ class UsageProbe:
         return self._log.since(time)
 
 
+class _Stat(NamedTuple):
+    """What is read of /proc/PID/stat, see proc(5). The figures of a process are those of all its threads together."""
+
+    minor_faults: int
+    major_faults: int
+    user_ticks: int
+    system_ticks: int
+    threads: int
+
+    @classmethod
+    def parse(cls, text: str) -> _Stat:
+        """Parse the file.
+
+        Raises:
+            ValueError: It does not have the expected format.
+        """
+        (
+            _state, _parent, _group, _session, _terminal, _foreground, _flags, minor_faults, _children_minor,
+            major_faults, _children_major, user, system, _children_user, _children_system, _priority, _nice, threads,
+            *_rest,
+        ) = text.rpartition(") ")[2].split()  # the name before it may contain spaces  # fmt: skip
+        return cls(int(minor_faults), int(major_faults), int(user), int(system), int(threads))
+
+
 def worker_counters(worker: WorkerThread, *, switches: bool = False) -> WorkerCounters | None:
     """The counters of a worker; None if it has ended, or the system does not report them.
 
@@ -253,22 +277,19 @@ def worker_counters(worker: WorkerThread, *, switches: bool = False) -> WorkerCo
     task = f"/proc/{worker.pid}/task/{worker.native_id}"
     is_thread = worker.native_id != worker.pid
     try:
-        # The name of the program, in parentheses, may contain spaces. Of a process the figures are over all threads.
-        fields = _contents(f"{task if is_thread else f'/proc/{worker.pid}'}/stat").rpartition(") ")[2].split()
-        minor_faults, major_faults, user, system = int(fields[7]), int(fields[9]), int(fields[11]), int(fields[12])
-        threads = int(fields[17])
+        stat = _Stat.parse(_contents(f"{task if is_thread else f'/proc/{worker.pid}'}/stat"))
         switched = _switches(_contents(f"{task}/status")) if switches else None
         waits_in = _contents(f"{task}/wchan") if worker.busy else ""
     except (OSError, ValueError, IndexError):
         return None
     return WorkerCounters(
         main,
-        cpu=main.running if is_thread else (user + system) * _TICK,
-        major_faults=major_faults,
-        threads=1 if is_thread else threads,
+        cpu=main.running if is_thread else (stat.user_ticks + stat.system_ticks) * _TICK,
+        major_faults=stat.major_faults,
+        threads=1 if is_thread else stat.threads,
         busy=worker.busy,
         locked=any(name in waits_in for name in LOCK_WAITS),
-        minor_faults=minor_faults,
+        minor_faults=stat.minor_faults,
         switches=switched,
     )
 

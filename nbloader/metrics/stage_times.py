@@ -37,7 +37,7 @@ def elapsed_ns(begin: int, end: int) -> int:
 
 
 def returned_at(record: BatchRecord) -> int:
-    """When the consumer asked for the next batch; when it received this one, where that is unknown. perf_counter ns."""
+    """When the consumer requested the next batch, or if unknown, when this one was delivered; perf_counter ns."""
     return record.returned or record.delivered
 
 
@@ -51,25 +51,40 @@ def median(values: list[int]) -> int | None:
     return sorted(values)[len(values) // 2] if values else None
 
 
-def durations(r: BatchRecord) -> tuple[int, ...]:
-    """Duration of each stage, ns, in the order of `STAGES`."""
+class StageDurations(NamedTuple):
+    """Duration of each stage of one batch, ns. The fields are those of `STAGES`."""
+
+    queue: int
+    fetch: int
+    collate: int
+    transport: int
+    transfer: int
+    reorder: int
+    ready: int
+    pin: int
+    upload: int
+    step: int
+
+
+def durations(r: BatchRecord) -> StageDurations:
+    """Duration of each stage of a batch."""
     placed, transfer = r.placed, r.transfer
-    return (
-        elapsed_ns(r.dispatched, r.fetch_begin),
-        elapsed_ns(r.fetch_begin, r.fetched),
-        elapsed_ns(r.fetched, r.collated),
-        elapsed_ns(r.collated, r.received if transfer is None else transfer.begin),
-        0 if transfer is None else elapsed_ns(transfer.begin, transfer.end),
-        elapsed_ns(r.received, r.in_order),
-        elapsed_ns(r.in_order, r.delivered),
-        0 if placed is None else elapsed_ns(placed.begin, placed.pinned),
-        0 if placed is None else elapsed_ns(placed.upload_begin, placed.uploaded),
-        elapsed_ns(r.delivered, r.returned),
+    return StageDurations(
+        queue=elapsed_ns(r.dispatched, r.fetch_begin),
+        fetch=elapsed_ns(r.fetch_begin, r.fetched),
+        collate=elapsed_ns(r.fetched, r.collated),
+        transport=elapsed_ns(r.collated, r.received if transfer is None else transfer.begin),
+        transfer=0 if transfer is None else elapsed_ns(transfer.begin, transfer.end),
+        reorder=elapsed_ns(r.received, r.in_order),
+        ready=elapsed_ns(r.in_order, r.delivered),
+        pin=0 if placed is None else elapsed_ns(placed.begin, placed.pinned),
+        upload=0 if placed is None else elapsed_ns(placed.upload_begin, placed.uploaded),
+        step=elapsed_ns(r.delivered, r.returned),
     )
 
 
 def cpu_share(records: Sequence[BatchRecord]) -> float | None:
-    """The ratio of CPU time to wall time of fetching, over the batches whose CPU time was measured; None for none."""
+    """The ratio of CPU time to wall time of fetching, where CPU time was measured; None if it was for no batch."""
     measured = [(elapsed_ns(r.fetch_begin, r.fetched), r.fetch_cpu) for r in records if r.fetch_cpu is not None]
     wall = sum(elapsed for elapsed, _cpu in measured)
     return min(1.0, max(0.0, sum(cpu for _elapsed, cpu in measured) / wall)) if wall else None
@@ -85,12 +100,13 @@ def stage_stats(records: list[BatchRecord]) -> tuple[StageStats, ...]:
         if not ns:
             continue
         n = len(ns)
-        stages.append(StageStats(name, sum(ns) / n / 1e6, *percentiles(ns), ns[-1] / 1e6))
+        p = percentiles(ns)
+        stages.append(StageStats(name, mean=sum(ns) / n / 1e6, p50=p.p50, p95=p.p95, p99=p.p99, max=ns[-1] / 1e6))
     return tuple(stages)
 
 
 def upload_stats(records: Sequence[BatchRecord]) -> UploadStats | None:
-    """How batches were pinned and uploaded; None if none was."""
+    """Statistics of pinning and uploading; None if no batch was pinned or uploaded."""
     placed = [r.placed for r in records if r.placed is not None]
     if not placed:
         return None

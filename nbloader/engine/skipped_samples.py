@@ -1,4 +1,4 @@
-"""The lines in a cell about samples that were skipped: few, however many samples and epochs there are."""
+"""Notices about skipped samples: few, however many samples are skipped and however many epochs there are."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ MAX_ERROR = 200
 
 
 class SkippedSamples:
-    """Counts the samples that each iteration skips, and says when that is news.
+    """Counts the samples that each iteration skips, and decides when to print a notice.
 
-    The first one is news. So is an iteration that has skipped several, and more than any before it: files that are
-    broken fail again in each epoch.
+    There is a notice for the first skipped sample, and at the end of an epoch that has skipped more than one sample and
+    more than any epoch before it: broken files fail again in each epoch.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class SkippedSamples:
         self._counts: dict[int, int] = {}  # of the open iterations
 
     def add(self, event: SampleFailed) -> str:
-        """Count a sample whose batch is delivered. Returns the line for the cell; "" for none."""
+        """Count a sample whose batch is delivered. Returns the notice for the cell; "" if there is none."""
         if event.done != "skipped":
             return ""
         self._counts[event.run] = self._counts.get(event.run, 0) + 1
@@ -33,12 +33,12 @@ class SkippedSamples:
         if len(error) > MAX_ERROR:
             error = error[:MAX_ERROR] + "..."
         return (
-            f"nbloader: sample {abbreviated(event.sample)} of batch {event.index} was skipped, as on_error says: "
+            f"nbloader: sample {abbreviated(event.sample)} of batch {event.index} was skipped (on_error='skip'): "
             f"{error.rstrip('.')}. Further ones are only counted: loader.stats().skipped.\n"
         )
 
     def exhausted(self, run: int) -> str:
-        """An iteration has come to its end. Returns the line for the cell; "" for none."""
+        """An iteration is exhausted. Returns the notice for the cell; "" if there is none."""
         count = self._counts.get(run, 0)
         if count <= self._most:
             return ""
