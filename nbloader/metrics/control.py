@@ -50,7 +50,7 @@ class SampleView(Protocol):
 
 
 class Replayable(Protocol):
-    """A batch that can be made again."""
+    """A batch that can be reproduced."""
 
     def explore(self) -> SampleView:
         """Open a view of its samples.
@@ -64,7 +64,7 @@ class Replayable(Protocol):
 class LoaderControl(Protocol):
     """Commands and observations of a running loader. Every method is thread-safe.
 
-    Commands return at once: the supervisor carries them out. Only `stack` waits for an answer.
+    Commands return at once; the supervisor or the consumer executes them. Only `stack` blocks.
     """
 
     events: EventBus
@@ -97,11 +97,13 @@ class LoaderControl(Protocol):
 
     @property
     def tuning(self) -> SettingSearch | None:
-        """The newest search for better settings; None without one."""
+        """The newest search for better settings; None if there was none."""
         ...
 
     def tune(self, *, num_workers: int | None = None, prefetch_factor: int | None = None) -> SettingSearch:
-        """Search for better settings while the loop runs, or use this one and measure it. Returns at once.
+        """Search for better settings while the loop runs. Returns at once.
+
+        If `num_workers` or `prefetch_factor` is given, apply it and measure its effect instead.
 
         Raises:
             ValueError: There are no workers to search with, or a number is out of range.
@@ -120,11 +122,11 @@ class LoaderControl(Protocol):
         ...
 
     def profile_lines(self, on: bool = True) -> None:
-        """Sample the lines that workers execute, anew, or stop that."""
+        """Start to sample the lines that workers execute, discarding earlier samples, or stop."""
         ...
 
     def hot_lines(self) -> HotLines:
-        """The lines that workers execute, as far as they were sampled. Takes some milliseconds."""
+        """The lines that workers have executed, according to the samples so far. Takes some milliseconds."""
         ...
 
     def explore(self) -> SampleView:
@@ -137,19 +139,19 @@ class LoaderControl(Protocol):
         ...
 
     def replay(self, epoch: int, batch: int) -> Replayable:
-        """A batch as it was delivered.
+        """Reproduce a batch as it was delivered.
 
         Raises:
-            ReplayError: It cannot be made again.
+            ReplayError: It cannot be reproduced.
         """
         ...
 
     def restart_workers(self, ids: Iterable[int] | None = None) -> None:
-        """Replace these workers (all if None). Other workers produce the batches that they held."""
+        """Restart these workers (all if None). Other workers produce the batches that they held."""
         ...
 
     def pause(self) -> None:
-        """Deliver and dispatch no batches until `resume()`."""
+        """Stop delivering and dispatching batches until `resume()`."""
         ...
 
     def resume(self) -> None:
@@ -165,7 +167,7 @@ class LoaderControl(Protocol):
         ...
 
     def stack(self, worker: int) -> str:
-        """The present Python stack of a worker, innermost frame first, also while it hangs in C code.
+        """The current Python stack of a worker, innermost frame first, even while it is blocked in C code.
 
         Waits two seconds at most.
 
