@@ -248,7 +248,7 @@ class Engine:
         """Run an action that changes the state on the consumer's thread, with the lock held.
 
         An interrupt, or what a signal handler raises, between any two instructions may leave the state half changed:
-        then all iterations and workers are ended, and the next epoch begins anew.
+        then all iterations and workers are ended, and the next epoch starts new workers.
 
         Raises:
             NbloaderError: A signal handler or a finalizer calls this while it has interrupted the thread that holds the
@@ -693,7 +693,7 @@ class Engine:
             pool.run_next(run)
 
     def _take(self, run: int, wakeup: Wakeup, first: bool) -> tuple[Delivery | None, Wait | None]:
-        """The next batch if it is ready; otherwise how to wait for it: whoever receives it wakes the consumer.
+        """The next batch if it is ready; otherwise how to wait for it: the thread that receives it wakes the consumer.
 
         Both are None if no batch is outstanding.
         """
@@ -866,7 +866,7 @@ class Engine:
         Raises:
             LoaderClosedError: The loader was closed meanwhile.
         """
-        self._waiting[run] = wakeup  # first: whoever ends the iteration from now on wakes its consumer
+        self._waiting[run] = wakeup  # first: a thread that ends the iteration after this wakes its consumer
         try:
             self.check_open(run)
             wakeup.wait(None, self.callbacks.interval)

@@ -338,9 +338,9 @@ class _Resources:
         self.wakeup = Wakeup()
         self.delivered = 0
         self.failed = -1
-        """Number of the last batch whose error was raised; -1 for none."""
+        """Number of the last batch whose error was raised; -1 if there is none."""
         self.returned = -1
-        """Number of the last batch that was returned, or whose error was raised; -1 for none."""
+        """Number of the last batch that was returned, or whose error was raised; -1 if there is none."""
         self.reader: SourceReader | None = None
         self.begun = False
         """Whether a consumer has come."""

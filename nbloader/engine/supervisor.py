@@ -26,10 +26,10 @@ JOIN_TIMEOUT = 1.0
 
 
 class Watch(NamedTuple):
-    """What the supervisor waits for, beside a wake-up; determined with the lock.
+    """What the supervisor waits for, beside a wake-up; determined with the lock held.
 
     The workers may be stopped before it sleeps, and the descriptor then belong to another file. It is only polled, and
-    whoever starts other workers, or closes the engine, wakes the supervisor.
+    a thread that starts other workers, or closes the engine, wakes the supervisor.
     """
 
     fileno: int | None
@@ -44,7 +44,7 @@ class Supervised(Protocol):
     lock: threading.Lock
 
     def has_work(self) -> bool:
-        """Whether there are workers to watch or commands to execute. Called with the lock."""
+        """Whether there are workers to watch or commands to execute. Called with the lock held."""
 
     def has_commands(self) -> bool:
         """Whether commands wait."""
@@ -53,22 +53,22 @@ class Supervised(Protocol):
         """Whether a consumer waits for a batch, or took one a moment ago."""
 
     def fileno(self) -> int | None:
-        """A descriptor that is readable when workers sent something; None if there is none. Called with the lock."""
+        """A descriptor that is readable when workers sent something, or None. Called with the lock held."""
 
     def seconds_to_maintenance(self) -> float | None:
-        """Seconds until idle workers are to release memory or to stop; None for never. Called with the lock."""
+        """Seconds until idle workers release memory or stop; None if they will not. Called with the lock held."""
 
     def run_round(self) -> None:
-        """Do what there is to do now. Called with the lock."""
+        """Do what is due now. Called with the lock held."""
 
     def fail(self, error: Exception) -> None:
-        """Give up the workers, and raise an error in the consumer. Called with the lock."""
+        """Give up the workers, and raise an error in the consumer. Called with the lock held."""
 
     def report_failure(self, error: Exception) -> None:
         """Record that the thread failed."""
 
     def publish_events(self) -> None:
-        """Publish the events recorded so far. Called without the lock."""
+        """Publish the events recorded so far. Called without holding the lock."""
 
     def show_output(self) -> None:
         """Print what workers wrote."""
@@ -168,7 +168,7 @@ class Supervisor:
                 return None  # the latter: an interrupt came while this one was started, and another took its place
             if engine.has_work():
                 return Watch(engine.fileno(), engine.seconds_to_maintenance())
-            self._thread = None  # decided under the lock: whoever starts workers starts another thread
+            self._thread = None  # decided with the lock held: a thread that starts workers starts another supervisor
             return None
 
     def _leave_messages_to_consumer(self) -> None:

@@ -115,7 +115,7 @@ class WorkerGroup:
     # ---- start --------------------------------------------------------------------------------------------------
 
     def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> WorkerSetup | None:
-        """What workers are given when they start; None if they have it already. Called without the lock.
+        """What workers are given when they start; None if they have it already. Called without holding the lock.
 
         Raises:
             DatasetTransferError: It cannot be given to them.
@@ -371,7 +371,7 @@ class WorkerGroup:
         return poisoned
 
     def resize(self, num_workers: int) -> None:
-        """Use so many workers from now on: the last ones leave, or new ones are started."""
+        """Change the number of workers: stop the last ones, or start new ones."""
         for slot in self._slots[num_workers:]:
             if slot.handle is not None:
                 self._dismiss(slot.handle)
@@ -440,7 +440,7 @@ class WorkerGroup:
         return [WorkerView(slot.handle) for slot in self._slots if slot.handle is not None]
 
     def stack_request(self, worker: int) -> Callable[[], str]:
-        """A function that requests a worker's stack, to be called without the lock.
+        """A function that requests a worker's stack, to be called without holding the lock.
 
         Raises:
             NbloaderError: It is not running.

@@ -124,7 +124,7 @@ class Aggregator:
         # Reentrant: the garbage collector may end an abandoned iterator, which publishes, in the middle of an update.
         self._lock = threading.RLock()
         self._fresh: collections.deque[BatchRecord] = collections.deque()
-        """Those that are not counted yet. Appended to without the lock."""
+        """Records that are not counted yet. Appended to without holding the lock."""
         self._recent: collections.deque[BatchRecord] = collections.deque(maxlen=RECENT)
         self._total = self._waited = 0
         self._produced: dict[int, int] = {}
@@ -176,7 +176,7 @@ class Aggregator:
             self._lifecycle(event)
 
     def _count(self) -> None:
-        """Count the batch records that have come since the last call. Called with the lock."""
+        """Count the batch records that have arrived since the last call. Called with the lock held."""
         fresh, recent, pauses, produced = self._fresh, self._recent, self._pauses, self._produced
         while fresh:
             record = fresh.popleft()
@@ -643,7 +643,7 @@ def _with_facts(e: Evidence, facts: KnownFacts | None) -> Evidence:
 
 
 def _spread(records: Sequence[BatchRecord], count: int) -> Sequence[BatchRecord]:
-    """At most so many of the records, evenly spread over them, the newest among them."""
+    """At most `count` of the records, evenly spaced, the newest among them."""
     step = -(-len(records) // count) or 1
     return records[::-1][::step][::-1] if step > 1 else records
 

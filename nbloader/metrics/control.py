@@ -84,7 +84,7 @@ class LoaderControl(Protocol):
 
     @property
     def prefetch_factor(self) -> int | None:
-        """Batches requested ahead, per worker; None without workers. Can be assigned during an epoch.
+        """Batches requested ahead, per worker; None if there are no workers. Can be assigned during an epoch.
 
         Raises:
             ValueError: The number is negative, or there are no workers.

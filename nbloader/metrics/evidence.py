@@ -151,7 +151,7 @@ class Evidence:
     slow_share: float = 0.0
     """Share of the workers' time that the slowest samples took beyond a usual one."""
     slow_every: float = 0.0
-    """One of so many samples is slow; 0 for none."""
+    """One in this many samples is slow; 0 if none is."""
     slow_workers: int = 0
     """Workers that fetched slow samples."""
     slow_indices: tuple[Any, ...] = ()

@@ -95,7 +95,7 @@ class FirstBatch(NamedTuple):
 
 
 def first_batch_of(g: Gauges) -> FirstBatch | None:
-    """Estimate what the first batch takes, from those of its samples that are there; None if none is.
+    """Estimate how long the first batch takes, from its samples that have been fetched; None if none has been.
 
     Args:
         g: The gauges.

@@ -211,7 +211,7 @@ class Outlook(NamedTuple):
     """What changes would gain."""
 
     text: str = ""
-    """Predictions, such as "4 workers: 2.9 x (2.6 to 3.1); a larger window: nothing"; "" for none."""
+    """Predictions, such as "4 workers: 2.9 x (2.6 to 3.1); a larger window: nothing"; "" if there are none."""
     suggestions: tuple[Suggestion, ...] = ()
     """Changes that would help, the one with the largest gain first."""
 
@@ -343,7 +343,7 @@ class Snapshot:
     cache: CacheGauge | None = None
     """The cache of samples, which all loaders share; None if no function is cached (`nbloader.cached`)."""
     tuning: TuningGauge | None = None
-    """The newest search of `tune()`; None without one."""
+    """The newest search of `tune()`; None if there was none."""
     most_workers: int = 8
     """The largest number of workers that `tune()` tries: 4 for each core of the machines they run on, at least 8."""
     restart: tuple[int, ...] = ()

@@ -25,13 +25,13 @@ OPENING = 32
 WORST = 16
 """Longest waits of an epoch that are kept."""
 STALL_TIMES, STALL_NS = 8, 100_000_000
-"""A wait is a stall if it is longer than so many usual waits and usual batches, and than this."""
+"""A wait is a stall if it is longer than this many usual waits and usual batches, and than `STALL_NS`."""
 STALL_SHARE = 0.02
 """Stalls are rare: at most this share of the batches, or one."""
 OVERLAPPING = 1.2
-"""Workers that were busy for so many times the time have fetched several batches at a time."""
+"""Workers that were busy for this multiple of the elapsed time have fetched several batches at a time."""
 SLOW_TIMES = 4
-"""A sample is slow if it takes so many times as long as a usual one."""
+"""A sample is slow if it takes this many times as long as a usual one."""
 SLOW_LISTED = 64
 """Slow samples whose indices are kept."""
 USUAL_LISTED = 128
@@ -45,7 +45,7 @@ class EpochSample:
         self.opening: list[BatchRecord] = []
         self.records: list[BatchRecord] = []
         self.stride = 1
-        """One of so many batches is in `records`."""
+        """One in this many batches is in `records`."""
         self.worst: list[BatchRecord] = []
         self._floor = 0
         self._added = 0
