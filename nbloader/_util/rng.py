@@ -1,4 +1,4 @@
-"""Global random generators (`random`, NumPy, torch): seeding, saving and restoring their state, state as JSON."""
+"""Seeds the global random generators (`random`, NumPy, torch), saves and restores their state, converts it to JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 State = dict[str, Any]
 
 
-def _numpy_random() -> Any:  # numpy.random is imported when it is first used; its stubs lack get_bit_generator
+def _numpy_random() -> Any:  # numpy.random is imported on first use; its stubs lack get_bit_generator
     return np.random
 
 
@@ -25,7 +25,7 @@ def mix(*numbers: int, after: int = 0) -> int:
 
     Args:
         numbers: The integers.
-        after: What the integers before them gave: `mix(b, after=mix(a))` is `mix(a, b)`.
+        after: The result for the preceding integers: `mix(b, after=mix(a))` equals `mix(a, b)`.
     """
     z = after
     for number in numbers:
@@ -37,11 +37,11 @@ def mix(*numbers: int, after: int = 0) -> int:
 
 
 def mix_range(start: int, stop: int, *, after: int) -> list[int]:
-    """`mix(number, after=after)` for each number of a range, computed together.
+    """Compute `mix(number, after=after)` for each number of a range, in one vectorized operation.
 
     Args:
         start: The first number.
-        stop: The number behind the last one.
+        stop: The end of the range, exclusive.
         after: See `mix`.
     """
     z = (np.arange(start, stop, dtype=np.uint64) ^ np.uint64(after)) + np.uint64(0x9E3779B97F4A7C15)
@@ -52,7 +52,7 @@ def mix_range(start: int, stop: int, *, after: int) -> list[int]:
 
 
 class ThreadGenerators:
-    """Random generators of one thread, which takes them in place of the global ones."""
+    """Random generators that one thread uses in place of the global ones."""
 
     __slots__ = ("numpy", "random", "seed", "torch")
 
@@ -61,12 +61,12 @@ class ThreadGenerators:
         self.random = random.Random()  # noqa: S311 - augmentation, not cryptography
         self.numpy = np.random.RandomState(0)
         self.torch: Any = None if torch is None else torch.Generator()
-        """None where torch is not imported."""
+        """None if torch is not imported."""
         self.seed = 0
-        """What `seed_everything` was called with last."""
+        """The last seed that was passed to `seed_everything`."""
 
     def seed_all(self, seed: int) -> None:
-        """Seed them as `seed_everything` seeds the global ones, so that they draw the same numbers."""
+        """Seed these generators as `seed_everything` seeds the global ones, so that both draw the same numbers."""
         self.seed = seed
         self.random.seed(seed)
         self.numpy.seed(seed & 0xFFFFFFFF)
@@ -74,19 +74,19 @@ class ThreadGenerators:
             self.torch.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
 
     def torch_manual_seed(self, seed: Any) -> Any:
-        """As `torch.manual_seed`."""
+        """Same as `torch.manual_seed`, for this thread's generator."""
         return self.torch.manual_seed(int(seed))
 
     def torch_set_rng_state(self, new_state: Any) -> None:
-        """As `torch.set_rng_state`."""
+        """Same as `torch.set_rng_state`, for this thread's generator."""
         self.torch.set_state(new_state)
 
 
 class TaskSeed:
-    """The seed of what an asyncio task draws, and its generators as soon as it draws.
+    """The random seed of an asyncio task, and its generators, which are created when it first draws a number.
 
     Args:
-        numbers: Which `mix` makes into the seed as soon as it draws; a single one is the seed itself.
+        numbers: Combined by `mix` into the seed when the task first draws a number; a single one is the seed itself.
     """
 
     __slots__ = ("generators", "numbers")
@@ -100,9 +100,9 @@ _task_seed: contextvars.ContextVar[TaskSeed | None] = contextvars.ContextVar("nb
 
 
 def seed_task(*numbers: int) -> None:
-    """Seed what this asyncio task draws, and the tasks that are created from now on in its context.
+    """Seed the random numbers of this asyncio task, and of the tasks created in its context afterwards.
 
-    This takes effect on threads whose generators are `TaskGenerators`. Nothing is computed before the first number is
+    This takes effect only on threads whose generators are `TaskGenerators`. Nothing is computed before the first number is
     drawn.
 
     Args:
@@ -112,7 +112,7 @@ def seed_task(*numbers: int) -> None:
 
 
 class TaskGenerators:
-    """Random generators of the thread of an event loop: each asyncio task draws from its own (`seed_task`)."""
+    """Random generators of an event loop's thread; each asyncio task draws from its own generators (`seed_task`)."""
 
     def __init__(self) -> None:
         self._outside: ThreadGenerators | None = None
@@ -140,7 +140,7 @@ class TaskGenerators:
 
     @property
     def torch(self) -> Any:
-        """See `ThreadGenerators`. The task may have imported torch after it had drawn other numbers."""
+        """See `ThreadGenerators`. The task may have imported torch after it drew other numbers."""
         generators, torch = self._of_task(), sys.modules.get("torch")
         if generators.torch is None and torch is not None:
             generators.torch = torch.Generator()
@@ -166,26 +166,26 @@ class TaskGenerators:
 
 
 class Generators(Protocol):
-    """What a thread may have in place of the global generators."""
+    """Interface of the generators that a thread may use in place of the global ones."""
 
     @property
     def random(self) -> Any:
-        """In place of the generator of `random`."""
+        """Replaces the global generator of `random`."""
 
     @property
     def numpy(self) -> Any:
-        """In place of NumPy's."""
+        """Replaces NumPy's global generator."""
 
     @property
     def torch(self) -> Any:
-        """In place of torch's."""
+        """Replaces torch's global generator."""
 
     @property
     def seed(self) -> int:
-        """What `seed_everything` was called with last."""
+        """The last seed that was passed to `seed_everything`."""
 
     def seed_all(self, seed: int) -> None:
-        """Seed them as `seed_everything` seeds the global ones."""
+        """Seed these generators as `seed_everything` seeds the global ones."""
 
 
 class _ThreadLocal(threading.local):
@@ -198,13 +198,14 @@ _seed = 0
 _python: Any = getattr(random, "_inst")  # noqa: B009 - private
 """The generator behind the functions of `random`."""
 _python_seed = super(random.Random, _python).seed if type(_python) is random.Random else None
-"""Its seeding with an integer, without the checks of `random.seed`, which take 0.4 us."""
+"""Seeds that generator with an integer, without the checks of `random.seed`, which take 0.4 us. None if its class is
+not `random.Random`."""
 
 
 def seed_everything(seed: int) -> None:
     """Seed `random`, NumPy's global generator and, if torch is imported, torch's. Takes about 8 us.
 
-    On a thread that has generators of its own, seed these instead.
+    On a thread that has its own generators, seed those instead.
     """
     global _seed  # noqa: PLW0603 - the generators are global too
     own = thread_local.generators
@@ -224,21 +225,15 @@ def seed_everything(seed: int) -> None:
         torch.random.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
 
 
-def initial_seed() -> int | None:
-    """What torch's global generator was seeded with last, by `torch.manual_seed` or torch; None without torch."""
-    torch = sys.modules.get("torch")
-    return None if torch is None else int(torch.random.default_generator.initial_seed())
-
-
 def draw_seed(generator: Any = None) -> int:
     """Draw the base seed of an epoch as torch does, so that `torch.manual_seed` makes epochs reproducible.
 
-    Where torch is not installed it comes from NumPy's global generator, which `numpy.random.seed` seeds.
+    If torch is not installed, the seed comes from NumPy's global generator, which `numpy.random.seed` seeds.
 
     Args:
         generator: The `torch.Generator` to draw from; None for the global one.
     """
-    from nbloader._util import torch_api  # imports torch, unlike this module: workers use it too
+    from nbloader._util import torch_api  # it imports torch; this module, which workers use, does not
 
     if not torch_api.INSTALLED:
         return int(np.random.randint(1 << 63, dtype=np.int64))  # noqa: NPY002 - the one that users seed
@@ -257,8 +252,8 @@ def seed_torch() -> None:
 def was_seeded() -> bool:
     """Whether other code has seeded a generator of this thread since the last call of `seed_everything`.
 
-    Numbers that were drawn since do not count, nor does a seed that is derived from the same one in the usual way, as
-    `torch.initial_seed() % 2**32` in torch's documentation: the generators then follow from the seed all the same.
+    Drawing numbers does not count as seeding. Neither does a seed that is derived from the seed of that call in a usual
+    way, such as `torch.initial_seed() % 2**32` in torch's documentation: that seed still determines the state.
     """
     own = thread_local.generators
     seed = _seed if own is None else own.seed
@@ -271,15 +266,15 @@ def was_seeded() -> bool:
     if not any(words in _python_words(value) for value in derived):
         return True
     if own is None and type(_numpy_random().get_bit_generator()) is not np.random.MT19937:
-        return True  # `np.random.set_bit_generator` gave it another one
+        return True  # `np.random.set_bit_generator` has replaced it
     keys = (_numpy_random() if own is None else own.numpy).get_state(legacy=False)["state"]["key"].tobytes()
     return not any(keys in _numpy_words(value & 0xFFFFFFFF) for value in derived)
 
 
 def states() -> list[Any]:
-    """The states of the generators of this thread, to be compared: `random`, NumPy, torch (None if not imported).
+    """Return the states of this thread's generators, for comparison: `random`, NumPy, torch (None if not imported).
 
-    Takes about 5 us; 70 us where the memory of the generators is not known, or the thread has generators of its own.
+    Takes about 5 us, or 70 us if the memory layout of the generators is unknown or the thread has its own generators.
     """
     own = thread_local.generators
     torch_generator = _torch_generator()
@@ -295,7 +290,7 @@ def states() -> list[Any]:
 
 
 def _python_words(seed: int) -> list[tuple[int, ...]]:
-    """The words of a new `random.Random(seed)`, and when up to 624 numbers have been drawn."""
+    """Return the state words of a new `random.Random(seed)`: before the first draw, and after up to 624 draws."""
     generator = random.Random(seed)  # noqa: S311 - to compare with
     words = [generator.getstate()[1][:-1]]
     generator.getrandbits(32)
@@ -303,7 +298,7 @@ def _python_words(seed: int) -> list[tuple[int, ...]]:
 
 
 def _numpy_words(seed: int) -> list[bytes]:
-    """The words of a new `np.random.RandomState(seed)`, and when up to 624 numbers have been drawn."""
+    """Return the state words of a new `np.random.RandomState(seed)`: before the first draw, and after up to 624 draws."""
     generator = np.random.MT19937()
     generator._legacy_seeding(seed)
     words = [generator.state["state"]["key"].tobytes()]
@@ -326,22 +321,22 @@ def _torch_seed() -> int:
 
 
 _GAUSS_FLAG = 8
-"""Bytes of NumPy's flag before the normal number that is left over."""
+"""Size of NumPy's flag in front of the cached normal number, bytes."""
 _MT19937_KEYS = 4 * 624
-"""Bytes of the words of a Mersenne twister; in NumPy the position in them follows, in CPython it precedes them."""
+"""Size of a Mersenne twister's state words, bytes. NumPy stores the position after the words, CPython before them."""
 _MT19937_SIZE = _MT19937_KEYS + 4
 
 
 def _memory_at(address: int) -> memoryview:
-    """The state of a Mersenne twister, which is valid as long as the generator exists."""
+    """Return a view of a Mersenne twister's state; it is valid as long as the generator exists."""
     return memoryview((ctypes.c_char * _MT19937_SIZE).from_address(address)).cast("B")
 
 
 class _PythonMemory:
-    """The memory of the generator behind the functions of `random`: its state is copied in 0.2 us instead of 10.
+    """Accesses the memory of the generator behind the functions of `random`: copies its state in 0.2 us instead of 10 us.
 
-    `getstate` and `setstate` convert 625 words one by one. In CPython the words lie in the generator itself, behind the
-    head of the object. Whether they lie there as expected is checked once; otherwise those functions are used.
+    `getstate` and `setstate` convert 625 words one by one. In CPython the words are stored in the generator object,
+    right after the object header. This layout is checked once; if it differs, those functions are used.
     """
 
     def __init__(self) -> None:
@@ -357,7 +352,7 @@ class _PythonMemory:
         return bytes(_memory_at(id(probe) + object.__basicsize__)) == np.array([position, *words], np.uint32).tobytes()
 
     def save(self) -> Any:
-        """The state."""
+        """Return a copy of the state."""
         return _python.getstate() if self._memory is None else (bytes(self._memory), _python.gauss_next)
 
     def restore(self, state: Any) -> None:
@@ -369,23 +364,23 @@ class _PythonMemory:
 
 
 _NumpyState: TypeAlias = "tuple[Any, Any, Any, memoryview | None, memoryview | None]"
-"""The generator, its state, the number that is left over, and the memory of both: None if the layout is not known."""
+"""The generator, its state, the cached normal number, and the memory of the latter two: None if the layout is unknown."""
 
 
 class _NumpyMemory:
-    """The memory of NumPy's global generator: its state is copied in 0.3 us instead of 56.
+    """Accesses the memory of NumPy's global generator: copies its state in 0.3 us instead of 56 us.
 
     `numpy.random.get_state` and `set_state` convert 624 words one by one, which would take most of the time of a small
-    batch with `num_workers=0`. The address of the words is part of NumPy's interface (`BitGenerator.ctypes`). A normal
-    number that is left over from the last pair lies in the `RandomState` itself. Whether they lie there as expected is
-    checked once; otherwise NumPy's functions are used.
+    batch with `num_workers=0`. The address of the words is part of NumPy's interface (`BitGenerator.ctypes`). The
+    cached normal number, the second one of a pair, is stored in the `RandomState` itself. This layout is checked once;
+    if it differs, NumPy's functions are used.
     """
 
     def __init__(self) -> None:
         self._known: tuple[Any, memoryview | None, memoryview | None] = (None, None, None)
 
     def _memory_of(self, generator: Any) -> tuple[memoryview | None, memoryview | None]:
-        """The memory of the global generator, and of the number that is left over; None if its layout is not known."""
+        """Return the memory of the global generator and of the cached normal number; None, None if the layout is unknown."""
         known, memory, gauss = self._known
         if known is not generator:
             memory = gauss = None
@@ -396,7 +391,7 @@ class _NumpyMemory:
         return memory, gauss
 
     def save(self) -> _NumpyState:
-        """The state; it remains as it is."""
+        """Return a copy of the state."""
         numpy_random = _numpy_random()
         generator = numpy_random.get_bit_generator()
         memory, gauss = self._memory_of(generator)
@@ -417,10 +412,10 @@ class _NumpyMemory:
 
 
 def _gauss_memory(generator: Any) -> memoryview | None:
-    """Where a `RandomState` keeps a normal number that is left over, and whether there is one; None if it is unknown.
+    """Return the memory of a `RandomState` that holds its cached normal number and the flag for it; None if unknown.
 
-    In NumPy these are `int has_gauss; double gauss` of a C structure. They are looked for in another `RandomState`,
-    whose number is known.
+    In NumPy these are `int has_gauss; double gauss` in a C structure. Their offset is found by searching another
+    `RandomState` whose cached number is known.
     """
     if type(generator) is not np.random.RandomState:
         return None
@@ -443,7 +438,7 @@ def _gauss_memory(generator: Any) -> memoryview | None:
 
 @functools.cache
 def _memory_layout_known(generator: type) -> bool:
-    """Whether the state of a bit generator of NumPy lies in memory as that of a Mersenne twister in NumPy 1.17 to 2."""
+    """Whether a NumPy bit generator has the memory layout of the Mersenne twister in NumPy 1.17 to 2."""
     if generator is not np.random.MT19937:
         return False
     probe = np.random.MT19937(1)
@@ -457,7 +452,7 @@ _numpy_memory = _NumpyMemory()
 
 
 class PreservedRandomState:
-    """The state of the generators of this thread; as a context manager, it restores the state on exit."""
+    """Saves the state of this thread's generators. As a context manager, it restores the state on exit."""
 
     __slots__ = ("_numpy_state", "_own", "_python_state", "_torch", "_torch_state")
 
@@ -491,31 +486,19 @@ class PreservedRandomState:
 
 
 class LazyRandomState(PreservedRandomState):
-    """Restores the state of the generators of this thread if they were seeded.
+    """Restores the state of the generators of this thread if they were seeded."""
 
-    Args:
-        watched: Whether `drew` is going to be called, for which the states are read after each seeding.
-    """
+    __slots__ = ("_saved",)
 
-    __slots__ = ("_saved", "_seeded", "_watched")
-
-    def __init__(self, *, watched: bool = False) -> None:
+    def __init__(self) -> None:
         self._saved = False
-        self._watched = watched
-        self._seeded: list[Any] | None = None
 
     def seed(self, seed: int) -> None:
-        """Seed all generators; before the first time, save their state."""
+        """Seed all generators. The first call saves their state before it seeds them."""
         if not self._saved:
             self.save()
-            self._saved = True  # it is complete: an interrupt may come at any moment
+            self._saved = True  # only once the save is complete: an interrupt may come at any moment
         seed_everything(seed)
-        if self._watched:
-            self._seeded = states()
-
-    def drew(self) -> bool:
-        """Whether numbers were drawn since `seed` of a watched one. False where it was not called."""
-        return self._seeded is not None and states() != self._seeded
 
     def restore(self) -> None:
         """Restore the state."""
@@ -544,10 +527,11 @@ def load_generator(generator: Any, state: str) -> None:
 
 
 def dump_globals(*, orders_only: bool) -> State:
-    """Return the state of the generators of this thread, usually the global ones: of torch, `random` and NumPy.
+    """Return the state of this thread's generators, usually the global ones of torch, `random` and NumPy.
 
     Args:
-        orders_only: Whether the generator that orders are drawn from suffices, which is torch's where it is installed.
+        orders_only: Whether to return only the state of the generator from which sampling orders are drawn. That is
+            torch's if torch is imported, otherwise all of them.
     """
     own, torch_generator = thread_local.generators, _torch_generator()
     state: State = {} if torch_generator is None else {"torch": dump_generator(torch_generator)}
@@ -561,7 +545,7 @@ def dump_globals(*, orders_only: bool) -> State:
 
 
 def load_globals(state: State | int) -> None:
-    """Restore the state of the generators of this thread, usually the global ones, or seed them with an integer.
+    """Restore the state of this thread's generators (usually the global ones), or seed them with an integer.
 
     Raises:
         ValueError: `state` was not made by `dump_globals`.
@@ -585,7 +569,7 @@ def load_globals(state: State | int) -> None:
 
 def pack(array: Any) -> str:
     """Return the bytes of an array as base64 text."""
-    import base64  # here and below: workers do without
+    import base64  # here and below only: workers do not need it
 
     return base64.b64encode(np.asarray(array).tobytes()).decode()
 

@@ -1,20 +1,21 @@
-"""Chunks of a batch, written side by side into one block of memory (`chunk_size`), so that no copy joins them.
+"""Writes the chunks of a batch (`chunk_size`) side by side into one block of memory, so that no copy must join them.
 
 Worker processes write into an arena of the notebook's process:
 
     notebook: ArenaAllocator.allocate() -> SegmentArena -> a `ChunkSlot` is sent with each chunk: arena, layout, rows
-    worker:   ChunkWriter.write(samples, slot) -> its rows of every array; or it cannot, and sends the chunk by itself
+    worker:   ChunkWriter.write(samples, slot) -> its rows of every array; if it cannot, it sends the chunk separately
     notebook: all chunks received? -> SegmentArena.open(): arrays on the whole arena; else a copy joins the chunks
 
-The layout of a batch is that of the last chunks, so a copy joins the first batch. A worker cannot be stopped from
-writing by a message, and so
+The layout is learned from earlier chunks, so the first batch is joined by a copy. No message can stop a worker from
+writing. Therefore:
 
-- a chunk that is dispatched for a second time gets no slot: the worker that had it before may still write there;
-- the arena of such a batch, or of one that nobody waits for any more, is never used again.
+- A chunk that is dispatched a second time gets no slot: the worker that had it before may still write there.
+- The arena of such a batch, or of a batch that is no longer needed, is never reused.
 
-Worker threads share all memory: the chunk that is ready first decides the layout, and allocates a `MemoryArena`. A
-thread cannot be stopped from writing either, so each chunk is written there only once: if it is produced again (its
-thread was given up, or another took it over), it gets memory of its own, and a copy joins the batch.
+Worker threads share all memory: the first chunk that is ready determines the layout of the batch's `MemoryArena` and
+allocates its memory. A thread cannot be stopped from writing either, so each chunk is written there only once. If a
+chunk is produced again (its thread was abandoned, or another thread took it over), it gets separate memory, and the
+batch is joined by a copy.
 """
 
 from __future__ import annotations
@@ -43,28 +44,28 @@ if TYPE_CHECKING:  # worker processes use this module without them
 log = logging.getLogger(__name__)
 
 ARENA_FROM = 1 << 16
-"""Batches from this size on are written side by side, bytes; for a smaller one a copy is cheaper."""
+"""Minimum size of a batch whose chunks are written side by side, bytes; for a smaller batch, a copy is cheaper."""
 MAX_CACHED = 64
-"""Positions in batches for which a worker keeps a compiled function that writes a chunk there."""
+"""Maximum number of chunk positions for which a worker caches the compiled function that writes a chunk there."""
 
 
 class PlacedRows(NamedTuple):
-    """Where some samples of a batch are among all of them."""
+    """Location of some samples of a batch in the batch's memory."""
 
     layout: LayoutNode
-    """Of these samples, in the memory of the batch."""
+    """Layout of these samples in the memory of the batch."""
     nbytes: int
     """Size of the whole batch, bytes."""
 
 
 def place_rows(layout: LayoutNode, rows: int, size: int, start: int) -> PlacedRows:
-    """Where some samples of a batch are among all of them.
+    """Compute the location of some samples in the memory of their batch.
 
     Args:
-        layout: The layout of any number of such samples.
+        layout: The layout of such samples, for any number of them.
         rows: Number of samples to place.
-        size: Samples of the batch.
-        start: Position of the first of them in the batch.
+        size: Number of samples in the batch.
+        start: Position of the first of these samples in the batch.
     """
     end = 0
 
@@ -87,16 +88,16 @@ class WrittenChunk(NamedTuple):
 
 
 class RowWriter:
-    """Writes the rows of chunks that all have one layout.
+    """Writes the rows of chunks that share one layout.
 
     Args:
-        layout: The layout of any number of samples.
+        layout: The layout, for any number of samples.
     """
 
     def __init__(self, layout: LayoutNode) -> None:
         self.layout = place_rows(layout, 1, 1, 0).layout
         """The layout of one sample."""
-        self._cache: dict[tuple[int, int, int], CachedLayout] = {}  # by start, samples of the batch and of the chunk
+        self._cache: dict[tuple[int, int, int], CachedLayout] = {}  # by start, batch size and chunk size
 
     def write(self, samples: list[Any], memory: Any, start: int, size: int) -> WrittenChunk | None:
         """Write a chunk into its rows.
@@ -105,13 +106,13 @@ class RowWriter:
             samples: The samples of the chunk.
             memory: The memory of the batch.
             start: Position of the first sample in the batch.
-            size: Samples of the batch.
+            size: Number of samples in the batch.
 
         Returns:
-            None if the samples have another layout.
+            The written chunk; None if the samples have a different layout.
 
         Raises:
-            Exception: As `Plan`: the samples do not make a batch.
+            Exception: The samples cannot be collated; see `Plan`.
         """
         rows = len(samples)
         key = start, size, rows
@@ -140,7 +141,7 @@ class RowWriter:
 
 
 def join_extras(chunks: Iterable[BatchPayload]) -> list[Any]:
-    """The extras of a batch, of those of all its chunks."""
+    """Join the extras of all chunks into the extras of the batch."""
     columns = zip(*[chunk.extras for chunk in chunks], strict=True)
     return [type(column[0])([value for part in column for value in part]) for column in columns]
 
@@ -149,7 +150,7 @@ def join_extras(chunks: Iterable[BatchPayload]) -> list[Any]:
 
 
 class ChunkSlot(NamedTuple):
-    """Where a worker process writes a chunk; sent in the place of the chunk's indices."""
+    """Where a worker process writes a chunk; sent in place of the chunk's indices."""
 
     indices: Any
     arena: int
@@ -159,22 +160,22 @@ class ChunkSlot(NamedTuple):
     start: int
     """Position of the first sample in the batch."""
     size: int
-    """Samples of the batch."""
+    """Number of samples in the batch."""
 
 
 class ChunkWriter:
-    """In a worker process: writes chunks into arenas."""
+    """Writes chunks into arenas. Used in worker processes."""
 
     def __init__(self) -> None:
         self.arenas = ArenaMaps()
         self._rows: dict[int, RowWriter] = {}
 
     def learn(self, number: int, layout: bytes) -> None:
-        """The layout of the next chunks.
+        """Set the layout of the next chunks.
 
         Args:
-            number: Its number.
-            layout: Its pickle.
+            number: Number of the layout.
+            layout: The pickled layout.
         """
         self._rows = {number: RowWriter(pickle.loads(layout))}
 
@@ -191,19 +192,19 @@ class ArenaLayout(NamedTuple):
 
     number: int
     tree: LayoutNode
-    """Of one sample."""
+    """The layout of one sample."""
     pickled: bytes
     """A layout of any number of samples, for workers."""
 
 
 class SegmentArena:
-    """In the notebook: the arena of one batch that worker processes write.
+    """The arena of one batch that worker processes write. Used in the notebook's process.
 
     Args:
         writer: The loader's arenas.
-        block: The one for this batch.
+        block: The block of the arena.
         layout: The layout of the batch.
-        size: Samples of the batch.
+        size: Number of samples in the batch.
         output: "torch" or "numpy".
     """
 
@@ -220,12 +221,12 @@ class SegmentArena:
 
     @property
     def mapping(self) -> Any:
-        """The whole segment, once the batch is open on it; else None."""
+        """The whole segment once the batch has been opened on it, otherwise None."""
         lent = self._memory is not None and not isinstance(self._memory, bytearray)
         return self._writer.reader.mapping(self.block.number) if lent else None
 
     def give_slot(self, chunk: Task, start: int, worker: int) -> ChunkSlot | None:
-        """The slot of a chunk that is dispatched; None where it must be sent by itself.
+        """Return the slot of a chunk that is being dispatched; None if the chunk must be sent separately.
 
         Args:
             chunk: The chunk.
@@ -241,12 +242,12 @@ class SegmentArena:
         return ChunkSlot(chunk.indices, self.block.number, self.layout.number, start, self.size)
 
     def open(self, chunks: Sequence[BatchPayload]) -> Any:
-        """The batch, of chunks that are all here."""
+        """Build the batch from its chunks, all of which have arrived."""
         layout, nbytes = place_rows(self.layout.tree, self.size, self.size, 0)
         return self._build(layout, nbytes, join_extras(chunks))
 
     def read(self, chunk: BatchPayload, start: int) -> Any:
-        """One chunk that is here."""
+        """Build one chunk that has arrived."""
         layout, nbytes = place_rows(self.layout.tree, chunk.samples, self.size, start)
         return self._build(layout, nbytes, chunk.extras)
 
@@ -255,7 +256,7 @@ class SegmentArena:
         return builder(layout, self._output, shared=type(memory) is not bytearray)(memory, extras)
 
     def give_back(self) -> None:
-        """All chunks have arrived, and nobody reads them here. An arena that was read is returned by its reader."""
+        """Return the arena after all chunks have arrived and will not be read. If it was read, its reader returns it."""
         if self._commit():
             self._writer.reader.discard(self.block.number)
 
@@ -266,7 +267,7 @@ class SegmentArena:
         return self._memory
 
     def _commit(self) -> bool:
-        """All chunks have arrived. Whether this is the first call."""
+        """Commit the arena after all chunks have arrived. Returns whether this is the first call."""
         if self._abort.detach() is None:
             return False
         self._writer.commit(self.block)
@@ -274,7 +275,7 @@ class SegmentArena:
 
 
 class ArenaAllocator:
-    """In the notebook: gives arenas to batches that worker processes write.
+    """Allocates arenas for batches that worker processes write. Used in the notebook's process.
 
     Args:
         output: "torch" or "numpy".
@@ -288,10 +289,10 @@ class ArenaAllocator:
         self._last: Layout | None = None
 
     def learn(self, chunk: Any) -> None:
-        """A chunk was sent by itself: the next batches have its layout.
+        """Use the layout of a chunk that was sent separately for the next batches.
 
         Args:
-            chunk: Its `SegmentPayload`.
+            chunk: The `SegmentPayload` of the chunk.
         """
         layout = chunk.layout
         if layout is None or layout is self._last:
@@ -303,10 +304,10 @@ class ArenaAllocator:
             self._layout = ArenaLayout(0 if self._layout is None else self._layout.number + 1, tree, pickled)
 
     def allocate(self, size: int) -> SegmentArena | None:
-        """An arena for a batch of which no chunk was dispatched yet; None where a copy will join the batch.
+        """Allocate an arena for a batch before its first chunk is dispatched; None if a copy will join the chunks.
 
         Args:
-            size: Samples of the batch.
+            size: Number of samples in the batch.
         """
         if self._layout is None:
             return None
@@ -321,7 +322,7 @@ class ArenaAllocator:
         return SegmentArena(self.writer, block, self._layout, size, self.output)
 
     def slot(self, chunk: Task, worker: int) -> tuple[ChunkSlot, ArenaLayout] | None:
-        """The slot of a chunk that is dispatched, and its layout; None where it must be sent by itself.
+        """Return the slot and the layout of a chunk that is being dispatched; None if the chunk must be sent separately.
 
         Args:
             chunk: The chunk.
@@ -341,7 +342,7 @@ def provide_arena(task: Task, output: str) -> None:
     """Give the batch of a chunk an arena when its first chunk is dispatched.
 
     Args:
-        task: A chunk, or a whole batch, which needs none.
+        task: A chunk, or a whole batch, which needs no arena.
         output: "torch" or "numpy".
     """
     batch = task.parent
@@ -351,11 +352,11 @@ def provide_arena(task: Task, output: str) -> None:
 
 
 class MemoryArena:
-    """The memory of one batch that threads of this process write.
+    """The memory of one batch that is written by threads of this process.
 
     Args:
-        size: Samples of the batch.
-        chunk_size: Samples of a chunk.
+        size: Number of samples in the batch.
+        chunk_size: Number of samples per chunk.
         first: Job number of the first chunk.
         output: "torch" or "numpy".
     """
@@ -377,7 +378,7 @@ class MemoryArena:
         return (chunk.job - self._first) * self._chunk_size
 
     def begin(self, chunk: Task, layout: LayoutNode) -> bytearray | None:
-        """The memory of the batch, to write a chunk to; None where the chunk must have memory of its own.
+        """Return the memory of the batch, to write a chunk to; None if the chunk needs separate memory.
 
         Args:
             chunk: The chunk.
@@ -395,15 +396,15 @@ class MemoryArena:
         return self._memory
 
     def open(self, chunks: Sequence[BatchPayload]) -> Any:
-        """The batch, of chunks that are all here."""
+        """Build the batch from its chunks, all of which have arrived."""
         return builder(self._rows(self.size, 0), self._output)(self._memory, join_extras(chunks))
 
     def read(self, chunk: BatchPayload, start: int) -> Any:
-        """One chunk that is here."""
+        """Build one chunk that has arrived."""
         return builder(self._rows(chunk.samples, start), self._output)(self._memory, chunk.extras)
 
     def give_back(self) -> None:
-        """Nothing to do: the memory is freed with the last array on it."""
+        """No-op: the memory is freed with the last array on it."""
 
     def _rows(self, rows: int, start: int) -> LayoutNode:
         if self._layout is None:
@@ -418,13 +419,13 @@ class ThreadChunkWriter:
         self._rows: RowWriter | None = None
 
     def write(self, samples: list[Any], chunk: Task, arena: MemoryArena) -> WrittenChunk | None:
-        """Write a chunk beside those of other threads.
+        """Write a chunk next to the chunks of other threads.
 
         Returns:
-            None where it must be collated by itself.
+            The written chunk; None if the chunk must be collated separately.
 
         Raises:
-            Exception: As `Plan`: the samples do not make a batch.
+            Exception: The samples cannot be collated; see `Plan`.
         """
         if len(samples) != len(chunk.indices):
             return None

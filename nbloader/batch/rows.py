@@ -1,14 +1,14 @@
-"""Batches of datasets that are arrays in memory: gathered by one indexing per array instead of sample by sample.
+"""Gathers batches of in-memory array datasets by one indexing operation per array, instead of sample by sample.
 
     select(dataset, indices) -> Selection: which rows of which arrays -> to_batch() in this process
                                                                       -> layout, fill(memory) in a worker process
 
-A shuffled batch of 1,024 rows of 32 floats takes 20 us this way, and 2,300 us by `dataset[i]` and stacking.
+A shuffled batch of 1,024 rows of 32 floats takes 20 us this way, and 2,300 us with `dataset[i]` and stacking.
 
-Recognized are arrays, tensors, and torch's `TensorDataset`, `StackDataset` and `Subset` (so also `random_split`) of
-them, nested in any way, and a `datasets.Dataset` of Hugging Face in NumPy or torch format. Only these very classes: a
-subclass may do anything in its `__getitem__`. The batch is the one that its samples would make. Whatever could differ,
-such as a tensor that requires a gradient or an index out of range, is left to the samples.
+It recognizes arrays, tensors, torch's `TensorDataset`, `StackDataset` and `Subset` (and thus `random_split`) of them,
+nested in any way, and a Hugging Face `datasets.Dataset` in NumPy or torch format. Subclasses are not recognized, since
+they may do anything in `__getitem__`. The batch equals the one that is collated from its samples. If the two could
+differ, as with a tensor that requires a gradient or an index out of range, the samples are fetched as usual.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ class Column(NamedTuple):
     """Rows of an array, which become one array or tensor of the batch."""
 
     array: Any
-    """A NumPy array; of unsigned integers where NumPy lacks the dtype of a tensor."""
+    """A NumPy array; it holds unsigned integers if NumPy lacks the tensor's dtype."""
     rows: Any
-    """Which rows, as an int64 array of valid positions from 0; None for the whole array."""
+    """The rows, as an int64 array of valid, non-negative positions; None for the whole array."""
     torch_dtype: str | None
-    """Name of the torch dtype where the samples are tensors; else None."""
+    """Name of the torch dtype if the samples are tensors, otherwise None."""
 
 
 _Structure: TypeAlias = "Column | list[Any] | dict[Any, Any] | Texts"
 
 
 class Texts(NamedTuple):
-    """A list of strings, which becomes a part of the batch as it is."""
+    """A list of strings, which becomes part of the batch unchanged."""
 
     values: list[Any]
 
 
 class NotInMemoryError(Exception):
-    """The batch must be made of samples. Never leaves this module."""
+    """The batch must be collated from samples. Never leaves this module."""
 
 
 class Selection:
-    """The rows of arrays that make a batch.
+    """The rows of arrays that make up a batch.
 
     Args:
         structure: Columns, in the lists and dicts of the batch.
@@ -83,20 +83,20 @@ class Selection:
         return _gather(self._structure, output, sizes), sum(sizes)
 
     def plan(self) -> MemoryPlan:
-        """How to write the batch into memory."""
+        """Plan how to write the batch into memory."""
         return MemoryPlan(self._structure)
 
 
 class MemoryPlan:
-    """Where each array of a selection goes: the interface of `collate.Plan`.
+    """Memory locations of the arrays of a selection, with the interface of `collate.Plan`.
 
     Args:
-        structure: The selection.
+        structure: The structure of the selection.
 
     Attributes:
         tree: The layout of the batch.
-        extras: Its parts that are not arrays.
-        nbytes: Size of the memory that it needs.
+        extras: The parts of the batch that are not arrays.
+        nbytes: Size of the memory that the batch needs.
     """
 
     __slots__ = ("_columns", "extras", "nbytes", "tree")
@@ -123,7 +123,7 @@ class MemoryPlan:
         return ListNode(tuple([self._layout(part) for part in structure]))
 
     def fill(self, memory: Memory) -> None:
-        """Gather the rows into `memory`, which has room for `nbytes`."""
+        """Gather the rows into `memory`, which must hold at least `nbytes` bytes."""
         for (array, rows, _torch_dtype), node in self._columns:
             out: Any = np.ndarray(node.shape, array.dtype, memory, node.offset)
             if rows is None:
@@ -158,9 +158,9 @@ def _tensor(array: Any, torch_dtype: str | None) -> Any:
 class RowSelector:
     """Selects the batches of one dataset.
 
-    The dataset is looked at for each batch, as `dataset[i]` would: its tensors may be replaced at any time. Only the
-    list of indices of a `Subset`, which takes as long to convert as some batches to gather, is converted once for each
-    epoch (or whenever its length differs).
+    The dataset is inspected for each batch, as `dataset[i]` would do: its tensors may be replaced at any time. Only the
+    index list of a `Subset` is converted just once per epoch, or when its length changes: the conversion takes as long
+    as gathering several batches.
     """
 
     def __init__(self) -> None:
@@ -173,11 +173,11 @@ class RowSelector:
         Args:
             dataset: Any map-style dataset.
             indices: The indices of the batch: a list, or an `IndexArray`.
-            run: The iteration.
+            run: Number of the iterator.
             output: "torch" or "numpy": what the arrays of the batch become.
 
         Returns:
-            The selection; the samples themselves, if they were fetched all the same; None if they are to be fetched.
+            The selection; or the samples themselves, if they were fetched anyway; or None if they must be fetched.
         """
         if run != self._run:
             self._run = run
@@ -220,7 +220,7 @@ class RowSelector:
         raise NotInMemoryError
 
     def _indices_of(self, indices: Any) -> Any:
-        """The indices of a subset as an array."""
+        """Return the indices of a subset as an array."""
         kind = type(indices)
         if kind is list or kind is tuple:
             known = self._converted.get(id(indices))
@@ -259,7 +259,7 @@ def may_be_in_memory(dataset: Any) -> bool:
 
 
 def is_in_memory(dataset: Any) -> bool:
-    """Whether batches of a dataset are gathered, unless their indices prevent it. Reads no sample."""
+    """Whether batches of a dataset can be gathered, unless their indices prevent it. Reads no sample."""
     kind = type(dataset)
     if kind in _ARRAYS:
         return dataset.ndim > 0 and _has_plain_dtype(dataset.dtype)
@@ -278,7 +278,7 @@ def is_arrays(dataset: Any) -> bool:
 
 
 def _parts(dataset: Any) -> Sequence[Any]:
-    """What a subset, or another dataset of `torch.utils.data`, consists of; nothing of others."""
+    """Return what a subset or another dataset of `torch.utils.data` wraps; an empty sequence for other objects."""
     kind = type(dataset)
     if kind is Subset:
         return (dataset.dataset,)
@@ -301,10 +301,10 @@ def _is_hugging_face(dataset: Any) -> bool:
 
 
 def _rows_of(indices: Any) -> Any:
-    """The indices of a batch as an int64 array.
+    """Return the indices of a batch as an int64 array.
 
     Raises:
-        NotInMemoryError: They are not plain integers: their meaning is up to the dataset.
+        NotInMemoryError: The indices are not plain integers, so only the dataset knows what they mean.
     """
     if type(indices) is IndexArray:
         return indices.array
@@ -317,10 +317,10 @@ def _rows_of(indices: Any) -> Any:
 
 
 def _within(rows: Any, length: int) -> Any:
-    """The rows with those that count from the end counted from 0.
+    """Convert negative positions, which count from the end, to non-negative ones.
 
     Raises:
-        NotInMemoryError: One is out of range: the sample raises the right error.
+        NotInMemoryError: A position is out of range; fetching the samples raises the right error.
     """
     if not len(rows):
         raise NotInMemoryError
@@ -341,7 +341,7 @@ def _column(array: Any, rows: Any) -> Column:
 
 
 def _is_plain(torch: Any, tensor: Any) -> bool:
-    """Whether the memory of a tensor is its values, and NumPy can read it."""
+    """Whether the memory of a tensor holds exactly its values, so that NumPy can read it."""
     if tensor.requires_grad or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.ndim:
         return False
     return not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
@@ -361,11 +361,11 @@ def _tensor_column(torch: Any, tensor: Any, rows: Any, output: str) -> Column:
 
 
 def _hugging_face(dataset: Any, indices: list[int], output: str) -> Selection | list[Any]:
-    """The rows of a dataset of Hugging Face: its columns, read at once. The samples, if a column is no array."""
+    """Read rows of a Hugging Face dataset, all columns at once. Returns samples if a column is neither array nor text."""
     size = len(indices)
     try:
         columns = dataset[indices]
-    except Exception as error:  # whatever it raises, the samples raise it again, and `on_error` applies to them
+    except Exception as error:  # fetching the samples raises it again, and `on_error` then applies
         if raised_by_handler(error):
             raise
         raise NotInMemoryError from None

@@ -1,16 +1,17 @@
-"""Pickling of objects of any type, with the memory of their arrays and tensors beside the pickle (protocol 5).
+"""Pickles objects of any type, with the memory of their arrays and tensors out of band (protocol 5).
 
-Two ways, for two needs:
+There are two ways:
 
-- `dump`: cloudpickle, with tensors reduced to their memory. Datasets and functions travel by it. torch's own reduction
-  would copy a tensor's memory into the pickle.
-- `dump_object` / `load_object`: a batch that a custom `collate_fn` returned. NumPy takes ten times as long to pickle an
-  array as to say where it is. So the arrays and tensors that are easily found (in the object, in its lists, tuples
-  and dicts, and in theirs) are taken out before pickling. A placeholder in their place makes `pickle` ask for the next
-  buffer when it loads, and it is given the finished array. Arrays of one form are copied with one call.
+- `dump` is for datasets and functions: cloudpickle, with tensors reduced to their memory. torch's own reduction would
+  copy a tensor's memory into the pickle.
+- `dump_object` / `load_object` are for batches that a custom `collate_fn` returned. NumPy takes ten times as long to
+  pickle an array as to report its address. So the arrays and tensors that are easy to find (the object itself, and up
+  to two levels of lists, tuples and dicts below it) are replaced by placeholders before pickling. On loading, `pickle`
+  requests the next buffer for each placeholder and is given the finished array. Arrays of one form are copied with one
+  call.
 
-For a batch of 32 arrays with texts and nested lists, `dump_object` takes 80 us (114 us if each array is copied on its
-own) and `load_object` 47 us; the dataset and the collate function take 67 us (timed alone, on a slow core).
+For a batch of 32 arrays with strings and nested lists, `dump_object` takes 80 us (114 us if each array is copied
+separately) and `load_object` 47 us; the dataset and the collate function take 67 us (timed alone, on a slow core).
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from nbloader.shm import memmap
 from nbloader.shm.segment import aligned
 
 SPAWNED_MAIN = "__mp_main__"
-"""The name of the main program in a process that `multiprocessing` has spawned. Workers cannot import it."""
+"""Module name of the main program in a process spawned by `multiprocessing`. Workers cannot import it."""
 
 # ---- tensors in pickles ---------------------------------------------------------------------------------------------
 
 
 def tensor_of(array: Any, dtype: str | None = None) -> Any:
-    """A tensor on the memory of an array (a copy of it where torch cannot share it).
+    """Create a tensor on the memory of an array, or on a copy if torch cannot share that memory.
 
     Args:
-        array: Any shape, of a dtype that torch has.
-        dtype: Name of a torch dtype of the same size, as which the memory is to be read; None for the array's own.
+        array: An array of any shape, with a dtype that torch supports.
+        dtype: Name of a torch dtype of the same size, to reinterpret the memory; None to keep the array's dtype.
     """
     import torch
 
@@ -54,12 +55,12 @@ def tensor_of(array: Any, dtype: str | None = None) -> Any:
 
 
 def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    """A tensor on the memory of a buffer, which must be writable.
+    """Create a tensor on the memory of a buffer, which must be writable.
 
     Args:
-        buffer: Its memory.
-        dtype: Such as "torch.float32". preload.py finds the name of torch in the pickle and has workers import it.
-        shape: Its shape.
+        buffer: The memory of the tensor.
+        dtype: Such as "torch.float32". preload.py finds the name of torch in the pickle and lets workers import it.
+        shape: The shape of the tensor.
     """
     import torch
 
@@ -73,16 +74,16 @@ def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 class DeviceTensorError(TypeError):
-    """A tensor on an accelerator was to be sent between processes."""
+    """A tensor on an accelerator cannot be sent between processes."""
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle with dense tensors reduced to their memory: a tenth of the time, no copy of out-of-band buffers."""
+    """Like cloudpickle's, but reduces dense tensors to their memory: ten times as fast, no copy of out-of-band buffers."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce a tensor to (memory, dtype, shape)."""
         if type(obj) is np.ndarray:
-            return NotImplemented  # NumPy's own reduction is right, and to ask cloudpickle takes longer than it
+            return NotImplemented  # NumPy's own reduction is right; asking cloudpickle first takes longer
         if type(obj) is np.memmap:
             return memmap.reduce(obj) or np.asarray(obj).__reduce_ex__(5)
         torch = sys.modules.get("torch")
@@ -107,7 +108,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def is_plain(torch: Any, tensor: Any) -> bool:
-    """Whether a tensor is no more than its elements in CPU memory, and not a large view of few elements."""
+    """Whether a tensor is nothing but its elements in CPU memory, and not a large expanded view of few elements."""
     return (
         tensor.layout is torch.strided
         and tensor.is_cpu
@@ -117,10 +118,10 @@ def is_plain(torch: Any, tensor: Any) -> bool:
 
 
 class Writable(Protocol):
-    """What a pickle is written to."""
+    """A file-like object to which a pickle is written."""
 
     def write(self, data: bytes, /) -> object:
-        """Append. What is not `bytes` is a buffer that is valid during the call."""
+        """Append data. Anything other than `bytes` is a buffer that is valid only during the call."""
 
 
 def dump(
@@ -131,7 +132,7 @@ def dump(
     Args:
         obj: What to pickle.
         buffer_callback: As for `pickle.dumps`.
-        pickler: The class of pickler.
+        pickler: The pickler class.
     """
     with io.BytesIO() as file:
         dump_to(file, obj, buffer_callback, pickler)
@@ -144,7 +145,7 @@ def dump_to(
     buffer_callback: Callable[[pickle.PickleBuffer], object] | None,
     pickler: type[Pickler] = Pickler,
 ) -> None:
-    """As `dump`, but write the pickle to a file while it is made."""
+    """Same as `dump`, but write the pickle to a file while it is created."""
     spawned_main = sys.modules.get(SPAWNED_MAIN)
     if spawned_main is not None:
         cloudpickle.register_pickle_by_value(spawned_main)
@@ -154,15 +155,15 @@ def dump_to(
 # ---- batches of any type --------------------------------------------------------------------------------------------
 
 PLACEHOLDER = pickle.PickleBuffer(bytearray(1))
-"""Stands in the place of each array: `pickle` takes it out of band and, when it loads, takes whatever it is given."""
+"""Replaces each array. `pickle` handles it out of band and, on loading, accepts any object in its place."""
 ALIGN_FROM = 64 * 1024
-"""An array of at least so many bytes begins at a multiple of `segment.ALIGN`; a smaller one does not."""
+"""An array of at least this many bytes begins at a multiple of `segment.ALIGN`; a smaller one need not."""
 MAX_RUN = 256 * 1024
-"""Size of a run of arrays after which another begins, bytes: joined arrays should be in the cache when copied."""
+"""Size of a run after which a new run begins, bytes: joined arrays should still be in the CPU cache when copied."""
 
 
 class ArrayToBeTensor:
-    """In a worker: an array that becomes a tensor when it is unpickled."""
+    """An array that becomes a tensor when it is unpickled. Used in workers."""
 
     __slots__ = ("array",)
 
@@ -175,7 +176,7 @@ class ArrayToBeTensor:
 
 
 class Form(NamedTuple):
-    """What a piece of memory becomes."""
+    """The kind of object that is rebuilt on a piece of memory."""
 
     char: str
     """Type character of the array; "" for a plain buffer."""
@@ -184,22 +185,22 @@ class Form(NamedTuple):
 
 
 USABLE = 0x0101
-"""What an array must be, as in `ndarray.flags.num`: contiguous in C's order, and aligned."""
+"""Required bits of `ndarray.flags.num`: C-contiguous and aligned."""
 BUFFER = Form("", tensors=False)
 """A buffer from which `pickle` itself builds an object."""
 
 
 class Run(NamedTuple):
-    """Arrays of one form that are adjacent in a batch's memory."""
+    """Arrays of the same form that are adjacent in a batch's memory."""
 
     form: Form
     starts: list[int]
-    """Where each of them begins, bytes."""
+    """Offset of each array, bytes."""
     arrays: list[Any]
 
 
 class PickledObject(NamedTuple):
-    """A pickle, and the arrays beside it."""
+    """A pickle and its out-of-band arrays."""
 
     data: bytes
     runs: list[Run]
@@ -207,20 +208,20 @@ class PickledObject(NamedTuple):
     """Memory that the arrays need, bytes."""
 
     def write(self, memory: Memory) -> None:
-        """Copy the arrays into the memory. The small ones of a run are joined first: faster than one by one."""
+        """Copy the arrays into the memory. The small arrays of a run are joined first: one copy is faster than many."""
         view = memoryview(memory).cast("B")
         for _form, starts, arrays in self.runs:
             data = b"".join(arrays) if len(arrays) > 1 else pickle.PickleBuffer(arrays[0]).raw()
             view[starts[0] : starts[0] + len(data)] = data
 
     def message(self) -> bytes:
-        """What `load_object` needs beside that memory."""
+        """Return what `load_object` needs in addition to that memory."""
         runs = [(*form, starts, [array.shape for array in arrays]) for form, starts, arrays in self.runs]
         return pickle.dumps((self.data, runs), 5)
 
 
 def dump_object(obj: Any, *, out_of_band: bool = True) -> PickledObject:
-    """Pickle an object with its arrays beside it, or inside where `out_of_band` is False."""
+    """Pickle an object with its arrays out of band, or in band if `out_of_band` is False."""
     if not out_of_band:
         return PickledObject(dump(obj, None), [], 0)
     extractor = _ArrayExtractor()
@@ -229,7 +230,7 @@ def dump_object(obj: Any, *, out_of_band: bool = True) -> PickledObject:
     extracted = extractor.all_distinct()
     data = dump(remainder if extracted else obj, buffers.append)
     found = extractor.found
-    if not extracted or len(found) != len(buffers):  # pickle has found others
+    if not extracted or len(found) != len(buffers):  # pickle has found more buffers
         placed = iter(found)
         found = [next(placed) if buffer is PLACEHOLDER else (BUFFER, buffer.raw()) for buffer in buffers]
     return PickledObject(data, *_arrange(found))
@@ -259,7 +260,7 @@ def _arrange(found: list[tuple[Form, Any]]) -> tuple[list[Run], int]:
 
 
 def _end_of_run(form: Form, sizes: list[int], begin: int) -> int:
-    """The number of the first array, after the one with which a run begins, that is not part of it."""
+    """Return the index of the first array after `begin` that is not part of the run that begins there."""
     total = sizes[begin]
     for number in range(begin + 1, len(sizes)):
         if form is BUFFER or sizes[number] >= ALIGN_FROM or total >= MAX_RUN:
@@ -269,7 +270,7 @@ def _end_of_run(form: Form, sizes: list[int], begin: int) -> int:
 
 
 def load_object(message: Any, memory: Memory) -> Any:
-    """Rebuild the object of `dump_object` on the memory to which its arrays were written."""
+    """Rebuild an object pickled by `dump_object`, on the memory to which its arrays were written."""
     data, runs = pickle.loads(message)
     if not runs:
         return pickle.loads(data)
@@ -289,7 +290,7 @@ def load_object(message: Any, memory: Memory) -> Any:
 
 
 def dump_extras(extras: list[Any]) -> bytes:
-    """The parts of a batch that are not arrays, pickled; empty where there are none."""
+    """Pickle the parts of a batch that are not arrays. The result is empty if there are none."""
     return dump(extras, None) if extras else b""
 
 
@@ -311,7 +312,7 @@ def _shared_tensor(array: Any) -> Any:
 
 
 class _ArrayExtractor:
-    """Puts placeholders in the place of arrays and tensors, in a copy of the lists, tuples and dicts that hold them."""
+    """Replaces arrays and tensors by placeholders, in a copy of the lists, tuples and dicts that hold them."""
 
     def __init__(self) -> None:
         self.found: list[tuple[Form, Any]] = []
@@ -323,11 +324,11 @@ class _ArrayExtractor:
         self._seen: list[int] = []
 
     def all_distinct(self) -> bool:
-        """Whether no object was met twice: what is one object here must be one when it is loaded."""
+        """Whether no object was seen twice: an object that is referenced twice must remain one object after loading."""
         return len(set(self._seen)) == len(self._seen)
 
     def extract(self, obj: Any, levels: int = 2) -> Any:
-        """The object with placeholders in the place of arrays, down to so many levels."""
+        """Return the object with its arrays replaced by placeholders, down to this many levels of containers."""
         kind = type(obj)
         if kind in self._kinds:
             return self._leaves((obj,))[0]
@@ -345,8 +346,8 @@ class _ArrayExtractor:
         return dict(zip(obj, parts, strict=True)) if kind is dict else kind(parts)
 
     def _uniform(self, arrays: list[Any]) -> list[Any] | None:
-        """As `_leaves`, for arrays of one form: twice as fast. None if they are not."""
-        dtype = arrays[0].dtype  # most arrays have the same object
+        """Same as `_leaves`, but twice as fast, for extractable arrays of one form. None if `arrays` are not such."""
+        dtype = arrays[0].dtype  # most arrays share one dtype object
         usable = [array.dtype is dtype and array.size and array.flags.num & USABLE == USABLE for array in arrays]
         form = _form(dtype, tensors=False)
         if form is BUFFER or not all(usable):
@@ -357,7 +358,7 @@ class _ArrayExtractor:
 
     def _leaves(self, values: Iterable[Any]) -> list[Any]:
         out, seen, found, kinds, ndarray = [], self._seen, self.found, self._kinds, np.ndarray
-        dtype: Any = None  # of the previous array: most of them have the same object
+        dtype: Any = None  # of the previous array: most arrays share one dtype object
         last, form = None, BUFFER
         for obj in values:
             kind = type(obj)
@@ -380,7 +381,7 @@ class _ArrayExtractor:
         return out
 
     def _array_of(self, obj: Any) -> Any:
-        """The array of something that is or becomes a tensor; None where there is none."""
+        """Return the array of an `ArrayToBeTensor` or of a tensor; None if NumPy cannot represent the tensor."""
         if type(obj) is ArrayToBeTensor:
             return obj.array
         if not is_plain(self._torch, obj) or not obj.is_contiguous():

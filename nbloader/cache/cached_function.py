@@ -19,9 +19,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SLOW_NS = 1_000_000
-"""CPU time, ns: if comparing what a function refers to takes longer, a warning says which objects take the time."""
+"""Nanoseconds of CPU time. If comparing what a function refers to takes longer, a warning names the objects."""
 WATCHED = 3
-"""Computing calls per process after which a check tells whether the function has drawn random numbers."""
+"""Number of calls per process, cache hits aside, that are checked for drawing random numbers."""
 _MAIN = ("__main__", "__mp_main__")
 _clock = time.perf_counter_ns
 
@@ -87,7 +87,7 @@ class CachedFunction(Transparent, Generic[P, R]):
         return sha.digest()[:SIZE]
 
     def _current_digest(self, cache: sample_cache.SampleCache) -> FunctionDigest:
-        """The digest of the code. It is computed again if anything that the code refers to has changed."""
+        """Return the digest of the code. It is computed again if anything that the code refers to has changed."""
         digest = self._digest
         if digest is not None:
             begin = time.thread_time_ns() if digest.mutable else 0
@@ -124,7 +124,7 @@ class CachedFunction(Transparent, Generic[P, R]):
         """Refuse to be a method.
 
         Raises:
-            TypeError: It was looked up in an instance.
+            TypeError: The function was looked up on an instance.
         """
         if instance is None:
             return self

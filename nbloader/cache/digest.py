@@ -1,16 +1,16 @@
 """Digests of content: equal values have equal digests, in all processes and after a restart.
 
-A pickle is not suitable: it depends on which objects are identical, on the order of sets, and on what was interned. A
-digest is made of the parts of an object instead, with containers by their items and instances by what
-`pickle` would call to rebuild them.
+A pickle is not suitable: it depends on which objects are identical, on the order of sets, and on what was interned.
+Instead, a digest is computed from the parts of an object: the items of a container, or what `pickle` would call to
+rebuild an instance.
 
     function -> its code, defaults, closure, and the globals that the code names
-                  a function or class of the user: the same again      of an installed package: its name and version
-                  a module of the user: its attributes whose names occur in the code
+                  the user's function or class: recursively the same   an installed package's: its name and version
+                  the user's module: its attributes whose names occur in the code
                   anything else: its value
 
-`FunctionDigest` is that of a function. It remembers what it has seen, so that a later look costs a few identity checks;
-only objects that can change in place are digested again.
+`FunctionDigest` is the digest of a function. It remembers what it has seen, so that a later check costs a few identity
+comparisons; only objects that can change in place are digested again.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ SETTLED = 0.05
 """Seconds after which a later change of a file is certain to change its modification time: the kernel's clock for it
 advances in steps of up to 10 ms."""
 SETTLED_COARSE = 2.5
-"""The same for a file system that keeps whole seconds."""
+"""The same for a file system that stores times in whole seconds."""
 MAX_PATH = 4096
-"""Characters. Longer strings are not checked for being a path."""
+"""Maximum length of a path, characters. Longer strings are not treated as paths."""
 
 _MAIN = frozenset({"__main__", SPAWNED_MAIN})
 _GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
-"""Instructions in which code uses globals; LOAD_NAME in the body of a class. cloudpickle looks for the others."""
+"""Instructions that access globals. LOAD_NAME occurs in class bodies; cloudpickle looks for the others."""
 _CONSTANT = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
 _NATIVE = (
     BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType, GetSetDescriptorType,
@@ -78,11 +78,11 @@ _IMMUTABLE = (
 
 
 class DigestError(TypeError):
-    """An object has no content that could be digested: an open file, a connection, a generator."""
+    """An object has no content to digest, such as an open file, a connection or a generator."""
 
 
 class Transparent:
-    """A callable that returns what the function that it wraps would return."""
+    """A callable that returns what the wrapped function would return."""
 
     __wrapped__: Callable[..., Any]
 
@@ -91,10 +91,10 @@ class Transparent:
 
 
 class FileVersion(NamedTuple):
-    """A file as it was at one moment."""
+    """The version of a file at one moment."""
 
     path: str
-    """Absolute."""
+    """The absolute path."""
     size: int
     modified: int
     """Time of the last change of its content, ns."""
@@ -103,7 +103,7 @@ class FileVersion(NamedTuple):
 
     @classmethod
     def now(cls, path: str) -> FileVersion | None:
-        """The version of the file at a path; None where there is none, or a folder."""
+        """Return the version of the file at a path; None if there is no file or it is a folder."""
         try:
             status = os.stat(path)  # noqa: PTH116 - a third of the time of pathlib's
         except (OSError, ValueError):
@@ -113,7 +113,7 @@ class FileVersion(NamedTuple):
         return cls(os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns)  # noqa: PTH100 - as above
 
     def settled(self) -> bool:
-        """Whether a change made now would be detected: one in the same tick of the file clock could be missed."""
+        """Whether a change made now would be detected: a change in the same tick of the file clock could be missed."""
         coarse = self.modified % 1_000_000_000 == 0
         return time.time_ns() - max(self.modified, self.changed) > 1e9 * (SETTLED_COARSE if coarse else SETTLED)
 
@@ -134,16 +134,16 @@ class Digester:
         self.files: list[FileVersion] = []
         """Files that were found."""
         self.folders: list[str] = []
-        """Texts and paths that name a folder."""
+        """Strings and paths that name a folder."""
         self._seen = seen
         self._path: dict[int, int] = {}  # objects being digested: id -> depth
         self._done: dict[int, tuple[Any, bytes]] = {}
 
     def digest(self, obj: Any) -> bytes:
-        """The digest of a value.
+        """Return the digest of a value.
 
         Raises:
-            DigestError: It has none.
+            DigestError: The value has no digest.
         """
         simple = _SIMPLE.get(type(obj))
         if simple is not None:
@@ -288,7 +288,7 @@ class Digester:
         return self.digest_dependency(value, name)
 
     def _attributes(self, module: ModuleType, names: frozenset[str]) -> bytes:
-        """What code can refer to in a module of the user: the attributes whose names occur in it."""
+        """Digest what code can refer to in a module of the user: the attributes whose names occur in the code."""
         if id(module) in self._path:
             return b"cycle"
         self._path[id(module)] = len(self._path)
@@ -311,7 +311,7 @@ class Digester:
         return value
 
     def digest_dependency(self, value: Any, name: str = "a default") -> bytes:
-        """The digest of a value that code refers to. Remember it if it can change in place."""
+        """Return the digest of a value that code refers to, and record the value if it can change in place."""
         if self._seen is None or is_immutable(value):
             if self._seen is not None and isinstance(value, (str, PurePath)):
                 self._seen.see_path(str(value))
@@ -364,12 +364,12 @@ _SIMPLE: dict[type, Callable[[Any], bytes]] = {
 
 
 def _memory(array: Any) -> Any:
-    """The bytes of an array of any dtype but object; dates have no buffer of their own."""
+    """Return the bytes of an array of any dtype except object. Arrays of dates do not support the buffer protocol."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else b""
 
 
 def _hash(*parts: Any) -> bytes:
-    """A digest of parts. Each is preceded by its length, so that no two sequences of parts are confused."""
+    """Digest several parts. Each is preceded by its length, so that different sequences of parts are not confused."""
     sha = hashlib.sha256(usedforsecurity=False)
     for part in parts:
         size = part.nbytes if isinstance(part, (memoryview, np.ndarray)) else len(part)
@@ -382,7 +382,7 @@ def _hash(*parts: Any) -> bytes:
 def is_immutable(value: Any) -> bool:
     """Whether the content of an object cannot change while it is the same object.
 
-    What functions and classes refer to can; a `FunctionDigest` looks at that separately.
+    What functions and classes refer to can change; `FunctionDigest` checks that separately.
     """
     if isinstance(value, (tuple, frozenset)):
         return all(map(is_immutable, value))
@@ -407,7 +407,7 @@ class Dependencies:
 
     def __init__(self) -> None:
         self.names: list[tuple[Mapping[str, Any], str, Any]] = []
-        """Namespaces, names in them, and what these meant."""
+        """Namespaces, names in them, and the values of these names."""
         self.cells: list[tuple[CellType, Any]] = []
         self.classes: list[tuple[type, dict[str, Any]]] = []
         self.mutable: list[tuple[str, Any, bytes]] = []
@@ -416,11 +416,11 @@ class Dependencies:
         self._files: list[tuple[str, FileVersion]] = []
 
     def see_function(self, function: FunctionType) -> None:
-        """Remember a function."""
+        """Record a function."""
         self._functions.append((function, _parts_of(function)))
 
     def see_path(self, text: str) -> None:
-        """Remember the file at this path, if there is one."""
+        """Record the version of the file at this path, if there is one."""
         version = FileVersion.now(text) if 0 < len(text) <= MAX_PATH else None
         if version is not None:
             self._files.append((text, version))
@@ -437,18 +437,18 @@ class Dependencies:
 
     @property
     def file_versions(self) -> list[FileVersion]:
-        """The files."""
+        """Versions of the files that the code names."""
         return [version for _text, version in self._files]
 
 
 class FunctionDigest:
-    """The digest of a function, for as long as it holds.
+    """The digest of a function, which can check whether it still holds.
 
     Args:
         function: The function.
 
     Raises:
-        DigestError: It refers to something that has no digest.
+        DigestError: The function refers to something that has no digest.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -471,7 +471,7 @@ class FunctionDigest:
 
     @property
     def mutable(self) -> list[str]:
-        """Names of the objects that are digested again each time."""
+        """Names of the objects that `holds` digests again each time."""
         return [name for name, _value, _digest in self._seen.mutable]
 
 
@@ -497,7 +497,7 @@ def _same_members(members: Mapping[str, Any], before: dict[str, Any]) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def global_names(code: CodeType) -> tuple[str, ...]:
-    """The names of globals that code uses, that of nested functions included."""
+    """Return the names of the globals that code uses, including the code of nested functions."""
     return tuple(sorted(set(_globals(code))))
 
 
@@ -519,7 +519,7 @@ def _all_names(code: CodeType) -> frozenset[str]:
 
 
 def _imported(code: CodeType, package: str) -> Iterator[ModuleType | None]:
-    """The user's modules that code imports; None for one that is missing. They are imported."""
+    """Import the user's modules that code imports, and yield them; None for a module that is missing."""
     for name in sorted(set(_import_statements(code, package))):
         if not _is_users(name):
             continue
@@ -547,7 +547,7 @@ def _import_statements(code: CodeType, package: str) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _is_users(module: str | None) -> bool:
-    """Whether code of a module may be edited: not of the standard library, an installed package or nbloader."""
+    """Whether a module is the user's: not part of the standard library, an installed package or nbloader."""
     if not module or module in _MAIN:
         return True
     top = module.partition(".")[0]
@@ -561,7 +561,7 @@ def _is_users(module: str | None) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _version(module: str | None) -> bytes:
-    """What changes when the package of a module is upgraded."""
+    """Return bytes that change when the package of a module is upgraded."""
     top = (module or "").partition(".")[0]
     if not top or top in sys.stdlib_module_names:
         return repr(sys.version_info[:3]).encode()
@@ -574,7 +574,7 @@ def _version(module: str | None) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _origin(top: str) -> Path | None:
-    """The file of a top-level module, which is not imported for that."""
+    """Return the file of a top-level module, without importing the module."""
     spec = getattr(sys.modules.get(top), "__spec__", None)
     if spec is None:
         try:

@@ -1,8 +1,8 @@
-"""The cache on disk: one file per entry, which survives a restart and is shared by all processes that name the folder.
+"""The cache on disk: one file per entry. It survives a restart, and all processes that use the same folder share it.
 
     folder/v1/3f/3f9a...: header with a checksum | meta | buffers
 
-A file is written under another name and then renamed, so that a reader finds a whole entry or none, whatever happens to
+A file is written under another name and then renamed, so that a reader finds a full entry or none, whatever happens to
 the writer. Nothing is locked: two processes that write the same entry write the same file. A file that is damaged
 nevertheless (by a full disk or a crash of the machine) is detected by its checksum and deleted, and its value is
 computed again.
@@ -33,18 +33,18 @@ _HEADER = struct.Struct("<8s16sQQII")
 _MAGIC = b"nblcache"
 _TEMPORARY = ".tmp"
 ABANDONED = 3600
-"""Seconds after which a file that was not renamed is taken for that of a process that died."""
+"""Seconds after which a temporary file is assumed to be left over from a process that died."""
 DAY = 86_400
 KEPT_DAYS = 7.0
 """Days without use after which an entry begins to lose its worth."""
 FREED = 0.1
-"""Part of the limit that becomes free when the limit is reached: finding the least useful files takes a while."""
+"""Fraction of the limit that is freed when the limit is reached, because finding the least useful files is slow."""
 SCAN_EVERY = 0.05
-"""Part of the limit that a process writes before it checks the size of the folder again."""
+"""Fraction of the limit that a process writes before it checks the size of the folder again."""
 
 
 class DamagedError(Exception):
-    """A file of the cache is not what was written."""
+    """A file of the cache does not hold what was written."""
 
 
 class StoredFile(NamedTuple):
@@ -52,9 +52,9 @@ class StoredFile(NamedTuple):
 
     path: str
     nbytes: int
-    """What it takes on the disk."""
+    """Size of the file, bytes."""
     used: float
-    """When it was used last, seconds since 1970."""
+    """When the file was last used, seconds since 1970."""
 
 
 class DiskStore:
@@ -62,7 +62,7 @@ class DiskStore:
 
     Args:
         folder: The folder; created if it does not exist.
-        limit: Bytes of files, at most.
+        limit: Maximum total size of the files, bytes.
 
     Raises:
         OSError: The folder cannot be created or read, or other users can write to it: reading an entry unpickles it.
@@ -77,17 +77,17 @@ class DiskStore:
         self.nbytes = 0
         """Size of all files at the last scan, plus that of the files written since."""
         self._written = limit
-        """Bytes written since they were looked at; at first more than there can be."""
+        """Bytes written since the last scan. Starts at the limit, so that the first `put` scans the folder."""
         self._temporary = 0
 
     def get(self, key: bytes) -> Found | None:
-        """Read an entry; None where there is none.
+        """Return an entry, or None if there is none.
 
         Args:
             key: 16 bytes.
 
         Raises:
-            DamagedError: Its file was damaged, and is deleted.
+            DamagedError: The file was damaged; it has been deleted.
             OSError: The file cannot be read.
         """
         path = self._path(key)
@@ -97,7 +97,7 @@ class DiskStore:
             return None
         try:
             found = _read(fd, key)
-            with contextlib.suppress(OSError):  # a folder that is read-only serves as well
+            with contextlib.suppress(OSError):  # a read-only folder works, too
                 os.utime(fd)
         except DamagedError:
             with contextlib.suppress(OSError):
@@ -165,7 +165,7 @@ class DiskStore:
             for folder in folders:
                 if not folder.is_dir(follow_symlinks=False):
                     continue
-                with contextlib.suppress(OSError), os.scandir(folder.path) as files:  # or deleted just now
+                with contextlib.suppress(OSError), os.scandir(folder.path) as files:  # it was deleted just now
                     for file in files:
                         with contextlib.suppress(OSError):
                             status = file.stat()
@@ -177,12 +177,12 @@ class DiskStore:
 
 
 def _private(path: str, flags: int) -> int:
-    """Open a file that is this user's, whatever the umask."""
+    """Open a file that only this user can access, whatever the umask is."""
     return os.open(path, flags, 0o600)
 
 
 def _check_owner(status: os.stat_result, path: str) -> None:
-    """Raise PermissionError if another user may have written something."""
+    """Raise PermissionError if another user may have written to a file or folder."""
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
         reason = "other users can write to it, and the entries of a cache are unpickled"
         raise PermissionError(errno.EPERM, reason, path)
@@ -223,7 +223,7 @@ def _write(file: Any, view: memoryview) -> None:
 
 
 def _cost(path: str) -> int:
-    """The cost that the header names; 0 for a damaged file."""
+    """Return the cost that is stored in the header of a file; 0 if the file is damaged."""
     try:
         with Path(path).open("rb", buffering=0) as file:
             header = file.read(_HEADER.size)
@@ -234,5 +234,5 @@ def _cost(path: str) -> int:
 
 
 def _delete(path: str) -> None:
-    with contextlib.suppress(OSError):  # another process has done so
+    with contextlib.suppress(OSError):  # another process has deleted it
         Path(path).unlink()

@@ -18,10 +18,10 @@ import numpy as np
 from nbloader.batch.serialize import dump
 
 OUT_OF_BAND = 4096
-"""Bytes from which the memory of an array is stored outside the pickle."""
+"""Minimum size of an array, in bytes, for its memory to be stored outside the pickle."""
 _COUNTS = struct.Struct("<II")
 _BY_VALUE = b"cloudpickle"
-"""Part of every pickle that holds code of the notebook by value."""
+"""Bytes that occur in every pickle that holds code of the notebook by value."""
 
 
 class Entry(NamedTuple):
@@ -32,12 +32,12 @@ class Entry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Size of the entry, bytes."""
         return len(self.meta) + sum(buffer.nbytes for buffer in self.buffers)
 
     @property
     def by_value(self) -> bool:
-        """Whether it holds classes of the notebook, which other processes would get as other classes."""
+        """Whether the entry holds classes of the notebook, which other processes would unpickle as new classes."""
         return _BY_VALUE in self.meta
 
 
@@ -63,7 +63,7 @@ def encode(value: Any) -> Entry:
 
 
 def sizes(meta: bytes) -> tuple[int, ...]:
-    """The sizes of the buffers of an entry, bytes; of a damaged one any numbers."""
+    """Return the sizes of an entry's buffers, bytes. If the entry is damaged, the numbers are arbitrary."""
     if len(meta) < _COUNTS.size:
         return (-1,)
     count, _size = _COUNTS.unpack_from(meta)
@@ -73,12 +73,12 @@ def sizes(meta: bytes) -> tuple[int, ...]:
 
 
 def allocate(meta: bytes) -> list[Any]:
-    """Memory for the buffers of an entry, to be read into."""
+    """Allocate the memory into which the buffers of an entry are read."""
     return [np.empty(size, np.uint8) for size in sizes(meta)]
 
 
 def decode(meta: bytes, buffers: list[Any]) -> Any:
-    """The value of an entry, on the memory of its buffers."""
+    """Return the value of an entry. Its arrays use the memory of the buffers."""
     count, size = _COUNTS.unpack_from(meta)
     start = _COUNTS.size + 8 * count
     return pickle.loads(memoryview(meta)[start : start + size], buffers=buffers)

@@ -1,4 +1,4 @@
-"""What a hit of the cache of samples costs on this machine: measured, for predictions."""
+"""Measures what a hit of the sample cache costs on this machine, for predictions."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from nbloader.cache.memory_store import MemoryStore
 from nbloader.cache.sample_cache import MISSING, CacheOptions, SampleCache
 
 HITS = 15
-"""Hits that are measured."""
+"""Number of hits that are measured."""
 ROOM = 1 << 20
-"""Bytes of the cache that is measured, beside those of the entry."""
+"""Bytes of the measured cache, in addition to the space for the entry."""
 SMALLEST, LARGEST = 6, 1 << 22
-"""The smallest entry that is measured, as a power of two, and bytes of the largest one: larger ones cost in
-proportion."""
+"""Sizes of the smallest entry that is measured, as an exponent of two, and of the largest one, in bytes. The cost of
+larger entries is proportional to their size."""
 
 
 def hit_seconds(nbytes: float) -> float | None:
-    """CPU time of a call of a cached function whose value is in memory, seconds.
+    """Return the CPU time of a call to a cached function whose value is in memory.
 
-    The first call for a size measures it with a cache of its own, within a few milliseconds.
+    The first call for a size measures the time with a temporary cache, which takes a few milliseconds.
 
     Args:
         nbytes: Size of the value.
 
     Returns:
-        None if there is no shared memory.
+        Seconds; None if there is no shared memory.
     """
     size = min(1 << max(SMALLEST, round(nbytes).bit_length()), LARGEST)
     small, large = _measure(1 << SMALLEST), _measure(size)
@@ -60,6 +60,6 @@ def _measure(nbytes: int) -> float | None:
 
 
 def _key() -> bytes:
-    """As for a function of the name of a file."""
+    """Return a key, computed like that of a function whose argument is a file name."""
     digest = Digester(files=True).digest("a/path/of/a/file/that/does/not/exist.jpg")
     return hashlib.sha256(digest, usedforsecurity=False).digest()[:SIZE]

@@ -1,22 +1,24 @@
 """The cache in shared memory: entries that all processes of a notebook read and write, without a server process.
 
     index file: header | one row of counters per process | buckets of slots        mapped by all
-    data file:  the entries, each at a place of its own                            read and written by system calls
+    data file:  the entries, each at its own offset                                read and written by system calls
 
-The notebook's process creates both files; workers receive their descriptors. They are memory files: they are gone with
-the last process that has them open, however it ends.
+The notebook's process creates both files; workers receive their descriptors. Both are memory files: they vanish when
+the last process that has them open ends, in whatever way.
 
-**Writing.** A process that adds or drops entries holds a lock of the index file, which the system releases if its owner
-dies. An entry gets its slot and its place with the lock, is written without it, and is then committed by one store. The
-place of an entry is never reused for another entry: a file with 64-bit offsets does not run out of places. A dropped
-entry loses its slot first, and then its memory, which becomes a hole in the file.
+**Writing.** A process that adds or drops entries holds a lock on the index file, which the system releases if its owner
+dies. An entry gets its slot and its offset with the lock held, is written without holding the lock, and is then
+committed by one store. The offset of an entry is never reused for another entry: a file with 64-bit offsets does not
+run out of them. When an entry is dropped, its slot is cleared first. Then its memory is freed and becomes a hole in the
+file.
 
-**Reading** takes no lock. A reader copies a slot, whose checksum tells whether the copy is whole; copies the entry; and
-checks that the slot is still the same. If so, the memory of the entry was not freed meanwhile.
+**Reading** takes no lock. A reader copies the slot, whose checksum shows whether the copy is complete. It then copies
+the entry, and checks that the slot has not changed. If so, the memory of the entry was not freed meanwhile.
 
-**A process that is killed** leaves the header marked as `DIRTY` if it was changing the index: the next one to take the
-lock counts entries and memory anew and frees memory that no slot refers to. If it was writing an entry, the slot is
-never committed, and is freed by the next search for memory: the lock on the row of the slot's owner has gone.
+**A process that is killed** leaves the header marked as `DIRTY` if it was changing the index: the next process that
+takes the lock recounts entries and memory, and frees memory that no slot refers to. If it was writing an entry, the
+slot is never committed. The next search for memory frees it, because the slot's owner no longer holds the lock on its
+row.
 """
 
 from __future__ import annotations
@@ -45,30 +47,30 @@ MAGIC = 0x6E626C_63_0001
 PAGE = mmap.PAGESIZE
 SLOT_SIZE = 64
 WAYS = 16
-"""Slots of a bucket. An entry can only be in the bucket that its key names."""
+"""Slots per bucket. An entry can only be in the bucket that its key selects."""
 ROWS = 1024
 ROW_SIZE = 64
 ROWS_AT = PAGE
 SLOTS_AT = ROWS_AT + ROWS * ROW_SIZE
 BYTES_PER_SLOT = 16 * 1024
-"""Mean size of an entry from which on memory, and not the number of slots, is the limit."""
+"""Memory limit per slot. If the mean size of entries is larger, memory is the limit, and not the number of slots."""
 MIN_SLOTS, MAX_SLOTS = 1 << 12, 1 << 22
 CHECK_EVERY = 32 << 20
-"""Bytes that a process writes before it looks again at the memory that is left."""
+"""Bytes that a process writes before it checks the available memory again."""
 RESERVE = 256 << 20
-"""Memory that the cache leaves to the rest of the system, bytes; of a small system a tenth."""
+"""Bytes of memory that the cache leaves to the rest of the system. On a small system, it leaves a tenth instead."""
 SPARE = 128
-"""A search for memory frees this part of the limit at most beyond what is needed."""
+"""A search for memory frees at most 1/`SPARE` of the limit beyond what is needed."""
 SEARCH_EVERY = 32
-"""New entries of which one is compared with those that are there, if the last one was not worth more than any."""
+"""After a search that failed, this many new entries that are worth no more are rejected without another search."""
 CLOCK_EVERY = 64
-"""Accesses after which a process counts those of the others again."""
+"""Accesses after which a process recounts the accesses of all processes."""
 MAX_REUSES = 1 << 16
-"""Uses over which the mean distance between two uses is taken, per process."""
+"""Maximum number of uses, per process, over which the mean distance between two uses of an entry is taken."""
 IOV = 512
-"""Buffers of one system call."""
+"""Maximum number of buffers per system call."""
 CONFIG_AT = 1024
-"""Where in the header the options are that all processes follow."""
+"""Offset in the header of the options that all processes use."""
 
 # Words of the header.
 _MAGIC, _SLOTS, _LIMIT, _USED, _ENTRIES, _CURSOR, _GENERATION, _DIRTY, _EVICTIONS, _CONFIG, _DISK_USED = range(11)
@@ -76,14 +78,14 @@ _MAGIC, _SLOTS, _LIMIT, _USED, _ENTRIES, _CURSOR, _GENERATION, _DIRTY, _EVICTION
 _EPOCH, _ACCESSES, _HITS, _MISSES, _SAVED, _REUSE_SUM, _REUSES, _DISK_HITS = range(8)
 
 _SLOT = struct.Struct("<16sQQQIII")
-"""Key; offset; size; generation; size of the meta part; cost in us; owner. Then a checksum and the time of last use."""
+"""Key; offset; size; generation; size of the meta part; cost in us; owner. Checksum and time of last use follow."""
 _SLOT_DTYPE = np.dtype([
     ("key", "V16"), ("offset", "<u8"), ("size", "<u8"), ("generation", "<u8"), ("meta", "<u4"), ("cost", "<u4"),
     ("owner", "<u4"), ("check", "<u4"), ("last", "<u8"),
 ])  # fmt: skip
 _CHECK_AT, _LAST_AT, _GENERATION_AT, _FIELDS = 52, 56, 32, 56
 _STAMP = struct.Struct("<Q")
-"""Precedes each entry: its generation."""
+"""The generation of an entry, which precedes the entry in the data file."""
 _CONFIG_HEAD = struct.Struct("<IH")
 """Checksum of the options, and their size in bytes."""
 _FLOCK = struct.Struct("@hhqqi4x")
@@ -92,7 +94,7 @@ _KEEP_SIZE_PUNCH_HOLE = 0x03
 
 
 class Counters(NamedTuple):
-    """What all processes did with the cache, since it was created."""
+    """The use of the cache by all processes since it was created, and its contents."""
 
     hits: int
     misses: int
@@ -105,12 +107,12 @@ class Counters(NamedTuple):
 
 
 class Found(NamedTuple):
-    """An entry, copied."""
+    """A copy of an entry."""
 
     meta: bytes
     buffers: list[Any]
     cost: int
-    """What it cost to compute, us."""
+    """How long the value took to compute, us."""
 
 
 class MemoryStore:
@@ -118,10 +120,10 @@ class MemoryStore:
 
     Args:
         index: Descriptor of the index file. This object duplicates it.
-        data: Descriptor of the data file, likewise.
+        data: Descriptor of the data file. This object duplicates it, too.
 
     Raises:
-        OSError: There are too many open files, or the system has no locks of open files.
+        OSError: There are too many open files, or the system does not support open file description locks.
     """
 
     def __init__(self, index: int, data: int) -> None:
@@ -145,12 +147,12 @@ class MemoryStore:
         self._thread_lock = threading.Lock()
         self._row = -1
         self._others = 0
-        """Accesses of all processes, when they were last counted, without those of this one since."""
+        """Accesses of all processes when they were last counted. `_own` counts those of this process since then."""
         self._own = 0
         self._room = 0
         self._unchecked = CHECK_EVERY
         self._least = 0.0
-        """Minimum worth that an entry needs to replace another, according to the last unsuccessful search."""
+        """Worth that a new entry must exceed for another search, as the last search failed; 0 if it succeeded."""
         self._searches_saved = 0
 
     @classmethod
@@ -158,10 +160,10 @@ class MemoryStore:
         """Create the files.
 
         Args:
-            limit: Bytes of entries, at most.
+            limit: Maximum total size of the entries, bytes.
 
         Raises:
-            OSError: There are too many open files, or the system has no locks of open files.
+            OSError: There are too many open files, or the system does not support open file description locks.
         """
         slots = MIN_SLOTS
         while slots < MAX_SLOTS and slots * BYTES_PER_SLOT < limit:
@@ -171,7 +173,7 @@ class MemoryStore:
             data = new_file()
             os.ftruncate(index, SLOTS_AT + slots * SLOT_SIZE)
             os.pwrite(index, struct.pack("<3Q", MAGIC, slots, limit), 0)
-            _punch(data, 0, PAGE)  # fails here where the file system has no holes
+            _punch(data, 0, PAGE)  # fails here if the file system does not support holes
             store = cls(index, data)
         finally:
             os.close(index)
@@ -197,7 +199,7 @@ class MemoryStore:
         self.index_fd = self.data_fd = self._lock_fd = -1
 
     def after_fork(self) -> None:
-        """In a forked process: get locks of its own. The parent's stay with the parent."""
+        """In a forked process: create new locks. The parent keeps its own."""
         self._thread_lock = threading.Lock()
         self._row = -1
         if self._lock_fd >= 0:
@@ -206,13 +208,13 @@ class MemoryStore:
             self._lock_fd = self._reopened()
 
     def _reopened(self) -> int:
-        """Another open file of the index, as its locks belong to the open file and not to its descriptors."""
+        """Open the index file again: locks belong to the open file description, and not to a descriptor."""
         return os.open(f"/proc/self/fd/{self.index_fd}", os.O_RDWR | os.O_CLOEXEC)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def get(self, key: bytes) -> Found | None:
-        """Copy an entry; None where there is none.
+        """Return a copy of an entry, or None if there is none.
 
         Args:
             key: 16 bytes.
@@ -229,7 +231,7 @@ class MemoryStore:
         return found
 
     def _read(self, position: int, record: bytes) -> Found | None:
-        """Copy the entry of a slot; None if it is dropped meanwhile."""
+        """Return a copy of the entry of a slot, or None if the entry is dropped meanwhile."""
         _key, offset, size, generation, meta_size, cost, _owner = _SLOT.unpack_from(record)
         head = os.pread(self.data_fd, _STAMP.size + meta_size, offset)
         if head[: _STAMP.size] != _STAMP.pack(generation) or not self._is_still(position, record):
@@ -240,11 +242,11 @@ class MemoryStore:
         return Found(meta, buffers, cost) if whole and self._is_still(position, record) else None
 
     def _is_still(self, position: int, record: bytes) -> bool:
-        """Whether a slot is the same: then its entry has had its memory until now."""
+        """Whether a slot is unchanged, so that the memory of its entry has not been freed."""
         return self._map[position : position + _FIELDS] == record
 
     def _find(self, key: bytes) -> int:
-        """Where the slot of this key is; -1 for nowhere."""
+        """Return the position of the slot of this key; -1 if there is none."""
         start = SLOTS_AT + self._bucket(key) * WAYS * SLOT_SIZE
         end = start + WAYS * SLOT_SIZE
         position = self._map.find(key, start, end)
@@ -256,7 +258,7 @@ class MemoryStore:
         return int.from_bytes(key[:8], "little") % self._buckets
 
     def _use(self, position: int) -> None:
-        """Count a use of an entry, for its age and for the distance between two uses."""
+        """Record a use of an entry, for the age of the entry and for the mean distance between two uses."""
         now = self._now()
         word = (position + _LAST_AT) // 8
         distance = now - self._words[word]
@@ -276,9 +278,9 @@ class MemoryStore:
         """Count an access.
 
         Args:
-            hit: Whether the value was there.
+            hit: Whether the value was in the cache.
             disk: Whether it came from the disk.
-            saved_us: Time that it would have taken to compute, us.
+            saved_us: Time that computing it would have taken, us.
         """
         with self._thread_lock:
             row = self._row_words()
@@ -290,7 +292,7 @@ class MemoryStore:
             self._own += 1
 
     def counters(self) -> Counters:
-        """The counters of all processes."""
+        """Return the counters, summed over all processes."""
         total = self._rows.sum(axis=0)
         words = self._words
         return Counters(
@@ -299,18 +301,18 @@ class MemoryStore:
         )  # fmt: skip
 
     def _now(self) -> int:
-        """The number of accesses so far, of all processes, nearly."""
+        """Return the approximate number of accesses so far by all processes."""
         if self._own >= CLOCK_EVERY or not self._others:
             self._others, self._own = int(self._rows[:, _ACCESSES].sum()), 0
         return self._others + self._own
 
     def _interval(self) -> float:
-        """Mean number of accesses between two uses of an entry."""
+        """Return the mean number of accesses between two uses of an entry."""
         reuses = int(self._rows[:, _REUSES].sum())
         return int(self._rows[:, _REUSE_SUM].sum()) / reuses if reuses else float("inf")
 
     def _row_words(self) -> int:
-        """The first word of this process's row. Row 0 is for all processes that have none of their own."""
+        """Return the index of the first word of this process's row. Processes without their own row share row 0."""
         if self._row < 0:
             self._row = 0
             for row in range(1, ROWS):
@@ -324,7 +326,7 @@ class MemoryStore:
 
     @property
     def limit(self) -> int:
-        """Bytes of entries, at most."""
+        """Maximum total size of the entries, bytes."""
         return self._words[_LIMIT]
 
     @limit.setter
@@ -337,7 +339,7 @@ class MemoryStore:
             self._unchecked = CHECK_EVERY
 
     def put(self, key: bytes, entry: Entry, cost_ns: int) -> bool:
-        """Add an entry, unless it is there already, or worth less than those that it would have to replace.
+        """Add an entry, unless it is stored already or is worth less than the entries that it would replace.
 
         Args:
             key: 16 bytes.
@@ -368,10 +370,13 @@ class MemoryStore:
         return True
 
     def _reserve(self, key: bytes, size: int, meta_size: int, cost: int) -> int:
-        """With the lock: find memory and a slot for an entry. -1 if there is none, or it has one already."""
+        """With the lock held: reserve memory and a slot for an entry, and return the position of the slot.
+
+        Returns -1 if there is no memory or slot, or if the entry is stored already or being written.
+        """
         words, nbytes = self._words, _padded(size)
         row = self._row_words()
-        if self._row == 0:  # all rows are taken: nobody would know when this process has died
+        if self._row == 0:  # all rows are taken: no other process would notice if this one died
             return -1
         position = self._find(key)
         if position >= 0 and words[(position + _GENERATION_AT) // 8]:
@@ -398,11 +403,11 @@ class MemoryStore:
         self._map[position : position + _CHECK_AT] = record
         self._checks[(position + _CHECK_AT) // 4] = 0
         words[(position + _LAST_AT) // 8] = self._now()
-        words[(position + _GENERATION_AT) // 8] = generation  # the slot is taken, though not committed
+        words[(position + _GENERATION_AT) // 8] = generation  # the slot is taken, but not committed
         return position
 
     def _room_for(self, nbytes: int) -> int:
-        """With the lock: bytes that all entries may take."""
+        """With the lock held: return how many bytes all entries together may take."""
         self._unchecked += nbytes
         if self._unchecked >= CHECK_EVERY:
             self._unchecked = 0
@@ -413,7 +418,7 @@ class MemoryStore:
         return min(self._room, self._words[_LIMIT])
 
     def _free_slot(self, key: bytes, new: float) -> int:
-        """With the lock: a slot for this key, if necessary that of an entry which is worth less; -1 for none."""
+        """With the lock held: return a slot for this key, or -1 if none. May drop an entry that is worth less."""
         first = self._bucket(key) * WAYS
         slots = self._slots[first : first + WAYS]
         free = np.flatnonzero(slots["generation"] == 0)
@@ -431,7 +436,7 @@ class MemoryStore:
         return SLOTS_AT + (first + int(free[0])) * SLOT_SIZE
 
     def _drop_for(self, needed: int, new: float, spare: int) -> bool:
-        """With the lock: drop entries that are worth less than a new one. False if that is not enough."""
+        """With the lock held: drop entries that are worth less than a new one. Return False if that is not enough."""
         if new <= self._least and self._searches_saved < SEARCH_EVERY:
             self._searches_saved += 1
             return False
@@ -455,14 +460,14 @@ class MemoryStore:
         return worth(slots["cost"], _padded(slots["size"].astype(np.int64)), age, self._interval())
 
     def _drop_abandoned(self, first: int, count: int) -> None:
-        """With the lock: drop entries whose writer has died."""
+        """With the lock held: drop entries whose writer has died."""
         slots = self._slots[first : first + count]
         for number in np.flatnonzero((slots["generation"] != 0) & (slots["check"] == 0)):
             if not self._alive(int(slots["owner"][number])):
                 self._drop(SLOTS_AT + (first + int(number)) * SLOT_SIZE)
 
     def _drop(self, position: int, *, evict: bool = False) -> None:
-        """With the lock: drop an entry. Its slot first, so that no reader takes the hole for the entry."""
+        """With the lock held: drop an entry, its slot first, so that no reader mistakes the hole for the entry."""
         slot = self._slot(position)
         if not slot["generation"]:
             return
@@ -484,7 +489,7 @@ class MemoryStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock of the index, after repairing what a process that died with it has left."""
+        """Hold the lock of the index. Repair the index first if a process died while it held the lock."""
         with self._thread_lock:
             try:  # an interrupt may come as soon as the lock is held
                 self._flock(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, 0)
@@ -497,7 +502,7 @@ class MemoryStore:
                 self._flock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0)
 
     def _repair(self) -> None:
-        """With the lock: count entries and memory anew, and free memory that no slot refers to."""
+        """With the lock held: recount entries and memory, and free memory that no slot refers to."""
         words, slots = self._words, self._slots
         taken = slots[slots["generation"] != 0]
         taken = taken[np.argsort(taken["offset"])]
@@ -511,7 +516,7 @@ class MemoryStore:
                 _punch(self.data_fd, begin, end - begin)
 
     def _alive(self, owner: int) -> bool:
-        """Whether the process that has this row is still the one that had it."""
+        """Whether the owner of a slot (a row and its epoch) still runs: it holds the lock on its row."""
         row, epoch = owner >> _EPOCH_BITS, owner & ((1 << _EPOCH_BITS) - 1)
         if int(self._rows[row, _EPOCH]) & ((1 << _EPOCH_BITS) - 1) != epoch:
             return False
@@ -537,7 +542,7 @@ class MemoryStore:
 
     @property
     def config(self) -> bytes | None:
-        """Options that all processes follow. None while they are being changed; `config_version` changes afterwards."""
+        """Options that all processes use; None while they are being changed. `config_version` changes afterwards."""
         check, size = _CONFIG_HEAD.unpack_from(self._map, CONFIG_AT)
         begin = CONFIG_AT + _CONFIG_HEAD.size
         data = self._map[begin : begin + size]
@@ -553,7 +558,7 @@ class MemoryStore:
 
     @property
     def config_version(self) -> int:
-        """A number that changes with `config`."""
+        """A number that changes whenever `config` changes."""
         return self._words[_CONFIG]
 
 
@@ -566,7 +571,7 @@ def _checksum(record: bytes) -> int:
 
 
 def _read_into(fd: int, buffers: list[Any], offset: int, size: int) -> bool:
-    """Read bytes into buffers. False if the file has fewer, or the buffers have another size."""
+    """Read bytes into buffers. Return False if the file has fewer bytes, or the total size of the buffers differs."""
     views = [memoryview(buffer).cast("B") for buffer in buffers]
     if sum(view.nbytes for view in views) != size:
         return False
@@ -602,7 +607,7 @@ def _punch(fd: int, offset: int, nbytes: int) -> None:
     """Free the memory of a part of a memory file.
 
     Raises:
-        OSError: The file system has no holes.
+        OSError: The file system does not support holes.
     """
     if _libc().fallocate(fd, _KEEP_SIZE_PUNCH_HOLE, offset, nbytes):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -1,10 +1,10 @@
-"""The cache of this process, and how its workers come to use the same one.
+"""The sample cache of this process, and how its workers share it.
 
     notebook: first use, or first worker -> SampleCache: memory (shared), and a folder on disk if one is configured
     worker:   share() -> descriptors sent with its first message -> install()
 
-There is one cache per notebook: any number of loaders and functions share it. It exists as long as there is a function
-that is cached.
+There is one cache per notebook: any number of loaders and functions share it. It exists as long as there is a cached
+function.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from nbloader.events.gauges import CacheGauge
 log = logging.getLogger(__name__)
 
 MEMORY_SHARE = 4
-"""The cache takes at most this part of the memory that is available when it is created, unless configured."""
+"""Unless configured, the cache takes at most 1/`MEMORY_SHARE` of the memory that is available when it is created."""
 MEMORY_UNKNOWN = 1 << 30
-"""Bytes, where the system does not say how much is available."""
+"""Bytes of memory for the cache if the system does not report how much is available."""
 DISK = 20_000_000_000
-"""Bytes on disk, unless configured."""
+"""Maximum bytes on disk, unless configured."""
 MISSING: Any = object()
-"""In place of a value: it is not there."""
+"""Returned in place of a value that is not in the cache."""
 
 
 class CacheOptions(NamedTuple):
@@ -59,11 +59,11 @@ class CacheOptions(NamedTuple):
 
 
 def _limit(options: CacheOptions, used: int = 0) -> int:
-    """Bytes of memory that entries may take.
+    """Return how many bytes of memory the entries may take.
 
     Args:
         options: The options.
-        used: Bytes that they take now.
+        used: Bytes that the entries take now.
     """
     if options.memory is not None:
         return options.memory
@@ -77,7 +77,7 @@ class SampleCache:
     If memory or disk fails, that is reported once, and the cache continues without it.
 
     Args:
-        memory: The part in memory; None where there is none.
+        memory: The part in shared memory; None if there is none.
         options: The options.
     """
 
@@ -105,7 +105,7 @@ class SampleCache:
         return cache
 
     def configure(self, options: CacheOptions) -> None:
-        """Use other options from now on, in all processes."""
+        """Change the options, in all processes."""
         if self.memory is None:
             self._open_disk(options)
             return
@@ -113,7 +113,7 @@ class SampleCache:
         self.memory.config = options.to_bytes()
 
     def get(self, key: bytes) -> Any:
-        """The value that is stored under a key; `MISSING` if there is none. Counts a hit or a miss."""
+        """Return the value that is stored under a key, or `MISSING` if there is none. Counts a hit or a miss."""
         disk = False
         found = None if self.memory is None else self.memory.get(key)
         if found is None and (store := self._current_disk()) is not None:
@@ -135,8 +135,8 @@ class SampleCache:
         Args:
             key: 16 bytes.
             value: What the function returned. It is copied.
-            cost_ns: How long that took.
-            name: Of the function, for a warning.
+            cost_ns: How long the function took, ns.
+            name: Name of the function, for a warning.
         """
         try:
             entry = encode(value)
@@ -168,7 +168,7 @@ class SampleCache:
             warn(message, RuntimeWarning)
 
     def gauge(self) -> CacheGauge:
-        """What the cache holds and did, in all processes."""
+        """Return the contents of the cache and its counters, for all processes."""
         disk = self._current_disk()
         folder = "" if disk is None else disk.folder
         if self.memory is None:
@@ -214,11 +214,11 @@ class SampleCache:
         return None
 
     def _current_disk(self) -> DiskStore | None:
-        """The folder, as it is configured now."""
+        """Return the folder that is configured now; None if there is none."""
         memory = self.memory
         if memory is not None and (version := memory.config_version) != self._version:
             config = memory.config
-            if config is not None:  # else they are being changed: the next access reads them again
+            if config is not None:  # else it is being changed: the next access reads it again
                 self._version = version
                 self._open_disk(CacheOptions.from_bytes(config))
         return self._disk
@@ -236,13 +236,13 @@ class SampleCache:
             )  # fmt: skip
 
 
-# ---- the one of this process ----------------------------------------------------------------------------------------
+# ---- the cache of this process --------------------------------------------------------------------------------------
 
-_lock = threading.RLock()  # the garbage collector may forget a function anywhere
+_lock = threading.RLock()  # reentrant: a function may be garbage-collected while the lock is held
 _cache: SampleCache | None = None
 _options = CacheOptions()
 _users = 0
-"""Functions that are cached."""
+"""Number of cached functions."""
 _is_worker = False
 
 
@@ -254,12 +254,12 @@ def configure_cache(
     The limits take effect at once, also in running workers. Arguments that are not passed get their defaults.
 
     Args:
-        memory: Bytes of memory for entries, at most, for all processes together; each takes a multiple of 4 KiB. 0
-            keeps nothing in memory. By default a quarter of the memory that is available now, or when the first cached
-            function is called. The cache never takes more than the memory that is available.
+        memory: Maximum bytes of memory for entries, for all processes together; each entry takes a multiple of 4 KiB.
+            0 keeps nothing in memory. The default is a quarter of the memory that is available now, or when the first
+            cached function is called. The cache never takes more than the memory that is available.
         directory: A folder in which entries are also kept, so that they survive a restart. None for memory only. Only
             you may have write access to the folder: its files are unpickled.
-        disk: Bytes of files in the folder, at most. The limit is approximate.
+        disk: Maximum bytes of files in the folder. The limit is approximate.
 
     Raises:
         TypeError: A limit is not an int.
@@ -279,7 +279,7 @@ def configure_cache(
 
 
 def current() -> SampleCache:
-    """The cache of this process. It is created if there is none yet."""
+    """Return the cache of this process. Creates it if there is none yet."""
     global _cache  # noqa: PLW0603 - one per process
     if _cache is None:
         with _lock:
@@ -294,7 +294,7 @@ def _describe(cache: SampleCache) -> str:
 
 
 def add_user(user: object) -> None:
-    """A function is cached from now on, until it is collected."""
+    """Register a cached function; it is unregistered when it is garbage-collected."""
     global _users  # noqa: PLW0603 - one per process
     with _lock:
         _users += 1
@@ -312,7 +312,10 @@ def _remove_user() -> None:
 
 
 def share() -> tuple[int, ...]:
-    """The descriptors that a worker needs, which stay open while there is a cache; none if no function is cached."""
+    """Return the descriptors that a worker needs, which stay open while there is a cache.
+
+    Empty if no function is cached, or if there is no shared memory.
+    """
     if not (_users or _is_worker):
         return ()
     memory = current().memory
@@ -323,8 +326,8 @@ def install(index: int, data: int) -> None:
     """In a worker: use the cache of the notebook's process.
 
     Args:
-        index: The first descriptor of `share`; it is closed, as is the other.
-        data: The second one.
+        index: The first descriptor of `share`. Both descriptors are closed.
+        data: The second descriptor.
     """
     global _cache, _is_worker  # noqa: PLW0603 - one per process
     with _lock:
@@ -340,7 +343,7 @@ def install(index: int, data: int) -> None:
 
 
 def gauge() -> CacheGauge | None:
-    """What the cache holds and did; None if there is none."""
+    """Return the contents of the cache and its counters; None if there is no cache."""
     with _lock:
         return None if _cache is None else _cache.gauge()
 
@@ -351,7 +354,7 @@ def _after_fork() -> None:
     if _cache is not None and _cache.memory is not None:
         try:
             _cache.memory.after_fork()
-        except OSError:  # too many open files: the functions compute
+        except OSError:  # too many open files: functions compute without a cache
             _cache = SampleCache(None, CacheOptions())
 
 

@@ -14,10 +14,10 @@ __all__ = ["show"]
 def show(loader: LoaderControl) -> Dashboard:
     """Show the dashboard of a loader below the running cell.
 
-    A loader has one dashboard; showing it again adds a view.
+    A loader has one dashboard; each call adds a view of it.
 
     Args:
-        loader: The loader to watch. It is held weakly.
+        loader: The loader to watch. The dashboard holds only a weak reference to it.
 
     Returns:
         The dashboard.

@@ -1,4 +1,4 @@
-"""What the browser gets of the dashboard; `frontend/live.py` serves it."""
+"""Code and styles of the dashboard for the browser; `frontend/live.py` serves them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ HERE = Path(__file__).parent
 
 
 def _panels() -> bytes:
-    """A JSON object of JavaScript modules by the name of their panel."""
+    """A JSON object that maps the name of each panel to its JavaScript module."""
     return json.dumps({panel.name: panel.script().read_text("utf-8") for panel in PANELS}).encode()
 
 
 @cache
 def styles() -> str:
-    """The style sheet. Colours come from the palette, which Python uses too."""
+    """Return the style sheet. Its colours come from the palette that the Python code uses too."""
     colors = {"fetch", "collate", "reorder", "upload"}
     variables = "".join(f"--nbl-{name}: {palette.STAGES[name]}; " for name in sorted(colors))
     own = (HERE / "dashboard.css").read_text("utf-8")
@@ -36,6 +36,6 @@ SOURCES: dict[str, Callable[[], bytes]] = {
     "styles": lambda: styles().encode(),
     "bokeh": (Path(bokeh.__file__).parent / "server" / "static" / "js" / "bokeh.min.js").read_bytes,
 }
-"""By name."""
+"""Functions that return the content of each asset, by name."""
 
 ASSETS = Assets(SOURCES, large=frozenset({"bokeh"}), version=bokeh.__version__)

@@ -1,6 +1,6 @@
-"""The plots over time and the histogram of production times, as a description: series, colours, axes and values. Pure.
+"""Describe the plots over time and the histogram of production times: series, colours, axes and values. Pure.
 
-`panels/plots.py` draws it in the browser and as SVG, `figures.py` with Bokeh.
+`panels/plots.py` draws them in the browser and as SVG, `figures.py` draws them with Bokeh.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Histogram, Point
 
 Columns: TypeAlias = dict[str, list[Any]]
-"""Name of a column -> its values; all of one length."""
+"""Maps the name of each column to its values. All columns have the same length."""
 
 COLUMNS = (
     "time", "in_flight", "reordering", "ready", "batches_per_second", "samples_per_second", "mb_per_second",
     "wait_share", *(f"stage_{name}" for name in STAGES),
 )  # fmt: skip
-"""Columns of numbers. `time` in seconds, `wait_share` from 0 to 1, stages in milliseconds."""
+"""Columns of numbers. `time` is in seconds, `wait_share` is from 0 to 1, stages are in milliseconds."""
 
 TIPS = tuple(f"tip_{name}" for name in STAGES)
-"""Columns of text: p50, p95 and p99 of a stage at that time."""
+"""Columns of text: p50, p95 and p99 of each stage at that time."""
 
 SECONDS_SHOWN = 120
-"""The plots show the last two minutes."""
+"""Longest time that the plots show, seconds: the last two minutes."""
 
 SECONDS_AT_LEAST = 10
-"""Width of the time axis at first."""
+"""Shortest time axis, seconds."""
 
 HEIGHT = 118
-"""Of a plot, pixels."""
+"""Height of a plot, pixels."""
 
 BARS = 7
-"""Bars of the histogram that are labelled."""
+"""Number of bars of the histogram that are labelled."""
 
 AREA_ALPHA, STACK_ALPHA = 0.22, 0.85
 """Opacity of the area below a line, and of stacked areas."""
@@ -54,11 +54,11 @@ class Series:
     label: str
     color: str
     stage: str = ""
-    """Name of the stage whose median stands beside the label; "" for none."""
+    """Name of the stage whose median is shown beside the label; "" if there is none."""
 
     @property
     def optional(self) -> bool:
-        """Whether it has no label in the live view while no batch has gone through its stage."""
+        """Whether the live view hides its label until a batch has passed its stage."""
         return self.stage == "transfer"
 
 
@@ -73,23 +73,23 @@ class Chart:
     series: tuple[Series, ...]
     stacked: bool = False
     top: float | None = None
-    """Upper end of the y axis; None follows the data."""
+    """Upper end of the y axis; None if it follows the data."""
     one_of: bool = False
-    """Shows one series at a time, the first at first: they have different units."""
+    """Whether it shows one series at a time, initially the first, because the series have different units."""
 
     @property
     def shown(self) -> tuple[Series, ...]:
-        """The series that are visible at first."""
+        """The series that are visible initially."""
         return self.series[:1] if self.one_of else self.series
 
     @property
     def is_share(self) -> bool:
-        """Its values are shares of 0 to 1, labelled as percentages."""
+        """Whether its values are shares from 0 to 1, labelled as percentages."""
         return self.top == 1.0
 
     @property
     def filled(self) -> bool:
-        """The area below its line is filled."""
+        """Whether the area below its line is filled."""
         return len(self.shown) == 1
 
 
@@ -139,7 +139,7 @@ CHARTS = (
         tuple(Series(f"stage_{name}", name, palette.STAGES[name], name) for name in ("pin", "upload")),
     ),
 )
-"""In the order in which they are drawn."""
+"""All charts, in the order in which they are drawn."""
 
 
 class Axis(NamedTuple):
@@ -154,7 +154,7 @@ class Bar:
     """One bar of the histogram."""
 
     label: str
-    """Below the bar; "" for none."""
+    """Text below the bar; "" if there is none."""
     count: int
     tip: str
 
@@ -163,7 +163,7 @@ HISTOGRAM_TITLE, HISTOGRAM_UNIT = "Production time", "number of batches by ms, t
 
 
 def charts_of(*, device: bool) -> tuple[Chart, ...]:
-    """The charts that have something to show.
+    """Return the charts that have data to show.
 
     Args:
         device: Whether batches are pinned or uploaded.
@@ -172,7 +172,7 @@ def charts_of(*, device: bool) -> tuple[Chart, ...]:
 
 
 def columns_of(points: Sequence[Point]) -> Columns:
-    """Points as columns, one list for each of `COLUMNS` and `TIPS`. Values that are not finite become None."""
+    """Convert points to columns, one for each of `COLUMNS` and `TIPS`. Values that are not finite become None."""
     columns: Columns = {
         name: [round(v, 4) if math.isfinite(v) else None for v in column]
         for name, column in numeric_columns(points).items()
@@ -183,7 +183,7 @@ def columns_of(points: Sequence[Point]) -> Columns:
 
 
 def numeric_columns(points: Sequence[Point]) -> Columns:
-    """Points as columns, one list for each of `COLUMNS`, as they are."""
+    """Convert points to columns, one for each of `COLUMNS`, without changing the values."""
     rows = [
         (p.time, p.in_flight, p.reordering, p.ready, p.batches_per_second, p.samples_per_second, p.mb_per_second,
          p.wait_share, *p.stages)
@@ -194,14 +194,14 @@ def numeric_columns(points: Sequence[Point]) -> Columns:
 
 
 def x_axis(times: Sequence[float]) -> Axis:
-    """The time axis for points at these times, seconds."""
+    """Compute the time axis for points at these times, in seconds."""
     first, last = (times[0], times[-1]) if times else (0.0, 0.0)
     begin = max(first, last - SECONDS_SHOWN)
     return Axis(round(begin, 3), round(max(last, begin + SECONDS_AT_LEAST), 3))
 
 
 def y_axes(chart: Chart, columns: Columns) -> list[Axis]:
-    """The y axis of a chart; of one that shows one series at a time, an axis for each."""
+    """Compute the y axis of a chart. A chart that shows one series at a time gets an axis for each series."""
     if chart.top is not None:
         return [Axis(0, chart.top * 1.04)]
     columns_shown = [[v if math.isfinite(v) else 0.0 for v in columns[s.column]] for s in chart.series]
@@ -213,7 +213,7 @@ def y_axes(chart: Chart, columns: Columns) -> list[Axis]:
 
 
 def bars_of(times: Histogram) -> list[Bar]:
-    """The bars of the histogram of production times."""
+    """Create the bars of the histogram of production times."""
     edges = [number(ms) for ms in times.edges]
     every = max(1, math.ceil(len(edges) / BARS))
     return [
@@ -223,7 +223,7 @@ def bars_of(times: Histogram) -> list[Bar]:
 
 
 def _round_up(value: float) -> float:
-    """The next number that is round enough for the end of an axis."""
+    """Round up to a number that suits as the end of an axis."""
     if not value > 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

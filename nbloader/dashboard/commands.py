@@ -1,4 +1,4 @@
-"""Turns clicks into calls of the loader."""
+"""Translate clicks into calls of the loader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def execute(loader: LoaderControl, message: Mapping[str, Any]) -> None:
         message: `name` and its arguments: `worker` (None for all), `value`, `num_workers`, `prefetch_factor`.
 
     Raises:
-        ValueError: The loader refuses it: there is no such worker, or the number is out of range.
+        ValueError: The loader rejects the command: there is no such worker, or the number is out of range.
         LoaderClosedError: The loader was closed.
     """
     command = COMMANDS.get(str(message.get("name")))
@@ -70,4 +70,4 @@ COMMANDS: Mapping[str, Callable[[LoaderControl, Mapping[str, Any]], object]] = {
     "prefetch": _prefetch,
     "profile": lambda loader, message: loader.profile_lines(on=bool(message.get("value"))),
 }
-"""By the name in the message."""
+"""Commands by the name in the message."""

@@ -1,9 +1,9 @@
-"""Turns a loader into messages for the browser. The dashboard sends them, and a recording keeps them.
+"""Convert the state of a loader to messages for the browser. The dashboard sends them, and a recording stores them.
 
     events, loader.stats() -> Frame -> panels -> one small message per observation
 
-A message holds what is new: payloads of panels that changed, and news that was not in a message before. The browser
-keeps the history; a view that is opened later gets all of it once.
+A message contains what is new: the payloads of panels that changed, and news that no earlier message contained. The
+browser keeps the history. A view that is opened later receives the whole history once.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot
 
 Message: TypeAlias = dict[str, Any]
-"""JSON values: `kind` ("full" or "tick"), `now` (ms since the feed was created), `payloads` and `news` by panel; a full
-one also `panels`, from top to bottom. `core.js` draws it."""
+"""JSON values: `kind` ("full" or "tick"), `now` (ms since the feed was created), `payloads` and `news` by panel. A full
+message also has `panels`, from top to bottom. `core.js` draws messages."""
 
 LINES_INTERVAL = 1.0
-"""Seconds for which the lines of code are not computed again."""
+"""Minimum time between two computations of the lines of code, seconds."""
 WAITING_EVENTS = 20_000
-"""Events that wait for the next observation at most; the oldest are dropped from the timeline and the log."""
+"""Largest number of events that wait for the next observation. If there are more, the timeline and the log lack the
+oldest ones."""
 
 
 class Feed:
-    """What the panels show of one loader. It does not hold the loader. Only `note()` is thread-safe.
+    """Feeds the panels with the state of one loader, to which it keeps no reference. Only `note()` is thread-safe.
 
     Args:
         loader: The loader. It is observed once.
@@ -40,20 +41,20 @@ class Feed:
     def __init__(self, loader: LoaderControl) -> None:
         self.panels: list[Panel] = [panel() for panel in PANELS]
         self.origin = time.perf_counter_ns()
-        """Zero of the times in messages, perf_counter ns."""
+        """Origin of the times in messages, perf_counter ns."""
         self.payloads: dict[str, Any] = {}
-        """By panel, of the last observation."""
+        """Payloads of the last observation, by panel."""
         self.news: dict[str, list[Any]] = {}
-        """By panel; what is in no message yet."""
+        """News that no message contains yet, by panel."""
         self.events: list[Event] = []
-        """What happened between the last two observations."""
+        """Events between the last two observations."""
         self._fresh: collections.deque[Event] = collections.deque(loader.events.recent(), maxlen=WAITING_EVENTS)
         self._sent: dict[str, Any] = {}
         self._lines, self._lines_due = HotLines(), 0.0
         self.snapshot: Snapshot
-        """Of the last observation."""
+        """Snapshot of the last observation."""
         self.now: float
-        """When that was, ms since the origin."""
+        """Time of the last observation, ms since the origin."""
         self.observe(loader)
 
     def note(self, event: Event) -> None:
@@ -61,7 +62,7 @@ class Feed:
         self._fresh.append(event)
 
     def observe(self, loader: LoaderControl) -> None:
-        """Give all panels a new frame."""
+        """Observe the loader, and pass the new frame to all panels."""
         events = []
         while self._fresh:
             events.append(self._fresh.popleft())
@@ -90,7 +91,7 @@ class Feed:
         self._lines_due = 0.0
 
     def full(self) -> Message:
-        """A message with everything, for a view that knows nothing yet."""
+        """Create a message with the complete state, for a new view."""
         self.news = {}
         self._sent = self.payloads
         return {
@@ -102,7 +103,7 @@ class Feed:
         }
 
     def tick(self) -> Message | None:
-        """A message with what is in no message yet; None if that is nothing."""
+        """Create a message with everything that no message contains yet; None if there is nothing new."""
         news, self.news = self.news, {}
         payloads = changes(self._sent, self.payloads)
         if not (payloads or news):
@@ -111,7 +112,7 @@ class Feed:
         return {"kind": "tick", "now": self.now, "payloads": payloads, "news": news}
 
     def _hot_lines(self, loader: LoaderControl) -> HotLines:
-        """The lines that workers execute, as they were at most a second ago."""
+        """The lines of code that workers execute; the result is at most one second old."""
         now = time.monotonic()
         if now >= self._lines_due:
             self._lines, self._lines_due = loader.hot_lines(), now + LINES_INTERVAL
@@ -119,5 +120,5 @@ class Feed:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """The payloads that differ."""
+    """Return the payloads that differ from those before."""
     return {name: payload for name, payload in after.items() if name not in before or before[name] != payload}

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from nbloader.report.trace import Trace
 
 LIMIT = 4000
-"""Batches in a timeline, the last ones; a page with more is slow to pan and zoom."""
+"""Largest number of batches in a timeline, the last ones. A page with more is slow to pan and zoom."""
 REPORT_HEIGHT = 190
-"""Of a plot in a report, pixels."""
+"""Height of a plot in a report, pixels."""
 _BODY, _STRIP = (0.12, 0.72), (0.76, 0.92)
 """Top and bottom of a block within its lane, and of a block that is drawn below the others."""
 _APART = 0.08
-"""Stalls closer than this share of the epoch share one label, that of the longest."""
+"""Stalls that are closer than this share of the epoch have one label, that of the longest stall."""
 _TIP = '<div style="white-space: pre-line; max-width: 360px">@tip</div>'
 
 
@@ -43,7 +43,7 @@ def timeline(trace: Trace) -> Figure:
     """Draw what each worker and the loop did, over time.
 
     Args:
-        trace: Events of an epoch; of more than 4,000 batches the last ones are drawn.
+        trace: Events of an epoch. If it has more than 4,000 batches, the last 4,000 are drawn.
 
     Returns:
         A figure for `bokeh.plotting.show`: the wheel zooms, dragging pans, and a tooltip names the batch and its
@@ -88,7 +88,7 @@ def timeline(trace: Trace) -> Figure:
 
 
 def _lay_out_legend(fig: Figure, place: Literal["above", "below"], size: str) -> None:
-    """A line of entries outside of the plot; a click hides an entry."""
+    """Place the legend outside the plot, as a row of entries. A click on an entry hides its blocks or line."""
     legend = fig.legend[0]
     legend.orientation, legend.click_policy, legend.location = "horizontal", "hide", "left"
     legend.label_text_font_size, legend.border_line_color = size, None
@@ -126,12 +126,12 @@ def _mark_stalls(fig: Figure, rows: Sequence[Row], origin: int) -> None:
 
 
 def live_figure(chart: Chart) -> Figure:
-    """A chart without values, for the browser to feed."""
+    """Create a chart without values, to which the browser adds the values."""
     return _figure(chart, {name: [] for name in (*COLUMNS, *TIPS)})
 
 
 def figure_of(chart: Chart, columns: Columns) -> Figure:
-    """A chart of complete values with a legend, for a report."""
+    """Create a chart of all values with a legend, for a report."""
     from bokeh.models import Range1d
 
     fig = _figure(chart, columns, static=True)
@@ -144,7 +144,7 @@ def figure_of(chart: Chart, columns: Columns) -> Figure:
 
 
 def histogram_of(times: Histogram) -> Figure:
-    """The histogram of production times, for a report."""
+    """Create the histogram of production times, for a report."""
     from bokeh.models import DataRange1d, LogTicker
     from bokeh.plotting import figure
 

@@ -1,4 +1,4 @@
-"""`loader.report()`: an epoch as one page of HTML that needs no kernel, no network and no other file."""
+"""`loader.report()`: an epoch as a single HTML page that needs no kernel, no network and no other file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nbloader.report.trace import Trace
 
 LINES = 300
-"""Lines of the log, the last ones."""
+"""Largest number of lines in the log, the last ones."""
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -60,7 +60,7 @@ figcaption span {{ font-weight: 400; opacity: .65; }}
 
 
 class Report:
-    """An epoch as a page; `loader.report()` returns one. In a notebook it shows its summary and how to save the page.
+    """HTML page about an epoch; `loader.report()` returns one. A notebook shows its summary and how to save the page.
 
     Args:
         snapshot: State of the loader when the report was made.
@@ -72,15 +72,15 @@ class Report:
         self.trace = trace
 
     def __repr__(self) -> str:
-        """One line."""
+        """Describe the report in one line."""
         return f"<Report of {plural(len(self.trace), 'batch')}: save it with .save('report.html')>"
 
     def _repr_html_(self) -> str:
-        """The summary; the whole page contains 1.3 MB of BokehJS, too much for a notebook."""
+        """Return only the summary: the whole page contains 1.3 MB of BokehJS, which is too much for a notebook."""
         return render.to_html(self.snapshot) + "<p>With timeline and plots: <code>.save('report.html')</code></p>"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page: about 1.5 MB, most of which is BokehJS.
+        """Write the page to a file of about 1.5 MB, most of which is BokehJS.
 
         Args:
             path: File to write, such as "report.html".
@@ -96,7 +96,7 @@ class Report:
         return target
 
     def html(self) -> str:
-        """The page as text."""
+        """Return the page as text."""
         from bokeh.embed import components
         from bokeh.resources import Resources
 

@@ -1,4 +1,4 @@
-"""The thread that observes a loader, as often as there is news of it."""
+"""Thread that observes a loader periodically while the loader has news."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from collections.abc import Callable, Collection
 log = logging.getLogger(__name__)
 
 TICK, SLOWEST_TICK = 0.25, 1.0
-"""Seconds between two ticks: at least, and at most, whatever they cost."""
+"""Shortest and longest time between two ticks, seconds. Expensive ticks become rarer up to the longest time."""
 SHARE = 0.0175
-"""Share of one core that ticks may use. If they cost more, as with many workers, they become rarer."""
+"""Share of one core that ticks may use. If they cost more, for example with many workers, they become rarer."""
 COSTS = 20
-"""Ticks whose mean cost counts, so that a single slow one changes little."""
+"""Number of ticks whose mean cost determines the interval, so that a single slow tick has little effect."""
 QUIET_TICKS = 8
-"""After so many ticks without news from an idle loader the thread sleeps until it is woken."""
+"""After this many ticks without news from an idle loader, the thread sleeps until it is woken."""
 
 
 class Publisher:
-    """Calls functions on a thread of its own, until `end()`.
+    """Calls functions on a separate thread until `end()`.
 
     Args:
-        name: Of the thread.
-        tick: Called at most four times a second; returns whether there was news. If it raises, that is logged, and the
-            thread ends.
-        idle: Whether nothing will happen without an event.
-        afterwards: Called after each tick. What it costs does not make ticks rarer.
+        name: Name of the thread.
+        tick: Called at most four times a second; returns whether there was news. If it raises an exception, the
+            exception is logged, and the thread ends.
+        idle: Returns whether nothing will happen without an event.
+        afterwards: Called after each tick. Its cost does not make ticks rarer.
         finish: Called after the last tick.
     """
 
@@ -49,15 +49,15 @@ class Publisher:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread. The first tick comes at once."""
+        """Start the thread. The first tick is immediate."""
         self.thread.start()
 
     def wake(self) -> None:
-        """There may be news of an idle loader."""
+        """Wake the thread, because there may be news from an idle loader."""
         self._wake.set()
 
     def end(self) -> None:
-        """End the thread after one more tick. Returns at once."""
+        """End the thread after one more tick. Returns immediately."""
         self._ended.set()
         self._wake.set()
 
@@ -76,7 +76,7 @@ class Publisher:
                 quiet = 0 if self._tick() else quiet + 1
                 self._costs.append(time.thread_time() - cost)
                 self._afterwards()
-            except Exception:  # a defect of the caller's or of a panel: log it once, and leave the loader alone
+            except Exception:  # a bug in the caller or in a panel: log it once, and leave the loader alone
                 log.exception("%s failed and was stopped", self.thread.name)
                 return
             if ended:
@@ -91,6 +91,6 @@ def interval(costs: Collection[float]) -> float:
     """Seconds from one tick to the next.
 
     Args:
-        costs: CPU time of the last ticks, seconds.
+        costs: CPU time of each of the last ticks, seconds.
     """
     return min(max(TICK, statistics.fmean(costs) / SHARE), SLOWEST_TICK)

@@ -1,6 +1,6 @@
-"""The dashboard as static HTML and SVG that needs no kernel, no script and no network.
+"""Static form of the dashboard: HTML and SVG that need no kernel, no script and no network.
 
-It has the structure and the styles of the live view, so that one can take the place of the other. It stays below 100 kB
+It has the structure and the styles of the live view, so that either can replace the other. It stays below 100 kB
 whatever the loader does: plots are thinned, tables are cut, and every text from outside has a bounded length.
 """
 
@@ -20,10 +20,10 @@ def _styles() -> str:
 
 
 def html(name: str, panels: Iterable[str]) -> str:
-    """Put the static forms of the panels on one page.
+    """Join the static forms of the panels to one fragment of HTML.
 
     Args:
-        name: Identity of the dashboard; its live views hide the static one.
+        name: Identity of the dashboard. Its live views hide the static form.
         panels: HTML of each panel, with all texts escaped.
 
     Returns:

@@ -2,14 +2,14 @@
 
     events -> wake the publisher -> Feed -> one small message per tick -> all views
     click -> message -> commands.py -> LoaderControl
-    request of a panel's JavaScript half -> Panel.respond -> reply to that view
-    click on a sample or a batch -> loader.explore() or replay() -> the id of an explorer, which that view shows
+    request from a panel's JavaScript half -> Panel.respond -> reply to that view
+    click on a sample or a batch -> loader.explore() or replay() -> id of an explorer, which that view shows
 
-The saved state of the widget is a stub of a few lines. It requests its code, its styles and BokehJS from the kernel
-when it is displayed, so that a saved notebook stays small, and nothing comes from a CDN.
+The saved state of the widget is a stub of a few lines. When the widget is displayed, the stub requests the code, the
+styles and BokehJS from the kernel, so that a saved notebook stays small and nothing comes from a CDN.
 
-Below the widget is a second output, a static form of the last state. It is hidden while the widget is alive, and it is
-what a notebook without a kernel shows.
+Below the widget is a second output with a static form of the last state. It is hidden while the widget is alive. A
+notebook without a kernel shows it.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ if TYPE_CHECKING:
 TEXT = "nbloader dashboard"
 """The plain-text form. It is constant, so that executed notebooks can be compared."""
 STATIC_INTERVALS = (5.0, 60.0)
-"""Seconds to the first static form of a running epoch, and between two: for kernels that die during it."""
+"""Seconds until the first static form of a running epoch, and between later ones, in case the kernel dies."""
 CLOSING_SECONDS = 2.0
-"""For which a cell that closes a loader waits at most until the live view is replaced."""
+"""Longest time that a cell which closes a loader waits until the static form has replaced the live view, seconds."""
 
 
 class Dashboard:
     """The dashboard of one loader; `loader.dashboard()` creates and shows it.
 
-    It holds the loader weakly. When the loader is closed or collected, the static form replaces the live view.
+    It holds a weak reference to the loader. When the loader is closed or garbage-collected, the static form replaces
+    the live view.
 
     Args:
         loader: The loader to watch.
@@ -63,16 +64,16 @@ class Dashboard:
         self._shown_in: str | None = None
         self._views: set[str] = set()
         self._explorers: dict[str, SampleView] = {}
-        """What each view has opened last."""
+        """The explorer that each view opened last."""
 
         self._feed = Feed(loader)
         self._full_due = False
         self._static_due = True
         self._next_static = float("inf")
         self._lock = threading.Lock()
-        """Held from observing the loader until what was observed is sent or drawn."""
+        """Held from an observation of the loader until the result has been sent or drawn."""
 
-        # The loader must not be held while the publisher waits, or that would keep it alive.
+        # A strong reference would keep the loader alive while the publisher waits.
         self._loader = weakref.ref(loader, lambda _ref: self._publisher.end())
         self._publisher = Publisher(
             f"nbloader-dashboard-{self._name}",
@@ -81,13 +82,13 @@ class Dashboard:
             afterwards=self._write_static_if_due,
             finish=self._finish,
         )
-        # Neither result is kept: they may hold the loader. Both end with it.
+        # The results are not kept, because they may hold the loader. Both registrations end with it.
         loader.events.subscribe(self._on_event)
         loader.on_wait(comm.pump)
         self._publisher.start()
 
     def __repr__(self) -> str:
-        """The constant text."""
+        """Return a constant text."""
         return TEXT
 
     def _ipython_display_(self) -> None:
@@ -95,7 +96,7 @@ class Dashboard:
             self.show()
 
     def show(self) -> None:
-        """Show the dashboard below the running cell, as one more view of it."""
+        """Show a view of the dashboard below the running cell."""
         self._shown_in = running_cell()
         if self._publisher.ended:
             with self._lock:
@@ -135,7 +136,7 @@ class Dashboard:
             self._explore(message)
         elif kind == "close_explorer":
             self._close_explorer(str(view))
-        elif kind == "request":  # may take longer than a click should: a stack, a trace, the import of Bokeh
+        elif kind == "request":  # on a thread, because it may be slow: a stack, a trace, the import of Bokeh
             thread = threading.Thread(
                 target=self._respond, args=(message,), daemon=True, name="nbloader-dashboard-request"
             )
@@ -186,7 +187,7 @@ class Dashboard:
 
     def _close_explorer(self, view: str) -> None:
         explorer = self._explorers.pop(view, None)
-        if explorer is not None:  # on a thread: its workers get half a second to end
+        if explorer is not None:  # on a thread, because its workers have half a second to end
             threading.Thread(target=explorer.close, daemon=True, name="nbloader-dashboard-explorer").start()
 
     # Outgoing: on the publisher's thread.
@@ -197,11 +198,11 @@ class Dashboard:
         Returns:
             Whether there was anything to send.
         """
-        with self._lock:  # the main thread may be writing the static form, which observes too
-            self._observe_if_alive()  # also without views: the plots are made of what was observed
+        with self._lock:  # the main thread may be writing the static form, which also observes
+            self._observe_if_alive()  # even without views: the plots need the observations
             if self._views:
                 return self._send()
-            self._feed.news.clear()  # a view that is opened later gets the history
+            self._feed.news.clear()  # a view that is opened later receives the history
             return False
 
     def _write_static_if_due(self) -> None:
@@ -224,7 +225,7 @@ class Dashboard:
         return True
 
     def write_static(self) -> None:
-        """Put the static form of the last state into the notebook, for the time when the kernel is gone."""
+        """Write the static form of the latest state into the notebook, for when the kernel is gone."""
         with self._lock:
             self._static_due = False
             self._observe_if_alive()
@@ -235,7 +236,7 @@ class Dashboard:
         display(f"{self._name}-{slot}", TEXT, {"text/html": html}, update=update)
 
     def _finish(self) -> None:
-        """Replace the live view by the static form: it would show an error once the kernel is gone."""
+        """Replace the live view with the static form: the live view would show an error once the kernel is gone."""
         with self._lock:
             self._static_due = False
             self._show_static("view", update=True)
@@ -250,7 +251,7 @@ _lock = threading.Lock()
 
 
 def dashboard_of(loader: LoaderControl) -> Dashboard:
-    """The dashboard of a loader; the first call creates it."""
+    """Return the dashboard of a loader, which the first call creates."""
     with _lock:
         if loader not in _dashboards:
             _dashboards[loader] = Dashboard(loader)
@@ -260,10 +261,10 @@ def dashboard_of(loader: LoaderControl) -> Dashboard:
 
 @cache
 def _write_static_in_time() -> None:
-    """Write static forms that are due before a cell ends, and before the kernel exits.
+    """Register hooks that write pending static forms at the end of each cell and before the kernel exits.
 
-    A program that executes notebooks (nbconvert, papermill) records only what is displayed while a cell runs. So a cell
-    that closes a loader ends when the live view has been replaced.
+    A program that executes notebooks (nbconvert, papermill) records only what is displayed while a cell runs. A cell
+    that closes a loader therefore waits until the static form has replaced the live view.
     """
     get_ipython().events.register("post_run_cell", _write_static)
     atexit.register(_write_static)

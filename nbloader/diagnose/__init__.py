@@ -1,1 +1,1 @@
-"""Finds what limits the loop, from measurements."""
+"""Find out from measurements what limits the loop."""

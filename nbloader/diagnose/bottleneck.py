@@ -1,11 +1,11 @@
-"""Judges a snapshot: what the loader is doing, and what limits the loop, in sentences with numbers. Pure.
+"""Describe what a loader is doing and what limits the loop, in sentences with numbers. Pure.
 
     state, stuck workers, start-up (here)   ->  headline
     evidence of the last seconds   ->  causes -> sentences  ->  what limits the loop now
     evidence of the epoch          ->  causes -> sentences  ->  what limited it over the epoch
 
-The headline is the state of a loader that is new, paused or starting, or the worker that is stuck, or else the verdict
-about the last seconds; after the end of an epoch, also after `close()`, the verdict about the epoch.
+The headline is the state of a loader that is new, paused or starting, or names a stuck worker. Otherwise it is the
+verdict about the last seconds. After the end of an epoch, also after `close()`, it is the verdict about the epoch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot, WorkerStats
 
 STRAGGLER_TIMES = 3.0
-"""A worker delays the loop if its batch takes this many times as long as usual."""
+"""A worker delays the loop if its batch takes more than this many times as long as usual."""
 STRAGGLER_SECONDS = 0.3
 """A delayed batch is reported after this many seconds."""
 _ENDINGS = {"exhausted": "ended", "error": "ended with an error", "closed": "was closed", "abandoned": "was abandoned"}
@@ -35,9 +35,9 @@ def judge(s: Snapshot, status: LoaderStatus, now: Evidence, epoch: Evidence) -> 
     """Diagnose a loader.
 
     Args:
-        s: The snapshot, complete but for its verdicts.
+        s: The snapshot, complete except for its verdicts.
         status: What else is known about the epoch.
-        now: Measurements of the last seconds in which it ran.
+        now: Measurements of the last seconds in which the loader ran.
         epoch: Measurements of the epoch.
 
     Returns:
@@ -57,7 +57,7 @@ def judge(s: Snapshot, status: LoaderStatus, now: Evidence, epoch: Evidence) -> 
 
 
 def _left_out(status: LoaderStatus) -> str:
-    """The samples of the epoch that are missing from its batches, or were replaced; "" if there is none."""
+    """Describe the samples of the epoch that were skipped or replaced; "" if there are none."""
     if not status.left_out:
         return ""
     last, count = status.left_out[-1], status.left_out_count
@@ -138,7 +138,7 @@ def _current_batch(w: WorkerStats) -> str:
 
 
 def _stuck(s: Snapshot, e: Evidence, status: LoaderStatus) -> Verdict | None:
-    """One worker has been processing its batch for far too long, or the loop waits for it while others are done."""
+    """Describe a worker that is stuck, or that delays later batches which are finished; None if there is none."""
     stuck = sorted((w for w in s.workers if w.stuck), key=lambda w: (w.batch != s.waiting_for, -(w.batch_age or 0.0)))
     if stuck:
         w = stuck[0]

@@ -1,10 +1,10 @@
-"""Finds the causes for which a loop waits, from the evidence of one span. Pure.
+"""Find out why a loop waits, from the evidence of one span. Pure.
 
-Each part of the loop's time gets a cause. The evidence gives the parts of the wait that are measured: start-up, stalls,
-sampler, upload, opening. What remains is waiting for production, which is divided by what the workers do: one slow
-worker, slow samples, collating, fetching. Fetching is computing, waiting for a core, or waiting. Workers that
-are idle while the loop waits are limited by the prefetch window. The cause with the largest part is the verdict,
-and one that is comparable the second cause.
+Each part of the loop's time gets a cause. The evidence contains the parts of the wait that were measured: start-up,
+stalls, sampler, upload, opening. During the rest of the wait the loop waits for production. That part is divided by
+what the workers do: one slow worker, slow samples, collating, fetching. Fetching is divided into computing, waiting for
+a core, and waiting for anything else. Workers that are idle while the loop waits are limited by the prefetch window.
+The cause with the largest part is the verdict. If another cause is comparable, it is the second cause.
 """
 
 from __future__ import annotations
@@ -18,58 +18,58 @@ if TYPE_CHECKING:
     from nbloader.metrics.usage import Usage
 
 SMALL_WAIT = 0.1
-"""Below this share of waiting, the loop keeps the loader waiting, not the other way round: without any wait it would be
-at most 11 % faster."""
+"""A loop that waits for less than this share of its time is the bottleneck itself: without any wait it would be at most
+11 % faster."""
 START_TIMES = 1.5
-"""Start-up comes before another cause only if it takes this many times as long: later batches have the other one."""
+"""Start-up outranks another cause only if it takes this many times as long: the other cause affects later batches."""
 LARGE_START = 0.3
-"""Start-up and stalls are the verdict about a loader that otherwise keeps up only above this share of the time."""
+"""For a loader that otherwise keeps up, start-up or stalls are the verdict only from this share of the time on."""
 MIN_BATCHES = 3
-"""Batches after the first that a verdict needs."""
+"""Minimum number of batches after the first one for a verdict."""
 SECOND = 0.25
-"""A second cause is named if its part of the loop's time is at least so large, compared to the first one's."""
+"""A second cause is named if its part of the loop's time is at least this share of the first cause's part."""
 STRAGGLER_TIMES = 2.0
 """A worker is slow if its batches take this many times as long as those of the others."""
 BUSY = 0.7
-"""Workers that are busy for this share of their time limit the rate; below it something keeps them idle."""
+"""Workers that are busy for at least this share of their time limit the rate; otherwise something keeps them idle."""
 FULL = 0.5
-"""The window limits if it is full at this share of the deliveries."""
+"""The prefetch window is a limit if it is full at this share of the deliveries."""
 PYTHON_STEP = 0.75
-"""The loop computes if its thread uses a core for this share of its steps."""
+"""The loop is bound by Python if its thread uses a core for this share of its steps."""
 SATURATED = 0.8
-"""Loader and loop that together use this share of the cores leave none free."""
+"""If the loader and the loop together use this share of the cores, no core counts as free."""
 CONTENDED = 0.15
-"""Workers that wait for a core for this share of their production are short of cores."""
+"""Workers are short of cores if they wait for a core during this share of their production."""
 SLOW_SAMPLES = 0.25
-"""Slow samples matter if they take this share of the workers' time beyond a usual sample."""
+"""Slow samples matter if they take this share of the workers' time more than usual samples would."""
 RARE = 5
-"""Slow samples are exceptions: at most one of so many."""
+"""Slow samples are exceptions: at most 1 in this many samples is slow."""
 LOCKED = 0.4
-"""Workers are serialized by a lock if so many of the looks at busy ones found them waiting for one."""
+"""A lock serializes the workers if this share of the looks at busy workers found them waiting for a lock."""
 MIN_LOOKS = 8
-"""Looks at busy workers that this needs."""
+"""Minimum number of looks at busy workers for this."""
 ONE_CORE = (0.6, 1.25)
-"""CPU time per second of worker threads that take turns under the interpreter lock."""
+"""Range of the CPU time per second, of all threads, if worker threads take turns under the interpreter lock."""
 LOCK_TAKEN = 0.9
-"""CPU time per second of the process from which on whoever wants the interpreter lock has to wait for it."""
+"""If the process uses this much CPU time per second, a thread that wants the interpreter lock has to wait for it."""
 FAULT_SECONDS = 5e-5
-"""What a page that is read from a disk costs at least."""
+"""Minimum cost, in seconds, of a page that is read from a disk."""
 FAULTED = 0.2
 """Page faults matter if they cost at least this share of production."""
 PICKLE_BYTES = 50_000
-"""Pickled part of a batch from which pickling may matter, bytes."""
+"""Pickling may matter if more than this many bytes of a batch are pickled."""
 PICKLE_RATE = 30e6
-"""Bytes per second that Python pickles of small objects."""
+"""Bytes per second at which Python pickles small objects."""
 HUGE_BYTES = 30e6
-"""Size of a batch from which the memory's bandwidth may matter, bytes."""
+"""Memory bandwidth may matter if a batch is larger than this many bytes."""
 HUGE_RATE = 0.5e9
-"""Bytes per second from which collating is copying."""
+"""Collating consists mostly of copying if it produces more than this many bytes per second."""
 OTHER_THREADS = 0.25
-"""Workers compute with several threads if others than the loading one use this share of their CPU time."""
+"""Workers are multi-threaded if threads other than the loading thread use this share of their CPU time."""
 PREEMPTED = 20
-"""Times per second that a worker loses its core from which on its threads compete with others."""
+"""The threads of a worker compete with others if it loses its core this many times per second."""
 TRANSPORT_BYTES = 1e5
-"""Size of a batch from which transport can be the bottleneck, bytes."""
+"""Transport can be the bottleneck if a batch is larger than this many bytes."""
 _MAJORITY = 0.5
 
 
@@ -110,7 +110,7 @@ class Finding(NamedTuple):
 
 
 def find_causes(e: Evidence) -> tuple[Finding, ...]:
-    """What limited the loop: one cause, or two that are comparable; the larger first."""
+    """Find what limited the loop: one cause, or two comparable ones, the larger first."""
     if e.batches <= MIN_BATCHES and e.startup_wait + e.stall_wait < _MAJORITY:
         return (Finding(Cause.UNKNOWN, e.wait_share),)
     steady = e.sampler_wait + e.placing_wait + e.opening_wait + e.producing_wait
@@ -150,19 +150,19 @@ def _ranked(parts: dict[Cause, float], wait_share: float) -> tuple[Finding, ...]
 def _loop(e: Evidence) -> Cause:
     busy = loop_cpu(e)
     if lock_is_taken(e) and (busy is None or busy < PYTHON_STEP):
-        return Cause.INTERPRETER_LOCK  # its steps take so long since it waits for the lock, too
+        return Cause.INTERPRETER_LOCK  # its steps take this long because it, too, waits for the lock
     return Cause.CONSUMER_PYTHON if busy is not None and busy >= PYTHON_STEP else Cause.CONSUMER
 
 
 def loop_cpu(e: Evidence) -> float | None:
-    """Share of the loop's own steps in which its thread computed, or would have with a core; None if not measured."""
+    """Share of the loop's own steps in which its thread computed or waited for a core; None if not measured."""
     if e.usage is None or not e.usage.consumer_cpu:
         return None
     return min(1.0, (e.usage.consumer_cpu + e.usage.consumer_core_wait) / max(0.01, 1 - e.wait_share))
 
 
 def _opening(e: Evidence) -> Cause:
-    """Why batches that are ready are not delivered at once."""
+    """Why batches that have arrived are not delivered at once."""
     if lock_is_taken(e):
         return Cause.INTERPRETER_LOCK
     if e.pickled > PICKLE_BYTES or e.by_pickle > _MAJORITY:
@@ -204,7 +204,7 @@ def _production(e: Evidence, share: float) -> list[Finding]:
 def _slow_part(e: Evidence) -> float:
     """The part of fetching that is due to slow samples; 0 if they do not matter, or are not exceptions.
 
-    Where workers wait for cores, any sample may have to: that much of the time says nothing about the samples.
+    If workers wait for cores, this can slow down any sample. That part of the time says nothing about the samples.
     """
     if e.slow_share - core_wait(e) < SLOW_SAMPLES or e.slow_every < RARE:
         return 0.0
@@ -215,7 +215,7 @@ def _slow_part(e: Evidence) -> float:
 def _idle(e: Evidence) -> Cause:
     """Why workers are idle while the loop waits."""
     if lock_is_taken(e):
-        return Cause.INTERPRETER_LOCK  # they need it to begin with the next batch
+        return Cause.INTERPRETER_LOCK  # they need the lock to begin the next batch
     return Cause.WINDOW if e.full >= FULL and e.window <= 2 * e.workers else Cause.UNKNOWN
 
 
@@ -238,7 +238,7 @@ def _fetching(e: Evidence, share: float) -> list[Finding]:
     if many_threads(e):
         return [Finding(Cause.THREADS, share)]
     all_used = _all_used(e)
-    if all_used and _workers_usage(e) is None and e.elsewhere:  # what is no computing there is a wait for a core
+    if all_used and _workers_usage(e) is None and e.elsewhere:  # a worker there that does not compute waits for a core
         return [Finding(Cause.COMPUTE_FULL, share)]
     short = core_wait(e)
     computing = min(1.0, cpu)
@@ -253,7 +253,7 @@ def _fetching(e: Evidence, share: float) -> list[Finding]:
         Finding(_waiting(e), share * waiting),
     ]
     if queued >= CONTENDED and contention is Cause.CORES_TAKEN and queued > computing / 2:
-        found[:2] = [Finding(Cause.CORES_TAKEN, share * (computing + queued))]  # with free cores, it would take less
+        found[:2] = [Finding(Cause.CORES_TAKEN, share * (computing + queued))]  # free cores would shorten computing
     return found
 
 
@@ -266,12 +266,12 @@ def _all_used(e: Evidence) -> bool:
 
 
 def computing_cores(e: Evidence) -> float:
-    """Cores that one worker uses, by the CPU time of its batches."""
+    """Cores that one worker uses, according to the CPU time of its batches."""
     return min(1.0, e.fetch_cpu or 0.0) * e.utilization
 
 
 def _workers_usage(e: Evidence) -> Usage | None:
-    """What was measured of the workers: it says nothing of them if most run on other machines."""
+    """The measured usage of the workers; None if there is none, or if most workers run on other machines."""
     return e.usage if 2 * e.workers_here >= e.workers else None
 
 
@@ -286,7 +286,7 @@ def _waiting(e: Evidence) -> Cause:
 
 
 def core_wait(e: Evidence) -> float:
-    """Share of production in which a worker could run and had no core; 0 where it was not measured."""
+    """Share of production for which a worker was ready to run but had no core; 0 if not measured."""
     usage = _workers_usage(e)
     return 0.0 if usage is None or not e.utilization else min(1.0, usage.core_wait / e.utilization)
 
@@ -302,7 +302,7 @@ def cores_used(e: Evidence) -> float:
 
 
 def takes_turns(e: Evidence) -> bool:
-    """Whether worker threads compute one at a time: together they use one core, and each would like to have one."""
+    """Whether worker threads compute one at a time: together they use one core, and each could use more."""
     if e.place != "thread" or e.usage is None or e.fetch_cpu is None or e.workers < 2:  # noqa: PLR2004 - one needs no turn
         return False
     low, high = ONE_CORE
@@ -311,7 +311,7 @@ def takes_turns(e: Evidence) -> bool:
 
 
 def lock_is_taken(e: Evidence) -> bool:
-    """Whether worker threads take turns, and nearly always one of the process's threads has the interpreter lock."""
+    """Whether worker threads take turns, and some thread of the process nearly always holds the interpreter lock."""
     return takes_turns(e) and e.usage is not None and e.usage.loop_cores >= LOCK_TAKEN
 
 
@@ -321,19 +321,22 @@ def many_threads(e: Evidence) -> bool:
     if usage is None or e.place != "process":
         return False
     crowded = cores_used(e) >= SATURATED * e.cores or core_wait(e) >= CONTENDED
-    if usage.preempted is not None:  # a loading thread that keeps its core has no competitors, however many there are
+    if usage.preempted is not None:  # a loading thread that keeps its core has no competitors
         crowded = crowded and usage.preempted >= PREEMPTED
     return usage.other_threads >= OTHER_THREADS and usage.threads * e.workers_here > e.cores and crowded
 
 
 def slow_worker(e: Evidence) -> int | None:
-    """The worker whose batches take several times as long as those of the others, which wait behind them."""
+    """The worker whose batches take several times as long as those of the others, and delay them.
+
+    None if there is no such worker.
+    """
     times = e.by_worker
     if len(times) < 2:  # noqa: PLR2004 - to compare
         return None
     worker = max(times, key=lambda w: times[w].median_ms)
     others = sorted(time.median_ms for other, time in times.items() if other != worker)
     usual = others[len(others) // 2]
-    # Not its median: by chance it may have got more of the slow samples than the others.
+    # The quartile, not the median: by chance the worker may have got more of the slow samples than the others.
     slow = times[worker].batches > 1 and times[worker].quartile_ms >= STRAGGLER_TIMES * max(usual, 0.5)
     return worker if slow and e.reorder_ms >= usual / 4 else None

@@ -1,7 +1,7 @@
-"""What slow samples have in common: indices, labels, names of files, sizes. Pure.
+"""Find what slow samples have in common: indices, labels, file names, sizes. Pure.
 
-A property is named only if nine of ten slow samples have it, at most half of the usual ones, and chance would hardly
-bring that about: less than once in a thousand times, counting all properties that were looked at.
+A property is named only if nine of ten slow samples have it, if at most half of the usual samples have it, and if this
+is unlikely to be chance: a probability below 1/1000, corrected for all properties that were examined.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from nbloader.metrics.evidence import SampleFacts
 
 CHANCE = 1e-3
-"""Probability with which a property may be found in samples that are slow at random."""
+"""Largest accepted probability of finding a property if samples are slow at random."""
 MOST = 0.9
 """Share of the slow samples that must have a property."""
 SPECIAL = 0.5
 """Share of the usual samples that may have it."""
 AS_SPECIAL, NEGLIGIBLE = 1.5, 0.02
-"""Of the properties that so many times as many usual samples have as the rarest one, or this share, the one that is
-more likely to be the reason is named."""
+"""Properties count as equally special if the share of usual samples that have them is at most `AS_SPECIAL` times the
+smallest such share, or at most `NEGLIGIBLE`. Of these, the most likely reason is named."""
 
 
 class _Property(NamedTuple):
@@ -36,15 +36,15 @@ class _Property(NamedTuple):
     slow: int
     """Slow samples that have it."""
     of: int
-    """Slow samples of which it is known."""
+    """Slow samples for which it is known."""
     usual: int
     """Usual samples that have it."""
     of_usual: int
-    """Usual samples of which it is known."""
+    """Usual samples for which it is known."""
     looked_at: int
-    """Properties of this kind among which it was chosen."""
+    """Number of properties of this kind from which it was chosen."""
     ends: int = 0
-    """Slow samples that define it, and have it therefore."""
+    """Slow samples that define the property, and therefore have it."""
 
     @property
     def usual_share(self) -> float:
@@ -53,21 +53,21 @@ class _Property(NamedTuple):
 
     @property
     def chance(self) -> float:
-        """Upper bound of the probability that some property of this kind looks so if samples are slow at random."""
+        """Upper bound of the probability of finding such a property of this kind if samples are slow at random."""
         slow, of = self.slow - self.ends, self.of - self.ends
         return self.looked_at * _at_random(slow, of, self.usual, self.of_usual)
 
 
 def in_common(slow: Sequence[Any], usual: Sequence[Any], facts: Mapping[Any, SampleFacts] | None = None) -> str:
-    """What slow samples have in common, such as "indices 400 to 799", "targets == 7" or "suffix .tif".
+    """Describe what slow samples have in common, such as "indices 400 to 799", "targets == 7" or "suffix .tif".
 
     Args:
-        slow: Their dataset indices, slowest first.
+        slow: Dataset indices of the slow samples, slowest first.
         usual: Dataset indices of samples that are not slow.
-        facts: What is known of the samples, by index.
+        facts: What is known about the samples, by index.
 
     Returns:
-        "" if nothing is found.
+        The property; "" if none is found.
     """
     slow, usual = _distinct(slow), _distinct(usual)
     kinds = [*_facts(slow, usual, facts or {}), _steps(slow, usual), _ranges(slow, usual)]
@@ -81,18 +81,18 @@ def in_common(slow: Sequence[Any], usual: Sequence[Any], facts: Mapping[Any, Sam
 
 
 def _distinct(indices: Sequence[Any]) -> list[Any]:
-    return list(dict.fromkeys(i for i in indices if isinstance(i, int | str)))  # others may not be hashable
+    return list(dict.fromkeys(i for i in indices if isinstance(i, int | str)))  # other types may not be hashable
 
 
 def _at_random(slow: int, of_slow: int, usual: int, of_usual: int) -> float:
-    """Probability that at least so many slow samples have a property if they are drawn at random (Fisher's test)."""
+    """Probability that at least `slow` slow samples have a property if they are drawn at random (Fisher's test)."""
     having, everyone = slow + usual, of_slow + of_usual
     ways = sum(math.comb(having, i) * math.comb(everyone - having, of_slow - i) for i in range(slow, of_slow + 1))
     return ways / math.comb(everyone, of_slow)
 
 
 def _facts(slow: Sequence[Any], usual: Sequence[Any], facts: Mapping[Any, SampleFacts]) -> list[list[_Property]]:
-    """Properties by what is known of the samples, each kind apart; the likeliest reasons first."""
+    """Properties from what is known about the samples, grouped by kind; the likeliest reasons first."""
     of_slow, of_usual = [facts[i] for i in slow if i in facts], [facts[i] for i in usual if i in facts]
     sizes = dict.fromkeys(name for known in of_slow for name in known.sizes)
     values = dict.fromkeys(name for known in of_slow for name in known.values)
@@ -123,7 +123,7 @@ def _values(name: str, slow: Sequence[Hashable], usual: Sequence[Hashable]) -> l
 
 
 def _sizes(name: str, slow: Sequence[float], usual: Sequence[float]) -> list[_Property]:
-    """A size that almost all slow samples have at least."""
+    """The largest size that almost all slow samples reach."""
     ordered = sorted(slow)
     least = ordered[len(slow) - math.ceil(MOST * len(slow))]
     reach = sum(size >= least for size in slow)
@@ -132,7 +132,7 @@ def _sizes(name: str, slow: Sequence[float], usual: Sequence[float]) -> list[_Pr
 
 
 def _steps(slow: Sequence[Any], usual: Sequence[Any]) -> list[_Property]:
-    """Every so many-th index. The steps are common divisors of differences between three slow samples."""
+    """Every n-th index. The steps are common divisors of the differences between three slow samples."""
     numbers, others = [i for i in slow if type(i) is int], [i for i in usual if type(i) is int]
     steps = {math.gcd(b - a, c - b) for a, b, c in zip(numbers, numbers[1:], numbers[2:], strict=False)}
     found = []
@@ -146,7 +146,7 @@ def _steps(slow: Sequence[Any], usual: Sequence[Any]) -> list[_Property]:
 
 
 def _ranges(slow: Sequence[Any], usual: Sequence[Any]) -> list[_Property]:
-    """The shortest range of indices with almost all slow samples."""
+    """The shortest range of indices that contains almost all slow samples."""
     numbers, others = sorted(i for i in slow if type(i) is int), [i for i in usual if type(i) is int]
     inside = math.ceil(MOST * len(numbers))
     if inside < 2:  # noqa: PLR2004 - a range has two ends

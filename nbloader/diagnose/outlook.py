@@ -1,4 +1,4 @@
-"""What changes of the settings would gain, and which are worth a click. Pure.
+"""Predict the gain of other settings, and suggest those that are worth a click. Pure.
 
 verdict, settings -> changes that may help -> predictions (what_if) -> a line of text, and suggestions
 """
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from nbloader.diagnose.what_if import Prediction
 
 WORTH = 1.05
-"""A change is suggested from this predicted speedup on."""
+"""A change is suggested if its predicted speedup is at least this."""
 MUCH = 1.1
-"""Twice as many workers again are worth it if they are this many times as fast."""
+"""Doubling the workers a second time is worth it only if it is faster by at least this factor."""
 PRECISE = 1.5
-"""Smaller speedups have two digits after the point."""
+"""Speedups below this are shown with two decimals."""
 NOT_BY_SETTINGS = frozenset(
     {Cause.CONSUMER, Cause.CONSUMER_PYTHON, Cause.STARTUP, Cause.STALL, Cause.SAMPLER, Cause.UPLOAD, *UNMODELED}
 )
-"""Causes that no number of workers or batches removes, or that cannot be predicted."""
+"""Causes that no number of workers and no prefetch window removes, or whose removal cannot be predicted."""
 
 
 class Present(NamedTuple):
-    """The settings of a loader."""
+    """The present settings of a loader."""
 
     num_workers: int
     ahead: int
-    """Batches that are requested ahead now, per worker."""
+    """Batches per worker that are requested ahead at present."""
     max_workers: int
-    """Largest number of workers to suggest; the present one if it must not change."""
+    """Largest number of workers to suggest; the present number if it must not change."""
 
 
 def outlook(cause: str, present: Present, predict: Callable[[dict[str, int]], Prediction]) -> Outlook:
-    """Predict the changes that may help.
+    """Predict the gain of the changes that may help.
 
     Args:
         cause: What limited the loop.
-        present: The settings.
-        predict: Predicts for other arguments of the loader.
+        present: The present settings.
+        predict: Predicts the rate for other arguments of the loader.
     """
     known = {known.value for known in Cause} - {known.value for known in NOT_BY_SETTINGS}
     if cause not in known:
@@ -71,7 +71,7 @@ def outlook(cause: str, present: Present, predict: Callable[[dict[str, int]], Pr
 
 
 def _workers(present: Present, predict: Callable[[dict[str, int]], Prediction]) -> tuple[int, Prediction] | None:
-    """The number of workers to suggest: twice as many as now, or four times, if that is worth it."""
+    """The number of workers to suggest: twice as many as now, or four times as many if that is worth it."""
     first = max(2, 2 * present.num_workers)
     best = None
     for count in (first, 2 * first):
@@ -103,7 +103,7 @@ def _change(what: str, suggestion: Suggestion, prediction: Prediction) -> _Chang
 
 
 def restart(workers: Sequence[int]) -> Suggestion:
-    """Suggest to restart workers."""
+    """Suggest restarting workers."""
     ids = ", ".join(map(str, workers))
     return Suggestion(
         f"Restart {'worker' if len(workers) == 1 else 'workers'} {ids}",

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from nbloader.metrics.evidence import Evidence
 
 _ROUNDING = 0.05
-"""Mean counts this close to an integer are shown as one."""
+"""A mean count that is this close to an integer is shown as an integer."""
 _MIN_STEP_MS = 0.1
-"""Shorter steps are not measured precisely enough to say how many batches the loop could consume."""
+"""Shortest step, ms, that is measured precisely enough to say how many batches per second the loop could consume."""
 
 
 def verdict(e: Evidence) -> Verdict:
-    """What limited the loop over a span, as a word and as a sentence."""
+    """State what limited the loop over a span, as a word and as a sentence."""
     first, *second = find_causes(e)
     text = _SENTENCES[first.cause](e)
     if second:
@@ -33,14 +33,14 @@ def verdict(e: Evidence) -> Verdict:
 
 
 def _waits(e: Evidence) -> str:
-    """The wait, with the span over which it was measured."""
+    """The share of time for which the loop waited, and the span over which it was measured."""
     if e.span == "now":
         return f"the loop waits {percent(e.wait_share)} of the last {duration(e.seconds)}"
     return f"the loop waited {percent(e.wait_share)} of the epoch's {duration(e.seconds)}"
 
 
 def _of_wait(e: Evidence, share: float) -> str:
-    """A share of the span as a share of the wait."""
+    """Convert a share of the span to a share of the wait."""
     return percent(share / max(share, e.wait_share)) if share else percent(0)
 
 
@@ -49,7 +49,7 @@ def _ms(ms: float) -> str:
 
 
 def _mean_batches(count: float) -> str:
-    """A mean number of batches: "4 batches", "3.6 batches"."""
+    """Format a mean number of batches: "4 batches", "3.6 batches"."""
     return plural(round(count), "batch") if abs(count - round(count)) < _ROUNDING else f"{count:.1f} batches"
 
 
@@ -67,7 +67,7 @@ def _consumer(e: Evidence) -> str:
 
 
 def _workers(e: Evidence) -> str:
-    """How fast the workers are, and how fast they would have to be."""
+    """How fast the workers are, and how fast the loop could consume batches."""
     could = number(1e3 / e.step_ms) if e.step_ms > _MIN_STEP_MS else "over 10,000"
     rate = number(e.batches / e.seconds) if e.seconds else "0"
     one = e.workers == 1
@@ -82,12 +82,12 @@ def _cpu(e: Evidence) -> str:
 
 
 def _cores(e: Evidence) -> str:
-    """The cores of this machine that are used."""
+    """How many cores of this machine are in use."""
     return f"{number(causes.cores_used(e))} of {plural(e.cores, 'core')}"
 
 
 def _all_cores(e: Evidence) -> str:
-    """Who uses how many cores."""
+    """How many cores the workers and the loop use, on each machine."""
     if not e.elsewhere:
         return f"workers and loop use {_cores(e)}"
     workers, cores = sum(m.workers for m in e.elsewhere), sum(m.cores for m in e.elsewhere)
@@ -99,7 +99,7 @@ def _all_cores(e: Evidence) -> str:
 
 
 def _limit(e: Evidence) -> str:
-    """The cores that workers can use."""
+    """Which cores workers can use."""
     return f"the {plural(e.cores, 'core')}" if not e.elsewhere else "the cores of their machines"
 
 
@@ -204,7 +204,7 @@ def _sampler(e: Evidence) -> str:
 
 
 def _per_batch(e: Evidence, share: float) -> float:
-    """A share of the span, as milliseconds per batch."""
+    """Convert a share of the span to milliseconds per batch."""
     return share * e.seconds * 1e3 / max(1, e.batches)
 
 
@@ -313,7 +313,7 @@ def _cores_taken(e: Evidence) -> str:
 
 
 def _preempted(e: Evidence, what: str) -> str:
-    """How often a worker loses its core; "" where that was not measured."""
+    """How often a worker loses its core; "" if not measured."""
     if e.usage is None or e.usage.preempted is None:
         return ""
     return f"{what} {number(e.usage.preempted)} times a second"
@@ -394,4 +394,4 @@ _SHORT: dict[Cause, Callable[[Evidence], str]] = {
     Cause.STARTUP: lambda e: f"start-up, {duration(e.startup or 0.0)} until the first batch",
     Cause.UNKNOWN: lambda _e: "unknown",
 }
-"""Each cause as the second one of two."""
+"""How each cause is named if it is the second of two."""

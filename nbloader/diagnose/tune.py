@@ -1,14 +1,14 @@
-"""Search for the settings with which a running loop is fastest: which to try next, and which to keep. Pure.
+"""Search for the fastest settings of a running loop: decide which to try next and which to keep. Pure.
 
-    climb     present settings -> twice the workers, until two in a row are no gain -> half the workers, if none was
-              (where the gain can be predicted, it begins at the number of workers that is predicted to be enough)
-              -> twice the prefetch factor, likewise; then more workers again, if a larger one is a gain
+    climb     present settings -> double the workers until two in a row bring no gain -> halve them if none did
+              (if the gain can be predicted, begin at the number of workers that is predicted to be enough)
+              -> double the prefetch factor likewise; if a larger one is a gain, try more workers again
               -> the other kind of workers, if it may be tried
-    between   the middles between the best number of workers and its neighbors
-    finals    what may be the fastest, and the present settings, measured again in turns: the load of a machine changes
+    between   the midpoints between the best number of workers and its neighbors
+    finals    measure the candidates and the present settings again, in turns, because the load of a machine changes
 
-A setting replaces the present one if it is faster by more than `GAIN`. The search ends early when the loop hardly waits
-any more: then the loop itself is the limit.
+A setting replaces the present one if it is faster by more than `GAIN`. The search ends early once the loop hardly waits
+any more: the loop itself is then the limit.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ if TYPE_CHECKING:
     from nbloader.events import BatchRecord
 
 GAIN = 0.03
-"""A setting must be faster by this share to be kept."""
+"""A setting is kept only if it is faster by at least this share."""
 FREE = 0.03
 """A loop that waits for less than this share of its time is not limited by the loader."""
 PATIENCE = 2
-"""Numbers of workers, or prefetch factors, in a row that may be no gain until the climb ends."""
+"""The climb ends after this many numbers of workers, or prefetch factors, in a row without a gain."""
 ENOUGH = 0.97
-"""The climb begins at the fewest workers whose predicted rate is this share of the highest."""
+"""The climb begins at the smallest number of workers with at least this share of the highest predicted rate."""
 NEARLY = 0.8
-"""A setting with a smaller share of the best rate is a clear loss."""
+"""A setting that reaches less than this share of the best rate is a clear loss."""
 CLEAR = 1.25
-"""A setting that is so many times as fast as the present one need not be compared with it again."""
+"""A setting that is this many times as fast as the present one is not compared with it again."""
 ROUNDS, FINALISTS = 3, 3
-"""Turns of the finals, and settings in them."""
+"""Rounds of the finals, and the number of settings in them."""
 MAX_PREFETCH = 32
 """Largest prefetch factor to try."""
 BLOCKS = 6
-"""Parts of a measurement whose spread gives its error."""
+"""A measurement is split into this many parts; their spread gives its error."""
 
 
 class Setting(NamedTuple):
-    """What is changed."""
+    """Values of the settings that the search changes."""
 
     num_workers: int
     prefetch_factor: int | None
-    """None for the loader's own window: `prefetch`, or one that adapts itself."""
+    """None for the loader's own window: a given `prefetch`, or the adaptive one."""
     kind: str = ""
     """"process" or "thread"; "" for the kind that the loader has."""
 
     def __str__(self) -> str:
-        """As arguments of the loader."""
+        """The setting as arguments of the loader."""
         window = "" if self.prefetch_factor is None else f", prefetch_factor={self.prefetch_factor}"
         kind = f', workers="{self.kind}"' if self.kind else ""
         return f"num_workers={self.num_workers}{window}{kind}"
@@ -66,9 +66,9 @@ class Measurement(NamedTuple):
     rate: float
     """Batches per second, without the time between epochs."""
     error: float
-    """Its standard error, as a share of it."""
+    """Standard error of the rate, as a share of the rate."""
     wait_share: float
-    """Share of its time in which the loop waited for batches."""
+    """Share of the time for which the loop waited for batches."""
     batches: int
     seconds: float
 
@@ -78,19 +78,19 @@ class Trial(NamedTuple):
 
     setting: Setting
     measured: Measurement
-    """Of all times that it was tried; only of the finals, if it was in them."""
+    """The first measurement; for a setting in the finals, the measurements of the finals, pooled."""
     kept: bool
-    """Whether it was faster than those before it when it was first tried."""
+    """Whether it was faster than all earlier settings when it was first tried."""
 
 
 def measure(records: Sequence[BatchRecord]) -> Measurement | None:
     """Measure the rate between consecutive deliveries of the same epoch.
 
     Args:
-        records: In the order of delivery.
+        records: The batches, in the order of delivery.
 
     Returns:
-        None without two consecutive deliveries.
+        The measurement; None if there are no two consecutive deliveries.
     """
     pairs = [(a, b) for a, b in itertools.pairwise(records) if a.run == b.run]
     gaps = [b.delivered - a.delivered for a, b in pairs]
@@ -107,35 +107,35 @@ def measure(records: Sequence[BatchRecord]) -> Measurement | None:
 
 
 def is_faster(new: Measurement, old: Measurement) -> bool:
-    """Whether a rate is higher by more than chance and `GAIN`."""
+    """Whether a rate is higher by more than `GAIN` and by more than chance explains."""
     return new.rate > old.rate * (1 + max(GAIN, 2 * math.hypot(new.error, old.error)))
 
 
 class Plan(Protocol):
-    """Which settings are tried. `next` and `measured` are called in turn."""
+    """Decides which settings to try. `next` and `measured` are called in turn."""
 
     start: Setting
-    """The setting before."""
+    """The setting before the first trial."""
     trials: list[Trial]
     ahead: int
-    """Batches that the loader's own window (`prefetch_factor=None`) now requests ahead, per worker."""
+    """Batches per worker that the loader's own window (`prefetch_factor=None`) requests ahead at present."""
 
     @property
     def best(self) -> Trial | None:
-        """The fastest; None before the first measurement."""
+        """The fastest trial; None before the first measurement."""
         ...
 
     @property
     def result(self) -> Setting:
-        """The setting that stays if nothing else is tried."""
+        """The setting to keep if nothing else is tried."""
         ...
 
     def next(self) -> Setting | None:
-        """The setting to measure; None at the end."""
+        """Return the setting to measure; None at the end."""
         ...
 
     def measured(self, setting: Setting, measurement: Measurement) -> bool:
-        """Add what was measured. Returns whether the setting stays."""
+        """Record a measurement. Returns whether to keep the setting."""
         ...
 
     def keep_workers(self) -> None:
@@ -143,17 +143,17 @@ class Plan(Protocol):
         ...
 
     def summary(self, *, finished: bool) -> str:
-        """What was found, in a sentence or two; "" before the first measurement."""
+        """Describe the result in a sentence or two; "" before the first measurement."""
         ...
 
 
 class Change:
-    """One setting that the user has chosen. It stays, whatever is measured.
+    """Plan that measures one setting, which the user chose. The setting is kept regardless of its rate.
 
     Args:
         start: The present setting.
-        setting: The new one.
-        before: What was measured with the present one; None if nothing was.
+        setting: The new setting.
+        before: A measurement of the present setting; None if there is none.
     """
 
     def __init__(self, start: Setting, setting: Setting, before: Measurement | None) -> None:
@@ -164,21 +164,21 @@ class Change:
         self._given = False
 
     def next(self) -> Setting | None:
-        """The setting, once."""
+        """Return the setting on the first call, then None."""
         given, self._given = self._given, True
         return None if given else self.result
 
     def measured(self, setting: Setting, measurement: Measurement) -> bool:
-        """Add what was measured. It stays."""
+        """Record a measurement. The setting is always kept."""
         self.best = Trial(setting, measurement, kept=True)
         self.trials.append(self.best)
         return True
 
     def keep_workers(self) -> None:
-        """Nothing: there is no other setting."""
+        """Do nothing: there is no other setting to try."""
 
     def summary(self, *, finished: bool) -> str:
-        """The gain."""
+        """Describe the gain."""
         if self.best is None:
             when = "from the next epoch on" if bool(self.start.num_workers) != bool(self.result.num_workers) else "now"
             return f"{self.result} {when}." if finished else f"{self.result} {when}: measuring."
@@ -195,14 +195,15 @@ class Change:
 
 
 class Search:
-    """Searches for the fastest setting.
+    """Plan that searches for the fastest setting.
 
     Args:
         start: The present setting.
-        max_workers: Largest number of workers to try; the present one if it must not change.
+        max_workers: Largest number of workers to try; the present number if it must not change.
         ahead: See `Plan`.
-        other_kind: The other kind of workers, if it may be tried; "" otherwise. `start` has the present one then.
-        predict: Predicts the gain with another number of workers; None where that is not known.
+        other_kind: The other kind of workers, if it may be tried, and "" otherwise. If it is given, `start` has the
+            present kind.
+        predict: Predicts the gain with another number of workers. It returns None if the gain is unknown.
     """
 
     def __init__(
@@ -227,13 +228,13 @@ class Search:
         self._order = self._settings()
 
     def next(self) -> Setting | None:
-        """The setting to measure; None at the end. In the finals, settings come again."""
+        """Return the setting to measure; None at the end. The finals return settings that were measured before."""
         if self.free:
             return None
         return next(self._order, None)
 
     def measured(self, setting: Setting, measurement: Measurement) -> bool:
-        """Add what was measured. Returns whether the setting is the best so far."""
+        """Record a measurement. Returns whether the setting is the best so far."""
         windows = self._windows.setdefault(setting, [])
         windows.append(measurement)
         if len(windows) == 1:
@@ -253,7 +254,7 @@ class Search:
 
     @property
     def best(self) -> Trial | None:
-        """The fastest; None before the first measurement."""
+        """The fastest trial; None before the first measurement."""
         return None if self._best is None else self._trial(self._best)
 
     @property
@@ -262,7 +263,7 @@ class Search:
         return self.start if self._best is None else self._best
 
     def summary(self, *, finished: bool) -> str:
-        """The best setting, and its gain."""
+        """Name the best setting and its gain."""
         best, trials = self.best, self.trials
         if best is None:
             return ""
@@ -289,12 +290,12 @@ class Search:
         yield from self._climb(self.start, self._begin())
         window = self.result.prefetch_factor
         yield from self._larger_windows()
-        if window != self.result.prefetch_factor:  # with it, more workers may be of use
+        if window != self.result.prefetch_factor:  # with a larger window, more workers may help
             yield from self._more_workers(self.result, patience=1)
         if self._other_kind:
             other = self.result._replace(kind=self._other_kind)
             yield other
-            if other in self._windows:  # else it is not possible
+            if other in self._windows:  # otherwise this kind is not possible
                 yield from self._climb(other, other.num_workers)
         yield from self._between()
         for turn in range(ROUNDS):
@@ -324,16 +325,16 @@ class Search:
             yield workers
 
     def _climb(self, start: Setting, begin: int) -> Iterator[Setting]:
-        """More workers as long as that is a gain; fewer, if it was none.
+        """Try more workers as long as that is a gain; try fewer if it never was.
 
         Args:
-            start: A setting that was measured.
+            start: A setting that has been measured.
             begin: The number of workers to begin with.
         """
         first = start._replace(num_workers=begin)
         if not self._fixed:
             yield from self._new(first)
-        if self.result != first:  # it is not as good as it was predicted to be
+        if self.result != first:  # it is not as good as predicted
             first = start
         yield from self._more_workers(first, PATIENCE)
         fewer = first
@@ -342,7 +343,7 @@ class Search:
             yield from self._new(fewer)
 
     def _more_workers(self, first: Setting, patience: int) -> Iterator[Setting]:
-        """Twice the workers, until so many in a row are no gain, or one is a clear loss."""
+        """Double the workers until `patience` numbers in a row bring no gain, or one is a clear loss."""
         failed = 0
         for workers in self._doublings(first.num_workers):
             if self._fixed or failed >= patience:
@@ -352,7 +353,7 @@ class Search:
             failed = 0 if self.result == setting else failed + (patience if self._is_clear_loss(setting) else 1)
 
     def _larger_windows(self) -> Iterator[Setting]:
-        """Twice the prefetch factor, until two in a row are no gain, or one is a clear loss."""
+        """Double the prefetch factor until two in a row bring no gain, or one is a clear loss."""
         first, failed = self.result, 0
         prefetch = self.ahead if first.prefetch_factor is None else first.prefetch_factor
         while failed < PATIENCE and (prefetch := max(1, prefetch * 2)) <= MAX_PREFETCH:
@@ -361,7 +362,10 @@ class Search:
             failed = 0 if self.result == setting else failed + (PATIENCE if self._is_clear_loss(setting) else 1)
 
     def _between(self) -> Iterator[Setting]:
-        """The middles between the best number of workers and its neighbors; below only if fewer are nearly as fast."""
+        """Try the midpoints between the best number of workers and its neighbors.
+
+        The lower midpoint is tried only if the lower neighbor is nearly as fast.
+        """
         best = self._measured(self.result)
         like = self.result
         tried = [s.num_workers for s in self._windows if s._replace(num_workers=0) == like._replace(num_workers=0)]
@@ -373,14 +377,14 @@ class Search:
                 yield from self._new(like._replace(num_workers=(neighbor + like.num_workers) // 2))
 
     def _new(self, setting: Setting) -> Iterator[Setting]:
-        """A setting, unless it was tried."""
+        """Yield a setting unless it has been tried."""
         if setting not in self._windows:
             yield setting
 
     # ---- which to keep ----------------------------------------------------------------------------------------------
 
     def _contenders(self) -> list[Setting]:
-        """The settings that may be the fastest, and the present one unless it is clearly slower."""
+        """The settings that may be the fastest, and the present setting unless it is clearly slower."""
         best = self._measured(self.result)
         if self._finals:
             ahead = [s for s in self._finals[-1] if not self._is_beaten(s)]
@@ -395,7 +399,7 @@ class Search:
         return ahead if self.result in ahead else [self.result, *ahead]
 
     def _is_beaten(self, setting: Setting) -> bool:
-        """Whether the best setting was faster in each pair by more than chance."""
+        """Whether the best setting was faster in the paired measurements by more than chance explains."""
         pairs = zip(self._windows[setting][1:], self._windows[self.result][1:], strict=False)
         ratios = [math.log(other.rate / best.rate) for other, best in pairs]
         if len(ratios) < 2:  # noqa: PLR2004 - a spread needs two
@@ -409,7 +413,7 @@ class Search:
         return bool(turns) and all(len(self._windows[setting]) > turns for setting in self._finals[-1])
 
     def _decide(self) -> None:
-        """A round of the finals has ended: the fastest stays; the present one, unless another is faster by `GAIN`."""
+        """End a round of the finals: choose the fastest setting, but the present one unless the gain exceeds `GAIN`."""
         for position, trial in enumerate(self.trials):
             finals = self._windows[trial.setting][1:]
             if finals:
@@ -431,12 +435,12 @@ class Search:
 
 
 def _may_be_faster(new: Measurement, old: Measurement, gain: float = GAIN) -> bool:
-    """Whether a rate may in truth be higher by this share."""
+    """Whether a rate may be higher by more than `gain`, considering the errors of both."""
     return new.rate * (1 + 2 * math.hypot(new.error, old.error)) > old.rate * (1 + gain)
 
 
 def _pooled(windows: Sequence[Measurement]) -> Measurement:
-    """Several measurements as one."""
+    """Combine several measurements into one."""
     seconds, batches = sum(m.seconds for m in windows), sum(m.batches for m in windows)
     rate = batches / seconds
     inside = math.sqrt(sum((m.error * m.seconds) ** 2 for m in windows)) / seconds
@@ -446,12 +450,12 @@ def _pooled(windows: Sequence[Measurement]) -> Measurement:
 
 
 def outcome(trial: Trial, best: Trial | None) -> str:
-    """What became of a setting, in a word."""
+    """Describe the outcome of a trial in one word."""
     return "best" if trial is best else "faster" if trial.kept else "undone"
 
 
 def table(trials: Sequence[Trial], best: Trial | None) -> str:
-    """The trials as lines of text, with a bar for each rate."""
+    """Format the trials as lines of text, with a bar for each rate."""
     if not trials:
         return "no setting has been measured"
     highest = max(trial.measured.rate for trial in trials)

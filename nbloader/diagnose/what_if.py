@@ -1,22 +1,24 @@
-"""Predicts the rate with other settings, by replaying measured batches through a model of the loader. Pure.
+"""Predict the rate with other settings by replaying measured batches through a model of the loader. Pure.
 
     records -> costs -> jobs -> replay with the present settings   -> must match what was measured
                  |
                  +-> changed costs -> jobs -> replay with the changed settings   -> prediction
 
-A cost is what a batch took: waiting and computing, of fetching and collating, and the loop's step. Some changes are of
-the settings (workers, window, order), others of the costs (a cache, a line that takes nothing, larger batches).
+A cost is the time that a batch took: waiting and computing while it was fetched and collated, and the loop's step.
+Some changes affect the settings (workers, window, order). Others affect the costs (a cache, a line that takes no time,
+larger batches).
 
-The model has workers that take jobs in order while the prefetch window has room, cores that are shared evenly by what
-computes, and a loop that takes batches in order. A prediction is given only if replaying the unchanged loop comes close
-to what was measured, and nothing that the model lacks limits it (a lock, other programs). Where a change has an effect
-that was not measured (which code holds the interpreter lock, how long a step with a larger batch takes), both extremes
-are replayed, and their predictions are the ends of the interval; there is no prediction if they are far apart.
+In the model, workers take jobs in order while the prefetch window has room, everything that computes shares the cores
+evenly, and the loop takes batches in order. There is a prediction only if the replay of the unchanged loop comes close
+to what was measured, and if nothing that the model lacks (a lock, other programs) limits the loop. If a change has an
+effect that was not measured (which code holds the interpreter lock, how long a step with a larger batch takes), both
+extremes are replayed. Their predictions are the ends of the interval; if they are far apart, there is no prediction.
 
-Workers on other machines share the cores of their machine. How many of them others use, whether more workers would be
-placed on further machines, and how many bytes a node can send was not measured: at one end of the interval workers
-never wait for a core or for the transfer of another batch; at the other they have the cores of the present machines
-only, and a node sends batches one after the other, each for as long as now.
+Workers on other machines share the cores of their machine. Three things were not measured: how many of these cores
+other programs use, whether more workers would be placed on further machines, and how many bytes per second a node can
+send. At one end of the interval, workers never wait for a core or for the transfer of another batch. At the other end,
+they have only the cores of the present machines, and a node sends batches one after another, each taking as long as
+now.
 """
 
 from __future__ import annotations
@@ -38,23 +40,24 @@ if TYPE_CHECKING:
     from nbloader.metrics.evidence import Evidence
 
 REPLAYED = 400
-"""Batches that are replayed, the newest ones."""
+"""Number of batches to replay, the newest ones."""
 MIN_REPLAYED = 20
-"""Batches that a prediction needs."""
+"""Minimum number of batches for a prediction."""
 BLOCKS = 4
-"""Parts of these batches whose predictions give the interval."""
+"""The replayed batches are split into this many parts; the spread of their predictions gives the interval."""
 MATCHES = 0.1
-"""A replay of the unchanged loop must come so close to what was measured."""
+"""Largest relative error of the replay of the unchanged loop for which there is a prediction."""
 EXTENSION = 16
-"""Batches per worker beyond the window, while one is delayed and later ones are there."""
+"""Batches per worker that may be requested beyond the window while one is delayed and later ones are finished."""
 ROUNDS, ENOUGH = 40, 0.01
-"""Limits of an iteration: rounds, and relative precision of the cores used."""
+"""Limits of the iteration in `_slowdown`: number of rounds, and relative precision of the cores used."""
 WIDE = 1.6
-"""If what was not measured makes a larger difference than this factor, there is no prediction."""
+"""There is no prediction if the two extremes of an unmeasured effect differ by more than this factor."""
 HIT_TIMES = 0.8, 1.25
-"""A hit of the cache may cost so many times what was measured: it depends on the arguments, and on other programs."""
+"""Range of the cost of a cache hit, as multiples of the measured cost, which varies with the arguments and with other
+programs."""
 MIN_SAMPLES = 50
-"""Samples of the workers' lines that a prediction needs."""
+"""Minimum number of samples of the workers' lines for a prediction."""
 UNMODELED = {
     Cause.LOCK: "a lock serializes the workers",
     Cause.INTERPRETER_LOCK: "threads wait for the interpreter lock",
@@ -63,18 +66,18 @@ UNMODELED = {
     Cause.PICKLE: "batches are pickled",
     Cause.MEMORY: "pages are read back from a disk or swap",
 }
-"""What the model lacks."""
+"""Causes that the model lacks, with the reason that is given for the missing prediction."""
 
 
 class Job(NamedTuple):
     """What one batch costs in the model, seconds."""
 
     waiting: float
-    """Of its production: anything but computing."""
+    """The part of its production that does not compute."""
     cpu: float
-    """Of its production: on a core of its own."""
+    """The part of its production that computes, as if it had a core to itself."""
     step: float
-    """In the loop: the step, the sampler, and building the batch."""
+    """Time in the loop: the step, the sampler, and building the batch."""
     step_cpu: float = 0.0
     """The part of `step` that computes."""
 
@@ -89,22 +92,22 @@ class Cost(NamedTuple):
     collate_waiting: float
     collate_cpu: float
     between: float
-    """From one batch of a worker to the next one in its queue."""
+    """Time between one batch of a worker and the next one in its queue."""
     sending: float
-    """The worker sent a pickle, until it was read."""
+    """Time to send the batch as a pickle, until the loop had read it."""
     sampling: float
-    """The loop drew indices, or waited for that."""
+    """Time for which the loop drew indices, or waited for them."""
     opening: float
-    """The batch was there, and was being built or unpickled."""
+    """Time to build or unpickle the batch after it had arrived."""
     step: float
     step_cpu: float
     """The part of `step` that computes."""
     transfer: float = 0.0
-    """Its node sent it, until it was copied; 0 for a batch of this machine."""
+    """Time for which its node sent it, until it was copied; 0 for a batch from this machine."""
 
     @property
     def job(self) -> Job:
-        """The same in the model."""
+        """This cost as a job of the model."""
         waiting = self.fetch_waiting + self.collate_waiting + self.between + self.sending
         return Job(
             waiting,
@@ -115,7 +118,7 @@ class Cost(NamedTuple):
 
     @property
     def made(self) -> float:
-        """Fetching and collating."""
+        """Time to fetch and collate."""
         return self.fetch_waiting + self.fetch_cpu + self.collate_waiting + self.collate_cpu
 
 
@@ -125,25 +128,25 @@ class LineTime(NamedTuple):
     computing: float
     waiting: float
     samples: int
-    """Number of samples of all lines that this rests on."""
+    """Number of stack samples, of all lines, on which these shares are based."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostChange:
-    """A change of what batches cost."""
+    """A change in what batches cost."""
 
     cached: float = 0.0
     """Share of the samples that come from a cache, 0 to 1."""
     hit_seconds: float = 0.0
-    """CPU time of a sample that comes from it."""
+    """CPU time of a sample that comes from the cache, seconds."""
     line: LineTime | None = None
-    """A line of code that takes nothing."""
+    """A line of code that is assumed to take no time."""
     threads: bool = False
-    """The workers are threads, instead of processes."""
+    """Whether the workers become threads instead of processes."""
     transport: bool = True
     """Whether batches must be transported."""
     batch_size: int | None = None
-    """Samples of a batch; None for as many as there are."""
+    """Samples per batch; None to keep the present size."""
 
     @property
     def removes_pickling(self) -> bool:
@@ -156,26 +159,26 @@ UNCHANGED = CostChange()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of a loader that the model knows."""
+    """The settings of a loader that the model takes into account."""
 
     workers: int
-    """0: the loop itself produces batches."""
+    """Number of workers; if 0, the loop itself produces batches."""
     window: int
     cores: float
     """Cores that the workers on this machine and the loop can use."""
     in_order: bool = True
     elsewhere: tuple[MachineLoad, ...] = ()
-    """Those of the workers that run on other machines."""
+    """Other machines on which workers run, with their workers and cores."""
     nodes: int = 0
-    """Nodes that send batches."""
+    """Number of nodes that send batches."""
 
     @property
     def unlimited(self) -> Settings:
-        """As if neither the cores of other machines nor the transfer from nodes were a limit."""
+        """The same settings without limits on the cores of other machines and on the transfer from nodes."""
         return replace(self, elsewhere=tuple(m._replace(cores=math.inf) for m in self.elsewhere), nodes=0)
 
     def with_workers(self, workers: int) -> Settings:
-        """Another number of workers, divided among the machines as now."""
+        """Return settings with another number of workers, divided among the machines in the present proportions."""
         if not self.elsewhere:
             return replace(self, workers=workers)
         loads = [load.workers for load in self.machines]
@@ -189,7 +192,7 @@ class Settings:
 
     @property
     def machines(self) -> list[MachineLoad]:
-        """This machine, and the others."""
+        """This machine, then the others."""
         here = self.workers - sum(machine.workers for machine in self.elsewhere)
         return [MachineLoad(here, self.cores), *self.elsewhere]
 
@@ -199,29 +202,30 @@ class Prediction:
     """The rate of a loader with other settings."""
 
     change: str
-    """The settings, such as "num_workers=4"."""
+    """The changed settings, such as "num_workers=4"."""
     measured: float
     """Batches per second now."""
     speedup: float | None = None
-    """Predicted samples per second over those measured; None if there is no prediction."""
+    """Predicted over measured samples per second; None if there is no prediction."""
     low: float = 0.0
     """Lower end of the interval of `speedup`."""
     high: float = 0.0
-    """Upper end."""
+    """Upper end of the interval."""
     replay_error: float | None = None
-    """Rate of the replayed, unchanged loop over the measured one, minus 1."""
+    """Replayed rate of the unchanged loop over the measured rate, minus 1."""
     reason: str = ""
     """Why there is no prediction."""
     batches: float = 1.0
-    """Batches per sample over those now: less than 1 for larger batches. `speedup` is of samples per second."""
+    """Batches per sample with the change, relative to now: less than 1 if batches become larger. `speedup` refers to
+    samples per second."""
 
     @property
     def batches_per_second(self) -> float | None:
-        """Predicted rate."""
+        """Predicted rate; None if there is no prediction."""
         return None if self.speedup is None else self.speedup * self.measured * self.batches
 
     def __str__(self) -> str:
-        """One line."""
+        """The prediction in one line."""
         rate = self.batches_per_second
         if self.speedup is None or rate is None:
             return f"{self.change}: cannot tell, {self.reason}"
@@ -233,10 +237,10 @@ class Prediction:
 
 
 def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:
-    """What the batches took.
+    """Compute what each batch took.
 
-    The time in which a worker or the loop waited for a core is left out where the loader itself fills the cores: then
-    the model has it. Otherwise other programs are the reason, and will be so with other settings, too.
+    If the loader itself fills the cores, the time for which a worker or the loop waited for a core is left out, because
+    the model adds it. Otherwise other programs cause the wait, and would do so with other settings too.
     """
     ratio, collate_ratio = min(1.0, e.fetch_cpu or 0.0), min(1.0, e.collate_cpu or e.fetch_cpu or 0.0)
     full = cores_used(e) >= SATURATED * e.cores
@@ -274,12 +278,15 @@ def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:
 
 
 def jobs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Job]:
-    """What the batches cost in the model."""
+    """Compute the jobs of the model for some batches."""
     return [cost.job for cost in costs_of(records, e)]
 
 
 def _between(records: Sequence[BatchRecord]) -> float:
-    """What a worker needs from one batch to the next that is in its queue, ns: sending, and receiving the task."""
+    """Median time of a worker between one batch and the next one that is already in its queue, ns.
+
+    It sends the first batch and receives the task of the second.
+    """
     last: dict[int, BatchRecord] = {}
     gaps = []
     for r in sorted(records, key=lambda r: r.fetch_begin):
@@ -291,9 +298,9 @@ def _between(records: Sequence[BatchRecord]) -> float:
 
 
 def _transfers(records: Sequence[BatchRecord]) -> list[float]:
-    """How long the node of each batch took to send it, until it was copied, ns; 0 for a batch of this machine.
+    """How long the node of each batch took to send it, until it was copied, ns; 0 for a batch from this machine.
 
-    Batches that were sent together begin at the same time.
+    Batches that were sent together have the same begin, and share the time.
     """
     together: dict[tuple[str, int], list[int]] = collections.defaultdict(list)
     for r in records:
@@ -304,20 +311,20 @@ def _transfers(records: Sequence[BatchRecord]) -> list[float]:
 
 
 class _Loop:
-    """Replays jobs; see `replay`."""
+    """Simulation of the loader and the loop; see `replay`."""
 
     def __init__(self, jobs: Sequence[Job], settings: Settings) -> None:
         self._jobs = jobs
         self._settings = settings
         self._now = 0.0
-        self._next = 0  # to dispatch
-        self._left: dict[int, float] = {}  # what is left of the jobs in workers, 1 to 0
+        self._next = 0  # number of the next job to dispatch
+        self._left: dict[int, float] = {}  # the part that is left of each job in a worker, 1 to 0
         self._machines = settings.machines
         self._free = [machine.workers for machine in self._machines]
-        self._at: dict[int, int] = {}  # the position of the machine of each of these jobs
+        self._at: dict[int, int] = {}  # position in `_machines` of the machine that runs each job
         self._done: set[int] = set()
         self._taken = 0
-        self._step: Job | None = None  # what the loop does, as a job without a step
+        self._step: Job | None = None  # the present step of the loop, as a job without a step
         self._step_left = 0.0
         self.finished: list[float] = []
 
@@ -344,7 +351,7 @@ class _Loop:
         while self._next < len(self._jobs) and len(self._left) < s.workers:
             outstanding = self._next - self._taken
             delayed = self._step is None and bool(self._done)
-            window = s.window or int(self._step is None)  # with none, a batch is requested when the loop waits for it
+            window = s.window or int(self._step is None)  # without one, a batch is requested when the loop waits
             if outstanding >= window + (EXTENSION * s.workers if delayed else 0):
                 return
             at = max(range(len(self._free)), key=self._free_share) if len(self._free) > 1 else 0
@@ -354,11 +361,11 @@ class _Loop:
             self._next += 1
 
     def _free_share(self, machine: int) -> float:
-        """The share of its workers that is idle."""
+        """The share of a machine's workers that are idle."""
         return self._free[machine] / max(1, self._machines[machine].workers)
 
     def _advance(self) -> None:
-        """To the next moment at which a job or a step ends."""
+        """Advance to the next moment at which a job or a step ends."""
         jobs, step = self._jobs, self._step
         running: list[list[Job]] = [[] for _machine in self._machines]
         if step is not None:
@@ -386,7 +393,7 @@ class _Loop:
 
 
 def _slowdown(jobs: Sequence[Job], cores: float) -> float:
-    """How many times longer the computing part of these jobs takes on so many cores, each job also waiting."""
+    """How many times longer the computing parts of jobs take if the jobs run at the same time on this many cores."""
     slowdown, cores = 1.0, max(0.1, cores)
     for _ in range(ROUNDS):
         used = sum(job.cpu / max(1e-9, job.waiting + job.cpu * slowdown) for job in jobs)
@@ -397,7 +404,7 @@ def _slowdown(jobs: Sequence[Job], cores: float) -> float:
 
 
 def replay(jobs: Sequence[Job], settings: Settings) -> list[float]:
-    """When the loop has done each step, seconds from the start."""
+    """Compute when the loop finishes each step, in seconds from the start."""
     if not settings.workers:
         now, finished = 0.0, []
         for job in jobs:
@@ -419,9 +426,9 @@ class _Variant(NamedTuple):
     jobs: list[Job]
     settings: Settings
     samples: float
-    """Of all jobs."""
+    """Number of samples in all jobs."""
     transfer: float
-    """Seconds for which nodes send all batches."""
+    """Seconds for which the nodes send the batches, in total."""
 
     @property
     def seconds(self) -> float:
@@ -430,12 +437,12 @@ class _Variant(NamedTuple):
 
     @property
     def sending(self) -> float:
-        """Time per sample if the nodes that send batches are the limit; 0 if they are none."""
+        """Time per sample if the nodes that send batches are the limit; 0 if no node sends batches."""
         return self.transfer / self.settings.nodes / self.samples if self.settings.nodes else 0.0
 
 
 def _variants(costs: Sequence[Cost], settings: Settings, change: CostChange) -> list[_Variant]:
-    """The ways in which a change may turn out: one, or two extremes."""
+    """List the ways in which a change may turn out: one, or both extremes of each unmeasured effect."""
     found = [(list(costs), settings)]
     if change.line is not None:
         share, samples = change.line.computing + change.line.waiting, change.line.samples
@@ -464,19 +471,19 @@ def _variant(costs: Sequence[Cost], settings: Settings) -> _Variant:
 
 
 def _without_line(costs: Sequence[Cost], line: LineTime, error: float) -> list[Cost]:
-    """Take the time of a line out, as a share of the time of each batch.
+    """Remove the time of a line of code, as a share of the time of each batch.
 
     Args:
-        costs: What batches took.
-        line: Its share.
-        error: Added to the share.
+        costs: What the batches took.
+        line: The line's share of the time.
+        error: Added to this share.
     """
     share = line.computing + line.waiting
     scale = max(0.0, min(1.0, share + error)) / share if share else 0.0
     made = sum(cost.made for cost in costs)
     computing = sum(cost.fetch_cpu + cost.collate_cpu for cost in costs)
     waiting = made - computing
-    # A worker that had no core counts as computing in the one measurement, and as waiting in the other.
+    # A worker without a core counts as computing in the samples of lines, but as waiting in its CPU time.
     cpu = min(computing, line.computing * scale * made)
     idle = min(waiting, share * scale * made - cpu)
     keeps_cpu, keeps_idle = 1 - cpu / computing if computing else 1.0, 1 - idle / waiting if waiting else 1.0
@@ -492,7 +499,7 @@ def _without_line(costs: Sequence[Cost], line: LineTime, error: float) -> list[C
 
 
 def _cached(costs: Sequence[Cost], share: float, hit: float) -> list[Cost]:
-    """Take this share of the samples from a cache; a hit takes so many seconds."""
+    """Take a share of the samples from a cache, where a hit takes `hit` seconds."""
     return [
         cost._replace(
             fetch_waiting=cost.fetch_waiting * (1 - share),
@@ -503,11 +510,11 @@ def _cached(costs: Sequence[Cost], share: float, hit: float) -> list[Cost]:
 
 
 def _untransported(costs: Sequence[Cost], *, pickling: bool) -> list[Cost]:
-    """Give batches to the loop without transport.
+    """Hand batches to the loop without transport.
 
     Args:
-        costs: What batches took.
-        pickling: Whether the time to collate stays, where batches are pickled: it includes that.
+        costs: What the batches took.
+        pickling: Whether pickled batches keep their time to collate, which includes the time to pickle them.
     """
     return [
         cost._replace(
@@ -523,16 +530,17 @@ def _untransported(costs: Sequence[Cost], *, pickling: bool) -> list[Cost]:
 
 
 def _regrouped(costs: Sequence[Cost], size: int, *, longer: bool) -> list[Cost]:
-    """Make batches of another size from the same samples.
+    """Form batches of another size from the same samples.
 
     Args:
-        costs: What batches took.
-        size: Samples of the new batches.
-        longer: Whether a step takes longer for a larger batch, in proportion, or as long as now.
+        costs: What the batches took.
+        size: Samples per new batch.
+        longer: Whether the duration of a step is proportional to the size of its batch. Otherwise a step takes as long
+            as now.
     """
     found, parts, room = [], [], float(size)
     for cost in costs:
-        left = 1.0  # of this batch
+        left = 1.0  # the part of this batch that is left
         while left * cost.samples > 1e-9:  # noqa: PLR2004 - rounding
             part = min(left, room / cost.samples)
             parts.append(Cost(*(part * value for value in cost)))
@@ -562,11 +570,11 @@ def predict(
     Args:
         records: Consecutive batches of one epoch, without its first ones.
         e: Evidence of that epoch.
-        now: The settings with which they were made.
-        changed: The settings to predict.
+        now: The settings with which the batches were loaded.
+        changed: The settings for which to predict the rate.
         cause: What limited the loop.
-        change: The change, for a person.
-        costs_change: What else is changed.
+        change: The change as text for the user.
+        costs_change: What the change does to the costs of batches.
     """
     records = sorted(records, key=returned_at)[-REPLAYED:]
     if len(records) < MIN_REPLAYED:
@@ -601,7 +609,7 @@ def predict(
 
 
 class _Interval(NamedTuple):
-    """A speedup, and where it may lie."""
+    """A speedup and its interval."""
 
     speedup: float
     low: float
@@ -609,24 +617,24 @@ class _Interval(NamedTuple):
 
 
 def _gains(costs: Sequence[Cost], now: Settings, changed: Settings, change: CostChange) -> list[float]:
-    """The gain of each variant; [] if there are too few batches."""
+    """Compute the speedup of each variant; an empty list if there are too few batches."""
     before = _variant(costs, now.unlimited).seconds
     variants = _variants(costs, changed, change)
     if any(len(variant.jobs) < MIN_REPLAYED // 4 for variant in variants):
         return []
-    # Nodes can send at least as much as they do now.
+    # Nodes can send at least as many bytes per second as now.
     return [before / max(1e-12, variant.seconds, min(variant.sending, before)) for variant in variants]
 
 
 def _interval(ratios: Sequence[float], error: float) -> _Interval:
-    """The gain over all batches (the first), and its spread between parts of them."""
+    """Combine the speedup over all batches (the first ratio) with its spread between parts of them."""
     speedup, *parts = ratios
     spread = max(abs(error) * speedup, 2 * statistics.stdev(parts) / len(parts) ** 0.5 if len(parts) > 1 else 0.0)
     return _Interval(speedup, max(0.0, speedup - spread), speedup + spread)
 
 
 def _unmodeled(cause: str, change: CostChange, samples: float) -> str:
-    """Why there is no prediction, whatever the replay says; "" if there may be one."""
+    """Why there can be no prediction, regardless of the replay; "" if there may be one."""
     if cause in UNMODELED and not (cause == Cause.PICKLE and change.removes_pickling):
         return UNMODELED[Cause(cause)]
     if change.line is not None and change.line.samples < MIN_SAMPLES:
@@ -640,7 +648,7 @@ def _unmodeled(cause: str, change: CostChange, samples: float) -> str:
 
 
 def _unmeasured(change: CostChange) -> str:
-    """What would have to be known for a narrow interval."""
+    """Name the missing measurement that makes the interval wide."""
     if change == UNCHANGED:
         return (
             "depending on how many cores of the other machines are free, and on how much their nodes can send, which "

@@ -70,7 +70,7 @@ from nbloader.transport.messages import (
     WorkerInitialized,
     WorkerLaunched,
 )
-from nbloader.workers.api import DrawWatch, Produced, WorkerKind, WorkerPool, WorkerSetup
+from nbloader.workers.api import Produced, WorkerKind, WorkerPool, WorkerSetup
 from nbloader.workers.in_process import seeded_collate
 from nbloader.workers.registry import create_kind
 from nbloader.workers.status import PRODUCING
@@ -212,11 +212,6 @@ class Engine:
     def loaded(self) -> bool:
         """Whether workers have been given a dataset."""
         return self._group.loaded
-
-    @property
-    def draw_watch(self) -> DrawWatch | None:
-        """Observes whether batches draw random numbers; None if that cannot be observed."""
-        return self._config.kind.draw_watch
 
     @property
     def inline(self) -> bool:

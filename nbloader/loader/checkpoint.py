@@ -18,7 +18,6 @@ from nbloader.sampling import samplers
 from nbloader.sampling.epoch_plan import EpochContext, EpochPlan, plan_epoch
 from nbloader.sampling.resumable_sampler import generators, parts
 from nbloader.sampling.source import SourceSampler
-from nbloader.workers.api import DrawWatch
 
 VERSION = 1
 State = dict[str, Any]
@@ -40,21 +39,17 @@ class Checkpoint:
         self._first_seed: int | None = None
         """What the seeds of later epochs are derived from, if only the first epoch draws its seed."""
         self._draws_once = config.persistent_workers
-        """Whether only the first epoch draws its seed, as in torch, where the iterator stays with its workers."""
+        """Whether only the first epoch draws its seed, as in torch, where the iterator persists with its workers."""
         self._loaded: State | None = None
-        """A state that was loaded, and from which no epoch has resumed yet."""
+        """A loaded state from which no epoch has resumed yet."""
         self._next_epoch = 0
-        """Number of the next epoch, if the newest one has drawn random numbers."""
-        self._may_draw = True
-        """Whether the newest epoch may have drawn random numbers where `DrawWatch` did not see it."""
 
-    def state_dict(self, context: EpochContext, prefetched: EpochPlan | None, watch: DrawWatch | None) -> State:
+    def state_dict(self, context: EpochContext, prefetched: EpochPlan | None) -> State:
         """See `DataLoader.state_dict`.
 
         Args:
             context: What the next epoch would depend on.
             prefetched: The plan of an epoch that was started before a consumer asked for it.
-            watch: Whether batches draw random numbers; None where that cannot be seen.
         """
         if isinstance(context.index_sampler, SourceSampler):
             raise TypeError("a loader over a source has no state: only the source knows what it yields next")
@@ -64,18 +59,14 @@ class Checkpoint:
         if (plan is None or plan.over) and prefetched is not None:
             plan = prefetched
         if self._own_seed is None:
-            self._own_seed = rng.draw_seed() if plan is None else mix(_seed_of(plan, watch, context), VERSION)
-        if watch is not None:
-            watch.on = True
+            self._own_seed = rng.draw_seed() if plan is None else mix(plan.seed, VERSION)
         epoch = None if plan is None or plan.over else {"number": plan.number, **plan.state()}
-        if epoch is not None and not self._draws(watch):
-            epoch["draws"] = False
         between_epochs = epoch is None
         stateful = _stateful_part(context)
         sources = generators(context.index_sampler, context.generator)
         return {
             **self._identity(context),
-            "next_epoch": self._next_number(watch) if epoch is None else epoch["number"] + 1,
+            "next_epoch": self._next_epoch if epoch is None else epoch["number"] + 1,
             "own_seed": self._own_seed,
             "draws_once": self._draws_once,
             "first_seed": self._first_seed,
@@ -85,14 +76,14 @@ class Checkpoint:
         }
 
     def load(self, state: Any, context: EpochContext) -> None:
-        """Resume from a state, with the next epoch. All of it is checked before anything is changed.
+        """Resume from a state in the next epoch. The whole state is checked before anything is changed.
 
         Args:
             state: What `state_dict()` returned, possibly via JSON.
             context: What the next epoch would depend on.
 
         Raises:
-            ValueError: It belongs to another dataset or configuration, or is malformed.
+            ValueError: The state belongs to another dataset or configuration, or is malformed.
             TypeError: It is not a dict.
         """
         state = checked_state(state, self._identity(context), context)
@@ -104,7 +95,7 @@ class Checkpoint:
                     stateful.load_state_dict(saved)
                 except ValueError:
                     raise
-                except Exception as error:  # its copy has taken the state
+                except Exception as error:  # although its copy has accepted the state
                     if raised_by_handler(error):
                         raise
                     raise ValueError(refusal("state_dict['sampler_state']", stateful, error)) from error
@@ -113,31 +104,19 @@ class Checkpoint:
                 rng.load_generator(source, saved)
         self._own_seed = state["own_seed"]
         self._draws_once, self._first_seed = state["draws_once"], state["first_seed"]
-        self._next_epoch, self._may_draw = state["next_epoch"], True
+        self._next_epoch = state["next_epoch"]
         self.plan = None
         self._loaded = state
 
-    def _draws(self, watch: DrawWatch | None) -> bool:
-        """Whether the newest epoch has drawn random numbers, as far as is known."""
-        return self._may_draw or watch is None or watch.drew
-
-    def _next_number(self, watch: DrawWatch | None) -> int:
-        """Number of the next epoch. Seeds follow from it, so one that has drawn nothing leaves its number to the next.
-
-        States are then equal at equal positions, however many epochs there were.
-        """
-        return self._next_epoch - (not self._draws(watch))
-
-    def plan_epoch(self, context: EpochContext, watch: DrawWatch | None) -> EpochPlan:
+    def plan_epoch(self, context: EpochContext) -> EpochPlan:
         """Plan the next epoch, or the rest of the one that was loaded.
 
         Args:
-            context: What it depends on.
-            watch: Whether batches draw random numbers; None where that cannot be seen.
+            context: What the epoch depends on.
         """
         state, self._loaded = self._loaded, None
         resume_from = (state or {}).get("epoch") or {}
-        number = resume_from.get("number", self._next_number(watch))
+        number = resume_from.get("number", self._next_epoch)
         loader_seed = None if self._own_seed is None else mix(self._own_seed, number)
         base_seed = None if self._first_seed is None else mix(self._first_seed, number)
         if state is not None and resume_from:  # it drew its seed if it was the first one
@@ -151,14 +130,10 @@ class Checkpoint:
             self._first_seed = plan.seed
         plan.number = number
         self._next_epoch = number + 1
-        if watch is not None:
-            watch.on = watch.on or state is not None
-            watch.begin_epoch()
-        self._may_draw = plan.is_random or watch is None or not watch.on or resume_from.get("draws", bool(resume_from))
         return plan
 
     def _identity(self, context: EpochContext) -> State:
-        """What must be equal in the loader that resumes."""
+        """Return the fields that must be equal in the loader that resumes."""
         return {
             "nbloader": VERSION,
             **({} if torch_api.INSTALLED else {"torch": False}),  # states of earlier versions have no such field
@@ -171,21 +146,10 @@ class Checkpoint:
         }
 
 
-def _seed_of(plan: EpochPlan, watch: DrawWatch | None, context: EpochContext) -> int:
-    """What the seeds of later epochs follow from: the base seed of an epoch, if that has had an effect so far.
-
-    Otherwise torch's initial seed, and what distinguishes this loader from others of the process.
-    """
-    initial_seed = rng.initial_seed()
-    if plan.is_random or watch is None or not watch.batches or watch.ever_drew or initial_seed is None:
-        return plan.seed
-    return mix(initial_seed, samplers.length(context.dataset) or 0, context.batch_size or 0)
-
-
 def _name(sampler: Any) -> str:
     """The name of a sampler's class in states."""
     name = type(sampler).__name__
-    return "Endless" if name == "_InfiniteConstantSampler" else name  # as version 0.1 wrote it, which had its own
+    return "Endless" if name == "_InfiniteConstantSampler" else name  # as written by version 0.1, which had its own class
 
 
 def _stateful_part(context: EpochContext) -> Any:

@@ -48,9 +48,9 @@ OnTimeout: TypeAlias = Literal["raise", "restart"]
 Device: TypeAlias = str | int | torch_api.device | Accelerator
 
 MAX_TIMEOUT = 2_147_483
-"""Seconds. The system's limit for a wait, since it counts milliseconds in a C int."""
+"""Maximum timeout in seconds, since the system counts the milliseconds of a wait in a C int."""
 DEFAULT_PREFETCH_FACTOR = 2
-"""Batches requested ahead per worker where neither `prefetch_factor` nor `prefetch` is given."""
+"""Batches requested ahead per worker if neither `prefetch_factor` nor `prefetch` is given."""
 PREFETCH_FACTOR_HINT = "it is the number of batches to request ahead, per worker"
 
 
@@ -150,7 +150,7 @@ def _generator(name: str, value: Any) -> Any:
 
 
 def _context(context: Any, num_workers: int) -> Any:
-    """The `multiprocessing_context` as torch keeps it: a context object, or None.
+    """Return the `multiprocessing_context` as torch keeps it: a context object, or None.
 
     Raises:
         ValueError: It names no start method of this system, or there are no workers.
@@ -398,7 +398,7 @@ class LoaderConfig(Generic[T_co]):
     iterable: bool = field(init=False)
     """Whether the dataset can only be iterated, in its own order."""
     chunk: int | None = field(init=False)
-    """Samples per chunk; None where batches are not chunked."""
+    """Samples per chunk; None if batches are not chunked."""
     devices: tuple[Any, ...] = field(init=False)
     """The checked device of each batch of a step; None for the host's memory."""
 
@@ -528,8 +528,8 @@ class LoaderConfig(Generic[T_co]):
         """Whether the prefetch window may grow for small and quick batches.
 
         Args:
-            prefetch_factor: As it is now, which may differ from the argument.
-            prefetch: As it is now.
+            prefetch_factor: The current value, which may differ from the argument.
+            prefetch: The current value.
         """
         given = prefetch is not None or prefetch_factor is not None
         return not given and (self.in_order or self.dispatch != "round_robin")
@@ -540,17 +540,17 @@ class LoaderConfig(Generic[T_co]):
         return len(self.devices) if isinstance(self.device, (list, tuple)) else None
 
     def with_workers(self, kind: Workers) -> LoaderConfig[T_co]:
-        """The same with another kind of workers."""
+        """Return a copy with another kind of workers."""
         changed = copy.copy(self)
         changed._set("workers", kind)
         return changed
 
     def attributes(self) -> dict[str, Any]:
-        """The values that the loader keeps as attributes of the same name."""
+        """Return the values that the loader keeps as attributes of the same name."""
         return {name: getattr(self, name) for name, declared in _declarations() if declared.attribute}
 
     def make_samplers(self) -> tuple[Any, Any]:
-        """Create the sampler and the batch sampler; the latter is None where batching is off."""
+        """Create the sampler and the batch sampler; the latter is None if automatic batching is disabled."""
         if self.iterable:
             return samplers.make_endless(batch_size=self.batch_size, drop_last=self.drop_last)
         return samplers.make_samplers(
@@ -573,7 +573,7 @@ def _declarations() -> Iterator[tuple[str, _Declared]]:
 FIXED = frozenset(name for name, declared in _declarations() if declared.fixed)
 """Attributes of a loader that cannot be assigned after construction."""
 FIXED_IN_TORCH = frozenset({"batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"})
-"""Those that torch's loader refuses to assign, unless a program clears the mark of initialization, as timm does."""
+"""Attributes that torch's loader refuses to assign, unless a program clears its initialization flag, as timm does."""
 ARGUMENTS = frozenset(name for name, _declared in _declarations())
 """The names of all arguments."""
 
@@ -581,9 +581,9 @@ ARGUMENTS = frozenset(name for name, _declared in _declarations())
 # ---- the constructor's signature and documentation ----------------------------------------------------------------
 
 _CALL = "DataLoader.__init__()"
-"""How Python's own errors about a wrong call begin: programs parse them."""
+"""Prefix of Python's own errors about an invalid call; programs parse it."""
 _SYNONYMS = {"n_jobs": "num_workers", "batchify_fn": "collate_fn", "bs": "batch_size"}
-"""Names of arguments in other libraries that do not resemble ours."""
+"""Argument names of other libraries that do not resemble ours."""
 
 
 def constructor(
@@ -631,7 +631,7 @@ def _check_names_of_arguments(given: Iterable[str]) -> None:
 
 
 def document(cls: type[Any]) -> None:
-    """Write the documentation of the arguments into a class's docstring, in the place of its "Args:" section."""
+    """Write the documentation of the arguments into a class's docstring, replacing its "Args:" section."""
     if cls.__doc__ is None:  # python -OO
         return
     lines = ["Args:"]
@@ -670,7 +670,7 @@ def check_kinds(kinds: Any) -> None:
 
 
 def check_predicted(*, workers: Any, batch_size: Any, cache: Any, transport: Any) -> None:
-    """Check arguments of a prediction. None stands for those that do not change.
+    """Check the arguments of a prediction; None for an argument that does not change.
 
     Raises:
         ValueError: A wrong value.
@@ -703,8 +703,8 @@ def check_source(source: Any, batch_size: Any, arguments: dict[str, Any]) -> Non
 def check_dataset(dataset: Any, sampler: Any, *, iterable: bool) -> None:
     """Check before an epoch that a dataset gives samples.
 
-    That is not checked when the loader is created: programs create loaders with a stand-in for the dataset, such as
-    None or a mock, and never iterate them.
+    This is not checked when the loader is created, since programs create loaders with a stand-in for the dataset, such
+    as None or a mock, and never iterate them.
 
     Args:
         dataset: The dataset.

@@ -1,4 +1,4 @@
-"""Commands to a running loader: resize, prefetch, restart workers, stacks, pause and step. From any thread."""
+"""Commands to a running loader: resize, prefetch, restart workers, stacks, pause and step. Thread-safe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Control:
 
     Args:
         engine: The loader's engine.
-        num_workers: Its initial number of workers; 0 where the consumer itself loads.
+        num_workers: Initial number of workers; 0 if the consumer itself loads.
     """
 
     def __init__(self, engine: Engine, num_workers: int) -> None:
@@ -25,7 +25,7 @@ class Control:
         self._num_workers = num_workers
 
     def check_open(self) -> None:
-        """Raise after `close()`.
+        """Raise an error if the loader is closed.
 
         Raises:
             LoaderClosedError: The loader is closed.
@@ -34,7 +34,7 @@ class Control:
             raise LoaderClosedError("this loader is closed: create a new one")
 
     def check_num_workers(self, value: Any) -> int:
-        """Check a number of workers that is to be assigned.
+        """Check a new number of workers.
 
         Raises:
             ValueError: It is negative.
@@ -45,16 +45,16 @@ class Control:
         return natural("num_workers", value, "use num_workers=0 to load in this process")
 
     def resize(self, value: int) -> None:
-        """Use another number of workers, of a loader that has workers."""
+        """Change the number of workers of a loader that has workers."""
         if value != self._num_workers:
             self._num_workers = value
             self._engine.resize(value)
 
     def check_prefetch_factor(self, value: Any) -> int | None:
-        """Check a prefetch factor that is to be assigned.
+        """Check a new prefetch factor.
 
         Returns:
-            It as an int; None for the default.
+            The prefetch factor as an int; None for the default.
 
         Raises:
             ValueError: It is negative.
@@ -65,7 +65,7 @@ class Control:
         return None if value is None else natural("prefetch_factor", value, PREFETCH_FACTOR_HINT)
 
     def set_window(self, prefetch_factor: int | None, prefetch: int | None, *, adaptive: bool) -> None:
-        """Request so many batches ahead, of a loader that has workers."""
+        """Change the prefetch window of a loader that has workers."""
         if self._num_workers:
             self._engine.set_window(
                 DEFAULT_PREFETCH_FACTOR if prefetch_factor is None else prefetch_factor,

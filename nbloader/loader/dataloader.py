@@ -1,4 +1,4 @@
-"""The public `DataLoader`. A reader starts here.
+"""The public `DataLoader`. Start reading here.
 
     sampler -> dispatcher -> worker: fetch, collate into shared memory -> receive -> reorder -> [pin] -> [upload] -+
                   ^                                                                                                v
@@ -97,7 +97,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
     """Loads batches of samples; a drop-in replacement for `torch.utils.data.DataLoader` with a live view and controls.
 
     It is a subclass of torch's loader, because programs check for that with `isinstance`, but shares no code with it.
-    Where torch is not installed, it is a class of its own and needs `output="numpy"`.
+    Without torch, it is a stand-alone class and needs `output="numpy"`.
 
     The type parameter is the type of the dataset's samples, as in torch.
 
@@ -112,10 +112,10 @@ class DataLoader(torch_api.DataLoader[T_co]):
     """
 
     _iterator: Any = None
-    """Where torch's loader keeps the iterator whose workers persist. Programs look for it before they shut it down.
+    """The iterator with persistent workers, in torch's loader. Programs look for it before they shut it down.
 
-    Ours does not own its workers, and is not kept. An iterator of torch's, which `_get_iterator` of a subclass may
-    return (litdata's does), is kept and reset for each epoch, as by torch.
+    nbloader's own iterator does not own its workers and is not kept here. A torch iterator, which `_get_iterator` of a
+    subclass may return (litdata's does), is kept and reset for each epoch, as in torch.
     """
 
     dataset: Any
@@ -173,7 +173,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return placement.device_transfer(list(config.devices), pin=pin, ahead=config.upload_ahead)
 
     def _close_with(self, engine: Engine) -> weakref.finalize[Any, Any]:
-        """Close an engine with this loader, or when the interpreter exits."""
+        """Close an engine when this loader is garbage-collected, or when the interpreter exits."""
         finalizer = weakref.finalize(self, engine.close_soon)
         finalizer.atexit = False  # at exit `_close_all` closes every engine
         _engines.add(engine)
@@ -191,8 +191,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
         iterator continues until the source raises StopIteration.
 
         Args:
-            source: Called with `batch_size`; returns a list of functions, each of which is called in a worker and
-                returns a sample, or of samples, or of both.
+            source: Called with `batch_size`; returns a list of samples, of functions that are called in a worker and
+                return a sample, or of both.
             batch_size: Samples per batch.
             arguments: Arguments of this class, such as `num_workers=4`, except those that select samples.
 
@@ -206,18 +206,18 @@ class DataLoader(torch_api.DataLoader[T_co]):
 
     @classmethod
     def from_torch(cls, loader: torch_api.DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:
-        """Create a loader that yields what an existing loader of torch yields.
+        """Create a loader that yields what an existing torch loader yields.
 
         A loader that Accelerate prepared is a wrapper around torch's loader, for placement, gradient accumulation and
         synchronized shuffling: the loader inside is replaced, and the same wrapper is returned.
 
         Args:
-            loader: torch's loader, or one that Lightning or Accelerate has prepared. Its dataset, samplers and
+            loader: A torch loader, or one that Lightning or Accelerate has prepared. Its dataset, samplers and
                 functions are reused.
             changes: Arguments of this class to change, such as `num_workers=4`.
 
         Raises:
-            TypeError: It is not a loader of torch.
+            TypeError: `loader` is not a torch loader.
         """
         inside = getattr(loader, "base_dataloader", None)
         if inside is not None:
@@ -247,7 +247,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return iterator  # type: ignore[no-any-return]
 
     def _get_iterator(self) -> Iterator[Any]:  # type: ignore[override]
-        """Start an epoch: `__iter__` without the wrappers of subclasses, which override either, as with torch's."""
+        """Start an epoch. As with torch's loader, subclasses may override this method or `__iter__`."""
         self._parts.control.check_open()
         drawn_from = getattr(self._index_sampler, "sampler", self._index_sampler)  # a batch sampler may have none
         cfg.check_dataset(self.dataset, drawn_from, iterable=self._is_iterable)
@@ -261,9 +261,9 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return epoch if group is None else DeviceGroups(epoch, group)
 
     def __len__(self) -> int:
-        """Batches per epoch (lists of them where there are several devices), as torch counts them.
+        """Return the number of batches per epoch, as in torch; with several devices, the number of lists of batches.
 
-        For an iterable dataset they are derived from its `len()`.
+        For an iterable dataset, it is derived from the dataset's `len()`.
 
         Raises:
             TypeError: The sampler, or the iterable dataset, has no `len()`.
@@ -284,8 +284,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def refresh(self) -> None:
         """Start loading the first batches of the next epoch now, as Gluon's loader does.
 
-        The next `iter(loader)` uses them. What its order depends on (samplers, generators, the seed) is drawn now.
-        Where nothing can be loaded ahead (`num_workers=0`, `prefetch=0`) nothing happens.
+        The next `iter(loader)` uses them. Its order and seed are drawn now, from the samplers and generators. If
+        nothing can be loaded ahead (`num_workers=0`, `prefetch=0`), this is a no-op.
 
         Raises:
             LoaderClosedError: After `close()`.
@@ -302,7 +302,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def _make_epoch(self) -> EpochIterator[Any]:
         parts = self._parts
         run, parts.iterations = parts.iterations, parts.iterations + 1
-        plan = parts.checkpoint.plan_epoch(self._epoch_context(), parts.engine.draw_watch)
+        plan = parts.checkpoint.plan_epoch(self._epoch_context())
         parts.history.add(run, plan.order)
         if not (self.persistent_workers and parts.engine.loaded) and self._load():
             parts.engine.replace_all()
@@ -313,14 +313,14 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return EpochIterator(context, run, plan)
 
     def _take_prefetched(self) -> EpochIterator[Any] | None:
-        """The epoch that was started early, if it is still valid: changes of the dataset must reach the workers."""
+        """Take the epoch that was started early; None if there is none, or if the dataset has changed since."""
         if self._parts.prefetch.epoch is not None and not self.persistent_workers and self._load():
             self._parts.prefetch.discard()
             self._parts.engine.replace_all()
         return self._parts.prefetch.take()
 
     def _epoch_context(self) -> EpochContext:
-        """What an epoch that starts now depends on."""
+        """Collect what an epoch that starts now depends on."""
         config = self._config
         return EpochContext(
             dataset=self.dataset,
@@ -347,10 +347,10 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return batched and is_in_memory(self.dataset) and collate_for_workers(self.collate_fn, batched=True) is None
 
     def _epoch_over(self, empty: bool) -> None:
-        """An epoch was iterated to its end.
+        """Handle the end of an epoch that was iterated to its end.
 
         Args:
-            empty: Whether it had no batch.
+            empty: Whether the epoch had no batches.
         """
         if empty:
             warn_if_no_samples(dataset=self.dataset, sampler=self.sampler, batch_sampler=self.batch_sampler)
@@ -363,7 +363,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
     # ---- the engine -------------------------------------------------------------------------------------------------
 
     def _engine_demand(self) -> EngineDemand:
-        """What the attributes demand of the engine now: as with torch's loader they may be assigned between epochs."""
+        """Collect what the attributes demand of the engine; as in torch, they may be assigned between epochs."""
         num_workers, persistent = self.num_workers, self.persistent_workers
         fresh = num_workers > 0 and not persistent
         streaming = None
@@ -393,7 +393,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         )
 
     def _check_number_of_processes(self) -> None:
-        """Give torch's warning where torch gives it: for more worker processes than cores."""
+        """Warn, as torch does, if there are more worker processes than cores."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if self._config.workers != "process" or self.num_workers <= cores:
             return
@@ -406,7 +406,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def _update_engine(self) -> None:
         """Replace the engine if attributes that it was created from have been assigned since.
 
-        Iterators of the old one continue, as in torch.
+        Iterators of the old engine continue, as in torch.
         """
         parts, demand = self._parts, self._engine_demand()
         if demand == parts.demand:
@@ -427,10 +427,10 @@ class DataLoader(torch_api.DataLoader[T_co]):
     # ---- the dataset ------------------------------------------------------------------------------------------------
 
     def reload(self, dataset: Any = None, *, keep: bool = True) -> None:
-        """Give new workers a new dataset, or the old one with its class as it is now defined.
+        """Replace the workers, and give the new ones a new dataset or the current definition of its class.
 
-        During an epoch the change takes effect after the batches that are already produced, at most the prefetch
-        window; without workers, or with `keep=False`, with the next batch.
+        During an epoch, the change takes effect after the batches that are already produced, at most the prefetch
+        window; without workers, or with `keep=False`, it takes effect with the next batch.
 
         Args:
             dataset: The new dataset; of the same length if an epoch is in progress. None keeps the old object and
@@ -439,7 +439,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
                 the new dataset.
 
         Raises:
-            DatasetTransferError: It cannot be sent to workers; the old one stays.
+            DatasetTransferError: The dataset cannot be sent to workers; the loader keeps the old one.
             LoaderClosedError: After `close()`.
         """
         self._parts.control.check_open()
@@ -463,7 +463,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return self._parts.engine.load(self.dataset, collate, self.worker_init_fn, self._config.on_error)
 
     def _worker_collate_fn(self) -> Callable[[list[Any]], Any] | None:
-        """The collate function of workers; None for nbloader's own."""
+        """Return the collate function of the workers; None for nbloader's own."""
         collate = collate_for_workers(self.collate_fn, batched=self._auto_collation)
         if collate is not None and self._config.chunk is not None:
             return list  # the consumer collates all chunks at once
@@ -475,7 +475,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def num_workers(self) -> int:
         """Number of workers. Assign another number at any time, also during an epoch and from any thread.
 
-        If a worker is removed, others produce the batches that it was assigned. In workers that already run,
+        If a worker is removed, other workers produce the batches that it was assigned. In workers that already run,
         `get_worker_info().num_workers` keeps its value. A change from or to 0 takes effect with the next epoch.
 
         Raises:
@@ -498,7 +498,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def prefetch_factor(self) -> int | None:
         """Batches requested ahead, per worker; None without workers. Can be assigned at any time.
 
-        An assigned number also replaces `prefetch`, and a window that adapted itself; None is the default.
+        An assigned number also replaces `prefetch` and an adaptive window; None restores the default.
 
         Raises:
             ValueError: It is negative.
@@ -517,17 +517,17 @@ class DataLoader(torch_api.DataLoader[T_co]):
         self._set_window(value, None if replaces else self.prefetch)
 
     def _set_window(self, prefetch_factor: int | None, prefetch: int | None) -> None:
-        """Request so many batches ahead, as with these arguments of the loader."""
+        """Change the prefetch window, as with the loader's arguments of these names."""
         vars(self).update(prefetch_factor=prefetch_factor, prefetch=prefetch)
         adaptive = self._config.adapts_window(prefetch_factor, prefetch)
         self._parts.control.set_window(prefetch_factor, prefetch, adaptive=adaptive)
         self._parts.monitor.window_changed()
 
     def _given(self, name: str) -> Any:
-        """The value of an argument that a property shows.
+        """Return the value of an argument that is exposed as a property.
 
         Raises:
-            AttributeError: There is none: `__init__` was not called, as in the wrappers of Accelerate.
+            AttributeError: There is no value, because `__init__` was not called, as in the wrappers of Accelerate.
         """
         try:
             return vars(self)[name]
@@ -537,8 +537,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def restart_workers(self, ids: int | Iterable[int] | None = None) -> None:
         """Replace workers with new ones, at any time and from any thread; returns at once.
 
-        The batches that they were assigned are produced by others; the consumer gets every batch once and in order.
-        New workers import the current version of edited modules. Without workers nothing happens.
+        Other workers produce the batches that were assigned to them; the consumer still gets every batch once and in
+        order. New workers import the current version of edited modules. Without workers, this is a no-op.
 
         Args:
             ids: A worker id, or several; None for all workers.
@@ -551,25 +551,25 @@ class DataLoader(torch_api.DataLoader[T_co]):
         self._parts.control.restart_workers(ids)
 
     def stack(self, worker: int) -> str:
-        """The current Python stack of a worker, innermost frame first, even while it hangs in C code. From any thread.
+        """Return the current Python stack of a worker, innermost frame first, even while it hangs in C code.
 
-        Frames of nbloader that call the code of the dataset are left out: a line says how many. The stack of a worker
-        that executes no such code is whole.
+        Thread-safe. Frames of nbloader that call the dataset's code are left out, and a line says how many. The stack of a worker
+        that executes no such code is complete.
 
         The request to a worker process is a signal. It interrupts C functions that sleep and do not resume by
         themselves (the C library's `sleep`, not Python's).
 
         Args:
-            worker: A worker id. Without workers it is 0, and the stack is that of the main thread.
+            worker: A worker id. Without workers, pass 0 for the stack of the main thread.
 
         Raises:
             ValueError: There is no such worker.
-            NbloaderError: It is not running, or did not respond within two seconds.
+            NbloaderError: The worker is not running, or did not respond within two seconds.
         """
         return self._parts.control.stack(worker)
 
     def pause(self) -> None:
-        """Stop delivering and dispatching until `resume()`; workers finish what they process. From any thread.
+        """Stop delivering and dispatching until `resume()`; workers finish what they are processing. Thread-safe.
 
         Raises:
             LoaderClosedError: After `close()`.
@@ -577,7 +577,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         self._parts.control.pause()
 
     def resume(self) -> None:
-        """Continue after `pause()` or `step()`. From any thread.
+        """Continue after `pause()` or `step()`. Thread-safe.
 
         Raises:
             LoaderClosedError: After `close()`.
@@ -585,7 +585,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         self._parts.control.resume()
 
     def step(self) -> None:
-        """Pause, if not paused already, and deliver exactly one batch to the consumer. From any thread.
+        """Pause, if not paused already, and deliver exactly one batch to the consumer. Thread-safe.
 
         The prefetch window advances by that batch; nothing else moves until the next `step()` or `resume()`.
 
@@ -597,34 +597,34 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def on_wait(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call a function from inside `__next__`, on the consumer's thread, at most every 100 ms.
 
-        It is called while the consumer waits, and also when batches are ready at once, so that a front end can handle
-        its messages while a cell is busy. It must be quick and must not iterate the loader. One that raises is
-        removed and logged.
+        The function is called while the consumer waits, and also when batches are ready at once, so that a front end
+        can handle its messages while a cell is busy. It must be quick and must not iterate the loader. If it raises,
+        the error is logged and the function is unregistered.
 
         Returns:
             A function that unregisters it.
         """
         return self._parts.engine.callbacks.add(callback)
 
-    # ---- one batch again --------------------------------------------------------------------------------------------
+    # ---- replaying a batch ------------------------------------------------------------------------------------------
 
     def replay(self, epoch: int | ev.BatchRecord, batch: int | None = None) -> ReplayedBatch:
-        """Make a batch again that was delivered, in this process: the same bytes, from the same seeds.
+        """Reproduce a delivered batch in this process: the same bytes, from the same seeds.
 
             loader.replay(2, 117).batch           # batch 117 of epoch 2, as it was delivered
             loader.replay(2, 117).sample(3)       # its sample at position 3, as the dataset returned it
             loader.replay(loader.events.batches()[-1]).batch
 
-        The last 256 epochs of this loader can be replayed, whatever the number of workers was, and whatever happened to
-        them. It can be called at any time, also in the loop, and changes neither the random generators of this process
-        nor the epoch. The batch is on the CPU, wherever the loader uploads it.
+        The last 256 epochs of this loader can be replayed, regardless of how many workers there were and what happened
+        to them. This method can be called at any time, even inside the loop, and affects neither the random generators
+        of this process nor the current epoch. The batch is on the CPU, even if the loader uploads batches to a device.
 
-        What runs is the dataset and its functions as they are now: if they have changed since, the result follows them.
-        The indices are drawn again from copies of the samplers. Those of custom samplers, which may depend on anything,
-        are logged instead: the last million.
+        The dataset and its functions run as they are now: if they have changed since, the result changes, too. The
+        indices are drawn again from copies of the samplers. Custom samplers may depend on anything, so their indices
+        are logged instead (the last million).
 
-        Not replayed are iterable datasets, sources, and datasets or `worker_init_fn` with random generators of their
-        own, since these samples depend on all that were read before.
+        Iterable datasets and sources cannot be replayed, nor can datasets or a `worker_init_fn` with random generators
+        of their own, since their samples depend on all that were read before.
 
         Args:
             epoch: Number of the epoch, as in `BatchRecord.epoch`; or the record of a batch.
@@ -632,11 +632,11 @@ class DataLoader(torch_api.DataLoader[T_co]):
                 with custom samplers. Groups of batches (`batches_per_step`) are counted as single batches.
 
         Returns:
-            The batch. It is made when `.batch` or `.sample()` is first used.
+            The batch. It is produced when `.batch` or `.sample()` is first used.
 
         Raises:
-            ReplayError: The batch is not known any more, or cannot be made again; the message says why.
-            TypeError: There is no batch number.
+            ReplayError: The batch is no longer known, or cannot be reproduced; the message says why.
+            TypeError: No batch number is given.
         """
         if isinstance(epoch, ev.BatchRecord):
             record = epoch
@@ -648,29 +648,28 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def debug(
         self, index: Any = None, *, epoch: int | None = None, batch: int | None = None, post_mortem: bool = False
     ) -> None:
-        """Make a sample again in the debugger, with the same seed and data as in the worker: IPython's debugger or pdb.
+        """Reproduce a sample in IPython's debugger or pdb, with the same seed and data as in the worker.
 
             loader.debug(123)                               # sample 123, as in the newest epoch
             loader.debug(epoch=2, batch=7, index=123)       # as the message of an error says
             loader.debug(epoch=2, batch=7)                  # the whole batch, until something raises
 
-        The prompt comes at the first line of the dataset's `__getitem__` (of the dataset inside, for torch's `Subset`
-        and `ConcatDataset`), and again at the line that raises, if one does: enter `c` to go there. `q` ends it. The
-        samples before it in the batch are made first, since they draw from the same generators. Afterwards the random
-        generators of this process are as before.
+        The debugger stops at the first line of the dataset's `__getitem__` (of the inner dataset, for torch's `Subset`
+        and `ConcatDataset`), and again at the line that raises, if there is one: enter `c` to continue to it, or `q` to
+        quit. The preceding samples of the batch are produced first, since they draw from the same generators.
+        Afterwards, the random generators of this process are restored.
 
-        As with `replay`, what runs is the dataset as it is now. After the class was edited in a cell, call `reload()`
-        first.
+        As with `replay`, the dataset runs as it is now. If you have edited its class in a cell, call `reload()` first.
 
         Args:
-            index: Dataset index of the sample. Without it the whole batch is made, with its collation, and the prompt
-                comes at the line that raises.
+            index: Dataset index of the sample. Without it, the whole batch is produced and collated, and the debugger
+                stops at the line that raises.
             epoch: Number of the epoch; the newest by default.
             batch: Number of the batch; by default the first batch of the epoch with this sample.
-            post_mortem: Whether the prompt comes only at the line that raises.
+            post_mortem: Whether to stop only at the line that raises.
 
         Raises:
-            ReplayError: As `replay`; or the sample is not in this batch, or the dataset is asynchronous.
+            ReplayError: See `replay`; or the sample is not in this batch, or the dataset is asynchronous.
             TypeError: Neither a sample nor a batch is given.
         """
         if index is None and batch is None:
@@ -686,17 +685,17 @@ class DataLoader(torch_api.DataLoader[T_co]):
         ReplayedBatch(self._replay_setup(), epoch, batch, order).debug(index, post_mortem=post_mortem)
 
     def deliveries(self, index: Any, limit: int = 4) -> list[Delivery]:
-        """How a sample was delivered in the last epochs, the newest first: epoch, batch, position and seed.
+        """Return how a sample was delivered in the last epochs, newest first: epoch, batch, position and seed.
 
             for delivery in loader.deliveries(4711):
                 loader.replay(delivery.epoch, delivery.batch).sample(delivery.position)
 
-        The newest 10,000 batches count, of which the event bus has the records. Of an epoch that delivered the sample
-        several times, the first time counts.
+        Only the newest 10,000 batches are searched, whose records the event bus keeps. If an epoch delivered the sample
+        several times, only the first delivery counts.
 
         Args:
             index: Dataset index of the sample.
-            limit: Number of epochs that are searched.
+            limit: Number of epochs to search.
 
         Raises:
             ReplayError: Batches of this loader cannot be replayed, or their samples are fetched together; the message
@@ -715,10 +714,10 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return found
 
     def _order(self, epoch: int) -> EpochOrder:
-        """The order of an epoch.
+        """Return the order of an epoch.
 
         Raises:
-            ReplayError: It is not known.
+            ReplayError: The order is not known.
         """
         if self._is_iterable:
             raise ReplayError(
@@ -747,11 +746,11 @@ class DataLoader(torch_api.DataLoader[T_co]):
     # ---- observation ------------------------------------------------------------------------------------------------
 
     def stats(self) -> Snapshot:
-        """A frozen snapshot of the loader now; `print` it, or leave it as the last line of a cell."""
+        """Return a frozen snapshot of the loader; `print` it, or leave it as the last line of a cell."""
         return self._parts.monitor.stats(self._model_arguments(), self.dataset, iterated=self._parts.iterations > 0)
 
     def points(self) -> list[Point]:
-        """The history that the dashboard plots: one point per call of `stats()`, at least 0.2 s apart."""
+        """Return the history that the dashboard plots: one point per call of `stats()`, at least 0.2 s apart."""
         return self._parts.monitor.points()
 
     def what_if(
@@ -770,8 +769,9 @@ class DataLoader(torch_api.DataLoader[T_co]):
 
         The epoch's last 400 batches are replayed through a model of the loader: workers, prefetch window, order, and
         shared cores. There is no prediction if a replay with the present settings differs from the measurement by
-        more than 10 %, or if the model lacks the cause (a lock, other programs, pickling), or if the result depends
-        on what was not measured. Nothing is started or changed. Several arguments are one change.
+        more than 10 %, or if the model does not cover the cause (a lock, other programs, pickling), or if the result
+        depends on something that was not measured. Nothing is started or changed. Several arguments count as one
+        change.
 
         Args:
             num_workers: Number of workers; 0 for none.
@@ -782,9 +782,9 @@ class DataLoader(torch_api.DataLoader[T_co]):
             batch_size: Samples per batch; the speedup is of samples per second. The ends of the interval assume that
                 a step takes longer in proportion to the batch, and that it takes as long as now.
             cache: Share of the samples that come from a cache of what `dataset[i]` returns, 0 to 1.
-            line: A line of `hot_lines()` that takes no time, with all that it calls: the line, its place ("cell 4 line
-                12"), or its number.
-            transport: "none" if batches do not have to travel from the workers to the loop.
+            line: A line of `hot_lines()` that is assumed to take no time, including all that it calls: the line, its
+                place ("cell 4 line 12"), or its number.
+            transport: "none" to assume that batches need not be transferred from the workers to the loop.
 
         Returns:
             The speedup with an interval; None with a reason if there is no prediction.
@@ -808,7 +808,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return self._parts.monitor.what_if(changed, self._model_arguments(), iterated=self._parts.iterations > 0)
 
     def _model_arguments(self) -> dict[str, Any]:
-        """The arguments that the model of the loader knows, as they are."""
+        """Return the current values of the arguments that the model of the loader uses."""
         return {
             "num_workers": self.num_workers, "prefetch_factor": self.prefetch_factor, "in_order": self.in_order,
             "workers": self._config.workers, "batch_size": self.batch_size, "iterable": self._is_iterable,
@@ -816,30 +816,30 @@ class DataLoader(torch_api.DataLoader[T_co]):
         }  # fmt: skip
 
     def profile_lines(self, on: bool = True) -> None:
-        """Sample the lines of code that the workers execute, from now on while epochs run; `hot_lines()` shows them.
+        """Start or stop sampling the lines of code that the workers execute; `hot_lines()` shows them.
 
-        It can be switched on and off at any time, from any thread, also while a loop runs. Each worker is sampled at
-        most 20 times a second, which takes less than 1 % of its time; nothing is sampled while no epoch runs.
+        Sampling can be switched on and off at any time, from any thread, even while a loop runs. Each worker is sampled
+        at most 20 times a second, which takes less than 1 % of its time; nothing is sampled while no epoch runs.
 
-        A sample of a worker process is a signal. It interrupts C functions that sleep and do not resume by themselves
-        (the C library's `sleep`, not Python's).
+        To sample a worker process, a signal is sent to it. It interrupts C functions that sleep and do not resume by
+        themselves (the C library's `sleep`, not Python's).
 
         Args:
-            on: False stops it, and keeps the samples. True begins anew.
+            on: True discards earlier samples and starts sampling; False stops sampling and keeps the samples.
         """
         self._parts.monitor.lines.switch(on=on)
 
     def hot_lines(self) -> HotLines:
-        """The lines of your code that the workers spend their time on, since `profile_lines()`; `print` the result.
+        """Return the lines of your code on which workers have spent their time since `profile_lines()`; `print` it.
 
-        A line has the time of the libraries that it calls. Lines of notebook cells are shown, too. The time of each
-        line is divided into computing and waiting (for a disk, a network, a lock, a sleep).
+        The time of a line includes that of the libraries that it calls. Lines of notebook cells are shown, too. The
+        time of each line is split into computing and waiting (for a disk, a network, a lock, a sleep).
 
-        Of an asynchronous dataset, only the collation is sampled.
+        For an asynchronous dataset, only collation is sampled.
 
         Returns:
             Lines with their shares, the largest first. Up to one eighth of the samples of an epoch, or those of its
-            last second, may not be there yet.
+            last second, may still be missing.
         """
         return self._parts.monitor.lines.result()
 
@@ -852,21 +852,20 @@ class DataLoader(torch_api.DataLoader[T_co]):
         prefetch_factor: int | None = None,
         kinds: Sequence[Literal["process", "thread"]] | None = None,
     ) -> Tuning:
-        """Search for faster workers and a faster prefetch factor while a loop runs; from any thread.
+        """Search for faster settings of the workers and the prefetch factor while a loop runs. Thread-safe.
 
         Returns at once. Call it before the loop, or while it runs: the search begins with the first batches and
         changes the settings of this loader in mid-epoch. Each setting is measured for a few seconds, and those that
-        may be the fastest are measured again in turns. The fastest stays, if it is faster than the present one by more
-        than 3 %. What is delivered stays the same, byte for byte: of an
-        iterable dataset, and where workers draw from random generators of their own, the number of workers is not
-        changed.
+        may be the fastest are measured again in turns. The fastest setting is kept if it is faster than the present one
+        by more than 3 %. The batches stay the same, byte for byte: the number of workers is not changed for an iterable
+        dataset, or if workers draw from random generators of their own.
 
         Args:
             seconds: Time for the search, counted while the loop runs.
             max_workers: Largest number of workers to try; by default 4 per core of the machines that workers run on
                 (of this one, before the first batch), at least 8.
-            num_workers: Use this number of workers at once, measure it, and keep it, instead of a search.
-            prefetch_factor: Use this prefetch factor, likewise.
+            num_workers: Instead of searching, switch to this number of workers at once, measure it, and keep it.
+            prefetch_factor: Switch to this prefetch factor, likewise.
             kinds: The kinds of workers that may be tried: `("process", "thread")`. By default both, if the dataset
                 consists of arrays or tensors whose rows nbloader gathers, so that no code of yours runs in the
                 workers; otherwise the present kind, because only you know whether your code may run in several
@@ -875,8 +874,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
                 not changed.
 
         Returns:
-            The search. `print` it to see what was tried and what to write down; `undo()` returns to the settings
-            before it, `stop()` ends it. A search that is still running is ended by a new one.
+            The search. `print` it to see what was tried and what to write down; `undo()` restores the settings before
+            it, and `stop()` ends it. A new search ends one that is still running.
 
         Raises:
             ValueError: The loader has no workers, or an argument is out of range.
@@ -933,7 +932,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return tuning
 
     def _other_kind(self, kinds: Sequence[str] | None) -> tuple[str, str]:
-        """The kind of workers that `tune` may try beside the present one ("" for none), and why it does not."""
+        """Return the kind of workers that `tune` may try besides the present one ("" if none), and why it may not."""
         config = self._config
         present = config.workers
         other = {"process": "thread", "thread": "process"}.get(present, "")
@@ -953,10 +952,10 @@ class DataLoader(torch_api.DataLoader[T_co]):
         )
 
     def _use_kind(self, kind: Workers) -> None:
-        """Have workers of another kind from now on, also in mid-epoch.
+        """Switch to another kind of workers, even in mid-epoch.
 
         Raises:
-            DatasetTransferError: The dataset or a function cannot be given to them.
+            DatasetTransferError: The dataset or a function cannot be sent to such workers.
         """
         if kind == self._config.workers:
             return
@@ -966,7 +965,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
 
     @property
     def tuning(self) -> Tuning | None:
-        """The newest search of `tune()`; None without one."""
+        """The newest search of `tune()`; None if there is none."""
         return cast("Tuning | None", self._parts.monitor.tuning)
 
     @ReplaceableProperty
@@ -997,19 +996,19 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return self._parts.monitor.report(arguments, self.dataset, epoch, iterated=iterated)
 
     def record(self, path: str | os.PathLike[str], *, limit: int = 1_000_000) -> Recorder:
-        """Record what happens from now on, for `nbloader.play`: epochs, faults, restarts, and what a dashboard shows.
+        """Record epochs, faults, restarts, and what a dashboard shows to a file, for `nbloader.play`.
 
             with loader.record("run.nbl"):
                 for batch in loader:
                     ...
 
-        The recording ends with `close()` of what is returned, at the end of the `with` block, or when the loader is
-        closed. It takes about 2 kB a second and 200 bytes a batch. It contains indices of samples, texts of errors, and
-        sampled lines of code, but no samples.
+        The recording ends when the returned recorder or the loader is closed, or at the end of the `with` block. It
+        takes about 2 kB a second and 200 bytes a batch. It contains indices of samples, texts of errors, and sampled
+        lines of code, but no samples.
 
         Args:
             path: The file to write, which is replaced.
-            limit: Bytes that it may have. When it is full, the recording ends.
+            limit: Maximum size of the file in bytes. When it is reached, the recording ends.
 
         Raises:
             OSError: The file cannot be written.
@@ -1069,43 +1068,39 @@ class DataLoader(torch_api.DataLoader[T_co]):
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> State:
-        """The loader's position: which batches of which epoch have been delivered, and how the rest is to be drawn.
+        """Return the loader's position: which batches of which epoch were delivered, and how to draw the rest.
 
-        The batch that the loop is processing counts as delivered. It can be called at any moment. The state is
-        JSON-serializable and a few kB, whatever the size of the dataset. The method names are those of torchdata's
+        The batch that the loop is processing counts as delivered. This method can be called at any time. The state is
+        JSON-serializable and a few kB, regardless of the size of the dataset. The method names are those of torchdata's
         StatefulDataLoader.
 
         From the first call on, what would be drawn from torch's global generator (the order with `shuffle=True` and no
         `generator=`, and the seeds) is derived from the loader's own seed, here and in the process that resumes:
         both then yield the same later epochs, which `torch.manual_seed` no longer changes.
 
-        With `num_workers=0`, checkpoints of loaders that draw no random numbers, neither for the order nor for samples,
-        are equal if their positions and `torch.initial_seed()` are, from the second epoch with a checkpoint on.
-
         Raises:
             TypeError: The state of a custom sampler cannot be stored as JSON, or the loader is over a source.
         """
-        parts = self._parts
-        prefetched = None if parts.prefetch.epoch is None else parts.prefetch.epoch.plan
-        return parts.checkpoint.state_dict(self._epoch_context(), prefetched, parts.engine.draw_watch)
+        prefetched = self._parts.prefetch.epoch
+        return self._parts.checkpoint.state_dict(self._epoch_context(), None if prefetched is None else prefetched.plan)
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Resume, with the next `iter(loader)`, where `state_dict()` was called, in this process or another one.
+        """Restore a position: the next `iter(loader)` resumes where `state_dict()` was called, in any process.
 
-        The rest of that epoch and all later ones are equal to the byte, whatever the number of workers. With an
-        iterable dataset the rest of the epoch is loaded in as many shards as there were; later epochs are sharded by
-        the number of workers here.
+        The rest of that epoch and all later ones are identical byte for byte, regardless of the number of workers. With
+        an iterable dataset, the rest of the epoch keeps its number of shards; later epochs are sharded by the number of
+        workers of this loader.
 
-        All of the state is checked before anything is changed. The state of a custom sampler is first loaded into a
-        copy of the sampler, from which one index is drawn; the states of an iterable dataset are first loaded into
-        pickled copies of it.
+        The whole state is checked before anything is changed. The state of a custom sampler is first loaded into a copy
+        of the sampler, from which one index is drawn; the states of an iterable dataset are first loaded into pickled
+        copies of it.
 
         Args:
             state_dict: What `state_dict()` returned, possibly via JSON.
 
         Raises:
-            ValueError: It belongs to another dataset or other arguments, or cannot be read; the message names the
-                field, and the loader is unchanged.
+            ValueError: The state belongs to another dataset or other arguments, or cannot be read; the message names
+                the field, and the loader is unchanged.
             TypeError: It is not a dict.
         """
         self._parts.checkpoint.load(state_dict, self._epoch_context())
@@ -1117,7 +1112,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         """Set an attribute, unless the loader was built from it.
 
         Raises:
-            ValueError: It would no longer have an effect (as torch's DataLoader says of most of them).
+            ValueError: Setting it would have no effect; torch's DataLoader raises this for most of these attributes.
         """
         locked = self.__initialized if name in cfg.FIXED_IN_TORCH else name in cfg.FIXED and "_parts" in vars(self)
         if locked:
@@ -1127,7 +1122,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copying and pickling give a loader with the same attributes and its own workers, before its first epoch.
+        """Copy or pickle the attributes: the new loader has its own workers and starts before its first epoch.
 
         The object is created before its attributes, since its collate function may be one of its own methods. Python
         itself restores them: `__setstate__` would be found by wrappers such as Accelerate's, which delegate missing
@@ -1144,10 +1139,10 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return f"<nbloader.DataLoader of {type(self.dataset).__name__}, num_workers={self.num_workers}>"
 
     def close(self) -> None:
-        """End the workers now. The loader cannot be used any more; closing twice is harmless.
+        """Stop the workers now. The loader cannot be used afterwards; closing it twice is a no-op.
 
-        It may be called from any thread, a subscriber of events, a callback or a signal handler. A loop that
-        iterates the loader ends with `LoaderClosedError`, unless it has received all of its batches.
+        It may be called from any thread, an event subscriber, a callback or a signal handler. A loop that iterates the
+        loader ends with `LoaderClosedError`, unless it has received all of its batches.
         """
         self.clean()
         if self._parts.engine.close():
@@ -1184,7 +1179,7 @@ def make(cls: type[DataLoader[Any]], arguments: dict[str, Any]) -> DataLoader[An
 
     Args:
         cls: The loader's class.
-        arguments: Of `DataLoader`.
+        arguments: Arguments of `DataLoader`.
     """
     loader = object.__new__(cls)
     DataLoader.__init__(loader, **arguments)
@@ -1193,16 +1188,16 @@ def make(cls: type[DataLoader[Any]], arguments: dict[str, Any]) -> DataLoader[An
 
 @dataclass(slots=True, kw_only=True)
 class _Parts:
-    """What belongs to one loader alone, and neither to its copies nor to its pickles."""
+    """State that belongs to one loader and is neither copied nor pickled."""
 
     bus: ev.EventBus
     transfer: DeviceTransfer | None
-    """Moves batches to their device; None if they stay."""
+    """Moves batches to their device; None if they are not moved."""
     demand: EngineDemand
     """What the engine was created for."""
     engine: Engine
     finalizer: weakref.finalize[Any, Any]
-    """Closes the engine with the loader."""
+    """Closes the engine when the loader is garbage-collected."""
     control: Control
     checkpoint: Checkpoint
     prefetch: EpochPrefetch
@@ -1217,20 +1212,20 @@ class EngineDemand:
     """What a loader's attributes demand of its engine. If it changes, the next epoch needs another engine."""
 
     num_workers: int = field(compare=False)
-    """0 where the consumer itself loads. A running engine can be resized."""
+    """0 if the consumer itself loads. A running engine can be resized."""
     prefetch_factor: int | None = field(compare=False)
     """Batches to request ahead, per worker; None without workers. It, too, can be changed while the engine runs."""
     prefetch: int | None = field(compare=False)
-    """Batches to request ahead in total, instead of that; None if it was not given."""
+    """Batches to request ahead in total, instead of `prefetch_factor`; None if not given."""
     adaptive_window: bool = field(compare=False)
     """Whether the prefetch window may grow for small and quick batches."""
     has_workers: bool
     persistent: bool
-    """Whether workers that are idle are never stopped."""
+    """Whether idle workers are never stopped."""
     fresh: bool
-    """Whether each epoch begins in workers as in new ones."""
+    """Whether workers begin each epoch as if they were new."""
     batched: bool
-    """Whether samples make batches."""
+    """Whether samples are collated into batches."""
     streaming: IterableOptions | None
     """How an iterable dataset is read; None for a map-style one."""
     in_order: bool
@@ -1238,7 +1233,7 @@ class EngineDemand:
     concurrency: int
     """Samples that a worker fetches at a time, across batches; 0 if the dataset is not asynchronous."""
     concurrent_size: int | None
-    """Samples of a batch of an asynchronous dataset; None if only the batches tell."""
+    """Samples per batch of an asynchronous dataset; None if only the batches themselves show it."""
     context: Any
     """The context of `multiprocessing` that names the start method, or None."""
     pin_memory: bool
@@ -1287,7 +1282,7 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
 
 
 def _kind_name(config: LoaderConfig[Any], demand: EngineDemand) -> str:
-    """The kind of workers. Without workers, a single thread loads `prefetch` batches ahead, or runs an event loop.
+    """Return the kind of workers; without workers, a single thread may load `prefetch` batches or run an event loop.
 
     The consumer's own thread may have a running event loop already, as in a notebook.
     """

@@ -1,4 +1,4 @@
-"""The next epoch's first batches, loaded before the loop asks for it: `refresh()`, `clean()` and `auto_reload`."""
+"""Loads the first batches of the next epoch before the loop starts it: `refresh()`, `clean()` and `auto_reload`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class EpochPrefetch:
-    """Holds at most one epoch that was started before anybody iterates it. It does not refer to the loader."""
+    """Holds at most one epoch that was started before it is iterated. It does not refer to the loader."""
 
     def __init__(self) -> None:
         self._epoch: EpochIterator[Any] | None = None
@@ -21,10 +21,10 @@ class EpochPrefetch:
         return self._epoch
 
     def start(self, make_epoch: Callable[[], EpochIterator[Any]]) -> None:
-        """Start the next epoch, unless that has been done.
+        """Start the next epoch, unless it has been started already.
 
         Args:
-            make_epoch: Creates its iterator.
+            make_epoch: Creates the iterator of the epoch.
         """
         if self._epoch is None:
             self._epoch = make_epoch()

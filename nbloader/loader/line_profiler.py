@@ -21,14 +21,14 @@ from nbloader.metrics.hot_lines import HotLines, LineProfile, find_hot_lines
 log = logging.getLogger(__name__)
 
 INTERVAL = 0.05
-"""Mean time between two samples of a worker, seconds. The time varies by half of it, so that no rhythm of the dataset
-is met."""
+"""Mean time between two samples of a worker, seconds. The time varies randomly by up to half of it, so that samples do
+not lock onto a rhythm of the dataset."""
 IDLE_INTERVAL = 0.25
 """The same while no worker is busy."""
 PROMPT = 1e-4
 """Seconds; see `_prompt_switches`."""
 AT_ONCE = 4
-"""Workers that are sampled at a time."""
+"""Number of workers that are sampled at a time."""
 
 
 class LineProfiler:
@@ -52,12 +52,12 @@ class LineProfiler:
         self.follow(engine)
 
     def follow(self, engine: Engine) -> None:
-        """Sample the workers of another engine, which has taken the place of the present one."""
+        """Sample the workers of another engine, which replaces the present one."""
         self._engine = engine
         engine.on_stacks = self._profile.add
 
     def switch(self, *, on: bool) -> None:
-        """Take samples from now on, without those of before; or no longer. From any thread."""
+        """Start sampling, discarding earlier samples, or stop. Thread-safe."""
         if on:
             self._profile.clear()
         with self._lock:
@@ -65,19 +65,19 @@ class LineProfiler:
             self._start_or_stop()
 
     def epoch_began(self, run: int) -> None:
-        """An iteration begins."""
+        """Register an iteration that begins."""
         with self._lock:
             self._open.add(run)
             self._start_or_stop()
 
     def epoch_ended(self, run: int) -> None:
-        """An iteration has ended."""
+        """Unregister an iteration that has ended."""
         with self._lock:
             self._open.discard(run)
             self._start_or_stop()
 
     def result(self) -> HotLines:
-        """The samples so far, by line."""
+        """Return the samples so far, by line."""
         return find_hot_lines(
             self._profile.stacks(), profiling=self.on, is_library=is_library, source=source_line, place=place_of
         )
@@ -113,13 +113,13 @@ class LineProfiler:
 
 @contextlib.contextmanager
 def _prompt_switches() -> Iterator[float]:
-    """Let this thread interrupt others that compute after `PROMPT`, not 5 ms, when it wants the interpreter lock.
+    """Let this thread take the interpreter lock from computing threads after `PROMPT` seconds instead of 5 ms.
 
-    Otherwise it would get the lock when another thread releases it, and find most threads that compute in a call that
-    does so, such as a read of a file, although they are there for a small part of the time.
+    Otherwise this thread would get the lock when another thread releases it, and would find most computing threads in a
+    call that releases the lock, such as a file read, although they spend little of their time there.
 
     Returns:
-        The usual interval, seconds. It is in force again after a wait of that order.
+        The usual interval, seconds. It is in force again after a wait of about that length.
     """
     usual = sys.getswitchinterval()
     sys.setswitchinterval(min(PROMPT, usual))
@@ -130,7 +130,7 @@ def _prompt_switches() -> Iterator[float]:
 
 
 def _sample(profiler_ref: weakref.ref[LineProfiler], stop: threading.Event) -> None:
-    """The thread. It does not keep the profiler, and so the loader, alive."""
+    """Run the sampling thread. It does not keep the profiler, and thus the loader, alive."""
     jitter = random.Random()  # noqa: S311 - not the global generator, which belongs to the program
     interval = INTERVAL
     while not stop.wait(interval * jitter.uniform(0.5, 1.5)):

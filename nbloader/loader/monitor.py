@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 
 OUTLOOK_BATCHES = 200
-"""Batches that the predictions beside a verdict are made from."""
+"""Number of batches from which the predictions beside a verdict are made."""
 OUTLOOK_S, OUTLOOK_SHARE = 1.0, 0.003
-"""Seconds after which they are computed again, at least, and the share of the time that this may take."""
+"""Minimum seconds between two computations of the predictions, and the share of the time that these may take."""
 DISTURBING = (WorkersResized, WorkerReady, LoaderResumed, DatasetReloaded)
-"""After these, earlier batches are not used for predictions."""
+"""Events after which earlier batches are not used for predictions."""
 
 
 def _settings(arguments: dict[str, Any], e: Evidence) -> Settings:
@@ -72,17 +72,17 @@ class _Predicted(NamedTuple):
     made_for: tuple[object, ...]
     """What they depend on."""
     due: float
-    """When they are to be computed again, seconds, monotonic."""
+    """Time at which to compute them again, monotonic seconds."""
     outlook: Outlook
 
 
 class Monitor:
-    """Aggregates a loader's events. It changes nothing about the loading.
+    """Aggregates a loader's events, without affecting how it loads.
 
     Args:
         events: The loader's event bus.
-        engine: Its engine.
-        transfer: What moves batches to their devices; None where they stay as they are.
+        engine: The loader's engine.
+        transfer: Moves batches to their devices; None if they are not moved.
     """
 
     def __init__(self, events: EventBus, engine: Engine, transfer: DeviceTransfer | None) -> None:
@@ -95,12 +95,12 @@ class Monitor:
         self.lines = LineProfiler(engine)
         """Samples the lines that workers execute."""
         self._changed_at = 0
-        """When the loader was changed in a way that makes batches before useless for predictions, perf_counter ns."""
+        """Time of the last change that makes earlier batches useless for predictions, perf_counter ns."""
         self._predicted = _Predicted((), 0.0, Outlook())
         self._samples: SampleIndex | None = None
-        """What is known of the dataset's samples; made when slow ones are found."""
+        """Facts about the dataset's samples; created when slow samples are found."""
         self._hits_before = 0
-        """Hits of the cache of samples before the newest epoch."""
+        """Hits of the sample cache before the newest epoch."""
         self.tuning: SettingSearch | None = None
         """The newest search for better settings."""
         events.subscribe(self._aggregator.update)
@@ -131,15 +131,15 @@ class Monitor:
             self._changed_at = event.time
 
     def window_changed(self) -> None:
-        """Another number of batches is requested ahead from now on."""
+        """Note that the size of the prefetch window was changed."""
         self._changed_at = time.perf_counter_ns()
 
     def follow(self, engine: Engine, transfer: DeviceTransfer | None) -> None:
-        """Observe another engine, which has taken the place of the present one.
+        """Observe another engine, which replaces the present one.
 
         Args:
-            engine: The engine.
-            transfer: What moves its batches; None where they stay as they are.
+            engine: The new engine.
+            transfer: Moves its batches to their devices; None if they are not moved.
         """
         self._engine = engine
         self._transfer = transfer
@@ -166,8 +166,8 @@ class Monitor:
         """See `DataLoader.stats`.
 
         Args:
-            given: All arguments that the model of the loader knows, as they are.
-            dataset: The dataset, whose labels and files slow samples may have in common; None to look at neither.
+            given: Current values of all arguments that the model of the loader uses.
+            dataset: The dataset, whose labels and files slow samples may have in common; None to ignore both.
             iterated: Whether an epoch has ever been started.
         """
         snapshot = self._snapshot(iterated=iterated, dataset=dataset)
@@ -179,7 +179,7 @@ class Monitor:
         )
 
     def _outlook(self, s: Snapshot, given: dict[str, Any]) -> Outlook:
-        """What changes would gain: predictions of the last seconds, and restarts of workers as of now."""
+        """Collect what changes would gain: predictions from the last seconds, and workers to restart now."""
         ended = s.state in ENDED
         found = Outlook()
         searching = self.tuning is not None and self.tuning.gauge.running
@@ -222,11 +222,11 @@ class Monitor:
         return self._aggregator.snapshot(self._probe.fill(gauges), usage, self._usage.epoch(), known)
 
     def _known_samples(self, dataset: Any, *, patient: bool) -> KnownFacts:
-        """What is known of samples without reading them.
+        """Return a function that looks up facts about samples without reading them.
 
         Args:
             dataset: The dataset.
-            patient: Whether nothing is delayed by a short wait.
+            patient: Whether a short wait is acceptable, because it delays nothing.
         """
 
         def facts(indices: Sequence[Any]) -> Mapping[Any, SampleFacts]:
@@ -242,7 +242,7 @@ class Monitor:
 
         Args:
             changed: The arguments that differ.
-            given: All arguments that the model knows, as they are.
+            given: Current values of all arguments that the model of the loader uses.
             iterated: Whether an epoch has ever been started.
         """
         s = self._snapshot(iterated=iterated)
@@ -255,7 +255,7 @@ class Monitor:
         return self._predict(s, changed, given, change, self._cost_change(changed, given, s))
 
     def _cost_change(self, changed: dict[str, Any], given: dict[str, Any], s: Snapshot) -> CostChange | str:
-        """What a change means for the costs of batches; a text if that cannot be predicted."""
+        """Return how a change affects the cost of batches, or a text that says why that cannot be predicted."""
         line = changed.get("line")
         if line is not None:
             lines = self.lines.result()
@@ -303,10 +303,10 @@ class Monitor:
         Args:
             s: A snapshot that was just taken.
             changed: The arguments that differ.
-            given: All arguments that the model knows, as they are.
-            change: The change, for a person.
-            costs: What it means for the costs of batches, or why that is not known.
-            batches: How many batches are replayed, at most.
+            given: Current values of all arguments that the model of the loader uses.
+            change: Description of the change, for the user.
+            costs: How it affects the cost of batches, or why that is not known.
+            batches: Maximum number of batches to replay.
         """
         epoch = self._aggregator.epoch_evidence()
         run = self._aggregator.run

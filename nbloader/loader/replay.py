@@ -1,10 +1,10 @@
-"""Batches that were delivered, made again in this process: `DataLoader.replay` and `DataLoader.debug`.
+"""Reproduces delivered batches in this process: `DataLoader.replay` and `DataLoader.debug`.
 
     epoch begins -> EpochHistory.add(): its seed and the order of its batches, about 10 kB, without the dataset
     replay(epoch, batch) -> EpochHistory -> indices and seed -> ReplayedBatch -> the code that worker threads run
 
-The seed belongs to the batch, and what its samples draw follows from that. So it does not matter which worker of how
-many has produced it, nor how often.
+The seed belongs to the batch and determines what its samples draw. So it does not matter which worker produced the
+batch, how many workers there were, or how often it was produced.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from nbloader.explorer.widget import Explorer
 
 MAX_EPOCHS = 256
-"""Epochs that are kept; each takes 1 to 20 kB."""
+"""Maximum number of epochs that are kept; each takes 1 to 20 kB."""
 MAX_LOGGED = 1 << 20
-"""Indices of custom samplers that are kept in addition, over all epochs but the last."""
+"""Maximum number of logged indices of custom samplers, over all epochs but the newest."""
 GRACE = 1.0
-"""Seconds that the thread of an event loop has to end."""
+"""Seconds that the thread of an event loop gets to end."""
 
 Outcome: TypeAlias = Any
 """A `BatchOutcome`."""
@@ -69,11 +69,11 @@ class EpochHistory:
         self._total_logged = 0
 
     def add(self, epoch: int, order: EpochOrder | None) -> None:
-        """An epoch begins.
+        """Register an epoch that begins.
 
         Args:
-            epoch: Its number.
-            order: Its order; None if its samples have no indices.
+            epoch: Number of the epoch.
+            order: Order of the epoch; None if its samples have no indices.
         """
         if self._orders:
             before = self.newest
@@ -90,17 +90,17 @@ class EpochHistory:
         """Number of the epoch that began last.
 
         Raises:
-            ReplayError: None has begun.
+            ReplayError: No epoch has begun.
         """
         if not self._orders:
             raise ReplayError("this loader has not been iterated: there is no epoch to replay")
         return next(reversed(self._orders))
 
     def order(self, epoch: int) -> EpochOrder:
-        """The order of an epoch.
+        """Return the order of an epoch.
 
         Raises:
-            ReplayError: It is not known.
+            ReplayError: The epoch is not known, or its samples have no indices.
         """
         newest = self.newest
         if epoch not in self._orders:
@@ -120,11 +120,11 @@ class EpochHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySetup:
-    """What workers are given, as the loader has it now."""
+    """The loader's current dataset, functions and settings, as given to workers."""
 
     dataset: Any
     collate_fn: Callable[[Any], Any] | None
-    """As workers have it: None for nbloader's own."""
+    """The collate function of workers; None for nbloader's own."""
     worker_init_fn: Callable[[int], object] | None
     """None without workers."""
     on_error: Any
@@ -149,19 +149,19 @@ class _Part(NamedTuple):
 
 
 class ReplayedBatch:
-    """A batch of an earlier moment, which is made again when it is asked for. The result of `DataLoader.replay`.
+    """A batch that was delivered earlier and is reproduced on demand; the result of `DataLoader.replay`.
 
-    Neither the random generators of this process nor the loader's iterators are affected. What runs is the dataset as
-    it is now: if it, its class or its files have changed since, the result follows them.
+    Neither the random generators of this process nor the loader's iterators are affected. The dataset runs as it is
+    now: if it, its class or its files have changed since, the result changes, too.
 
     Args:
-        setup: What the loader has now.
+        setup: The loader's current dataset, functions and settings.
         epoch: Number of the epoch.
         number: Number of the batch.
         order: The order of the epoch.
 
     Raises:
-        ReplayError: The batch is not known, or cannot be made again.
+        ReplayError: The batch is not known, or cannot be reproduced.
     """
 
     def __init__(self, setup: ReplaySetup, epoch: int, number: int, order: EpochOrder) -> None:
@@ -182,16 +182,16 @@ class ReplayedBatch:
         self.number = number
         """Number of the batch in the epoch, as in `BatchRecord.index`."""
         self.indices: Any = planned.indices
-        """Its dataset indices; a single one where automatic batching is off."""
+        """Dataset indices of the batch; a single index if automatic batching is disabled."""
         self.seed = planned.seed
-        """What the random generators are seeded with before its first sample."""
+        """Seed of the random generators before the first sample."""
 
     def __repr__(self) -> str:
         """One line."""
         return f"<batch {self.number} of epoch {self.epoch}: {len(self)} samples; .batch, .sample(position), .debug()>"
 
     def __len__(self) -> int:
-        """Samples that were drawn for it. `on_error` may have skipped some."""
+        """Return the number of samples drawn for the batch. `on_error` may have skipped some."""
         return len(self.indices) if self._setup.batched else 1
 
     @cached_property
@@ -206,10 +206,10 @@ class ReplayedBatch:
             return self._make(dataset)
 
     def _make(self, dataset: Any) -> Any:
-        """Make the batch.
+        """Produce the batch.
 
         Args:
-            dataset: As workers have it.
+            dataset: The dataset as workers have it.
         """
         outcome = self._outcome(dataset)
         if outcome.failed:
@@ -220,16 +220,17 @@ class ReplayedBatch:
         return batch if self._setup.names is None else name_parts(batch, self._setup.names)
 
     def sample(self, position: int) -> Any:
-        """A sample as the dataset returned it, before collation.
+        """Return a sample as the dataset returned it, before collation.
 
-        The samples of a batch draw from the same generators one after another, so those before it are fetched, too.
+        The samples of a batch draw from the same generators one after another, so the preceding samples are fetched,
+        too.
 
         Args:
-            position: Its position in the batch, from 0; in `indices`, where skipped samples count.
+            position: Position of the sample in `indices`, from 0; skipped samples count.
 
         Raises:
-            IndexError: The batch is smaller.
-            Exception: Whatever the dataset raises for this sample; for an earlier one, unless `on_error` handles it.
+            IndexError: The batch has no such position.
+            Exception: Whatever the dataset raises for this sample, or for an earlier one unless `on_error` handles it.
         """
         position = self._checked(position)
         part = self._part(position)
@@ -245,10 +246,10 @@ class ReplayedBatch:
         return sample
 
     def delivery(self, index: Any) -> Delivery:
-        """How one of its samples is made again.
+        """Return how to reproduce one of the batch's samples.
 
         Args:
-            index: Its dataset index.
+            index: Dataset index of the sample.
 
         Raises:
             ReplayError: The dataset fetches the samples of a batch together; or the sample is not in this batch.
@@ -264,7 +265,7 @@ class ReplayedBatch:
         return Delivery(self.epoch, self.number, position, seed, before)
 
     def explore(self, **options: Any) -> Explorer:
-        """Look at the batch and its samples as they were delivered. A worker of the explorer makes them.
+        """Explore the batch and its samples as they were delivered. A worker of the explorer reproduces them.
 
         Args:
             **options: Arguments of `nbloader.explore`.
@@ -294,11 +295,11 @@ class ReplayedBatch:
         return explore(samples, **{"num_workers": 1, **options})
 
     def debug(self, index: Any = None, *, post_mortem: bool = False) -> None:
-        """Make the batch, or one of its samples, in the debugger. See `DataLoader.debug`.
+        """Reproduce the batch, or one of its samples, in the debugger. See `DataLoader.debug`.
 
         Args:
             index: Dataset index of a sample of this batch.
-            post_mortem: Whether to begin at the line that raises.
+            post_mortem: Whether to stop only at the line that raises.
 
         Raises:
             ReplayError: The sample is not in this batch, or the dataset is asynchronous.
@@ -360,7 +361,7 @@ class ReplayedBatch:
         return position % size
 
     def _part(self, position: int) -> _Part:
-        """The part of the batch with the sample at a position."""
+        """Return the part of the batch with the sample at a position."""
         setup = self._setup
         if not setup.batched:
             return _Part([self.indices], self.seed, 0)
@@ -427,7 +428,7 @@ class ReplayedBatch:
         return outcome.open()  # type: ignore[no-any-return]
 
     def _produce_async(self, setup: ReplaySetup, tasks: Sequence[Task]) -> list[Outcome]:
-        """Produce on a thread with an event loop of its own: this one may have a running loop, as in a notebook."""
+        """Produce batches on a thread with its own event loop: this one may have a running loop, as in a notebook."""
         options = WorkerOptions(
             kind="thread", batched=setup.batched, output=setup.output, seed=self._base_seed,
             concurrency=setup.concurrency,

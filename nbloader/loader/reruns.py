@@ -1,8 +1,8 @@
-"""Notebook cells that are run again: the loaders that their earlier runs created stop their workers soon.
+"""When a notebook cell is run again, soon stops the workers of loaders that earlier runs of the cell created.
 
-The notebook's output history, tracebacks and other variables keep old loaders alive although nobody iterates them any
-more. Loaders created by the same run of a cell are all kept, even if one line created them: a helper function that is
-called for training and for validation, a dict comprehension.
+The notebook's output history, tracebacks and other variables keep old loaders alive although they are no longer
+iterated. All loaders created by the same run of a cell are kept, even if the same line created them (in a helper
+function that is called for training and for validation, or in a dict comprehension).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class _Origin(NamedTuple):
     """Where a loader was created."""
 
     cell: tuple[str, ...]
-    """The cell's id, which survives edits of the cell; else file name (which depends on the text) and line."""
+    """The cell's id, which survives edits of the cell; without one, file name (which depends on the text) and line."""
     run: int
     """The notebook's execution count."""
 
@@ -31,7 +31,7 @@ def supersede_older(engine: Engine) -> None:
     """Register a new loader's engine, and tell those of earlier runs of the same cell that they are superseded.
 
     Args:
-        engine: Of the loader that is being created.
+        engine: Engine of the loader that is being created.
     """
     origin = _current_origin()
     if origin is None:
@@ -43,11 +43,11 @@ def supersede_older(engine: Engine) -> None:
 
 
 def succeed(old: Engine, new: Engine) -> None:
-    """A loader has replaced its engine: the new one belongs to the same run of the same cell.
+    """Register that a loader has replaced its engine: the new one belongs to the same run of the same cell.
 
     Args:
         old: The engine that is replaced.
-        new: The one that takes its place.
+        new: The engine that replaces it.
     """
     origin = _origins.pop(old, None)
     if origin is not None:

@@ -1,7 +1,7 @@
-"""What is known of samples without reading them: labels, names and sizes of files, from a dataset's own attributes.
+"""Facts about samples that need not be read: labels, file names and file sizes, from a dataset's own attributes.
 
 Only plain containers that are instance attributes of the dataset are read (lists, tuples, arrays, tensors, columns of
-data frames), so that no code of the dataset runs beside the loop. Sizes of files are read by a thread, since a network
+data frames), so that no code of the dataset runs alongside the loop. File sizes are read by a thread, since a network
 drive may not respond.
 """
 
@@ -17,13 +17,13 @@ from nbloader.metrics.evidence import FILE_SIZE, SampleFacts
 from nbloader.shm.shared_objects import SharedSequence
 
 KEPT = 4096
-"""Files whose sizes are kept."""
+"""Maximum number of files whose sizes are kept."""
 PATIENCE = 0.05
 """Seconds to wait for sizes of files, after the end of an epoch."""
 _DEPTH = 8
-"""Datasets within datasets that are followed."""
+"""Maximum depth of nested datasets that is followed."""
 _SHORT = 40
-"""Longest text that may be a label, characters."""
+"""Maximum length of a string that may be a label, characters."""
 _LONGEST_SUFFIX = 6
 _PARTS = 4
 """Longest tuple whose items are fields, such as (path, label)."""
@@ -41,7 +41,7 @@ class _Column(NamedTuple):
 
 
 class SampleIndex:
-    """Looks up what is known of samples.
+    """Looks up facts about samples.
 
     Args:
         dataset: The dataset.
@@ -55,11 +55,11 @@ class SampleIndex:
         self._files = _FileSizes(self._folders)
 
     def facts(self, indices: Sequence[Any], *, patient: bool) -> Mapping[Any, SampleFacts]:
-        """What is known of some samples.
+        """Return what is known about some samples.
 
         Args:
             indices: Their dataset indices. Those that are not integers are left out.
-            patient: Whether to wait a moment for sizes of files; otherwise those that are known are returned.
+            patient: Whether to wait a moment for file sizes; otherwise only the known ones are returned.
         """
         if not self._columns:
             return {}
@@ -90,12 +90,12 @@ class SampleIndex:
 
 
 class _Known(NamedTuple):
-    """What is known of one sample."""
+    """What is known about one sample."""
 
     values: dict[str, Any]
     sizes: dict[str, float]
     path: str
-    """Its file; "" if there is none."""
+    """Path of its file; "" if there is none."""
 
 
 class _FileSizes:
@@ -109,7 +109,7 @@ class _FileSizes:
         self._thread: threading.Thread | None = None
 
     def of(self, paths: Sequence[str], *, patient: bool) -> dict[str, float]:
-        """The sizes that are known, bytes. The others are read meanwhile, and known later."""
+        """Return the sizes that are known, in bytes. The others are read in the background."""
         with self._lock:
             missing = [path for path in dict.fromkeys(paths) if path not in self._sizes]
             self._wanted = missing[: KEPT - len(self._sizes)]
@@ -182,7 +182,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _name(kind: type) -> str:
-    """The package and the name of a type: none of these packages is imported for this."""
+    """Return package and name of a type, for checks that do not import the package."""
     return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
 
 
@@ -207,7 +207,7 @@ def _column(name: str, values: Any) -> _Column:
 
 
 def _add(known: _Known, name: str, value: Any) -> _Known:
-    """Add what one attribute says of a sample."""
+    """Add what one attribute says about a sample."""
     if type(value).__module__.partition(".")[0] in ("numpy", "torch"):
         if getattr(value, "ndim", 1):
             known.sizes[f"size of {name}"] = float(value.numel() if hasattr(value, "numel") else value.size)
@@ -234,6 +234,6 @@ def _add(known: _Known, name: str, value: Any) -> _Known:
 
 
 def _is_path(text: str) -> bool:
-    """Whether a text looks like the name of a file."""
+    """Whether a string looks like a file name."""
     name, dot, suffix = text.rpartition(".")
     return bool(name and dot) and suffix.isalnum() and len(suffix) <= _LONGEST_SUFFIX and "\n" not in text

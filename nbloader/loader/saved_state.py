@@ -1,7 +1,8 @@
 """Checks of a saved state before anything is changed: `DataLoader.load_state_dict()`.
 
 A state is a file that somebody else may have written, so every value is checked: its type, its range, and whether it
-fits this loader. What is a matter of the user's code (the state of a custom sampler) is loaded into a copy.
+fits this loader. State that only user code can check (that of a custom sampler or an iterable dataset) is first loaded
+into a copy.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from nbloader.workers.worker_info import WorkerInfo
 log = logging.getLogger(__name__)
 State = dict[str, Any]
 _Check: TypeAlias = "Callable[[Any, str], Any]"
-"""Takes a value and where it stands ("state_dict['epoch']['seed']"). Returns a copy of it, or raises ValueError."""
+"""Takes a value and its path ("state_dict['epoch']['seed']"). Returns a copy of it, or raises ValueError."""
 
 ROOT = "state_dict"
 MAX_COUNT = 1 << 53
-"""Largest number of batches, samples or epochs. JSON parsers that read numbers as doubles keep it exactly."""
+"""Largest number of batches, samples or epochs. JSON parsers that read numbers as doubles represent it exactly."""
 MAX_SEED = (1 << 64) - 1
 _MT19937_WORDS = 624
 _NONE = type(None)
@@ -44,11 +45,11 @@ def checked_state(state: Any, identity: State, context: EpochContext) -> State:
 
     Args:
         state: What `state_dict()` returned, possibly via JSON.
-        identity: The fields that must be equal in this loader.
+        identity: Fields of this loader that the state must match.
         context: What the next epoch would depend on.
 
     Raises:
-        ValueError: It belongs to another dataset or configuration, or is malformed. The message names the field.
+        ValueError: The state belongs to another dataset or configuration, or is malformed. The message names the field.
         TypeError: It is not a dict, or the loader has no state.
     """
     if isinstance(context.index_sampler, SourceSampler):
@@ -111,8 +112,6 @@ def _map_epoch(epoch: State, where: str, context: EpochContext, sources: list[An
         )
     elif "sampler" in epoch:
         result["sampler"] = _copied(epoch["sampler"], f"{where}['sampler']")
-    if "draws" in epoch:  # only if it is False
-        result["draws"] = _entry(epoch, where, "draws", _bool)
     if "sampler_epoch" in epoch:
         result["sampler_epoch"] = _entry(epoch, where, "sampler_epoch", _signed)
     total = samplers.length(context.index_sampler)
@@ -141,7 +140,7 @@ def _iterable_epoch(epoch: State, where: str, context: EpochContext, sources: li
 
 
 def _try_dataset(epoch: State, where: str, dataset: Any) -> None:
-    """Load the states of a dataset into copies of it, made as for its shards. States of iterators wait for theirs."""
+    """Load the states of a dataset into copies of it, made as for its shards. Iterator states are not checked."""
     states = [(shard, of_shard["state"]) for shard, of_shard in enumerate(epoch["shards"])]
     states = [(shard, saved[1]["dataset"]) for shard, saved in states if saved is not None and "dataset" in saved[1]]
     if not states:
@@ -238,7 +237,7 @@ def _rollover_state(value: Any, where: str, stateful: FullBatches, context: Epoc
 
 
 def _try_to_load(value: Any, where: str, stateful: Any, context: EpochContext) -> None:
-    """Load the state into a copy of a custom sampler, and draw from that once."""
+    """Load the state into a copy of a custom sampler, and draw one index from the copy."""
     dataset = {id(context.dataset): context.dataset}  # need not be copied
     drawing = True
     with PreservedRandomState():
@@ -257,7 +256,7 @@ def _try_to_load(value: Any, where: str, stateful: Any, context: EpochContext) -
 
 
 def refusal(where: str, stateful: Any, error: Exception) -> str:
-    """The message when an object of the user's has refused its state."""
+    """Return the error message for a user-defined object that has refused its state."""
     text = f"{type(error).__name__}: {str(error)[:80]}"
     return f"{where} was refused by {type(stateful).__name__}.load_state_dict(): {text}"
 
@@ -408,7 +407,7 @@ def _wrong(where: str, expected: str, value: Any) -> ValueError:
 
 
 def _short(value: Any) -> str:
-    """A value in a message: at most about 60 characters. A container is named by its type."""
+    """Format a value for a message: at most about 60 characters. A container is named by its type."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:  # noqa: PLR2004
         return f"an integer of {value.bit_length()} bits"
     if value is not None and not isinstance(value, (bool, int, float, str)):

@@ -1,4 +1,4 @@
-"""Compatibility with torch's loader: start methods, and loaders that are made from other loaders."""
+"""Compatibility with torch's loader: start methods, and loaders created from other loaders."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SELECTS_SAMPLES = frozenset({
 
 
 def start_method(context: Any) -> str:
-    """How workers start: "forkserver", "spawn" or "fork".
+    """Return how workers start: "forkserver", "spawn" or "fork".
 
-    "fork" needs to be asked for. Before Python 3.14 it is the default of `multiprocessing` on Linux. There the
+    "fork" must be requested explicitly. Before Python 3.14, it is the default of `multiprocessing` on Linux, where the
     default cannot be distinguished from `multiprocessing.set_start_method("fork")`, since any lock or queue of
-    `multiprocessing` fixes it, tqdm's too.
+    `multiprocessing`, even tqdm's, fixes it.
 
     Args:
         context: A context object, or None.
@@ -45,9 +45,9 @@ def start_method(context: Any) -> str:
 
 
 def may_fork(context: Any) -> bool:
-    """Whether workers may be forked if what they need cannot be pickled: nobody has asked for another start method.
+    """Whether workers may be forked if something cannot be pickled, since no other start method was requested.
 
-    "forkserver" counts as asked for where it is the default, too (since Python 3.14). There
+    "forkserver" counts as requested even where it is the default (since Python 3.14): there,
     `multiprocessing.set_start_method("forkserver")` cannot be distinguished from a default that a lock has fixed.
 
     Args:
@@ -57,7 +57,7 @@ def may_fork(context: Any) -> bool:
 
 
 def arguments_of(loader: Any) -> dict[str, Any]:
-    """The arguments with which a loader of torch's or of ours can be created again.
+    """Return the arguments with which a loader of torch or nbloader can be recreated.
 
     Samplers are reused, not copied: their owner may call `set_epoch` on them.
     """

@@ -31,30 +31,31 @@ if TYPE_CHECKING:
 log = logging.getLogger("nbloader")
 
 INTERVAL = 0.1
-"""Seconds between two looks at the batches that have come."""
+"""Seconds between two checks for new batches."""
 PARTS = 24
-"""A setting is measured for this part of the time."""
+"""Each setting is measured for 1/PARTS of the time."""
 SHORTEST, LONGEST = 0.5, 4.0
-"""Limits of that, seconds."""
+"""Limits of the time for one setting, seconds."""
 MIN_BATCHES, MIN_PER_WORKER = 24, 4
-"""Batches that a measurement needs, and per worker: they may come in bursts, one from each."""
+"""Minimum number of batches of a measurement, in total and per worker: they may arrive in bursts, one from each
+worker."""
 PATIENCE = 4
-"""Times as long as planned that a measurement may take until it has them."""
+"""A measurement may take up to this multiple of its planned time to collect these batches."""
 FEWEST = 8
-"""Batches below which it says nothing."""
+"""Number of batches below which a measurement is meaningless."""
 WARM_UP = 10.0
-"""Seconds for which the measurement waits for new workers."""
+"""Maximum time, in seconds, that a measurement waits for new workers."""
 DISTURBANCES = (LoaderPaused, LoaderResumed, WorkerRestarted, DatasetReloaded)
-"""After these a measurement begins anew."""
+"""Events after which a measurement starts over."""
 RUNNING = frozenset({"starting", "running", "paused"})
 """States of a loader that is iterated."""
 CLOSED = "The loader was closed."
 RECENT_NS = 5_000_000_000
-"""Batches of the last seconds are what a setting is compared with that was chosen, ns."""
+"""A setting that the user chose is compared with the batches of this last period, ns."""
 
 
 def change_plan(start: Setting, setting: Setting, records: Sequence[BatchRecord]) -> Plan:
-    """Change to a setting that was chosen.
+    """Create the plan for changing to a setting that the user chose.
 
     Args:
         start: The present setting.
@@ -66,7 +67,7 @@ def change_plan(start: Setting, setting: Setting, records: Sequence[BatchRecord]
 
 
 class Tuning:
-    """Tries settings while a loop iterates the loader, on a thread.
+    """Tries settings on a separate thread while a loop iterates the loader.
 
     `print` it for a table of what was tried; as the last line of a cell it is a plot, a table and the line of code to
     write down.
@@ -76,9 +77,9 @@ class Tuning:
         monitor: Its monitor.
         seconds: Time for all settings, counted while the loop runs.
         plan: Which settings are tried.
-        restore_window: Gives a loader its present prefetch window again.
-        use_kind: Gives a loader another kind of workers.
-        note: Why no other kind is tried; "" for nothing to say.
+        restore_window: Restores the prefetch window that a loader has now.
+        use_kind: Switches a loader to another kind of workers.
+        note: Why no other kind is tried; "" if there is nothing to say.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Tuning:
 
     @property
     def trials(self) -> list[Trial]:
-        """What was measured so far, in this order."""
+        """The measurements so far, in order."""
         return list(self._plan.trials)
 
     @property
@@ -150,9 +151,9 @@ class Tuning:
         self._stop.set()
 
     def undo(self) -> None:
-        """End the search, and return to the settings before it; soon if it is running, else at once.
+        """End the search and restore the settings before it: soon if it is running, otherwise at once.
 
-        The prefetch window, too, is the one before: `prefetch`, or one that adapts itself.
+        This includes the prefetch window: `prefetch`, or an adaptive one.
 
         Raises:
             LoaderClosedError: The loader was closed.
@@ -169,7 +170,7 @@ class Tuning:
 
     @property
     def gauge(self) -> TuningGauge:
-        """What a dashboard shows of it."""
+        """What a dashboard shows of the search."""
         plan = self._plan
         changed = plan.result != plan.start and not self._undone
         return TuningGauge(not self.finished, changed, self._summary(), isinstance(plan, Change))
@@ -275,10 +276,10 @@ class Tuning:
                 return measured
 
     def _settled(self, records: list[BatchRecord], window: int) -> list[BatchRecord]:
-        """Leave out as many batches as the window has, the first ones with a setting; at most those of one slice.
+        """Drop the first batches of a setting: as many as the window holds, but at most those of one slice.
 
-        The first ones come while the window still has batches that were made faster, or has to fill; and the first of
-        a new worker, on memory that nobody has used yet, takes longer.
+        The first batches arrive while the window still holds batches that were produced faster, or while it fills. In
+        addition, the first batch of a new worker takes longer, since its memory has not been used before.
         """
         if not records:
             return records
@@ -287,7 +288,7 @@ class Tuning:
         return records[first:]
 
     def _when_ready(self, setting: Setting) -> int:
-        """Wait until these workers are ready, while the loop runs. Returns the time, perf_counter ns."""
+        """Wait until the workers of a setting are ready, while the loop runs. Returns the time, perf_counter ns."""
         workers, began = setting.num_workers, time.monotonic()
         while True:
             self._look()
@@ -303,7 +304,7 @@ class Tuning:
                 return time.perf_counter_ns()
 
     def _look(self) -> list[BatchRecord] | None:
-        """Wait a moment. Returns the batches that have come; None if something has disturbed the measurement.
+        """Wait a moment. Returns the batches that have arrived; None if something has disturbed the measurement.
 
         Raises:
             _EndError: The search ends.
@@ -345,11 +346,11 @@ class Tuning:
 
 
 class _EndError(Exception):
-    """The search ends; says why."""
+    """Ends the search; the message says why."""
 
 
 class _Settings(NamedTuple):
-    """The attributes of a loader that are changed."""
+    """The attributes of a loader that a search changes."""
 
     num_workers: int
     prefetch_factor: int | None

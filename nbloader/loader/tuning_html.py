@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 660, 230
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 16, 48
 """Margins of the plot, pixels."""
 TICKS = 4
-"""Most ticks of the axis."""
+"""Maximum number of ticks of the axis."""
 ERRORS = 2
 """Standard errors that a bar extends to either side: measurements whose bars overlap may be equal."""
 COLUMNS = ("tried", "batches/s", "loop waits", "")
@@ -28,7 +28,7 @@ def html_of(trials: Sequence[Trial], best: Trial | None, start: Setting, chosen:
     Args:
         trials: In the order in which they were measured.
         best: The fastest.
-        start: The setting before.
+        start: The setting before the search.
         chosen: The setting to write down.
         summary: What was found.
     """

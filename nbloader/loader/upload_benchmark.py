@@ -48,7 +48,7 @@ class RandomImages:
     Args:
         length: Number of samples.
         shape: Shape of a sample.
-        distinct: Number of different samples; after them they repeat.
+        distinct: Number of distinct samples; then they repeat.
     """
 
     def __init__(self, length: int, shape: Sequence[int] = (3, 224, 224), distinct: int = 64) -> None:
@@ -60,7 +60,7 @@ class RandomImages:
         return self._length
 
     def __getitem__(self, i: int) -> np.ndarray[Any, Any]:
-        """Give a sample."""
+        """Return a sample."""
         sample: np.ndarray[Any, Any] = self._samples[i % len(self._samples)]
         return sample
 
@@ -71,17 +71,17 @@ class UploadRow:
 
     name: str
     ways: tuple[PinnedBatches, ...]
-    """As `UploadStats.ways`: the memory that was really used, where pinning in place did not work."""
+    """As in `UploadStats.ways`: the memory that was actually used, which differs if pinning in place did not work."""
     batches: int
     """Number of batches measured."""
     seconds: float
     """Wall time for all of them, including the loop's steps, until the device had finished."""
     copy: float | None
-    """Mean time of a copy, by the device's clock, milliseconds; None where unknown."""
+    """Mean time of a copy, by the device's clock, milliseconds; None if unknown."""
     gb_per_second: float | None
-    """Throughput of the copies, 1e9 bytes per second; None where unknown."""
+    """Throughput of the copies, 1e9 bytes per second; None if unknown."""
     hidden: float | None
-    """Share of the time of the copies that overlapped the loop's steps, 0 to 1; None where unknown."""
+    """Share of the time of the copies that overlapped the loop's steps, 0 to 1; None if unknown."""
 
     @property
     def ms(self) -> float:
@@ -161,15 +161,15 @@ def compare_uploads(
 ) -> UploadComparison:
     """Upload the same epoch in four ways: pageable memory, pinned by a copy, pinned in place, and on a side stream.
 
-    Each variant runs twice, and the second run is measured: the cost of pinning in place arises once. Untested on a
-    GPU.
+    Each variant runs twice, and the second run is measured: pinning in place costs time only once. Untested on a GPU.
 
     Args:
         dataset: What to load; by default 40 batches of 3x224x224 float32.
         device: Where to upload to, such as "cuda:0".
         batch_size: Samples per batch.
         num_workers: Number of worker processes.
-        step: What the loop does with a batch: a function of it, or milliseconds of matrix products on the device.
+        step: What the loop does with a batch: a function of the batch, or milliseconds of matrix products on the
+            device.
         accelerator: Called with the kind of memory and whether copies have a separate stream; returns the accelerator
             to use instead of torch's.
 
@@ -194,7 +194,7 @@ def compare_uploads(
 
 
 def matrix_products(device: Any, ms: float) -> Callable[[Any], object]:
-    """A function that multiplies matrices on a device for about `ms` milliseconds, and ignores its argument."""
+    """Return a function that multiplies matrices on a device for about `ms` milliseconds, and ignores its argument."""
     import torch
 
     module: Any = torch.get_device_module(torch.device(device))

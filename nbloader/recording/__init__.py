@@ -1,17 +1,20 @@
-"""Recorded runs: `loader.record()` writes one, `nbloader.play()` shows it.
+"""Record runs with `loader.record()`, and show them with `nbloader.play()`.
 
     loader -> dashboard.Feed -> Recorder -> file                                  while the loop runs
     file -> Recording -> Player -> player.js -> the dashboard's own core.js       without a loader
 
-A recording has the messages that a dashboard would have got (what was on screen, four times a second), and the events
-and statistics that reports and traces are made of. `file.py` describes the format. `player.js` takes the place of the
-kernel: it gives the same messages to the same code in the browser, in the order and at the speed that the user wants.
+A recording contains the messages that a dashboard would have received (the state of the display, four times a second),
+and the events and statistics from which reports and traces are built. `file.py` describes the format. `player.js`
+replaces the kernel: it passes the same messages to the same code in the browser, at the position and speed that the
+user chooses.
 
-**Threads.** A recorder has one thread, which does what a dashboard's does. The loop only appends each event to a list.
+**Threads.** A recorder has one thread, which observes the loader as the thread of a dashboard does. The loop only
+appends each event to a deque.
 
-**Failures.** A disk that is full ends the recording, not the loop, and leaves a whole file. If the process is killed,
-the file lacks the last two seconds and the mark of its end, which the player says. What is not a recording, is damaged,
-or is of a later version is refused with `RecordingError`. A file contains no code; nothing in it becomes HTML.
+**Failures.** A full disk ends the recording, not the loop, and leaves a readable file. If the process is killed, the
+file lacks the last two seconds and its `End` entry, and the player shows a note. A file that is not a recording, is
+damaged, or has another version of the format raises `RecordingError`. A file contains no code, and nothing in it
+becomes HTML.
 """
 
 from __future__ import annotations

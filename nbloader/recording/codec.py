@@ -1,8 +1,8 @@
-"""Events and snapshots as JSON values, and back. Pure.
+"""Convert events and snapshots to JSON values and back. Pure.
 
-The types of the fields decide: a record becomes an object of its fields, without those that have their default. Reading
-checks each value against its type, ignores fields that it does not know, and gives those that are missing their
-default, so that versions which differ in a few fields read each other's files.
+The types of the fields determine the conversion. A record becomes an object of its fields; a field that has its default
+value is left out. Decoding checks each value against its type, ignores unknown fields, and sets missing fields to their
+default. Versions that differ in a few fields can therefore read each other's files.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ Json: TypeAlias = Any
 """None, bool, int, finite float, str, list, or dict with str keys."""
 
 TEXT = 4096
-"""Characters of a text; longer ones are cut."""
+"""Largest number of characters of a text; longer texts are cut."""
 DEPTH, LENGTH = 4, 64
-"""Levels of tuples in a dataset index, of which deeper ones become text, and elements of each."""
+"""Limits of tuples in a dataset index: levels of nesting, beyond which they become text, and elements per tuple."""
 STAMPS = (
     "dispatched", "fetch_begin", "fetched", "collated", "received", "in_order", "delivered", "returned",
 )  # fmt: skip
-"""Times of a batch that are written as the difference from `requested`: small numbers compress well."""
+"""Timestamps of a batch that are written as the difference from `requested`, because small numbers compress well."""
 
 EVENTS: dict[str, type] = {
     kind.__name__: kind for kind in typing.get_args(records.LifecycleEvent) if kind is not BatchRecord
 }
-"""By name, every event but batch records."""
+"""All types of events except batch records, by name."""
 
 
 class _Field(NamedTuple):
     name: str
     kind: Any
     default: Any
-    """`_EMPTY` if there is none."""
+    """Default value; `_EMPTY` if there is none."""
 
 
 _EMPTY = inspect.Parameter.empty
@@ -63,7 +63,7 @@ def _is_record(kind: Any) -> bool:
 
 @cache
 def encoder(kind: Any) -> Callable[[Any], Json]:
-    """The function that converts values of a type.
+    """Return the function that converts values of a type to JSON values.
 
     Args:
         kind: A record (dataclass or named tuple), `tuple[X, ...]`, `X | None`, `Any`, float, int, str, bool.
@@ -86,13 +86,13 @@ def encoder(kind: Any) -> Callable[[Any], Json]:
 
 
 def encode(record: Any) -> Json:
-    """Convert an event, a snapshot or another record."""
+    """Convert an event, a snapshot or another record to a JSON value."""
     kind: Any = type(record)
     return encoder(kind)(record)
 
 
 def plain(value: Any, depth: int = DEPTH) -> Json:
-    """Convert a dataset index, which can be anything. Numbers, texts and tuples of them stay; the rest becomes text."""
+    """Convert a dataset index of any type. Numbers, texts and tuples of them are kept; anything else becomes text."""
     if isinstance(value, (tuple, list)) and depth:
         return [plain(element, depth - 1) for element in itertools.islice(value, LENGTH)]
     if value is None or type(value) in (int, bool):
@@ -129,7 +129,7 @@ _ENCODERS: dict[Any, Callable[[Any], Json]] = {Any: plain, float: _float, str: _
 
 @cache
 def decoder(kind: Any) -> Callable[[Json], Any]:
-    """The inverse of `encoder`. The function raises a ValueError if a value is not of the type."""
+    """Return the inverse of `encoder(kind)`. The function raises a ValueError if a value does not have the type."""
     if kind in _DECODERS:
         return _DECODERS[kind]
     if typing.get_origin(kind) is tuple:
@@ -173,7 +173,7 @@ _DECODERS: dict[Any, Callable[[Json], Any]] = {
 
 
 def _present(kind: Any) -> Any:
-    """X of `X | None`."""
+    """The type X of `X | None`."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         (present,) = (member for member in typing.get_args(kind) if member is not types.NoneType)
         return present
@@ -184,7 +184,7 @@ def _present(kind: Any) -> Any:
 
 
 def encode_events(events: Sequence[Event]) -> Iterator[dict[str, Json]]:
-    """Convert events to entries of a file, in their order: batch records in columns, every other event alone."""
+    """Convert events to entries of a file, in order: batch records in columns, all other events one by one."""
     for is_batch, group in itertools.groupby(events, key=lambda event: isinstance(event, BatchRecord)):
         if is_batch:
             yield {"batches": _columns(list(group))}  # type: ignore[arg-type]
@@ -194,10 +194,10 @@ def encode_events(events: Sequence[Event]) -> Iterator[dict[str, Json]]:
 
 
 def decode_event(value: Json) -> Event | None:
-    """The inverse of `encode_events` for an entry "event"; None for one that this version does not know.
+    """Invert `encode_events` for an entry "event"; None for an event that this version does not know.
 
     Raises:
-        ValueError: It is malformed.
+        ValueError: The entry is malformed.
     """
     if len(_checked(value, list)) != len(("name", "fields")):
         raise ValueError("an event is not a name and its fields")
@@ -219,10 +219,10 @@ def _columns(batches: Sequence[BatchRecord]) -> dict[str, list[Json]]:
 
 
 def decode_batches(value: Json) -> list[BatchRecord]:
-    """The inverse of `encode_events` for an entry "batches".
+    """Invert `encode_events` for an entry "batches".
 
     Raises:
-        ValueError: It is malformed.
+        ValueError: The entry is malformed.
     """
     needed = [f for f in _fields(BatchRecord) if f.default is _EMPTY or f.name in _checked(value, dict)]
     columns = {f.name: tuple(map(decoder(f.kind), _checked(value.get(f.name), list))) for f in needed}

@@ -1,18 +1,18 @@
-"""The file of a recorded run: compressed lines of JSON, which `zcat run.nbl` shows.
+"""Read and write the file of a recorded run: compressed lines of JSON, which `zcat run.nbl` shows.
 
-A file is a sequence of gzip members. Each is written with one call and has its own checksum, so that a file whose
-writer was killed can be read up to its last whole member. The lines in them are objects with one key:
+A file is a sequence of gzip members. Each member is written with one call and has its own checksum, so that a file
+whose writer was killed can be read up to its last complete member. Each line in a member is an object with one key:
 
     {"recording": {...}}    first: `Header`
     {"show": {...}}         a message for the browser, see `dashboard/feed.py`; the first one is full
     {"event": [...]}        an event: its name, and its fields (`codec.py`)
     {"batches": {...}}      batch records, in columns
-    {"snapshot": {...}}     what `loader.stats()` returned at the end of an epoch, and from time to time
+    {"snapshot": {...}}     the result of `loader.stats()`, at the end of an epoch and from time to time
     {"mark": {...}}         `Mark`
-    {"end": {...}}          last: `End`. Missing if the writer was killed
+    {"end": {...}}          last: `End`; missing if the writer was killed
 
-Keys that a reader does not know are ignored; `VERSION` changes when that is not enough. A file is one run. Several are
-joined when they are played.
+Readers ignore keys that they do not know; `VERSION` changes when that is not enough. A file contains one run. The
+player combines several files.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from nbloader.report.trace import Trace
 
 FORMAT, VERSION = "nbloader recording", 1
 LARGEST_FILE, LARGEST_CONTENT = 64 << 20, 512 << 20
-"""Bytes that are read at most, compressed and not."""
+"""Largest file that can be read, in bytes, compressed and uncompressed."""
 RESERVED = 300
-"""Bytes of a file that are kept for its end."""
+"""Bytes of a file that are reserved for its end."""
 CLOSED, FULL, FAILED = "closed", "full", "failed"
-"""Reasons of `End`."""
+"""Values of `End.reason`."""
 _GZIP = b"\x1f\x8b"
 _CHUNK = 1 << 18
 
 
 @cache
 def own_version() -> str:
-    """The version of nbloader; "?" where it is not installed but only on the path."""
+    """The version of nbloader; "?" if it is not installed but only on the path."""
     try:
         return importlib.metadata.version("nbloader")
     except importlib.metadata.PackageNotFoundError:
@@ -69,37 +69,37 @@ class PanelSpec(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a recording begins with."""
+    """First entry of a recording."""
 
     format: str
     """`FORMAT`."""
     version: int
     """`VERSION`."""
     nbloader: str
-    """Version that wrote it."""
+    """Version of nbloader that wrote the file."""
     origin: int
-    """Zero of the times in messages and marks, perf_counter ns of the recorded process."""
+    """Origin of the times in messages and marks, perf_counter ns of the recorded process."""
     panels: tuple[PanelSpec, ...]
-    """From top to bottom."""
+    """The recorded panels, from top to bottom."""
 
 
 class Mark(NamedTuple):
-    """A moment that the user named: `Recorder.mark`."""
+    """A moment that the user named with `Recorder.mark`."""
 
     now: float
-    """When, ms since the origin."""
+    """Time of the mark, ms since the origin."""
     text: str
 
 
 class End(NamedTuple):
-    """What a complete recording ends with."""
+    """Last entry of a complete recording."""
 
     now: float
-    """When, ms since the origin."""
+    """When the recording ended, ms since the origin."""
     reason: str
     """"closed", "full" (its limit was reached) or "failed"."""
     left_out: int = 0
-    """Events that were left out of the file, so that it stays small. The messages for the browser are complete."""
+    """Number of events that were left out to keep the file small. The messages for the browser are complete."""
 
 
 @dataclass(frozen=True)
@@ -107,31 +107,31 @@ class Recording:
     """A recorded run; `read()` returns one."""
 
     name: str
-    """Of the file."""
+    """Name of the file."""
     header: Header
     messages: list[Message] = field(repr=False, default_factory=list)
-    """For the browser; the first one is full."""
+    """Messages for the browser; the first one is full."""
     events: list[Event] = field(repr=False, default_factory=list)
-    """Oldest first. Of an epoch with many batches, its first ones."""
+    """Recorded events, oldest first. Of an epoch with many batches, only the first ones are recorded."""
     snapshot: Snapshot | None = field(repr=False, default=None)
-    """The last one."""
+    """The last snapshot."""
     marks: list[Mark] = field(default_factory=list)
     end: End | None = None
     """None if the recording breaks off."""
 
     @property
     def trace(self) -> Trace:
-        """The recorded events."""
+        """The recorded events as a trace."""
         return Trace(self.events)
 
     @property
     def length(self) -> float:
-        """Milliseconds."""
+        """Length of the recording, ms."""
         return float(self.messages[-1]["now"]) if self.messages else 0.0
 
     @property
     def note(self) -> str:
-        """What is missing, as a sentence; "" for nothing."""
+        """What is missing, as a sentence; "" if the recording is complete."""
         if self.end is None:
             return f"The recording breaks off after {duration(self.length / 1e3)}: its process ended before it did."
         if self.end.reason == FULL:
@@ -148,9 +148,9 @@ class Writer:
     """Writes a recording. Not thread-safe.
 
     Args:
-        path: The file, which is replaced.
-        header: What it begins with.
-        limit: Bytes that it may have.
+        path: The file to write. An existing file is replaced.
+        header: The first entry.
+        limit: Largest size of the file, bytes.
 
     Raises:
         OSError: The file cannot be created.
@@ -161,22 +161,22 @@ class Writer:
         self._limit = limit - RESERVED
         self._lines: list[str] = []
         self.size = 0
-        """Bytes written."""
+        """Number of bytes written."""
         self.waiting = 0
-        """Characters that are not written yet."""
+        """Number of characters that have not been written yet."""
         self.add("recording", codec.encode(header))
 
     def add(self, key: str, value: codec.Json) -> None:
-        """Add a line, which the next `flush()` writes."""
+        """Add a line. The next `flush()` writes it."""
         line = json.dumps({key: value}, separators=(",", ":"), default=codec.plain)
         self._lines.append(line)
         self.waiting += len(line)
 
     def end(self, end: End) -> None:
-        """Write what the file ends with, and nothing else. There is always room for it.
+        """Write the last entry, and discard lines that have not been written yet. The space for it is reserved.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The entry cannot be written.
         """
         self._lines = []
         self._limit += RESERVED
@@ -184,13 +184,14 @@ class Writer:
         self.flush()
 
     def flush(self) -> bool:
-        """Write what was added, as one member.
+        """Write the added lines as one gzip member.
 
         Returns:
-            Whether there was room for it. If not, it is not in the file.
+            Whether the lines fitted into the limit. If not, they are discarded.
 
         Raises:
-            OSError: It cannot be written. The file is as it was before, as far as the system allows.
+            OSError: The lines cannot be written. The file is restored to its previous size, as far as the system
+                allows.
         """
         lines, self._lines, self.waiting = self._lines, [], 0
         if not lines:
@@ -210,7 +211,7 @@ class Writer:
         return True
 
     def close(self) -> None:
-        """Close the file, without writing what was added."""
+        """Close the file, and discard lines that have not been written yet."""
         self._file.close()
 
 
@@ -221,11 +222,11 @@ def read(path: str | os.PathLike[str]) -> Recording:
     """Read a recording.
 
     Args:
-        path: The file.
+        path: The file to read.
 
     Raises:
-        RecordingError: It is not a recording, is damaged, or is of a later version.
-        OSError: It cannot be read.
+        RecordingError: The file is not a recording, is damaged, or has another version of the format.
+        OSError: The file cannot be read.
     """
     path = Path(path)
     size = path.stat().st_size
@@ -253,10 +254,10 @@ def read(path: str | os.PathLike[str]) -> Recording:
 
 
 def _members(data: bytes) -> Iterator[bytes]:
-    """The contents of the whole members. One that breaks off at the end of the file is left out.
+    """Decompress the complete members. A member that breaks off at the end of the file is left out.
 
     Raises:
-        ValueError: One is damaged, or the content is too large.
+        ValueError: A member is damaged, or the content is too large.
     """
     at = total = 0
     while at < len(data):
@@ -314,7 +315,7 @@ def _recording(name: str, entries: list[tuple[str, codec.Json]]) -> Recording:
 
 
 def _message(value: codec.Json, recording: Recording) -> Message:
-    """Check the frame of a message. What a panel makes of its payload is up to the panel."""
+    """Check the structure of a message. Its payloads are up to the panels."""
     keys: dict[str, Any] = {"kind": str, "now": (int, float), "payloads": dict, "news": dict}
     if not isinstance(value, dict) or not all(isinstance(value.get(key), kind) for key, kind in keys.items()):
         raise ValueError("a message is malformed")

@@ -1,4 +1,4 @@
-"""A page that plays recorded runs: one file with everything in it, compressed."""
+"""HTML page that plays recorded runs: one file with all content, compressed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 POLICY = "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; img-src data: blob:"
-"""What the browser lets the page do: nothing is loaded from anywhere, whatever a recording contains."""
+"""Content security policy of the page: whatever a recording contains, the browser loads nothing from elsewhere."""
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -36,11 +36,11 @@ _PAGE = """<!DOCTYPE html>
 
 
 def page(sources: Mapping[str, Callable[[], bytes]], title: str) -> str:
-    """Write the page.
+    """Build the page.
 
     Args:
-        sources: What `player.js` and the dashboard's code request, by name.
-        title: Of the page.
+        sources: Content that `player.js` and the dashboard's code request, by name.
+        title: Title of the page.
     """
     assets = "\n".join(
         f'<script type="text/plain" data-asset="{escape(name)}">{_packed(read())}</script>'

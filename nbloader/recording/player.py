@@ -1,6 +1,6 @@
-"""`nbloader.play()`: recorded runs in the dashboard's own JavaScript, in a notebook or on a page without a kernel.
+"""`nbloader.play()`: play recorded runs with the dashboard's JavaScript, in a notebook or on a page without a kernel.
 
-`player.js` is given everything at once, and needs the kernel no more: it takes its place for the code of the dashboard.
+`player.js` receives the whole recording at once. From then on it replaces the kernel for the dashboard's code.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ HERE = Path(__file__).parent
 TEXT = "nbloader player"
 """The plain-text form. It is constant, so that executed notebooks can be compared."""
 EVENTS_MARKED = 60
-"""Events of a run that are marked on the time line, the first ones."""
+"""Number of events of a run that are marked on the time line, the first ones."""
 LARGEST_PAGE = 1_500_000
-"""Bytes of a page."""
+"""Largest size of a page, bytes."""
 
 
 def play(
     run: str | os.PathLike[str] | Recorder | Mapping[str, str | os.PathLike[str] | Recorder], *, fork: str | None = None
 ) -> Player:
-    """Play a recorded run, which `loader.record()` has written: `nbloader.play("run.nbl")` as the last line of a cell.
+    """Play a run that `loader.record()` has written: `nbloader.play("run.nbl")` as the last line of a cell.
 
-    The player shows what the dashboard has shown, and can be moved to any moment, paused, slowed down and sped up. It
-    needs no loader, no data, and, once it is displayed, no kernel. Outside of a notebook, `save()` writes a page.
+    The player shows what the dashboard showed. It can be moved to any moment, paused, slowed down and sped up. It needs
+    no loader, no data, and, once it is displayed, no kernel. Outside a notebook, `save()` writes a page.
 
         nbloader.play({"Do nothing": "wait.nbl", "Restart worker 1": "restart.nbl"}, fork="worker 1 hangs")
 
-    With several runs the player has a button for each, which jumps to the moment where the runs part.
+    With several runs, the player has a button for each, which jumps to the moment at which the runs diverge.
 
     Args:
-        run: A file, a recorder, or a dict of several: the text of the button, and the file.
-        fork: Where several runs part: the text of a mark (`Recorder.mark`) that each of them has. By default the first
-            mark of each run, or its beginning.
+        run: A file, a recorder, or a dict of several: the text of each button, and its file or recorder.
+        fork: Where several runs diverge: the text of a mark (`Recorder.mark`) that each of them has. By default, the
+            first mark of each run, or its beginning if it has none.
 
     Raises:
-        RecordingError: A file is not a recording, is damaged, or is of another version of the format.
+        RecordingError: A file is not a recording, is damaged, or has another version of the format.
         OSError: A file cannot be read.
         ValueError: A run does not have the mark, or there is no run.
     """
@@ -82,20 +82,20 @@ def _read(source: str | os.PathLike[str] | Recorder) -> Recording:
 
 
 class Player:
-    """Plays recorded runs; `nbloader.play()` creates it. It is shown where a cell ends with it, or by `display()`.
+    """Plays recorded runs; `nbloader.play()` creates it. It is shown at the end of a cell, or by `display()`.
 
     Args:
-        recordings: By the text of their button.
+        recordings: The runs, by the text of their buttons.
         fork: See `play`.
 
     Raises:
         ValueError: A run does not have the mark.
-        RecordingError: Nothing of a run can be shown.
+        RecordingError: A run contains nothing that can be shown.
     """
 
     def __init__(self, recordings: dict[str, Recording], fork: str | None = None) -> None:
         self.recordings = recordings
-        """By the text of their button; "" if there is only one."""
+        """The runs, by the text of their buttons; "" if there is only one."""
         self._fork = fork
         self._name = uuid.uuid4().hex[:12]
         self._panels, self._left_out = _playable(list(recordings.values()))
@@ -103,7 +103,7 @@ class Player:
         self._widget: LiveWidget | None = None
 
     def __repr__(self) -> str:
-        """One line."""
+        """Describe the runs in one line."""
         runs = (f"{name or r.name} ({duration(r.length / 1e3)})" for name, r in self.recordings.items())
         return f"<Player of {', '.join(runs)}: the last line of a notebook's cell, or .save('run.html')>"
 
@@ -130,8 +130,8 @@ class Player:
 
         Args:
             path: File to write, such as "run.html".
-            title: Of the page.
-            plots: Whether the page has the plots over time. Their library is 0.5 MB of it.
+            title: Title of the page.
+            plots: Whether the page has the plots over time. Their library takes 0.5 MB.
 
         Returns:
             The path.
@@ -145,10 +145,10 @@ class Player:
         return target
 
     def html(self, *, title: str = "Recorded run", plots: bool = True) -> str:
-        """The page as text; see `save`.
+        """Return the page as text; see `save`.
 
         Raises:
-            ValueError: It would be larger than 1.5 MB.
+            ValueError: The page would be larger than 1.5 MB.
         """
         from nbloader.recording.page import page
 
@@ -162,11 +162,11 @@ class Player:
         return html
 
     def report(self, run: str | None = None, epoch: int | None = None) -> Report:
-        """An epoch of a run as a report, as `loader.report()` makes it.
+        """Create the report of an epoch of a run, like `loader.report()`.
 
         Args:
-            run: The text of its button; the first run by default.
-            epoch: Number of its iterator; the newest by default.
+            run: The text of the run's button; the first run by default.
+            epoch: Number of the epoch's iterator; the newest by default.
 
         Raises:
             KeyError: There is no such run.
@@ -202,7 +202,7 @@ class Player:
         return {name: read for name, read in {**SOURCES, **own}.items() if plots or name != "bokeh"}
 
     def _content(self, *, plots: bool) -> bytes:
-        """What `player.js` plays, as JSON."""
+        """The content that `player.js` plays, as JSON."""
         from nbloader.dashboard.panels.plots import documents
 
         panels = [panel for panel in self._panels if plots or panel["name"] != "plots"]
@@ -242,7 +242,7 @@ class Player:
         }
 
     def _static(self) -> str:
-        """What a notebook without a kernel shows."""
+        """The HTML that a notebook without a kernel shows."""
         from nbloader.dashboard import static
 
         recording = next(iter(self.recordings.values()))
@@ -258,7 +258,10 @@ class Player:
 
 
 def _playable(recordings: list[Recording]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The panels that this version can draw of all runs, as `core.js` expects them, and the titles of the others.
+    """Find the panels that this version can draw for all runs, as `core.js` expects them.
+
+    Returns:
+        These panels, and the titles of the others.
 
     Raises:
         RecordingError: A run has nothing to show.
@@ -295,7 +298,7 @@ def _is_marked(event: Event) -> bool:
 
 
 def _marks(recording: Recording) -> Iterator[dict[str, Any]]:
-    """What is marked on the time line: moments that the user named, and events."""
+    """The marks on the time line: moments that the user named, and events."""
     for mark in recording.marks:
         yield {"ms": mark.now, "text": clean(mark.text), "kind": "mark"}
     events = [event for event in recording.events if _is_marked(event)]

@@ -1,4 +1,4 @@
-"""Writes the run of a loader to a file while it happens."""
+"""Record a loader to a file while it runs."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEAST = 20_000
-"""Bytes that a limit must allow."""
+"""Smallest accepted limit, bytes."""
 FLUSH_SECONDS, FLUSH_CHARACTERS = 2.0, 200_000
-"""What is observed is written at the latest after so long, and when it is so long."""
+"""Observations are written after at most this many seconds, or once there are more than this many characters."""
 SNAPSHOT_SECONDS = 15.0
-"""Seconds between two snapshots in the file; more are written at the ends of epochs."""
+"""Seconds between two snapshots in the file. A snapshot is also written at the end of each epoch."""
 BATCHES, EVENTS = 2000, 3000
-"""Batches of one epoch in the file, the first ones, and other events in all."""
+"""Largest number of batches per epoch in the file, the first ones, and of other events in total."""
 FAILED_SAMPLES = 20
-"""Of the last snapshot, without their tracebacks, which stand with their events."""
+"""Number of failed samples kept in a snapshot. Their tracebacks are left out, because their events contain them."""
 NAME = 100
-"""Characters of a mark."""
+"""Largest number of characters of a mark."""
 PATIENCE = 10.0
-"""Seconds for which `close()` waits for the file system."""
+"""Seconds for which `close()` waits for the recorder's thread, for example if the file system is slow."""
 
 
 class Recorder:
     """Records a loader until `close()`; `loader.record("run.nbl")` starts one. Can be used as a context manager.
 
-    It holds the loader weakly, and ends with it.
+    It holds a weak reference to the loader, and ends when the loader is closed or garbage-collected.
 
     Args:
         loader: The loader to record.
-        path: The file to write, which is replaced.
-        limit: Bytes that the file may have. The fuller it is, the rarer it gets what is on screen; at the limit the
-            recording ends.
+        path: The file to write. An existing file is replaced.
+        limit: Largest size of the file, bytes. The fuller the file is, the less often the state of the display is
+            recorded; at the limit the recording ends.
 
     Raises:
         OSError: The file cannot be written.
@@ -80,12 +80,12 @@ class Recorder:
         self.path = Path(path)
         """The file."""
         self.error: Exception | None = None
-        """What ended the recording before its time; None for nothing."""
+        """The error that ended the recording early; None if there is none."""
         self._limit = limit
         self._marks: collections.deque[Mark] = collections.deque()
         key = self.path.resolve()
         older = _recorders.get(key)
-        if older is not None:  # a cell that is run again
+        if older is not None:  # the cell was run again
             older.close()
         self._feed = Feed(loader)
         panels = tuple(PanelSpec(p.name, p.title, p.unfolded, p.version) for p in self._feed.panels)
@@ -95,7 +95,7 @@ class Recorder:
         self._flush_due = time.monotonic() + FLUSH_SECONDS
         self._snapshot_due = time.monotonic() + SNAPSHOT_SECONDS
         self._kept: collections.Counter[int | None] = collections.Counter()
-        """Batches in the file, by the number of their iterator, and other events (None)."""
+        """Number of batches by the number of their iterator, and of other events (key None)."""
         self._left_out = 0
 
         self._writer.add("show", _shown(self._feed.full()))
@@ -106,7 +106,7 @@ class Recorder:
             if not self._writer.flush():
                 raise ValueError(f"a limit of {limit:,} bytes is too small for what the dashboard shows of this loader")
             on_error.pop_all()
-        # The loader must not be held while the publisher waits, or that would keep it alive.
+        # A strong reference would keep the loader alive while the publisher waits.
         self._loader = weakref.ref(loader, lambda _ref: self._publisher.end())
         self._publisher = Publisher(
             f"nbloader-recorder-{self.path.name}",
@@ -120,7 +120,7 @@ class Recorder:
         self._publisher.start()
 
     def __repr__(self) -> str:
-        """One line."""
+        """Describe the recording in one line."""
         state = "recorded" if self._publisher.ended else "recording"
         return f"<Recorder of {self.path}: {state} {duration(self._feed.now / 1e3)}, {megabytes(self.size)}>"
 
@@ -129,31 +129,31 @@ class Recorder:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Close it."""
+        """Close the recorder."""
         self.close()
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """Size of the file, bytes."""
         return self._writer.size
 
     @property
     def active(self) -> bool:
-        """Whether it still records."""
+        """Whether the recorder still records."""
         return not self._publisher.ended
 
     def mark(self, text: str) -> None:
         """Name this moment: the player shows it, and jumps to it.
 
         Args:
-            text: Such as "worker 1 hangs"; 100 characters at most.
+            text: The name, such as "worker 1 hangs"; it is cut to 100 characters.
         """
         now = (time.perf_counter_ns() - self._feed.origin) / 1e6
         self._marks.append(Mark(round(now, 2), clean(text, NAME)))
         self._publisher.wake()
 
     def close(self) -> None:
-        """End the recording, and write the rest of it. Closing twice is harmless.
+        """End the recording, and write the rest of it. A second call is a no-op.
 
         Warns:
             UserWarning: The recording could not be completed.
@@ -182,7 +182,7 @@ class Recorder:
     # On the recorder's thread.
 
     def _tick(self) -> bool:
-        """Write what is new. Returns whether there was anything."""
+        """Write what is new. Returns whether there was anything, or True if the call was skipped."""
         if self._reason != CLOSED or (time.monotonic() < self._due and self.active):
             return True
         try:
@@ -192,7 +192,7 @@ class Recorder:
                 if not self._writer.flush():
                     self._reason = FULL
                     self._publisher.end()
-        except Exception as error:  # a full disk, or a panel that raises, ends the recording, not the loop
+        except Exception as error:  # a full disk or a panel that raises ends the recording, but not the loop
             self.error, self._reason = error, FAILED
             log.warning("the recording of %s cannot be continued", self.path, exc_info=error)
             self._publisher.end()
@@ -252,12 +252,12 @@ class Recorder:
 
 
 def _shown(message: Message) -> Message:
-    """What a file needs of a message; its header has the panels."""
+    """The parts of a message that the file needs; the panels are in its header."""
     return {key: message[key] for key in ("kind", "now", "payloads", "news")}
 
 
 _recorders: weakref.WeakValueDictionary[Path, Recorder] = weakref.WeakValueDictionary()
-"""By file."""
+"""Recorders by file."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Events as lines of text, for the dashboard's log, the trace and reports. Pure."""
+"""Describe events as lines of text, for the dashboard's log, the trace and reports. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nbloader.events import (
 )
 
 Kind: TypeAlias = Literal["worker", "error", "epoch", "command"]
-"""What lines can be filtered by."""
+"""Categories by which lines can be filtered."""
 
 
 class Line(NamedTuple):
@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
 
 def line_of(event: Event) -> Line:
-    """Describe an event."""
+    """Describe an event in one line."""
     time = event.delivered if isinstance(event, BatchRecord) else event.time
     return Line(time, *_DESCRIBE[type(event)](event))
 

@@ -1,4 +1,4 @@
-"""A progress bar in the terminal, drawn by tqdm."""
+"""Progress bar in the terminal, drawn by tqdm."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 EVERY = 0.5
 """Seconds between two updates of the statistics beside the bar."""
 LOOK = 1.0
-"""Seconds between two looks at a loop for which no batch comes."""
+"""Seconds between two checks of whether the loop is still waiting for a batch."""
 STALLED = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<stalled{postfix}]"
-"""The bar while no batch comes: without a rate, and without a time left."""
+"""Format of the bar while no batch arrives: without a rate and without the time left."""
 
 
 def progress(loader: Any, options: dict[str, Any]) -> Iterator[Any]:
-    """Iterate over a loader and draw a bar; see `DataLoader.progress`."""
+    """Iterate over a loader and draw a progress bar; see `DataLoader.progress`."""
     try:
         from tqdm import tqdm
     except ModuleNotFoundError as error:
@@ -55,11 +55,11 @@ def _iterate(loader: Any, tqdm: Any, options: dict[str, Any]) -> Iterator[Any]:
 
 
 class _Watch:
-    """Keeps the bar right while the loop waits in `__next__`, on a thread: before the first batch, and in a stall.
+    """Thread that keeps the bar up to date while the loop waits in `__next__`: before the first batch, or in a stall.
 
     Args:
         loader: The loader.
-        bar: The bar of tqdm, which locks its own drawing.
+        bar: The bar of tqdm, which takes a lock of its own to draw.
     """
 
     def __init__(self, loader: Any, bar: Any) -> None:
@@ -77,12 +77,12 @@ class _Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with self._lock:  # the thread is not joined: it may wait for a lock of the engine, which a finalizer may hold
+        with self._lock:  # the thread is not joined: it may wait for a lock of the engine that a finalizer holds
             self._stop.set()
             self.batch_came()
 
     def batch_came(self) -> None:
-        """The bar has a rate and a time left again."""
+        """Show a rate and the time left again, after a batch has arrived."""
         if self._bar.bar_format is STALLED:
             self._bar.bar_format = self._form
 

@@ -1,4 +1,4 @@
-"""Renders a snapshot as text for a terminal and as HTML for a notebook. Pure.
+"""Render a snapshot as text for a terminal and as HTML for a notebook. Pure.
 
 Text from samples, workers and errors is untrusted: it is cut to 200 characters, made printable, and escaped.
 """
@@ -42,7 +42,7 @@ STAGE_MEANING = {
 
 
 def one_line(s: Snapshot) -> str:
-    """The `repr` of a snapshot: state, progress, rate and queue depths in one line."""
+    """Format a snapshot for its `repr`: state, progress, rate and queue depths in one line."""
     return (
         f"<Snapshot {s.state}: epoch {s.epoch}, {_done(s)}, {', '.join(_rates(s)[:1])}, "
         f"loop waits {percent(s.wait_share)}, in flight {s.in_flight}, reorder {s.reordering}, ready {s.ready}>"
@@ -50,7 +50,7 @@ def one_line(s: Snapshot) -> str:
 
 
 def to_text(s: Snapshot) -> str:
-    """The whole snapshot as aligned text of about 80 columns."""
+    """Format the whole snapshot as aligned text of about 80 columns."""
     verdicts = ["\n".join(textwrap.wrap(text, WIDTH)) for text in (s.verdict, other_verdict(s), outlook(s)) if text]
     blocks = [*verdicts, _progress_text(s)]
     if s.stages:
@@ -72,7 +72,7 @@ def to_text(s: Snapshot) -> str:
 
 
 def other_verdict(s: Snapshot) -> str:
-    """What limited the loop over the other span, where that is something else; "" otherwise.
+    """Name what limited the loop over the other span; "" if the headline already says it, or if it is unknown.
 
     The headline is about the last seconds while an epoch runs, and about the whole epoch afterwards.
     """
@@ -85,7 +85,7 @@ def other_verdict(s: Snapshot) -> str:
 
 
 def outlook(s: Snapshot) -> str:
-    """What changes would gain, and the statements that make them; "" if nothing is known."""
+    """Describe what changes of the settings would gain, and how to make them; "" if nothing is known."""
     parts = [f"Predicted: {s.outlook.text}."] if s.outlook.text else []
     calls = [x.call for x in s.outlook.suggestions if x.call not in s.verdict]
     if calls:
@@ -150,7 +150,7 @@ def _faults(s: Snapshot) -> str:
 
 
 def uploads(s: Snapshot) -> str:
-    """How batches are transferred to their device, in one line; "" if they are not."""
+    """Describe in one line how batches are transferred to their device; "" if they are not."""
     u = s.uploads
     if u is None:
         return ""
@@ -167,7 +167,7 @@ def uploads(s: Snapshot) -> str:
 
 
 def cache(s: Snapshot) -> str:
-    """What the cache of samples did and holds, in one line; "" if it was not used."""
+    """Describe in one line what the sample cache has done and what it holds; "" if it was not used."""
     c = s.cache
     if c is None or not c.hits + c.misses:
         return ""
@@ -222,7 +222,7 @@ def _worker_row(w: WorkerStats, s: Snapshot) -> list[str]:
 
 
 def state_of(w: WorkerStats, s: Snapshot) -> str:
-    """A worker's state in a word or two; without a process it is not necessarily "dead"."""
+    """Name a worker's state in a word or two. A worker without a process is not necessarily "dead"."""
     if w.state == "dead" and not w.pid:
         if s.state in ("idle", "closed") and (w.batches or w.exit_reason):
             return "stopped"
@@ -232,7 +232,7 @@ def state_of(w: WorkerStats, s: Snapshot) -> str:
 
 
 def previous_process(w: WorkerStats) -> str:
-    """How the previous process of a worker id ended; "" if there was none."""
+    """Describe how the previous process of a worker id ended; "" if there was none."""
     if not w.exit_reason:
         return ""
     verb = "was " if w.exit_reason.startswith("restarted") else ""
@@ -254,7 +254,7 @@ def _notes(w: WorkerStats) -> list[str]:
 
 
 def text_table(rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> str:
-    """Align rows in columns; those with an index in `left` to the left, the others to the right."""
+    """Format rows as aligned columns. Columns whose index is in `left` are left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -265,14 +265,14 @@ def text_table(rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> str:
     )
 
 
-# --- HTML: inline styles, so that it needs no style sheet; text colours come from the page
+# --- HTML: styles are inline, so that no style sheet is needed; text colours come from the page
 
 _MUTED = "opacity:.65"
 _LINE = "1px solid rgba(128,128,128,.28)"
 
 
 def to_html(s: Snapshot) -> str:
-    """The whole snapshot as HTML without scripts or style sheets, for light and dark pages."""
+    """Format the whole snapshot as HTML without scripts or style sheets, for light and dark pages."""
     parts = [_verdict_html(s), _progress_html(s), _stages_html(s), _workers_html(s), _slowest_html(s)]
     return (
         '<div class="nbloader-report" style="font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif);'
@@ -423,7 +423,7 @@ def _meter(share: float) -> str:
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> str:
-    """Build a table; `rows` are HTML already."""
+    """Build an HTML table. The cells of `rows` must already be HTML; `head` is escaped."""
 
     def line(cells: Sequence[str], tag: str, style: str) -> str:
         made = "".join(

@@ -1,4 +1,4 @@
-"""Batch records cut into slices of time on lanes. Pure.
+"""Split batch records into slices of time on lanes. Pure.
 
 There is one lane per worker, one per loop that runs at the same time, one for pinning, and one per device for uploads.
 The trace file and all timelines (live, static and Bokeh) are drawn from these slices.
@@ -18,8 +18,8 @@ from nbloader.events.pauses import Pauses
 from nbloader.metrics.stage_times import returned_at
 
 STALL_NS, STALL_TIMES, USUAL = 50_000_000, 2, 0.9
-"""The loop stalls when it waits for a batch longer than `STALL_NS`, and longer than `STALL_TIMES` times the `USUAL`
-quantile of the recent waits: with workers in lockstep, a wait for every eighth batch is normal."""
+"""The loop stalls if it waits for a batch longer than `STALL_NS`, and longer than `STALL_TIMES` times the `USUAL`
+quantile of the recent waits. With workers in lockstep, for example, a wait for every eighth batch is normal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class SliceKind:
     label: str
     color: str
     below: bool = False
-    """Drawn as a thin strip below the others: the worker is already busy with its next batch."""
+    """Whether it is drawn as a thin strip below the others: the worker is already busy with its next batch."""
     device: bool = False
-    """Occurs only if batches are pinned or uploaded."""
+    """Whether it occurs only if batches are pinned or uploaded."""
     loss: bool = False
-    """Occurs only if a worker was lost while it processed a batch."""
+    """Whether it occurs only if a worker was lost while it processed a batch."""
     remote: bool = False
-    """Occurs only if workers run on other machines."""
+    """Whether it occurs only if workers run on other machines."""
 
 
 KINDS: dict[str, SliceKind] = {
@@ -53,7 +53,7 @@ KINDS: dict[str, SliceKind] = {
         SliceKind("lost", "lost with its worker", palette.LOST, loss=True),
     )
 }
-"""By name, in the order of the legend."""
+"""Kinds of slices by name, in the order of the legend."""
 
 
 class LaneKind(enum.IntEnum):
@@ -70,9 +70,9 @@ class Lane(NamedTuple):
 
     kind: LaneKind
     number: int = 0
-    """Which loop or worker; -1 is the loader's own process."""
+    """Number of the loop or worker; -1 stands for the loader's own process."""
     device: str = ""
-    """Target of uploads."""
+    """Device to which batches are uploaded; "" for other kinds of lanes."""
 
     @property
     def label(self) -> str:
@@ -90,17 +90,17 @@ PIN_LANE = Lane(LaneKind.PIN)
 
 
 def worker_lane(worker: int) -> Lane:
-    """Lane of a worker; of the loader's own process for -1."""
+    """Lane of a worker; for -1, the lane of the loader's own process."""
     return Lane(LaneKind.WORKER, worker)
 
 
 def loop_lane(number: int) -> Lane:
-    """Lane of a loop; 0 for the first of those that run at the same time."""
+    """Lane of a loop; of the loops that run at the same time, the first has number 0."""
     return Lane(LaneKind.LOOP, number)
 
 
 def upload_lane(device: str) -> Lane:
-    """Lane of the copies to a device."""
+    """Lane of the uploads to a device."""
     return Lane(LaneKind.UPLOAD, device=clean(device, 24))
 
 
@@ -135,18 +135,18 @@ def consumer_lanes(records: Iterable[BatchRecord]) -> dict[int, Lane]:
 
 
 def slices(records: Sequence[BatchRecord], pauses: Pauses | None = None) -> Iterator[Slice]:
-    """Cut records into slices; intervals of zero length, missing time stamps and paused waiting give none."""
+    """Split records into slices, without empty intervals, missing timestamps, and waits during a pause."""
     loops = consumer_lanes(records)
     for r in records:
         yield from slices_of(r, loops[r.run], pauses)
 
 
 def slices_of(r: BatchRecord, loop: Lane, pauses: Pauses | None = None) -> Iterator[Slice]:
-    """Cut one record into slices.
+    """Split one record into slices.
 
     Args:
         r: The record.
-        loop: Lane of its loop.
+        loop: Lane of the loop that received the batch.
         pauses: Intervals that do not count as waiting.
     """
     worker = worker_lane(r.worker)
@@ -175,7 +175,7 @@ def _device_slices(r: BatchRecord) -> tuple[tuple[Lane, str, int, int], ...]:
 
 
 def stalls(records: Sequence[BatchRecord], pauses: Pauses | None = None) -> list[BatchRecord]:
-    """The batches that the loop waited for unusually long, not counting paused time."""
+    """The batches for which the loop waited unusually long, not counting paused time."""
     waits = [waited(r, pauses) for r in records]
     if not waits:
         return []
@@ -184,7 +184,7 @@ def stalls(records: Sequence[BatchRecord], pauses: Pauses | None = None) -> list
 
 
 def usual_wait(waits: Iterable[int]) -> int:
-    """The wait that nine of ten do not exceed, ns."""
+    """The wait that nine of ten waits do not exceed, ns; 0 if there are none."""
     ranked = sorted(waits)
     return ranked[int(USUAL * len(ranked))] if ranked else 0
 

@@ -2,8 +2,8 @@
 
 The live canvas, the static SVG and the Bokeh figure all draw these rows; none of them knows what a batch record is.
 
-A batch that is in the reorder buffer has no record yet. Its row comes from the snapshot and is replaced when the record
-arrives. While there are more batches than an eye can tell apart, consecutive batches of a worker become one row.
+A batch in the reorder buffer has no record yet. Its row comes from the snapshot and is replaced when the record
+arrives. If there are more batches than the eye can tell apart, consecutive batches of a worker are merged into one row.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from nbloader.events.gauges import ProducedBatch
 
 SINGLE = 60
-"""Batches per interval that get a row each; more are merged."""
+"""Largest number of batches per interval that get a row each; if there are more, they are merged."""
 INTERVAL_NS = 250_000_000
 """Length of the intervals in which batches are merged, ns."""
 KEPT = 6000
-"""Rows kept."""
+"""Number of rows that a timeline keeps."""
 
 
 class Block(NamedTuple):
@@ -56,7 +56,7 @@ class Block(NamedTuple):
     begin: int
     """perf_counter ns."""
     end: int
-    """0 while it lasts."""
+    """perf_counter ns; 0 while the block lasts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +68,18 @@ class Row:
     batch: int
     """Number of the first batch."""
     batches: int
-    """How many batches it stands for."""
+    """Number of batches that the row stands for."""
     blocks: tuple[Block, ...]
     tip: str
-    """Tooltip, of several lines."""
+    """Tooltip text of several lines."""
     stall: int = 0
-    """The longest unusual wait of the loop in it, ns; 0 for none. It ended where the last "wait" block ends."""
+    """The longest unusual wait of the loop in this row, ns; 0 if there is none. It ended with the last "wait" block."""
     lost: int = 0
-    """When its worker was lost, before the batch was produced, ns; 0 otherwise."""
+    """When the worker was lost, if that was before the batch was produced, ns; 0 otherwise."""
 
     @property
     def key(self) -> tuple[Lane, int, int, int]:
-        """Identifies the row: a later one with the same key replaces it."""
+        """Identity of the row: a later row with the same key replaces it."""
         return self.lane, self.run, self.batch, self.lost
 
     @property
@@ -89,17 +89,17 @@ class Row:
 
     @property
     def end(self) -> int:
-        """When its last block ends, ns; the begin of a block that lasts."""
+        """When its last block ends, ns. A block that still lasts counts with its begin."""
         return max(block.end or block.begin for block in self.blocks)
 
     @property
     def stalled_until(self) -> int:
-        """When its last wait ended, ns."""
+        """When its last wait ended, ns; its begin if it has none."""
         return max((block.end for block in self.blocks if block.kind == "wait"), default=self.begin)
 
 
 def rows_of(records: Sequence[BatchRecord], pauses: Pauses | None = None) -> list[Row]:
-    """Describe complete records, as of an epoch that has ended; none of them is merged."""
+    """Describe complete records, such as those of an epoch that has ended, without merging."""
     loops = consumer_lanes(records)
     stalled = {id(r) for r in stalls(records, pauses)}
     rows: list[Row] = []
@@ -109,7 +109,7 @@ def rows_of(records: Sequence[BatchRecord], pauses: Pauses | None = None) -> lis
 
 
 def lost_rows(deaths: Iterable[WorkerDied]) -> list[Row]:
-    """Describe what lost workers did at the end: they have no batch record for it."""
+    """Describe what lost workers did at the end, for which there is no batch record."""
     return [_lost(e) for e in deaths if e.batches and e.time > e.since > 0]
 
 
@@ -127,13 +127,13 @@ class Timeline:
 
     def __init__(self) -> None:
         self.pauses = Pauses()
-        """Pauses of the loader; note a pause before the batches that waited during it."""
+        """Pauses of the loader; add a pause before the batches that waited during it."""
         self._rows: dict[tuple[Lane, int, int, int], Row] = {}  # ordered by arrival
-        self._lanes: collections.Counter[Lane] = collections.Counter()  # rows in each
+        self._lanes: collections.Counter[Lane] = collections.Counter()  # number of rows in each lane
         self._seen: collections.deque[tuple[int, int]] = collections.deque(maxlen=256)
         self._waits: collections.deque[int] = collections.deque(maxlen=101)
         self._loops: dict[int, int] = {}  # run -> number of its lane
-        self._ends: list[int] = []  # of the loops' lanes
+        self._ends: list[int] = []  # when the last batch of each loop lane ended, ns
 
     @property
     def rows(self) -> list[Row]:
@@ -154,11 +154,11 @@ class Timeline:
         waiting: Iterable[ProducedBatch] = (),
         deaths: Iterable[WorkerDied] = (),
     ) -> list[Row]:
-        """Add rows for what is new.
+        """Add rows for new records, batches and deaths.
 
         Args:
             records: Records published since the last call.
-            waiting: Batches that have been received and not delivered.
+            waiting: Batches that have been received but not delivered.
             deaths: Workers that ended since the last call.
 
         Returns:
@@ -209,14 +209,14 @@ class Timeline:
         return rows
 
     def _stall(self, waits: Sequence[int]) -> int:
-        """The longest of some waits, ns, if it is unusually long; else 0."""
+        """The longest of some waits, ns, if it is unusually long; otherwise 0."""
         longest = max(waits)
         usual = usual_wait(self._waits) if longest > STALL_NS else 0
         self._waits.extend(waits)
         return longest if longest > max(STALL_NS, STALL_TIMES * usual) else 0
 
     def _lane(self, r: BatchRecord) -> Lane:
-        """The lane of a record's loop; loops that run at the same time get different ones."""
+        """The lane of a record's loop; loops that run at the same time get different lanes."""
         lane = self._loops.get(r.run)
         if lane is None:
             lane = next((i for i, end in enumerate(self._ends) if end <= r.requested), len(self._ends))
@@ -242,7 +242,7 @@ def _single(r: BatchRecord, loop: Lane, pauses: Pauses | None, stall: int) -> It
 
 
 def _received(m: ProducedBatch) -> Row:
-    """The row of a batch that is not delivered yet."""
+    """The row of a batch that has not been delivered yet."""
     blocks = [Block("fetch", m.fetch_begin, m.fetched), Block("collate", m.fetched, m.collated)]
     tip = [f"batch {m.number}", f"fetch {_ns(m.fetched - m.fetch_begin)}, collate {_ns(m.collated - m.fetched)}"]
     if not m.in_order or m.in_order > m.received:
@@ -272,7 +272,7 @@ def _merged_loop(own: Sequence[BatchRecord], lane: Lane, wait: int, stall: int) 
 
 
 def _device_rows(records: Sequence[BatchRecord]) -> Iterator[Row]:
-    """Rows of one or several records that were pinned or copied to one device."""
+    """Rows for one or more batches that were pinned or copied to one device."""
     first, head = records[0], _batches(records)
     placed = [r.placed for r in records if r.placed is not None]
     pinned = [p for p in placed if p.pinned > p.begin]
@@ -327,5 +327,5 @@ def _ns(ns: int) -> str:
 
 
 def stall_label(row: Row) -> str:
-    """How long a stall took, for the mark above it."""
+    """The duration of a stall as text, for the mark above it."""
     return duration(row.stall / 1e9)

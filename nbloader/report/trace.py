@@ -1,11 +1,16 @@
-"""The events of a loader as a trace file for Perfetto and as a table. Pure except for writing the file.
+"""Export the events of a loader as a trace file for Perfetto and as a table. Pure except for writing the file.
 
-The format is Chrome's "Trace Event Format" (JSON), which ui.perfetto.dev and chrome://tracing open: complete slices
-("X") on a lane (a thread) per worker, one for the loop, and one each for pinning and for the uploads to a device; an
-arrow ("s" to "f", through its upload by "t") for each batch from the worker that produced it to the loop that received
-it; batches in the reorder buffer, and those that a worker fetches at the same time, as asynchronous slices ("b", "e"),
-queue depths as counters ("C") and lifecycle events as instants ("i"). Times are microseconds from the first event of
-the trace.
+The format is Chrome's "Trace Event Format" (JSON), which ui.perfetto.dev and chrome://tracing open. Times are
+microseconds from the first event of the trace. The trace contains:
+
+- complete slices ("X") on lanes (threads): one lane per worker, one for the loop, one for pinning, and one for the
+  uploads to each device
+- an arrow for each batch ("s" to "f", through its upload by "t"), from the worker that produced it to the loop that
+  received it
+- asynchronous slices ("b", "e") for batches in the reorder buffer, for transfers from other machines, and for batches
+  that a worker fetches at the same time
+- counters ("C") for the queue depths
+- instants ("i") for lifecycle events
 """
 
 from __future__ import annotations
@@ -38,19 +43,19 @@ class Trace:
 
     Args:
         events: Events, oldest first. A loader keeps the last 10,000.
-        pauses: When the loader was paused; by default taken from the events.
+        pauses: When the loader was paused. By default, this is taken from the events.
     """
 
     def __init__(self, events: Iterable[Event], pauses: Pauses | None = None) -> None:
         self.events = tuple(events)
         """Batch records and lifecycle events, oldest first."""
         self.pauses = Pauses.of(self.events) if pauses is None else pauses
-        """When the loader was paused: the loop did not count as waiting then."""
+        """When the loader was paused. This time does not count as waiting of the loop."""
         self.batches = tuple(e for e in self.events if isinstance(e, BatchRecord))
-        """The batch records alone."""
+        """Only the batch records."""
         begins = [_begin(event) for event in self.events]
         self.origin = min(begins, default=0)
-        """Zero of the times in the trace, perf_counter ns."""
+        """Origin of the times in the trace, perf_counter ns."""
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -66,7 +71,7 @@ class Trace:
         """Select the events of one epoch.
 
         Args:
-            run: Number of the iterator (`BatchRecord.run`); None for the newest that delivered a batch.
+            run: Number of the iterator (`BatchRecord.run`); None for the newest one that delivered a batch.
         """
         if run is None:
             run = max((r.run for r in self.batches), default=-1)
@@ -82,7 +87,7 @@ class Trace:
         """Write the trace for Perfetto (ui.perfetto.dev, "Open trace file") or chrome://tracing.
 
         Args:
-            path: File to write, such as "epoch.json". About 1.5 kB a batch.
+            path: File to write, such as "epoch.json". It takes about 1.5 kB per batch.
 
         Returns:
             The path.
@@ -95,12 +100,14 @@ class Trace:
         return target
 
     def to_json(self) -> str:
-        """The trace as JSON text."""
+        """Return the trace as JSON text."""
         trace = {"traceEvents": list(self._chrome()), "displayTimeUnit": "ms"}
         return json.dumps(trace, separators=(",", ":"), allow_nan=False)
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row per batch: its worker, its time stamps in seconds from the trace's start, its stages in milliseconds.
+        """Return a table with one row per batch, with its worker, timestamps and stages.
+
+        Timestamps are in seconds from the start of the trace, stages in milliseconds.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -141,7 +148,7 @@ class Trace:
                 yield {**common, "ph": "b", "ts": self._us(s.begin), "args": _args(s.kind, s.record)}
                 yield {**common, "ph": "e", "ts": self._us(s.end)}
                 continue
-            if s.kind == "fetch" and s.lane in overlapping:  # slices of a thread may only contain each other
+            if s.kind == "fetch" and s.lane in overlapping:  # slices of a thread must be nested
                 asynchronous = {**common, "tid": tids[s.lane], "id2": {"local": f"fetch {numbers[id(s.record)]}"}}
                 yield {**asynchronous, "ph": "b", "ts": self._us(s.begin), "args": _args(s.kind, s.record)}
                 yield {**asynchronous, "ph": "e", "ts": self._us(s.end)}
@@ -157,7 +164,7 @@ class Trace:
                 yield self._instant(event, tids)
 
     def _arrow(self, number: int, r: BatchRecord, tids: dict[Lane, int], loop: Lane) -> Iterator[dict[str, Any]]:
-        """From the slice in which the batch was completed to the one in which the loop works on it."""
+        """The arrow from the slice that completes the batch to the slice in which the loop works on it."""
         produced = r.fetched if r.collated > r.fetched else r.fetch_begin
         if not produced or r.worker < 0:
             return
@@ -204,7 +211,7 @@ def _meta(kind: str, tid: int, **args: Any) -> dict[str, Any]:
 
 
 def _overlapping(cut: Iterable[Slice]) -> set[Lane]:
-    """The lanes of workers that fetch several batches at a time, since their dataset is asynchronous."""
+    """The lanes of workers that fetch several batches at a time because their dataset is asynchronous."""
     ends: dict[Lane, int] = {}
     found: set[Lane] = set()
     for s in sorted((s for s in cut if s.kind == "fetch"), key=operator.attrgetter("begin")):

@@ -131,11 +131,6 @@ class EpochPlan(ABC):
     next_number: int
     """Number of the batch that `take` yields next. An interrupt may leave it higher."""
 
-    @property
-    def is_random(self) -> bool:
-        """Whether the order of the samples depends on random numbers, as far as is known."""
-        return True
-
     @abstractmethod
     def take(self, room: int, limit_ns: int | None = None) -> list[PlannedBatch]:
         """The next batches to dispatch.
@@ -200,11 +195,6 @@ class MapEpochPlan(EpochPlan):
         if self._sampler.keeps_states and self._position == self.total:
             # A sampler that has yielded its last batch may already be at the start of the next epoch.
             self._exhausted = True
-
-    @property
-    def is_random(self) -> bool:
-        """See `EpochPlan`."""
-        return self._sampler.is_random
 
     def take(self, room: int, limit_ns: int | None = None) -> list[PlannedBatch]:
         """See `EpochPlan`."""

@@ -97,12 +97,6 @@ class ResumableSampler:
         if resume_from:
             self.seed = resume_from["seed"]
 
-    @property
-    def is_random(self) -> bool:
-        """Whether the order depends on random numbers, as far as is known."""
-        drawn = not {*map(type, self._parts)} <= _known() - _drawing()
-        return drawn or bool(self._generators) or self._stateful is not None
-
     def _restore(self, resume_from: dict[str, Any]) -> None:
         if self._stateful is not None and "sampler" in resume_from:
             self._stateful.load_state_dict(resume_from["sampler"])

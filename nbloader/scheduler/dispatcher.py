@@ -1,17 +1,17 @@
-"""The dispatcher: which worker produces which batch, in which order batches are delivered. A pure state machine.
+"""The dispatcher: which worker produces which batch, and in which order batches are delivered.
 
     add() ->  waiting  -> assignments() ->  held by a worker  -> result() ->  reorder buffer  -> take()
                  ^                                 |
                  +----- worker_gone(), revoked() --+
 
-It has no I/O, no threads and no clock: times are passed in. Methods are events (a worker is ready, a result arrived),
-and what they return are actions for the caller: `Assign` a job to a worker, `Revoke` jobs that an idle worker or
-another iteration needs first, `Cancel` jobs of a closed iteration, put an error in the place of a poisoned batch. How
-far ahead batches are requested and when they move between workers is up to the `PrefetchPolicy`.
+It is a pure state machine without I/O, threads or a clock: times are passed in. Methods are events (a worker is ready,
+a result arrived), and what they return are actions for the caller: `Assign` a job to a worker, `Revoke` jobs that an
+idle worker or another iteration needs first, `Cancel` jobs of a closed iteration, put an error in the place of a
+poisoned batch. How far ahead batches are requested and when they move between workers is up to the `PrefetchPolicy`.
 
-A job is a batch, or a chunk of one where batches are cut. Every job is in exactly one of the places above, known by
-(iteration, job number). A result for a job that has arrived before, or for an iteration that is closed, is rejected, so
-that a late message never duplicates a batch.
+A job is a batch, or a chunk of a batch if batches are chunked. Every job is in exactly one of the places above and is
+identified by (iteration, job number). A result for a job that has arrived before, or for an iteration that is closed,
+is rejected, so that a late message never duplicates a batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nbloader.scheduler.run_state import Delivery, IterationState
 R = TypeVar("R")
 
 MAX_DEATHS = 3
-"""Workers that may die while processing a batch before it is poisoned: it gets an error in its place."""
+"""Number of worker deaths after which the batch being processed is poisoned: an error is delivered in its place."""
 
 
 class Assign(NamedTuple):
@@ -43,7 +43,7 @@ class Assign(NamedTuple):
 
 
 class Revoke(NamedTuple):
-    """Action: take jobs back from a worker, then tell `revoked()` which of them it had not begun."""
+    """Action: take jobs back from a worker, then pass those that it had not begun to `revoked()`."""
 
     worker: int
     """Unique number of the worker."""
@@ -51,30 +51,31 @@ class Revoke(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Action: have a worker forget jobs of a closed iteration."""
+    """Action: make a worker drop the jobs of a closed iteration."""
 
     worker: int
     """Unique number of the worker."""
     run: int
-    """Their iteration."""
+    """Number of the iteration."""
     jobs: tuple[int, ...] | None
-    """Their numbers; None for the whole iteration, including the worker's iterators over its shards."""
+    """Job numbers; None for the whole iteration, including the worker's iterators over its shards."""
 
 
 class WorkerLoss(NamedTuple):
     """What a worker held when it ended."""
 
     held: list[Task]
-    """Its jobs, which wait for other workers now."""
+    """Jobs that the worker held, which now wait for other workers."""
     poisoned: Task | None
-    """The job among them that has ended `MAX_DEATHS` workers and is not produced again. Action: `fail()` it."""
+    """The held job that has killed `MAX_DEATHS` workers and is not produced again; None if there is none. Action:
+    `fail()` it."""
 
 
 class Closed(NamedTuple):
     """What remains of a closed iteration."""
 
     unclaimed: list[Any]
-    """Outcomes that nobody took. Action: discard them."""
+    """Outcomes that were not delivered. Action: discard them."""
     cancels: list[Cancel]
 
 
@@ -88,25 +89,25 @@ class Delay(NamedTuple):
 
 
 class WaitPlan(NamedTuple):
-    """What a consumer waits for, and what it does meanwhile."""
+    """What a consumer waits for, and what it does in the meantime."""
 
     number: int
-    """The batch that it gets next."""
+    """Number of the batch that the consumer gets next."""
     first: bool
     """Whether that is the first batch of the iteration."""
     refill: bool
     """Whether the sampler may be asked for more batches before the consumer sleeps."""
     paused: bool
     blocked: bool
-    """Whether nothing is delivered, since the loader is paused and no step is left."""
+    """Whether nothing is delivered because the loader is paused and no step is left."""
     producer: int | None
     """The only worker that the consumer needs to wait for; None for all."""
     recheck: float | None
-    """Seconds after which it looks again though nothing happened; None for never."""
+    """Seconds after which the consumer checks again even if nothing happened; None for never."""
     group: int
-    """Batches for which it may wait together, if it looks again after `GROUP_WAIT` seconds."""
+    """Number of batches that the consumer may wait for at once, if it checks again after `GROUP_WAIT` seconds."""
     unwatched: float
-    """Seconds for which it need not be woken by batches."""
+    """Seconds for which arriving batches need not wake the consumer."""
 
 
 _Key: TypeAlias = "tuple[int, int]"
@@ -114,11 +115,12 @@ _Key: TypeAlias = "tuple[int, int]"
 
 
 class Dispatcher(Generic[R]):
-    """Assigns batches to workers and puts the outcomes in order.
+    """Assigns batches to workers and puts their outcomes in order.
 
     Args:
         policy: How far ahead to request, and when to steal work.
-        round_robin: Whether worker i modulo their number produces batch i, as in torch, instead of the least loaded.
+        round_robin: Whether batch i goes to worker i modulo the number of workers, as in torch, instead of to the least
+            loaded worker.
     """
 
     def __init__(self, policy: PrefetchPolicy, *, round_robin: bool = False) -> None:
@@ -140,23 +142,23 @@ class Dispatcher(Generic[R]):
     # ---- workers ------------------------------------------------------------------------------------------------
 
     def worker_ready(self, worker: int, slot: int = 0) -> None:
-        """A worker can be given jobs.
+        """Register a worker that is ready for jobs.
 
         Args:
-            worker: Its unique number.
-            slot: Its id.
+            worker: Unique number of the worker.
+            slot: Worker id.
         """
         self._held.setdefault(worker, {})
         self._by_slot[slot] = worker
 
     def worker_gone(self, worker: int, *, blame: bool, suspects: list[Task] | None = None) -> WorkerLoss:
-        """A worker has ended: its jobs wait for other workers.
+        """Remove a worker that has ended; its jobs wait for other workers.
 
         Args:
-            worker: Its unique number.
-            blame: Whether it died unexpectedly: then the jobs that it was processing are suspected. If there are
-                several, none of them is poisoned: they are produced alone before long (`task.ALONE_AFTER`).
-            suspects: These jobs; None for the first one.
+            worker: Unique number of the worker.
+            blame: Whether the worker died unexpectedly: then the jobs that it was processing are suspects. If there are
+                several suspects, none of them is poisoned; instead, each is soon produced alone (`task.ALONE_AFTER`).
+            suspects: The jobs that the worker was processing; None for the first one that it held.
         """
         held = list(self._held.pop(worker, {}).values())
         poisoned = None
@@ -179,7 +181,7 @@ class Dispatcher(Generic[R]):
         return list(self._held.get(worker, {}).values())
 
     def delay(self, run: int) -> Delay:
-        """What an iteration waits for."""
+        """Return the batch that an iteration waits for, and the worker that delays it."""
         state = self.iterations[run]
         number = state.reorder.missing
         for worker, held in self._held.items():
@@ -203,7 +205,7 @@ class Dispatcher(Generic[R]):
         self.steps = self._owed = 0
 
     def step(self) -> None:
-        """While paused: deliver one batch, and assign as many jobs as that makes room for."""
+        """While paused, deliver one batch and assign the jobs that this makes room for."""
         self.steps += 1
 
     # ---- iterations ---------------------------------------------------------------------------------------------
@@ -219,14 +221,14 @@ class Dispatcher(Generic[R]):
         join: Callable[[ChunkedBatch[R]], R] | None = None,
         on_empty: Callable[[Task, int], None] | None = None,
     ) -> list[Revoke]:
-        """Begin an iteration; the others are parked until their consumers ask again.
+        """Open an iteration; the others are parked until their consumers request batches again.
 
         Args:
-            run: Its number.
+            run: Number of the iteration.
             in_order: False delivers batches in the order of their arrival.
             first: Number of the first batch.
-            shards: Of an iterable dataset.
-            chunk_size: Samples of a chunk; 0 if batches are not cut.
+            shards: Shards of an iterable dataset; None for a map-style one.
+            chunk_size: Samples per chunk; 0 if batches are not chunked.
             join: Joins the outcomes of the chunks of a batch.
             on_empty: See `IterationState`.
         """
@@ -263,7 +265,7 @@ class Dispatcher(Generic[R]):
         self._held.clear()
 
     def park(self, run: int) -> list[Revoke]:
-        """Let the jobs of an iteration wait that no worker has begun, so that another iteration goes first."""
+        """Park an iteration: take back jobs that no worker has begun, so that another iteration goes first."""
         state = self.iterations[run]
         state.parked = True
         if state.shards is not None:
@@ -271,22 +273,22 @@ class Dispatcher(Generic[R]):
         return self._unbegun_of(run)
 
     def take_back(self) -> list[Revoke]:
-        """There is less memory than expected: what workers have not begun waits until there is some."""
+        """Take back jobs that workers have not begun, if there is less memory than expected."""
         return [revoke for run in self.iterations if self._movable(run) for revoke in self._unbegun_of(run)]
 
     def unpark(self, run: int) -> None:
-        """The consumer of an iteration asks again."""
+        """Unpark an iteration whose consumer requests batches again."""
         self.iterations[run].parked = False
 
     # ---- requesting -----------------------------------------------------------------------------------------------
 
     def room(self, run: int) -> int:
-        """How many more batches fit into the window and its extension; at least one while none is outstanding."""
+        """Return how many more batches fit into the window and its extension; at least one if none is outstanding."""
         state = self.iterations[run]
         return max(self.policy.window + state.extension, 1) - state.outstanding
 
     def refill_size(self, run: int) -> int:
-        """How many batches to request from the sampler now."""
+        """Return how many batches to request from the sampler now."""
         state = self.iterations.get(run)
         if state is None:
             return 0
@@ -295,11 +297,11 @@ class Dispatcher(Generic[R]):
         return room if state.fill else policy.refill_size(room, extension)
 
     def extend_window(self, run: int) -> bool:
-        """The next batch to deliver is delayed: let workers that exhaust their queues go on, also beyond the window.
+        """Let workers with short queues continue beyond the window while the next batch to deliver is delayed.
 
-        With two batches a worker and an occasional slow one, the other workers would soon be idle behind it: by
-        simulation workers are busy 79 % of the time, and 97 % with four batches each. While the window is not full it
-        is filled instead, with one message: each batch beyond the window is requested with a message of its own.
+        With two batches per worker and an occasional slow batch, the other workers would soon be idle: in a simulation,
+        workers are busy 79 % of the time, and 97 % with four batches each. A window that is not full is filled first,
+        with one message, since each batch beyond the window takes a separate message.
 
         Returns:
             Whether more batches may be added now.
@@ -309,7 +311,7 @@ class Dispatcher(Generic[R]):
             return False
         policy = self.policy
         if min(map(len, self._held.values())) >= min(policy.extended_depth, policy.sufficient_queue):
-            return False  # of two workers one is always somewhat ahead: extended for it, each batch would be a message
+            return False  # of two workers, one is always slightly ahead: extending would cost a message per batch
         if state.outstanding < policy.window:
             state.fill = True
             return True
@@ -326,9 +328,10 @@ class Dispatcher(Generic[R]):
         return state.add(indices, seed)
 
     def free_worker(self, run: int) -> int | None:
-        """The only worker, if it can be given a new batch of an iteration at once by `add_to`; else None.
+        """Return the only worker, if `add_to` can assign it a new batch of an iteration at once; else None.
 
-        That is the case if no batch is outstanding, batches are whole, and the dataset is not an iterable one.
+        This requires that no batch is outstanding, batches are not chunked, the dataset is map-style, and neither the
+        loader is paused nor the iteration parked.
         """
         state = self.iterations.get(run)
         if state is None or state.added != state.taken or state.parked or state.chunk_size or state.shards is not None:
@@ -348,7 +351,8 @@ class Dispatcher(Generic[R]):
         """Accept the outcome of a batch that was added by `add_to`, and take it at once.
 
         Returns:
-            None where `result` and `take` are needed: the loader is paused, or the batch was taken from the worker.
+            The delivery; None if `result` and `take` are needed instead: the loader is paused, the iteration is closed,
+            the batch was taken back from the worker, or another batch is delivered first.
         """
         state = self.iterations.get(task.run)
         held = self._held.get(worker)
@@ -365,10 +369,10 @@ class Dispatcher(Generic[R]):
     # ---- assigning ------------------------------------------------------------------------------------------------
 
     def assignments(self) -> list[Assign]:
-        """Assign waiting jobs to the least loaded workers; among equals, to the one that waits for a job the longest.
+        """Assign waiting jobs to the least loaded workers; among equals, to the one that has waited longest.
 
         Returns:
-            What to send, for each worker in order.
+            The jobs to send to each worker, in order.
         """
         free = not self.paused or self.steps > 0
         if not (free or self._owed) or not self._held:
@@ -401,18 +405,18 @@ class Dispatcher(Generic[R]):
         return [Assign(worker, tasks) for worker, tasks in assigned.items()]
 
     def _depth(self, state: IterationState[R]) -> int:
-        """Jobs that one worker may hold."""
+        """Return how many jobs one worker may hold."""
         return self.policy.extended_depth if state.extension else self.policy.queue_depth
 
     def _affords(self, state: IterationState[R]) -> bool:
-        """Whether there is memory for the next job of an iteration. There always is for the batch to deliver next."""
+        """Whether there is memory for the next job of an iteration. The next batch to deliver is always allowed."""
         numbers = {task.number for task in state.waiting}
         next_one = state.waiting[0].number
         begun = state.outstanding - len(numbers)
         return begun < (self.policy.affordable or 1) or next_one == state.reorder.missing
 
     def _assign_to_slots(self, state: IterationState[R], assigned: dict[int, list[Task]], *, free: bool) -> None:
-        """Assign each waiting job to the worker whose shard or turn it is, if that is ready and has room."""
+        """Assign each waiting job to the worker whose shard or turn it is, if it is ready and its queue is not full."""
         kept: collections.deque[Task] = collections.deque()
         absent: Counter[int] = Counter()  # worker id -> jobs that wait for it to become ready
         for task in state.waiting:
@@ -461,18 +465,19 @@ class Dispatcher(Generic[R]):
         return any(self._unbegun())
 
     def steal_work(self, now: int, busy_since: Mapping[int, float]) -> Revoke | None:
-        """While a worker is idle, or could begin more: take half of what another has not begun, the later half.
+        """Steal the later half of another worker's unbegun jobs for a worker that is idle or could begin more.
 
-        This happens at the end of an epoch, when one worker processes a slow batch and has others queued behind it. By
-        simulation of 160 batches with stragglers, workers are busy 97 % of the time with this, and 92 % without.
+        This happens at the end of an epoch, when one worker processes a slow batch and has others queued behind it. In
+        a simulation of 160 batches with stragglers, workers are busy 97 % of the time with work stealing, and 92 %
+        without.
 
         Args:
             now: perf_counter ns.
-            busy_since: When workers began with what they are processing, by their unique numbers.
+            busy_since: When each worker began what it is processing, by the worker's unique number.
 
         Returns:
-            What to take back; None if nothing is worth it. After `revoked()`, `assignments()` assigns it to the idle
-            worker.
+            The jobs to take back; None if stealing is not worth it. After `revoked()`, `assignments()` assigns them to
+            the idle worker.
         """
         halves = [Revoke(worker, tasks[len(tasks) // 2 :]) for worker, tasks in self._unbegun()]
         least = self.policy.min_steal
@@ -484,21 +489,21 @@ class Dispatcher(Generic[R]):
         return max(halves, key=_size, default=None)
 
     def revoked(self, worker: int, tasks: Collection[Task]) -> None:
-        """A worker will not begin these jobs: they wait for other workers.
+        """Return jobs that a worker will not begin to the waiting jobs.
 
         Args:
-            worker: Its unique number.
-            tasks: What it was given, and has not begun.
+            worker: Unique number of the worker.
+            tasks: Jobs that it was given and has not begun.
         """
         held = self._held.get(worker, {})
         for task in tasks:
-            state = self.iterations.get(task.run)  # None: it was closed before the answer of another machine came
+            state = self.iterations.get(task.run)  # None: closed before the answer of another machine arrived
             if held.pop((task.run, task.job), None) is not None and state is not None:
                 task.attempt -= 1
                 state.return_all([task])
 
     def _unbegun(self) -> Iterator[tuple[int, list[Task]]]:
-        """What may be stolen from each worker; nothing while all are busy, or jobs wait that will be assigned."""
+        """Yield what may be stolen from each worker; nothing while all are busy, or while jobs wait to be assigned."""
         if len(self._held) <= 1 or self.busy or self.paused:
             return
         if any(state.waiting and not state.parked for state in self.iterations.values()):
@@ -514,11 +519,11 @@ class Dispatcher(Generic[R]):
         return state is not None and state.shards is None and not state.parked and not self.round_robin
 
     def _unbegun_of(self, run: int) -> list[Revoke]:
-        """The jobs of an iteration that workers hold, except for those that they may have begun."""
+        """Return the jobs of an iteration that workers hold, except for those that they may have begun."""
         return self._held_of(run, self.policy.begun)
 
     def _held_of(self, run: int, begun: int) -> list[Revoke]:
-        """The jobs of an iteration that workers hold, except for the first ones of each worker."""
+        """Return the jobs of an iteration that workers hold, except for the first `begun` jobs of each worker."""
         found = [
             Revoke(worker, [task for task in itertools.islice(held.values(), begun, None) if task.run == run])
             for worker, held in self._held.items()
@@ -528,12 +533,12 @@ class Dispatcher(Generic[R]):
     # ---- results --------------------------------------------------------------------------------------------------
 
     def result(self, worker: int, run: int, job: int, outcome: R, now: int) -> Task | None:
-        """The outcome of a job arrived.
+        """Accept or reject the outcome of a job.
 
         Args:
-            worker: Who sent it.
-            run: Its iteration.
-            job: Its number.
+            worker: Worker that sent the outcome.
+            run: Iteration of the job.
+            job: Number of the job.
             outcome: A payload or a failure.
             now: perf_counter ns.
 
@@ -556,7 +561,7 @@ class Dispatcher(Generic[R]):
         return task
 
     def exhausted(self, worker: int, run: int, job: int, now: int) -> None:
-        """A worker found the shard of this batch exhausted: the batch does not exist."""
+        """Skip a batch that does not exist, since its worker found the shard exhausted."""
         task = self._held.get(worker, {}).pop((run, job), None)
         state = self.iterations.get(run)
         if state is None or state.shards is None:
@@ -577,10 +582,10 @@ class Dispatcher(Generic[R]):
             state.put(task, outcome, now)
 
     def redo(self) -> list[R]:
-        """Have all batches produced again that have arrived and were not taken. The workers are about to be replaced.
+        """Requeue all batches that have arrived and were not taken, since the workers are about to be replaced.
 
         Returns:
-            The outcomes that are dropped. Action: discard them.
+            The dropped outcomes. Action: discard them.
         """
         self._outdated = set(self._held)
         return [outcome for state in self.iterations.values() for outcome in state.redo()]
@@ -588,7 +593,7 @@ class Dispatcher(Generic[R]):
     # ---- delivering -----------------------------------------------------------------------------------------------
 
     def take(self, run: int) -> Delivery | None:
-        """The next batch for the consumer; None if it has not arrived or the loader is paused."""
+        """Take the next batch for the consumer; None if it has not arrived or the loader is paused."""
         state = self.iterations[run]
         if self.paused and not self.steps:
             return None
@@ -605,28 +610,28 @@ class Dispatcher(Generic[R]):
         return delivery
 
     def upcoming(self, run: int) -> int:
-        """Number of the batch that the consumer gets next; if not in order, the lowest one that has not arrived."""
+        """Return the number of the next batch to deliver or, if none is ready, the lowest that has not arrived."""
         reorder = self.iterations[run].reorder
         ready = reorder.peek(1)  # while the loader is paused, ready batches are not taken
         return ready[0].task.number if ready else reorder.missing
 
     def outstanding(self, run: int) -> int:
-        """Batches added and not yet taken."""
+        """Return the number of batches added and not yet taken."""
         return self.iterations[run].outstanding
 
     def in_flight(self, run: int) -> int:
-        """Batches that workers hold, entirely or in chunks."""
+        """Return the number of batches that workers hold, whole or in chunks."""
         state = self.iterations[run]
         if not state.chunk_size:
             return state.assigned
         return len({task.number for held in self._held.values() for task in held.values() if task.run == run})
 
     def plan_wait(self, run: int, *, first: bool) -> WaitPlan:
-        """The consumer of an iteration has to wait.
+        """Plan how the consumer of an iteration waits.
 
         Args:
             run: The iteration.
-            first: Whether it has not slept for this batch yet.
+            first: Whether the consumer has not slept for this batch yet.
         """
         policy, state = self.policy, self.iterations[run]
         producer = recheck = None
@@ -648,11 +653,11 @@ class Dispatcher(Generic[R]):
         )
 
     def producer(self, run: int) -> int | None:
-        """The worker that produces the next batch to deliver, if all others have a sufficient queue.
+        """Return the worker that produces the next batch to deliver, if all others have a sufficient queue.
 
-        Of two workers at fast batches one is always somewhat ahead; a consumer that waited for both would wake in vain
-        for every second batch. None also if no worker or several workers produce it, if another batch may be delivered
-        first, and while paused.
+        With two workers and fast batches, one worker is always slightly ahead; a consumer that waited for both would
+        wake up in vain for every second batch. The result is also None if no worker or several workers produce the
+        batch, if another batch may be delivered first, and while the loader is paused.
         """
         state = self.iterations[run]
         key, producer = (run, state.reorder.missing), None

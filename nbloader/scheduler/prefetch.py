@@ -1,7 +1,7 @@
-"""How far ahead batches are requested, and when queued batches move between workers: the whole policy, in one place.
+"""The prefetch policy: how far ahead batches are requested, and when queued batches move between workers.
 
-The dispatcher asks, the policy answers; it knows neither workers nor batches. It is pure: durations and sizes are
-passed in, and nothing here reads a clock. Another policy is another class with these attributes and methods.
+The dispatcher queries the policy, which knows neither workers nor batches. The policy is pure: durations and sizes are
+passed in, and nothing here reads a clock. To replace it, write a class with the same attributes and methods.
 """
 
 from __future__ import annotations
@@ -9,47 +9,53 @@ from __future__ import annotations
 import math
 
 DEEP_QUEUE = 16
-"""Batches to request ahead per worker, at least, while they are small and fast, if the user left the window open."""
+"""Minimum number of batches to prefetch per worker while they are small and fast, if the user did not set the
+window."""
 DEEPEST_QUEUE = 64
-"""Batches per worker, at most, if all of them fit into `DEEP_BYTES`. A worker produces 16 tiny batches in half a
-millisecond; then it sleeps, and waking it takes longer than producing a batch."""
+"""Maximum number of batches to prefetch per worker, if all of them fit into `DEEP_BYTES`. A worker produces 16 tiny
+batches in half a millisecond; then it sleeps, and waking it takes longer than producing a batch."""
 DEEP_BYTES = 16 << 20
 """Memory that the batches of a window deeper than `DEEP_QUEUE` may take. Batches that have left the CPU caches before
-the loop receives them cost more than the saved wake-ups: with 64 batches of 330 kB per worker the rate fell by 5 %."""
+the loop receives them cost more than the saved wake-ups: with 64 batches of 330 kB per worker, the batch rate fell by 5
+%."""
 FAST_NS = 2_000_000
-"""Production time below which a batch is fast."""
+"""Production time, in ns, below which a batch is fast."""
 SMALL_BYTES = 512 * 1024
-"""Size up to which a batch is small. The segments of so many larger batches would not stay in the caches."""
+"""Size up to which a batch is small. In a deep window, the segments of larger batches would not stay in the CPU
+caches."""
 EXTENSION_BATCHES = 16
 """Batches per worker that may be requested beyond the window while the next batch to deliver is delayed."""
 EXTENSION_BYTES = 128 << 20
-"""Memory that these batches may take. Where cores are scarce, a delayed worker is only one that waits for a core, and
-more batches ahead only cost memory: with 1 GB allowed, batches of 8 MB and four workers on two cores took up to 350 MB
-of segments."""
+"""Memory that the batches beyond the window may take. Where cores are scarce, a delayed worker is merely waiting for a
+core, and prefetching more batches only costs memory: with 1 GB allowed, batches of 8 MB and four workers on two cores
+took up to 350 MB of segments."""
 QUEUED_WORK_NS = 2_000_000
-"""Work in a worker's queue, in ns of production time, that the worker will not exhaust soon."""
+"""Production time of the batches in a worker's queue, in ns, that keeps the worker busy for a while."""
 STEAL_WORK_NS = 1_000_000
-"""Production time that the stolen batches must add up to, so that stealing is worth its messages."""
+"""Minimum total production time of stolen batches, in ns, for which stealing is worth its messages."""
 STALL_NS = 5_000_000
-"""Time after which a worker that is still processing one batch among fast ones is stalled: the batches behind it are
-worth stealing one by one."""
+"""Time, in ns, after which a worker counts as stalled if it is still processing one batch while batches are fast: then
+even a single batch queued behind it is worth stealing."""
 QUEUED_PART = 4
-"""Beside the batches that hold the samples in flight of an asynchronous dataset, one in so many is requested ahead."""
+"""An asynchronous worker prefetches 1/QUEUED_PART more batches (at least `prefetch_factor` more) than it needs to keep
+`concurrency` samples in flight."""
 OPEN_TIMES = 4
-"""So many times as many batches as that a worker may process while the loop waits. If waits are distributed
-exponentially, a batch of 16 takes 3.4 times as long as a sample, and in its last third has few in flight."""
+"""While the window is extended, an asynchronous worker may hold up to this multiple of `begun` batches. If waits are
+distributed exponentially, a batch of 16 takes 3.4 times as long as a sample, and has few samples in flight in the last
+third of that time."""
 BLOCKED_TIMES = 32
-"""So many times the window may be requested beyond it while the loop waits for an earlier batch, as far as it fits into
-`EXTENSION_BYTES`. By simulation of exponential waits, with a concurrency of 500 and batches of 10, workers have 92 % of
-that in flight with this, 49 % with a window of 4 times as many batches, and 20 % without."""
+"""While the consumer waits for an earlier batch of an asynchronous dataset, the window may be extended by this multiple
+of itself, limited by `EXTENSION_BYTES`. In a simulation of exponential waits, with a concurrency of 500 and batches of
+10, workers have 92 % of these 500 samples in flight with this extension, 49 % with a window of 4 times as many batches,
+and 20 % without either."""
 GROUP_NS = 600_000
-"""Production time of batches that a waiting consumer may wait for together."""
+"""Total production time, in ns, of the batches that a waiting consumer may wait for at once."""
 GROUP_WAIT = 0.001
-"""Seconds that it waits for them, at most."""
+"""Maximum time, in seconds, that a consumer waits for several batches at once."""
 UNWATCHED = 0.002
-"""Seconds for which a waiting consumer lets batches arrive without being woken, at most."""
+"""Maximum time, in seconds, for which a waiting consumer lets batches arrive without being woken."""
 AVERAGED_BATCHES = 8
-"""Weight of the mean production time: a new batch counts one part in so many."""
+"""Each new batch has weight 1/AVERAGED_BATCHES in the running means of production time and batch size."""
 
 
 class PrefetchPolicy:
@@ -63,7 +69,7 @@ class PrefetchPolicy:
             small and fast.
         unlimited_queue: Whether one worker may hold any number of batches.
         concurrency: Samples that a worker fetches at a time, across batches; 0 if it fetches one batch after the other.
-        deep_bytes: Replaces `DEEP_BYTES`: a larger number for workers that messages take long to reach.
+        deep_bytes: Replaces `DEEP_BYTES`, with a larger value for workers that messages take long to reach.
     """
 
     def __init__(
@@ -99,7 +105,8 @@ class PrefetchPolicy:
 
     def _plan(self) -> None:
         per_worker, self.begun, self.enough = self._prefetch_factor, 1, 1
-        """Batches, or chunks of them, that a worker may be processing at a time; and with how many it is busy."""
+        """`begun`: batches, or chunks of them, that a worker may be processing at a time. `enough`: with this many it
+        is busy."""
         if self.concurrency and self._batch_size:
             concurrent = math.ceil(self.concurrency / self._batch_size)
             per_worker = concurrent + max(1, self._prefetch_factor, -(-concurrent // QUEUED_PART))
@@ -111,14 +118,14 @@ class PrefetchPolicy:
         self.prefetches = base > 0
         """Whether batches are requested before the consumer asks for them."""
         self._outgrown: float = math.inf
-        """Size of a batch above which the window is planned again: it would take twice the memory."""
+        """Batch size above which the window is planned again, since it would take twice the allowed memory."""
         deep = 0
         if self._deep:
             deep = self._deep_window
             if deep > DEEP_QUEUE * self._num_workers:
                 self._outgrown = 2 * self._deep_bytes // deep
         self.planned_window = max(base, deep)
-        """What `window` is if there is enough memory."""
+        """Value of `window` if there is enough memory."""
         self.window = self.planned_window if self.affordable is None else min(self.planned_window, self.affordable)
         """Batches of one iteration that may be outstanding (requested and not delivered)."""
         self.queue_depth = max(1, -(-self.window // self._num_workers))
@@ -136,12 +143,12 @@ class PrefetchPolicy:
     # ---- what changes the plan ----------------------------------------------------------------------------------
 
     def resize(self, num_workers: int) -> None:
-        """So many workers share the window from now on."""
+        """Change the number of workers that share the window."""
         self._num_workers = num_workers
         self._plan()
 
     def set_window(self, prefetch_factor: int, *, prefetch: int | None = None, adaptive: bool = False) -> None:
-        """Request so many batches ahead from now on; the arguments are those of the constructor."""
+        """Change the number of batches to request ahead; the arguments are those of the constructor."""
         self._prefetch_factor, self._prefetch, self._adaptive = prefetch_factor, prefetch, adaptive
         self._deep = False
         self._plan()
@@ -152,11 +159,11 @@ class PrefetchPolicy:
         return self.concurrency > 0
 
     def expect(self, samples: int, chunk: int = 0) -> None:
-        """Learn how many samples batches have: the window holds as many batches as workers process at a time.
+        """Update the mean batch size, from which the window of an asynchronous dataset is planned.
 
         Args:
-            samples: Samples of a batch.
-            chunk: Samples of a chunk; 0 if batches are not cut.
+            samples: Number of samples in a batch.
+            chunk: Number of samples in a chunk; 0 if batches are not chunked.
         """
         mean = self._batch_size
         self._batch_size = mean + (samples - mean) / AVERAGED_BATCHES if mean else max(1, samples)
@@ -164,12 +171,12 @@ class PrefetchPolicy:
         self._plan()
 
     def observe(self, nbytes: int, produce_ns: int, chunks: int = 1) -> None:
-        """Learn what a batch cost.
+        """Record the size and the production time of a batch.
 
         Args:
             nbytes: Size of what a worker produced: a batch, or a chunk of one.
-            produce_ns: Time that it took the worker.
-            chunks: Chunks of the batch; 1 if it was not cut.
+            produce_ns: Time that the worker took to produce it, in ns.
+            chunks: Number of chunks of the batch; 1 if it was not chunked.
         """
         self.nbytes = nbytes * chunks
         mean = self._produce_ns
@@ -180,10 +187,10 @@ class PrefetchPolicy:
         """Limit the window to the batches for which there is memory.
 
         Args:
-            batches: Their number; None for no limit.
+            batches: Number of batches for which there is memory; None for no limit.
 
         Returns:
-            Whether the limit is lower than the one before.
+            Whether the limit is lower than the previous one.
         """
         before = self.affordable
         self.affordable = None if batches is None or batches >= self.planned_window else max(1, batches)
@@ -191,10 +198,10 @@ class PrefetchPolicy:
         return self.affordable is not None and (before is None or self.affordable < before)
 
     def adapt(self) -> None:
-        """A batch is delivered: request many at a time while they are small and fast.
+        """Adapt the window after a delivery: request many batches at a time while they are small and fast.
 
-        Waking a worker for each such batch costs more than producing it: with two per worker, system calls took two
-        thirds of the consumer's time.
+        Waking a worker for each such batch costs more than producing it: with two batches per worker, system calls took
+        two thirds of the consumer's time.
         """
         if self._adaptive and (self.fast != self._deep or self.nbytes > self._outgrown):
             self._deep = self.fast
@@ -203,15 +210,16 @@ class PrefetchPolicy:
     # ---- what the plan says -------------------------------------------------------------------------------------
 
     def refill_size(self, room: int, extension: int) -> int:
-        """How many batches to request now.
+        """Return the number of batches to request now.
 
         Args:
             room: Batches that fit into the window and its extension.
-            extension: The part of them that is extension.
+            extension: How many of these belong to the extension.
 
         Returns:
-            0 while few fit: they are requested together, so that one message carries several. Half of a deep window
-            at once: a quarter took 0.29 messages per tiny batch instead of 0.17, and 4 % more of the loop's CPU time.
+            The number of batches; 0 while only few fit, so that one message requests several. Half of a deep window is
+            requested at once: requesting a quarter took 0.29 messages per tiny batch instead of 0.17, and 4 % more of
+            the loop's CPU time.
         """
         inside = room - extension
         group = self.window // (2 if self._deep and not self.concurrency else 8)
@@ -234,10 +242,11 @@ class PrefetchPolicy:
 
     @property
     def shrinks(self) -> bool:
-        """Whether a batch that is delivered takes its place in an extended window along.
+        """Whether delivering a batch also shrinks the window's extension by one.
 
-        Otherwise the window stays extended until no batch has overtaken another. Of two workers at fast batches one is
-        always ahead, so each delivered batch would be replaced at once, with a message of its own: 0.75 per batch.
+        Otherwise the window stays extended until no batch has overtaken another. With two workers and fast batches, one
+        worker is always ahead, so each delivered batch would be replaced at once, with a separate message: 0.75
+        messages per batch.
         """
         return not self.concurrency
 
@@ -252,7 +261,8 @@ class PrefetchPolicy:
     def sufficient_queue(self) -> int:
         """Batches in a worker's queue that keep it busy for a while.
 
-        Two more than `QUEUED_WORK_NS` takes: the worker may be done with one, and another may be on its way.
+        Two more than a worker produces in `QUEUED_WORK_NS`: it may have finished one, and another may still be on its
+        way.
         """
         if self.concurrency:
             return self.extended_depth
@@ -269,7 +279,7 @@ class PrefetchPolicy:
         return STALL_NS
 
     def group(self, held: int) -> int:
-        """Batches for which a waiting consumer may wait together, while they are small and fast.
+        """Return how many batches a waiting consumer may wait for at once, while they are small and fast.
 
         Args:
             held: Batches that workers hold.
@@ -277,12 +287,12 @@ class PrefetchPolicy:
         return max(1, min(held // 2, GROUP_NS // max(1, self._produce_ns))) if self._deep else 1
 
     def unwatched(self, held: int) -> float:
-        """Seconds for which a waiting consumer lets batches arrive without being woken; 0 to be woken by the next one.
+        """Return for how many seconds batches may arrive without waking a waiting consumer; 0 if the next one wakes it.
 
-        A wake-up for each batch costs the loop and the worker a switch each, and where they share a core the worker is
-        interrupted. Small, fast batches are received several at a time instead, while workers have enough in their
-        queues: of batches of 330 kB from two workers on two cores, the loop takes 23 % less CPU time, and 3 % more
-        arrive.
+        Waking the consumer for each batch costs the loop and the worker a context switch each, and interrupts the
+        worker if they share a core. Instead, several small, fast batches are received at a time while workers have
+        enough in their queues: with batches of 330 kB from two workers on two cores, the loop takes 23 % less CPU time,
+        and 3 % more batches arrive.
 
         Args:
             held: Batches that workers hold.
@@ -294,10 +304,10 @@ class PrefetchPolicy:
         return seconds if seconds >= 2 * interval else 0.0
 
     def recheck_after(self, *, one_producer: bool) -> float:
-        """Seconds after which a waiting consumer looks at the workers again.
+        """Return the seconds after which a waiting consumer checks the workers again.
 
         Args:
-            one_producer: Whether it waits for one worker only, since all others have a sufficient queue; otherwise a
-                worker is idle while another has queued batches.
+            one_producer: Whether the consumer waits for one worker only, since all others have a sufficient queue;
+                otherwise a worker is idle while another has queued batches.
         """
         return (QUEUED_WORK_NS if one_producer else STALL_NS) / 1e9

@@ -44,14 +44,14 @@ class ReorderBuffer(Generic[T]):
         return len(self._ready)
 
     def has(self, number: int) -> bool:
-        """Whether this number has arrived, taken or not."""
+        """Whether the item of this number has arrived or was skipped, even if it has been taken since."""
         return number < self._next or number in self._early or number in self._seen_early or number in self._gaps
 
     def put(self, number: int, item: T) -> list[T]:
         """Accept an item.
 
         Returns:
-            The items that can be taken from now on, in order; empty while an earlier one is missing.
+            The items that can now be taken, in order; empty while an earlier one is missing.
 
         Raises:
             ValueError: This number has arrived before.
@@ -74,17 +74,17 @@ class ReorderBuffer(Generic[T]):
         return freed if not self._gaps else freed + self._pass_gaps()
 
     def pass_on(self, number: int) -> bool:
-        """An item arrives and is taken at once, if it is the next one and no other is there. Whether that is so."""
+        """Pass an item through, if it is the next one and the buffer is empty. Returns whether that was so."""
         if number != self._next or self._ready or self._early or self._gaps or not self.in_order:
             return False
         self._next += 1
         return True
 
     def skip(self, number: int) -> list[T]:
-        """There is no item of this number; the later ones need not wait for it.
+        """Skip a number for which there is no item, so that later items do not wait for it.
 
         Returns:
-            The items that can be taken from now on, in order.
+            The items that can now be taken, in order.
 
         Raises:
             ValueError: This number has arrived before.
@@ -114,26 +114,26 @@ class ReorderBuffer(Generic[T]):
             self._next += 1
 
     def take(self) -> T | None:
-        """The next item in order, or None when it has not arrived."""
+        """Take the next item in order; None if it has not arrived."""
         return self._ready.popleft() if self._ready else None
 
     def peek(self, count: int) -> list[T]:
-        """The next items that can be taken, at most `count`; they stay."""
+        """Return at most `count` of the items that can be taken next, without taking them."""
         return list(itertools.islice(self._ready, count))
 
     def peek_early(self, count: int) -> list[T]:
-        """Items that wait for an earlier one, at most `count`; they stay."""
+        """Return at most `count` of the items that wait for an earlier one, without taking them."""
         return list(itertools.islice(self._early.values(), count))
 
     def drain(self) -> list[T]:
-        """Take out everything, ready or not (so that its memory can be given back)."""
+        """Remove and return all items, ready or not, so that their memory can be released."""
         out = [*self._ready, *self._early.values()]
         self._ready.clear()
         self._early.clear()
         return out
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """These items, which were drained, will arrive again."""
+        """Forget that these items have arrived: they were drained and will arrive again."""
         again = set(numbers)
         first = min(again, default=self._next)
         if first < self._next:

@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class Delivery:
-    """A batch for the consumer; the depths of the queues are set when it is delivered."""
+    """A batch for the consumer; the queue depths are set when it is delivered."""
 
     __slots__ = ("in_flight", "outcome", "ready", "reordering", "task")
 
@@ -43,9 +43,9 @@ class IterationState(Generic[R]):
     taken: int = 0
     """Batches that were delivered or do not exist."""
     shards: ShardPlan | None = None
-    """Of an iterable dataset."""
+    """Shards of an iterable dataset; None for a map-style one."""
     chunk_size: int = 0
-    """Samples of a chunk, where several workers produce one batch; 0 where batches are not cut."""
+    """Samples per chunk if several workers produce one batch; 0 if batches are not chunked."""
     join: Callable[[ChunkedBatch[R]], R] | None = None
     """Joins the outcomes of the chunks of a batch."""
     on_empty: Callable[[Task, int], None] | None = None
@@ -59,11 +59,12 @@ class IterationState(Generic[R]):
     assigned: int = field(default=0, init=False)
     """Jobs that workers hold."""
     parked: bool = field(default=False, init=False)
-    """Whether its jobs wait, since another iteration began and its consumer has not asked again."""
+    """Whether the jobs wait, because another iteration began and this one's consumer has not requested a batch
+    since."""
     jobs: int = field(default=0, init=False)
     """Number of the next chunk."""
     chunked: dict[int, ChunkedBatch[R]] = field(default_factory=dict, init=False)
-    """Batches in chunks that were added and not taken, by number."""
+    """Chunked batches that were added and not taken, by number."""
 
     @property
     def outstanding(self) -> int:
@@ -85,14 +86,14 @@ class IterationState(Generic[R]):
         return task
 
     def add_assigned(self, indices: Any, seed: int) -> Task:
-        """Add a whole batch that a worker is given at once."""
+        """Add a whole batch that is assigned to a worker at once."""
         number = self.added
         self.added += 1
         self.assigned += 1
         return Task(self.run, number, indices, seed, attempt=1, job=number)
 
     def enqueue(self, task: Task) -> None:
-        """A batch or chunk waits for a worker, maybe again."""
+        """Queue a batch or chunk for a worker, possibly again, in the order of job numbers."""
         waiting = self.waiting
         if not waiting or waiting[-1].job < task.job:  # a new one
             waiting.append(task)
@@ -101,25 +102,25 @@ class IterationState(Generic[R]):
             waiting.insert(next(later, len(waiting)), task)
 
     def return_all(self, tasks: list[Task]) -> None:
-        """Workers hold these no longer, and have not produced them."""
+        """Queue jobs again that were taken back from workers before they were produced."""
         self.assigned -= len(tasks)
         for task in tasks:
             self.enqueue(task)
 
     def reclaim(self, job: int) -> Task | None:
-        """An outcome arrived for a job that had been taken back from its worker: it need not be produced again."""
+        """Unqueue a job whose outcome arrived after it had been taken back; None if it is not queued."""
         for position, task in enumerate(self.waiting):
             if task.job == job:
                 del self.waiting[position]
                 return task
-        return None  # another worker is processing it by now, and that one's outcome will be taken
+        return None  # another worker is processing it by now, and its outcome will be used
 
     def has(self, task: Task) -> bool:
         """Whether the outcome of this batch or chunk has arrived."""
         return self.reorder.has(task.number) if task.parent is None else task.parent.has(task)
 
     def put(self, task: Task, outcome: R, now: int) -> None:
-        """Accept the outcome of a batch or chunk, and stamp the batches that are in order with it."""
+        """Accept the outcome of a batch or chunk, and timestamp the batches that can be delivered in order now."""
         batch = task.parent
         if batch is None:
             delivery = Delivery(task, outcome)
@@ -135,13 +136,13 @@ class IterationState(Generic[R]):
             ready.task.in_order = now
 
     def skip(self, number: int, now: int) -> None:
-        """There is no batch of this number: later ones need not wait for it."""
+        """Skip a batch that does not exist, so that later ones do not wait for it."""
         self.taken += 1
         for ready in self.reorder.skip(number):
             ready.task.in_order = now
 
     def take(self) -> Delivery | None:
-        """The next batch for the consumer, or None when it has not arrived."""
+        """Take the next batch for the consumer; None if it has not arrived."""
         delivery = self.reorder.take()
         if delivery is not None:
             self.taken += 1
@@ -152,10 +153,10 @@ class IterationState(Generic[R]):
         return delivery
 
     def redo(self) -> list[R]:
-        """Have all batches produced again that have arrived and were not taken.
+        """Requeue all batches that have arrived and were not taken.
 
         Returns:
-            The outcomes that are dropped.
+            The dropped outcomes.
         """
         deliveries = self.reorder.drain()
         self.reorder.forget(delivery.task.number for delivery in deliveries)
@@ -172,7 +173,7 @@ class IterationState(Generic[R]):
         return dropped
 
     def drain(self) -> list[R]:
-        """The iteration is over: take out the outcomes of batches and chunks, so that they can be discarded."""
+        """End the iteration: remove and return the outcomes of batches and chunks, so that they can be discarded."""
         out = [delivery.outcome for delivery in self.reorder.drain()]
         for batch in self.chunked.values():
             if batch.missing:

@@ -1,4 +1,4 @@
-"""What a worker process is sent when it starts: the dataset, the notebook's environment, and the worker's options."""
+"""What a worker process receives when it starts: the dataset, the notebook's environment, and the worker's options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nbloader.transport.dataset_payload import Files
 from nbloader.transport.environment import Environment
 from nbloader.transport.mp_objects import InheritedState
 
-if TYPE_CHECKING:  # workers of a map-style dataset do without
+if TYPE_CHECKING:  # not needed by workers of a map-style dataset
     from nbloader.sampling.shard_plan import IterableOptions
 
 
@@ -27,15 +27,15 @@ class WorkerStart(NamedTuple):
     in_order: bool
     """Whether batches are delivered in order."""
     fresh: bool
-    """Whether each iteration begins on a new copy of the dataset and functions."""
+    """Whether each iteration begins with a new copy of the dataset and functions."""
     streaming: IterableOptions | None
     """Options of an iterable dataset; None for a map-style dataset."""
     concurrency: int
-    """Samples of an asynchronous dataset that may be fetched at a time."""
+    """Maximum number of samples of an asynchronous dataset that are fetched at a time."""
 
 
 class InitMessage(NamedTuple):
-    """The body of the `INIT` frame, pickled. A forked worker needs none: it has the objects."""
+    """The body of the `INIT` frame, pickled. A forked worker needs none: it inherits the objects."""
 
     start: WorkerStart
     environment: Environment

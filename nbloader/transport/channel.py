@@ -1,4 +1,4 @@
-"""Frames between the notebook's process and one worker, over one duplex Unix socket, with file descriptors.
+"""Sends frames, with file descriptors, between the notebook's process and one worker over a duplex Unix socket.
 
 A frame is a header (64-bit length, kind) and its body. Many small frames are received with one system call. The
 notebook's end never blocks: what the socket does not accept is kept, and sent when the socket is writable again.
@@ -24,11 +24,11 @@ HEADER = struct.Struct("<QI")
 """Length of the body in bytes, and kind of the frame."""
 HEADER_SIZE = HEADER.size
 READ_SIZE = 1 << 16
-"""Bytes of one read. Below malloc's mmap threshold: a larger buffer costs page faults at every call."""
+"""Maximum bytes per read. It is below malloc's mmap threshold: a larger buffer costs page faults at every call."""
 MAX_PIECES = 512
-"""Buffers of one system call; the kernel takes 1024."""
+"""Maximum number of buffers per system call; the kernel accepts 1024."""
 MAX_FDS = 64
-"""Descriptors with one frame."""
+"""Maximum number of descriptors per frame."""
 # Programs that a dataset runs must not inherit our descriptors. Plain ints: adding two flags of an enum takes 1 us.
 CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 DONT_WAIT = int(socket.MSG_DONTWAIT)
@@ -36,24 +36,24 @@ NO_WAIT = CLOSE_ON_EXEC | DONT_WAIT
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * MAX_FDS)
 CUT_OFF = int(socket.MSG_CTRUNC)
 IN_TURN = b"\1"
-"""Body of a READY frame: batches must go to workers in turn."""
+"""Body of a READY frame: batches must be assigned to workers in turn."""
 LOST = -1
-"""In place of descriptors that did not arrive: this process has as many as it may have."""
+"""Stands for descriptors that were lost because this process has reached its limit of open files."""
 
 
 @unique
 class Kind(IntEnum):
-    """What a frame holds. A number may have another meaning in each direction."""
+    """What a frame holds. The meaning of a number can depend on the direction."""
 
     INIT = 1
     """To the worker: `bootstrap.InitMessage`."""
     TASK = 2
     """To the worker: produce this batch."""
     CANCEL = 3
-    """To the worker: drop these batches of an iteration, where they were received before this frame and are not begun.
-    Without numbers: drop all of them, and the iterators over shards that belong to the iteration."""
+    """To the worker: drop these batches of an iteration, if they were received before this frame and have not begun.
+    Without batch numbers: drop all batches of the iteration, and its iterators over shards."""
     READY = 4
-    """From the worker: it has its dataset. With the body `IN_TURN` if batches must go to workers in turn."""
+    """From the worker: it has loaded its dataset. The body is `IN_TURN` if batches must be assigned in turn."""
     SEGMENT = 5
     """With a descriptor. From the worker: a new segment. To the worker: a new arena for chunks."""
     LAYOUT = 6
@@ -69,31 +69,33 @@ class Kind(IntEnum):
     PRELOAD = 11
     """To the fork server: import these modules."""
     SAMPLE_FAILURES = 12
-    """From the worker, before the batch: samples of it that were skipped or replaced. No batch follows if all of them
-    were skipped."""
+    """From the worker, before a batch: the samples of the batch that were skipped or replaced. No batch follows if all
+    of its samples were skipped."""
     END = 13
-    """From the worker: the shard is exhausted, there is no such batch."""
+    """From the worker: the shard is exhausted, so the batch does not exist."""
     STATE = 14
     """From the worker: the state of an iterator over a shard."""
     HANDED = 15
-    """To the worker, before INIT, with descriptors: those of `multiprocessing` objects in its dataset."""
+    """To the worker, before INIT: the descriptors of its `InheritedState`, such as those of `multiprocessing` objects
+    in its dataset."""
     DROP = 16
-    """To the worker: an arena is not used any more. From the worker: these segments are not used any more."""
+    """To the worker: an arena is no longer used. From the worker: these segments are no longer used."""
     DISCARD = 23
-    """To the worker: these segments of it must not be written again, since a forked process may view them."""
+    """To the worker: do not write to these segments again, since a forked process may have views of them."""
     REST = 17
-    """To the worker: the segments that were returned; there is nothing to do for now, so free memory."""
+    """To the worker: these segments were returned, and there is no work for now, so free memory."""
     CLONE = 21
-    """To the fork server, with a descriptor: start another one on it, which imports these packages. From that one: its
-    pid; then, when it has imported them, what it found."""
+    """To the fork server, with a descriptor: start another server, connected to it, that imports these packages. From
+    the new server: its pid and, after the imports, its number of threads."""
     ITERATION = 18
-    """To the worker: the next task belongs to another iteration than the one before."""
+    """To the worker: the next task belongs to another iteration than the previous one."""
     FORK_TEMPLATE = 19
     """To the fork server, with four descriptors: start a template (template.py)."""
     TEMPLATE = 20
-    """To a template, with descriptors: what it is to rebuild. From it: the source files of what it has rebuilt."""
+    """To a template, with descriptors: the dataset to rebuild. From the template: the source files of the modules that
+    it imported meanwhile."""
     STACKS = 22
-    """From the worker: samples of what it executed."""
+    """From the worker: samples of its stacks."""
 
 
 class Channel:
@@ -129,9 +131,9 @@ class Channel:
         """Send one frame.
 
         Args:
-            kind: What it holds.
-            parts: Its body, in buffers that are sent without joining them.
-            fds: Descriptors to send with it; the caller keeps (and closes) its own.
+            kind: What the frame holds.
+            parts: The body, in buffers that are sent without joining them.
+            fds: Descriptors to send with the frame; the caller keeps (and closes) its own.
 
         Raises:
             OSError: The other end is closed; or (EMFILE) the frame must wait and its descriptors cannot be duplicated.
@@ -139,10 +141,10 @@ class Channel:
         self._send([HEADER.pack(sum(map(len, parts)), kind), *parts], fds)
 
     def send_all(self, frames: Iterable[tuple[Kind, Bytes]], fds: tuple[int, ...] = ()) -> None:
-        """Send several frames, (kind, body) each, with one system call.
+        """Send several frames, each given as (kind, body), with one system call.
 
         Raises:
-            OSError: As `send`.
+            OSError: See `send`.
         """
         self._send([piece for kind, body in frames for piece in (HEADER.pack(len(body), kind), body)], fds)
 
@@ -168,12 +170,13 @@ class Channel:
             sent -= len(piece)
 
     def _keep(self, pieces: list[Bytes], fds: tuple[int, ...]) -> None:
-        """Queue these until the socket is writable; the descriptors go with the first.
+        """Queue buffers until the socket is writable; the descriptors are sent with the first one.
 
-        The notebook's end copies what may change meanwhile. The worker's end sends all before it returns.
+        The notebook's end copies buffers that may change meanwhile. The worker's end sends everything before it
+        returns.
 
         Raises:
-            OSError: There is no descriptor for a duplicate (EMFILE). Nothing is queued.
+            OSError: A descriptor cannot be duplicated (EMFILE). Nothing is queued.
         """
         kept_fds = _duplicates(fds)
         for piece in pieces:
@@ -201,7 +204,7 @@ class Channel:
         """Read once and return the frames that are complete now, as (kind, body). May be empty.
 
         Args:
-            wait: False makes a blocking channel return at once when nothing has arrived, or no more of a frame.
+            wait: False makes a blocking channel return at once if no data has arrived.
 
         Raises:
             EOFError: The other end is closed and everything it sent has been read.
@@ -240,10 +243,10 @@ class Channel:
         return frames
 
     def take_fd(self) -> int:
-        """The oldest descriptor that has arrived and was not taken yet; the caller owns it then.
+        """Return the oldest descriptor that has arrived and was not taken yet. The caller owns it.
 
         Raises:
-            OSError: This process has too many open files (EMFILE): it was sent, but could not be received.
+            OSError: This process has too many open files (EMFILE): the descriptor was sent, but not received.
         """
         fd = self._fds.popleft()
         if fd == LOST:
@@ -258,7 +261,7 @@ class Channel:
             self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close the socket and every descriptor that nobody took."""
+        """Close the socket and every descriptor that was not taken."""
         for fd in self._fds:
             if fd != LOST:
                 os.close(fd)
@@ -295,7 +298,7 @@ class Channel:
 
 
 def _duplicates(fds: tuple[int, ...]) -> tuple[int, ...]:
-    """Duplicates of all of these descriptors; none if that fails."""
+    """Duplicate all of these descriptors. If one cannot be duplicated, close the other duplicates and raise."""
     made: list[int] = []
     try:
         for fd in fds:

@@ -1,4 +1,4 @@
-"""A dataset on its way to the workers: pickled once, with its large arrays in shared memory, and so the pickle itself.
+"""Pickles a dataset once for all workers. Large arrays, and a large pickle itself, are placed in shared memory.
 
     dataset.x -> copied once into a memory file -> mapped copy-on-write by each worker
 
@@ -9,7 +9,7 @@ The dataset object of the notebook is never changed: its arrays stay where they 
 once in the notebook and once for all workers together. `share(array)` avoids the second copy: the notebook then uses
 the memory file itself. Arrays in such a file are not copied again, unless the notebook has written to them.
 
-A pickle of `SPILL_FROM` bytes or more (long texts, `bytes`, many objects) is written to a memory file as it is made,
+A pickle of `SPILL_FROM` bytes or more (long texts, `bytes`, many objects) is written to a memory file as it grows,
 and each worker unpickles from there.
 """
 
@@ -29,16 +29,17 @@ from nbloader.shm.spill_file import SpillFile
 from nbloader.transport.mp_objects import SharingPickler, Spawning
 
 MAX_FILES = 60
-"""Files that a worker is sent; arrays in further files are copied into one of these. The kernel takes 253 at once."""
+"""Maximum number of existing memory files that are sent to a worker. Arrays in further files are copied into a new one.
+The kernel accepts 253 descriptors at once."""
 
 
 class Span(NamedTuple):
     """The memory of an array."""
 
     file: int
-    """Position of its file among the files."""
+    """Position of the array's file among the files."""
     start: int
-    """Bytes."""
+    """Offset in the file, bytes."""
     nbytes: int
 
 
@@ -47,15 +48,15 @@ class Files(NamedTuple):
 
     fds: tuple[int, ...]
     private: tuple[bool, ...]
-    """Whether each is mapped copy-on-write; else, as a tensor after `share_memory_()`, writable by all processes."""
+    """Whether each file is mapped copy-on-write. If not, all processes can write to it, as after `share_memory_()`."""
     spans: tuple[Span, ...]
-    """Of the arrays, in the order in which the pickle asks for them."""
+    """The spans of the arrays, in the order in which unpickling needs them."""
     pickle: Span | None = None
-    """Of the pickle itself; None if it is small and sent in a message."""
+    """The span of the pickle itself; None if the pickle is small and sent in a message."""
 
 
 class PickleParts(NamedTuple):
-    """A pickle, to be sent to another machine."""
+    """A pickle to send to another machine."""
 
     data: memoryview
     buffers: list[memoryview]
@@ -66,7 +67,7 @@ class SharedPickle:
     """An object pickled once for many workers, with its large arrays in shared memory.
 
     Args:
-        obj: What to send. Classes and functions of the notebook go by value (cloudpickle).
+        obj: The object to send. Classes and functions of the notebook are pickled by value (cloudpickle).
     """
 
     def __init__(self, obj: Any) -> None:
@@ -86,7 +87,7 @@ class SharedPickle:
 
     @classmethod
     def received(cls, parts: PickleParts) -> SharedPickle:
-        """On another machine: one of the same object. It holds no descriptors."""
+        """On another machine: create a `SharedPickle` of the same object. It holds no descriptors."""
         file = SpillFile()
         file.write(parts.data)
         pickled = cls.__new__(cls)
@@ -97,13 +98,13 @@ class SharedPickle:
         self._file = file
         self.spawning = spawning
         self.data = self._file.finish()
-        """The pickle, or nothing if it is large and in a file."""
+        """The pickle; empty if the pickle is large and in a file."""
         self.nbytes = self._file.size
         """Size of the pickle without the large arrays."""
         self.identity = (
             self.data, self._file.digest, [Origin(raw) for raw in buffers], self.spawning.identity
         )  # fmt: skip
-        """Equal for two pickles of an object that did not change in between (in-place writes to arrays aside)."""
+        """Equal for two pickles of an object that did not change in between, apart from in-place writes to arrays."""
         self.self_contained = not (buffers or self.spawning.fds)
         """Whether the pickle holds the whole object."""
         self.code = self.data or self._file.ends
@@ -113,14 +114,14 @@ class SharedPickle:
         self._kept: list[Any] = []
 
     def parts(self) -> PickleParts:
-        """What to send to another machine, before `files` is called."""
+        """Return the parts to send to another machine. Call this before `files`."""
         return PickleParts(memoryview(self.data) if self._file.fd < 0 else self._file.view(), list(self._buffers))
 
     def files(self) -> Files:
-        """The files of the large arrays; arrays that are in no file yet are copied into one on the first call.
+        """Return the files of the large arrays. The first call copies arrays that are in no file yet into one.
 
         Raises:
-            MemoryError: There is not that much memory left.
+            MemoryError: There is not enough memory left.
         """
         if self._files is None:
             self._files = self._assign_files()
@@ -158,9 +159,9 @@ class SharedPickle:
 
 
 def load_shared(data: bytes, files: Files) -> Any:
-    """In a worker: rebuild the object of a `SharedPickle`; takes ownership of the descriptors.
+    """In a worker: rebuild the object of a `SharedPickle`, and take ownership of the descriptors.
 
-    In a worker that was forked from a template the first copy is there already.
+    In a worker that was forked from a template, the first call returns the object that the template has rebuilt.
     """
     if _prepared:
         for fd in files.fds:
@@ -186,7 +187,7 @@ _prepared: list[Any] = []
 
 
 def prepare(obj: Any) -> None:
-    """In a template: have this returned by the first `load_shared` of each process that is forked from this one."""
+    """In a template: make the first `load_shared` in each process that is forked from this one return this object."""
     _prepared[:] = [obj]
 
 
@@ -197,7 +198,7 @@ def is_prepared() -> bool:
 
 @contextlib.contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Create many objects without a search for garbage after every few hundred of them, which doubles the time."""
+    """Pause the garbage collector. A collection after every few hundred new objects would double the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Starting the fork server before the first loader is created: explicitly, or when a notebook names `DataLoader`."""
+"""Starts the fork server before the first loader is created, explicitly or when a notebook looks up `DataLoader`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ SWITCH = "NBLOADER_EARLY_START"
 def warm_up() -> None:
     """Start the process that workers are forked from, so that the first loader gets its workers sooner.
 
-    The process imports torch while this one continues, and another one the large packages that need torch and that were
-    imported here before. They end if the first loader does not need torch, or if no loader is created within a minute.
-    Without this call, the process starts when a loader with worker processes is created; in a notebook's kernel, when
-    `nbloader.DataLoader` is first looked up, unless the environment variable `NBLOADER_EARLY_START` is 0.
+    The process imports torch while this one continues. A second process imports the large packages that need torch and
+    that this process has already imported. Both end if the first loader does not need torch, or if no loader is created
+    within a minute. Without this call, the process starts when a loader with worker processes is created. In a
+    notebook's kernel, it starts when `nbloader.DataLoader` is first looked up, unless the environment variable
+    `NBLOADER_EARLY_START` is 0.
 
-    In a worker process, and on a machine with one core, nothing happens.
+    This function is a no-op in a worker process and on a machine with one core.
     """
     forkserver.start_early()
 
 
 def on_lookup() -> None:
-    """Warm up in a notebook's kernel, where people pause between the import and the loop, unless that is off."""
+    """Warm up in a notebook's kernel, where users pause between import and loop, unless `SWITCH` is set to 0."""
     if os.environ.get(SWITCH) != "0" and in_kernel():
         warm_up()

@@ -1,8 +1,8 @@
-"""The environment of the notebook's process: what its other processes take over from it.
+"""The environment of the notebook's process, which workers and fork servers take over.
 
-A worker of torch's loader, forked from the notebook's process, inherits everything. Workers of the fork server are sent
-what is cheap to find and often set: also settings that live in libraries and not in the dataset. What is not in this
-list, such as changed globals of other modules, does not reach them; `multiprocessing_context="fork"` inherits it.
+A worker of torch's loader, forked from the notebook's process, inherits everything. Workers of the fork server receive
+what is cheap to find and often set, including settings that live in libraries and not in the dataset. Anything else,
+such as changed globals of other modules, does not reach them; with `multiprocessing_context="fork"` they inherit it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nbloader._util.system import ROOT, working_directory
 log = logging.getLogger(__name__)
 
 _FLAGS = (("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"), ("PIL.Image", "MAX_IMAGE_PIXELS"))
-"""Switches that are globals of a module."""
+"""Settings that are globals of a module."""
 _PRINT_OPTIONS = ("precision", "threshold", "edgeitems", "linewidth", "suppress", "sign", "floatmode")
 
 
@@ -36,7 +36,7 @@ def in_kernel() -> bool:
 
 
 class Filter(NamedTuple):
-    """A filter of warnings."""
+    """A warnings filter: an entry of `warnings.filters`."""
 
     action: str
     message: str
@@ -52,21 +52,21 @@ class Settings(NamedTuple):
     """The settings of a process."""
 
     default_dtype: str | None
-    """Torch's, such as "float64"; None where torch is not imported."""
+    """The default dtype of torch, such as "float64"; None if torch is not imported."""
     flags: dict[tuple[str, str], Any]
     """Values of `_FLAGS`, for modules that are imported."""
     filters: tuple[Filter, ...]
-    """Filters of warnings, but for those that raise: imports that the notebook has behind it would fail."""
+    """Warnings filters, except for those that raise: with these, imports that worked in the notebook would fail."""
     levels: dict[str, int]
-    """Levels of loggers, of those that have one; "" is the root logger."""
+    """Levels of the loggers whose level is set; "" is the root logger."""
     float_errors: dict[str, Any]
     """As `numpy.geterr` returns it."""
     print_options: dict[str, Any]
-    """Of NumPy."""
+    """Print options of NumPy."""
 
     @classmethod
     def of_this_process(cls) -> Settings:
-        """Those of this process, now."""
+        """Return the current settings of this process."""
         torch = sys.modules.get("torch")
         dtype = None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
         loaded = [(name, flag) for name, flag in _FLAGS if name in sys.modules]
@@ -81,7 +81,7 @@ class Settings(NamedTuple):
         )
 
     def install(self) -> None:
-        """In a worker: install them in this process; in modules that are not imported yet, when they are."""
+        """In a worker: apply the settings; to a module that is not imported yet, when it is imported."""
         if self.default_dtype is not None:
             when_imported("torch", partial(_set_default_dtype, self.default_dtype))
         for (module, flag), value in self.flags.items():
@@ -95,7 +95,7 @@ class Settings(NamedTuple):
 
 
 class Environment(NamedTuple):
-    """The environment of the notebook's process, which a worker takes over, and a fork server that imports packages."""
+    """The environment of the notebook's process, for workers and for fork servers that import packages."""
 
     sys_path: list[str]
     cwd: str
@@ -106,12 +106,12 @@ class Environment(NamedTuple):
 
     @classmethod
     def of_this_process(cls) -> Environment:
-        """That of this process, now."""
+        """Return the current environment of this process."""
         settings = Settings.of_this_process()
         return cls(list(sys.path), working_directory() or ROOT, dict(os.environ), list(sys.argv), settings)
 
     def install(self) -> None:
-        """In another process: install it there. That process's own thread limits stay."""
+        """In another process: apply the environment. Thread limits that only that process has set are kept."""
         sys.path[:] = self.sys_path
         sys.argv[:] = self.argv
         present = dict(os.environ)
@@ -131,7 +131,7 @@ class Environment(NamedTuple):
 def _set_levels(levels: dict[str, int]) -> None:
     """Set levels of loggers; "" is the root logger.
 
-    `Logger.setLevel` goes through all loggers, whose caches depend on the level: once for all of them is enough.
+    `Logger.setLevel` clears the caches of all loggers, as they depend on the levels: one call at the end is enough.
     """
     loggers = [(logging.getLogger(name or None), level) for name, level in levels.items()]
     changed = [(logger, level) for logger, level in loggers if logger.level != level]
@@ -158,7 +158,7 @@ class _Expression:
         self._flags = flags
 
     def match(self, text: str) -> re.Match[str] | None:
-        """As `re.Pattern.match`."""
+        """Match like `re.Pattern.match`."""
         return re.match(self.pattern, text, self._flags)
 
 
@@ -187,12 +187,12 @@ def _filters() -> list[Filter]:
         if entry[0] != "error":
             found.append(_described(entry))
         elif entry[1:4] == (None, Warning, None):
-            break  # no warning gets to those behind it
+            break  # no warning reaches the filters after it
     return found
 
 
 def _described(entry: Any) -> Filter:
-    """An entry of `warnings.filters`, so that it can be sent."""
+    """Convert an entry of `warnings.filters` to a `Filter`, which can be sent."""
     action, message, category, module, line = entry
     names = category.__module__, getattr(category, "__qualname__", "")
     return Filter(action, _pattern(message), names, _pattern(module), line)
@@ -203,13 +203,13 @@ def _pattern(expression: Any) -> str:
 
 
 _own_filters: list[Any] = []
-"""In a worker: the filters that its interpreter has begun with."""
+"""In a worker: the filters with which its interpreter started."""
 
 
 def _install_filters(filters: tuple[Filter, ...]) -> None:
-    """Install them, and behind them those that this interpreter has begun with.
+    """Install the filters, followed by those with which this interpreter started.
 
-    Entries that are there already are used again.
+    Entries that exist already are reused.
     """
     if not _own_filters:
         _own_filters.extend(warnings.filters)

@@ -1,27 +1,28 @@
-"""Workers that are forked from the notebook's own process, for loaders that ask for it.
+"""Workers that are forked from the notebook's own process, for loaders that request it.
 
-A forked worker has all that the notebook's process has, without pickling: open files and databases, generators,
-changed globals of modules. But it has only one thread, a copy of the one that forked. What the other threads held at
-that moment stays as it was: a lock that one of them held is never released in the worker. So the process is forked on a
-thread of its own:
+A forked worker has everything that the notebook's process has, without pickling: open files and databases, generators,
+changed globals of modules. But it has only one thread, a copy of the one that forked. The state of the other threads is
+frozen: a lock that one of them held at that moment is never released in the worker. The process is therefore forked
+from a dedicated thread:
 
-- It has never used OpenMP. A thread that has (the main thread, after one operation of torch on two cores) has a pool of
-  threads, and its forked copy waits for them forever in its next parallel region: 5 of 5 workers hung.
-- It lives as long as its workers, and the kernel kills these when it ends: no worker survives the notebook, even one
-  that hangs in C code.
-- Its stack is short. Nothing on it refers to the user's objects.
+- The thread has never used OpenMP. A thread that has (the main thread, after one operation of torch on two cores) owns
+  a pool of threads, and its forked copy waits for these forever in its next parallel region: 5 of 5 workers hung.
+- The thread lives as long as its workers, and the kernel kills the workers when the thread ends: no worker survives the
+  notebook, not even one that hangs in C code.
+- The stack of the thread is short. Nothing on it refers to the user's objects.
 
 The locks of logging are held during the fork, NumPy's global generator is replaced in the worker, and the fork waits
-until no other thread draws from torch's (`_fork_between_draws`). `make forks` counts the workers that hang all the
-same, and the table in docs/explanation/fork-server.md has the result.
+until no other thread draws from torch's generator (`_fork_between_draws`). `make forks` counts the workers that hang
+nevertheless; the table in docs/explanation/fork-server.md shows the result.
 
-The price: what belongs to the main thread alone (values of a `threading.local`, `torch.no_grad()`) is not there in the
-worker. Context variables are there.
+The price: state that belongs to the main thread alone (values of a `threading.local`, `torch.no_grad()`) does not exist
+in the worker. Context variables do.
 
-A connection of sqlite3 is usable only on the thread that opened it, which sqlite3 knows by its identifier, and a forked
-process has the identifier of the thread that forked it. So for datasets that hold such a connection the consumer's
-thread forks (`fork_here`), with the same care, and after it has ended its threads of OpenMP: the next parallel region
-starts others. Workers then also have what else belongs to that thread, as torch's have, and end with it.
+An sqlite3 connection is usable only on the thread that opened it. sqlite3 recognizes a thread by its identifier, and a
+forked process has the identifier of the thread that forked it. For datasets that hold such a connection, the consumer's
+thread therefore forks (`fork_here`), with the same precautions. Before, it ends its OpenMP threads; the next parallel
+region starts new ones. Such workers also inherit everything else that belongs to that thread, as torch's workers do,
+and they end when that thread ends.
 
     pool: Forker.fork(run) -> thread: os.fork() -> worker: become a process of its own, run(), os._exit()
     pool: Forker.fork_here(run) -> os.fork() ------------^
@@ -40,7 +41,7 @@ import importlib
 import itertools
 import logging
 import multiprocessing
-import multiprocessing.util  # what a forked process would import, while other threads hold import locks
+import multiprocessing.util  # a forked process would import it, while other threads hold import locks
 import operator
 import os
 import queue
@@ -56,38 +57,39 @@ from typing import Any, NoReturn, TextIO
 from nbloader.transport.forkserver import die_with_parent, run_and_exit
 
 SUPPORTED = hasattr(os, "fork") and hasattr(os, "pidfd_open")
-"""Whether this system (Linux) and this Python can do it."""
+"""Whether this system (Linux) and this Python support forked workers."""
 
 LOCK_TIMEOUT = 1.0
 """Seconds to wait for a lock that another thread holds, before a fork."""
 
 SETUP_LIMIT = 20.0
-"""Seconds after which a worker that does not get through its set-up is killed, by SIGALRM, and replaced: another thread
-held a lock that cannot be taken before the fork."""
+"""Seconds after which a worker that has not completed its setup is killed (by SIGALRM) and replaced. It hangs because
+another thread held a lock during the fork that could not be taken before."""
 
 DRAWING_THREADS = 4
-"""Threads that may wait for the lock of torch's generator at the same time, when the process is forked."""
+"""Number of threads that may wait for the lock of torch's generator at the same time when the process is forked."""
 
 LOCK_PAUSE_US = 100
-"""Microseconds in which one of them can take it."""
+"""Microseconds that one of these threads is given to take the lock."""
 
 OPENMP_SOFT_PAUSE = 1
 """`omp_pause_soft` of the OpenMP API: release threads, keep settings."""
 
 _one_at_a_time = threading.RLock()
-"""A signal handler may start a loader while its thread forks."""
+"""Serializes forks. It is reentrant, because a signal handler may start a loader while its thread forks."""
 _release = operator.methodcaller("release")
 _held: list[Any] = []
 """Locks that are held during a fork."""
 _inherited_streams: list[object] = []
-"""In a worker: the notebook's standard streams. If they were collected, what they hold would be written again."""
+"""In a worker: the notebook's standard streams. If they were garbage-collected, text that they have buffered would be
+written a second time."""
 
 
 class ForkedProcess:
-    """A child process of this one. It has that part of the interface of `subprocess.Popen` which pools use.
+    """A child process, with the part of the interface of `subprocess.Popen` that pools use.
 
     Args:
-        pid: The child, which nobody has waited for.
+        pid: Pid of the child, which has not been waited for.
 
     Raises:
         OSError: There are too many open files.
@@ -96,12 +98,12 @@ class ForkedProcess:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        """As in `subprocess`; None until `wait` has returned, and if other code has waited for all child processes."""
+        """As in `subprocess`. None until `wait` has returned; it stays None if other code has waited for the child."""
         self.fd = os.pidfd_open(pid)
         """Readable when the process has ended. The owner closes it."""
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait until it ends.
+        """Wait until the process ends.
 
         Args:
             timeout: Seconds; None waits without limit.
@@ -110,7 +112,7 @@ class ForkedProcess:
             `returncode`.
 
         Raises:
-            subprocess.TimeoutExpired: It has not ended.
+            subprocess.TimeoutExpired: The process has not ended in time.
         """
         if timeout is not None:
             ended = select.poll()
@@ -124,14 +126,14 @@ class ForkedProcess:
 
 
 class _Request:
-    """A process that is to be forked.
+    """A request to fork a process.
 
     Args:
-        run: What it runs.
+        run: What the process runs.
     """
 
     def __init__(self, run: Callable[[], object]) -> None:
-        # It knows what of `multiprocessing` a forked process must reset, such as the finalizers of its parent.
+        # `Process` resets the state of `multiprocessing` in the forked process, such as its parent's finalizers.
         self.process = multiprocessing.Process(target=run_and_exit, args=(run,))
         self.context = contextvars.copy_context()
         self.answered = threading.Event()
@@ -140,12 +142,12 @@ class _Request:
 
 
 class Forker:
-    """Forks this process. What its own thread has forked is killed when it is closed."""
+    """Forks this process. Closing it kills the processes that its thread has forked."""
 
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._unclaimed: set[ForkedProcess] = set()
-        """Processes whose `fork()` has not returned: an interrupt may have come in between."""
+        """Forked processes that `fork()` has not returned: an interrupt may have come in between."""
         self._ended = _thread.allocate_lock()
         self._ended.acquire()
         _thread.start_new_thread(serve_forks, (self._requests, self._unclaimed, self._ended))
@@ -154,7 +156,7 @@ class Forker:
         """Fork a process.
 
         Args:
-            run: What it does. It exits when this returns, without anything that this process does at its exit.
+            run: What the process runs. It exits when this returns, without running this process's exit handlers.
 
         Raises:
             OSError: There is no memory for it, or there are too many processes or open files.
@@ -168,7 +170,7 @@ class Forker:
         return request.forked
 
     def fork_here(self, run: Callable[[], object]) -> ForkedProcess:
-        """Fork a process from the calling thread: `threading.get_ident()` is the same there.
+        """Fork a process from the calling thread, so that `threading.get_ident()` is the same in the new process.
 
         Args:
             run: See `fork`.
@@ -188,7 +190,7 @@ class Forker:
         return forked
 
     def close(self) -> None:
-        """End the thread, and with it every process that it has forked and that still runs."""
+        """End the thread, and with it every process that it has forked and that is still running."""
         self._requests.put(None)
         self._ended.acquire()
         while self._unclaimed:
@@ -202,7 +204,7 @@ class Forker:
 def serve_forks(
     requests: queue.SimpleQueue[_Request | None], unclaimed: set[ForkedProcess], ended: _thread.LockType
 ) -> None:
-    """The thread. If `threading` had started it, its forked copy would not count as the main thread."""
+    """Run the forking thread. `threading` must not start it: its forked copy would not count as the main thread."""
     signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a worker starts without handlers
     while (request := requests.get()) is not None:
         try:
@@ -220,13 +222,13 @@ def _fork(
     parent = os.getpid()
     pids: list[int] = []
     try:
-        # No collection: garbage is the parent's to finalize, with the files that it would flush.
+        # No garbage collection in the child: only the parent may finalize garbage, which can flush files.
         with _one_at_a_time, _locks_of_logging(), _no_collection() as collects:
             _fork_between_draws(pids)
             if pids == [0]:
                 become_worker(process, parent, signals, collects=collects)
         forked = ForkedProcess(pids[0])
-    except BaseException:  # an interrupt, too
+    except BaseException:  # includes interrupts
         if pids and pids[0] > 0:
             os.kill(pids[0], signal.SIGKILL)
             os.waitpid(pids[0], 0)
@@ -236,9 +238,9 @@ def _fork(
 
 
 def _end_openmp_threads() -> None:
-    """End the threads of OpenMP that belong to this thread. Its forked copy would wait for them forever.
+    """End the OpenMP threads that belong to this thread. Its forked copy would wait for them forever.
 
-    Only GNU's library needs it, of which several copies may be loaded. The others prepare themselves for a fork.
+    Only GNU's library needs this; several copies of it may be loaded. Other libraries prepare themselves for a fork.
     """
     lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
     for path in {line.split(maxsplit=5)[5] for line in lines if "/libgomp" in line}:
@@ -247,17 +249,17 @@ def _end_openmp_threads() -> None:
 
 
 def _fork_between_draws(pids: list[int]) -> None:
-    """As `os.fork()`, at a moment when no other thread draws numbers from torch's global generator.
+    """Fork like `os.fork()`, at a moment when no other thread draws numbers from torch's global generator.
 
-    A thread that draws holds a lock of the generator, but not the interpreter lock. `get_state()` waits for the former
-    and keeps the latter: meanwhile a thread that has drawn waits for the interpreter lock, and cannot draw again. So
-    this thread must not release it between `get_state()` and the fork. The interpreter does so between any two
-    instructions, and in the hooks that `os.fork()` calls (`os.register_at_fork`). Hence the functions that `os.fork()`
-    consists of are called one by one, by iterators: without an instruction in between. (Where there is no interpreter
-    lock, only draws that have begun are waited for.)
+    A thread that draws holds the lock of the generator, but not the interpreter lock. `get_state()` waits for the lock
+    of the generator while it keeps the interpreter lock. Meanwhile, a thread that has finished drawing waits for the
+    interpreter lock and cannot draw again. So this thread must not release the interpreter lock between `get_state()`
+    and the fork. The interpreter may release it between any two instructions, and in the hooks that `os.fork()` calls
+    (`os.register_at_fork`). Hence iterators call the functions that make up `os.fork()` one by one, with no instruction
+    in between. (In a Python without an interpreter lock, the fork waits only for draws that have begun.)
 
     Args:
-        pids: Gets what `os.fork()` would return. If an interrupt follows, the caller finds it there.
+        pids: Receives what `os.fork()` would return. The caller finds it there even if an interrupt follows.
 
     Raises:
         OSError: There is no memory for another process, or there are too many.
@@ -275,7 +277,7 @@ def _fork_between_draws(pids: list[int]) -> None:
     after = {0: python.PyOS_AfterFork_Child}
     steps = before, fork, map(call, map(after.get, pids, (python.PyOS_AfterFork_Parent,)))
     try:
-        list(itertools.chain.from_iterable(steps))  # keeps the states: when a tensor is freed, the lock is released
+        list(itertools.chain.from_iterable(steps))  # a list keeps the states: freeing a tensor releases the lock
     except BaseException:
         if not pids:
             python.PyOS_AfterFork_Parent()
@@ -286,16 +288,16 @@ def _fork_between_draws(pids: list[int]) -> None:
 
 @functools.cache
 def _c_library() -> ctypes.PyDLL:
-    """The C library, with functions that keep the interpreter lock."""
+    """Return the C library. Calls of its functions keep the interpreter lock."""
     return ctypes.PyDLL(None, use_errno=True)
 
 
 @contextlib.contextmanager
 def _locks_of_logging() -> Iterator[None]:
-    """Hold the locks of logging, so that no other thread is writing to a file for which a worker would wait.
+    """Hold the locks of logging, so that no other thread is writing to a log file for which a worker would wait.
 
-    They are taken in the order in which logging itself takes them. One that is not free in time is skipped, rather than
-    wait for a thread that may wait for this one.
+    The locks are taken in the order in which logging itself takes them. A lock that is not free in time is skipped: the
+    thread that holds it may be waiting for this one.
     """
     held = []
     try:
@@ -320,7 +322,7 @@ def _locks() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[bool]:
-    """Turn the garbage collector off. Gives whether it was on."""
+    """Disable the garbage collector, and yield whether it was enabled."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -333,15 +335,15 @@ def _no_collection() -> Iterator[bool]:
 def become_worker(
     process: multiprocessing.Process, parent: int, signals: set[int | signal.Signals], *, collects: bool
 ) -> NoReturn:
-    """In the forked process: make it a process of its own, run what it is for, and exit.
+    """In the forked process: detach it from the notebook's process, run its target, and exit.
 
-    `stack_probe` recognizes this function: those that have called it belong to the notebook.
+    `stack_probe` recognizes the frame of this function: the frames outside it belong to the notebook.
     """
     global _one_at_a_time  # noqa: PLW0603 - it is held, by the parent
     try:
         sys.settrace(None)  # the notebook's debugger
         sys.setprofile(None)
-        gc.freeze()  # a collection would copy the pages of all objects, and finalize what is the parent's
+        gc.freeze()  # a collection would copy the pages of all objects, and finalize objects of the parent
         if collects:
             gc.enable()
         _one_at_a_time = threading.RLock()
@@ -349,9 +351,9 @@ def become_worker(
             with contextlib.suppress(RuntimeError):  # logging has replaced its locks
                 lock.release()
         numpy_random = sys.modules.get("numpy.random")
-        if numpy_random is not None:  # another one, since a thread may have held the lock of the old one
+        if numpy_random is not None:  # a new one, as a thread may have held the lock of the old one
             numpy_random.set_bit_generator(type(numpy_random.get_bit_generator())())
-        # Those that other threads hold: a module that one of them was importing can be imported as far as it was.
+        # Other threads may have held import locks. A module that one was importing can be used as far as it was loaded.
         getattr(importlib._bootstrap, "_module_locks", {}).clear()
         die_with_parent()
         if os.getppid() != parent:
@@ -369,7 +371,7 @@ def become_worker(
 
 
 def redirect_streams(stdout: TextIO, stderr: TextIO) -> None:
-    """In a forked process: use these as standard output and error, also where logging writes to the parent's."""
+    """In a forked process: replace standard output and error, also in logging handlers that write to the parent's."""
     for name, stream in (("stdout", stdout), ("stderr", stderr)):
         inherited = {id(old): old for old in (getattr(sys, name), getattr(sys, f"__{name}__"))}
         _inherited_streams.extend(inherited.values())
@@ -381,5 +383,5 @@ def redirect_streams(stdout: TextIO, stderr: TextIO) -> None:
 
 
 def setup_complete() -> None:
-    """In a forked process: the locks that were not taken before the fork are free. The user's code has no limit."""
+    """In a forked process: cancel the time limit of the setup, which no lock has blocked. User code has no limit."""
     signal.setitimer(signal.ITIMER_REAL, 0)

@@ -10,7 +10,7 @@ forks the workers: a loader that does not need them never waits for their import
 
 `multiprocessing`'s own fork server is not used because it imports `__main__` again in each worker, cannot import
 more modules once it runs (torch, when the second dataset needs it), and leaves its children running when the parent is
-killed and a child hangs. This one kills them when its connection closes.
+killed and a child hangs. This server kills its children when its connection closes.
 
 For each worker the notebook's process gets a lifeline, the read end of a pipe: the server writes the worker's pid to
 it, and the wait status when the worker has ended.
@@ -50,14 +50,14 @@ LIFELINE = struct.Struct("<q")
 """Content of a lifeline: the pid, then `~status` (negative), with the wait status as `os.waitpid` returns it."""
 
 WORKER_MODULE = "nbloader.workers.process_worker"
-"""Its `main(fd)` runs a worker. The server process imports it by name: this package does not import workers."""
+"""The module whose `main(fd)` runs a worker. The server imports it by name, as this package does not import workers."""
 TEMPLATE_MODULE = "nbloader.transport.template"
-"""Its `main(fd)` runs a template."""
+"""The module whose `main(fd)` runs a template."""
 MANY = 1000
-"""More threads than any process of ours has."""
+"""A number larger than the thread count of any process that nbloader starts."""
 SAFE_THREADS = (b"jemalloc_bg_thd",)
-"""Names of threads whose library takes its locks before a fork, and does without them in the child: jemalloc's. pyarrow
-starts one when it is imported, and so does Hugging Face's datasets."""
+"""Names of native threads that do not make a fork unsafe: their library, jemalloc, takes its locks before a fork and
+does not need the threads in the child. Importing pyarrow or Hugging Face's datasets starts one."""
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -68,20 +68,20 @@ UNUSED_S = 60.0
 
 
 END_TIMEOUT = 5.0
-"""Seconds to wait for the end of a server whose connection was closed."""
+"""Seconds to wait for a server to end after its connection was closed."""
 MAX_CLONES = 8
-"""Servers with further packages, for different loaders."""
+"""Maximum number of clones: servers that have imported further packages, for different loaders."""
 
 
 class _Server:
     """A server's process and the connection to it."""
 
     owner: int
-    """The process that may end it: a forked child of that one may not."""
+    """Pid of the process that may end the server. A forked child of that process may not."""
     packages: frozenset[str] = frozenset()
-    """Packages that it has imported, or is importing."""
+    """Packages that the server has imported or is importing."""
     used = False
-    """Whether a loader has asked it for something."""
+    """Whether a loader has sent it a request."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.owner = os.getpid()
@@ -94,7 +94,7 @@ class _Server:
         raise NotImplementedError
 
     def alive(self) -> bool:
-        """Whether it can be sent requests."""
+        """Whether the server can receive requests."""
         raise NotImplementedError
 
     def send(self, kind: Kind, preload: list[str], fds: tuple[int, ...] = ()) -> None:
@@ -105,14 +105,14 @@ class _Server:
         self._channel.send(kind, pickle.dumps(preload), fds=fds)
 
     def clone(self, packages: frozenset[str], *, early: bool = False) -> _Clone:
-        """Have it start another server that has all its modules, and imports packages.
+        """Make the server fork another one, which inherits all its modules and imports further packages.
 
         Args:
-            packages: What to import.
-            early: Whether it ends if no loader uses it.
+            packages: The packages to import.
+            early: Whether the new server ends if no loader uses it.
 
         Raises:
-            OSError: It has ended.
+            OSError: The server has ended.
         """
         self.used |= not early
         ours, theirs = socket.socketpair()
@@ -126,11 +126,11 @@ class _Server:
         return _Clone(ours, self.packages | packages, packages)
 
     def end(self) -> None:
-        """End it and every worker that it started."""
+        """End the server and every worker that it started."""
         raise NotImplementedError
 
     def _raise_limit(self) -> None:
-        """This process's limit of open files may have been raised since the server was started."""
+        """Raise the server's limit of open files to this process's, which may have been raised since the start."""
         if hasattr(resource, "prlimit") and self.pid:
             with contextlib.suppress(OSError, ValueError):
                 ours, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -143,16 +143,17 @@ class _Base(_Server):
     """A server in a new interpreter.
 
     Args:
-        early: Modules it imports before it listens, where it is started early; it ends if no loader uses it.
+        early: Modules to import before the server listens. Only for a server that is started early; it ends if no
+            loader uses it.
     """
 
     def __init__(self, early: tuple[str, ...] = ()) -> None:
         ours, theirs = socket.socketpair()
-        # Collections would take a sixth of the time of the imports, for nothing; workers enable them again.
+        # Garbage collections would take a sixth of the import time and free nothing; workers enable them again.
         entry = f"import gc; gc.disable(); from {__name__} import main; main({theirs.fileno()}, {early!r})"
         try:
-            # A kernel that shuts down kills all children in its process group and waits until they are reaped, which
-            # nobody does by then. In a session of its own the server survives that, and ends when the kernel does.
+            # A kernel that shuts down kills all children in its process group and waits until they are reaped, but
+            # nothing reaps them at that point. In its own session the server survives that, and ends with the kernel.
             self.process = start_interpreter(
                 entry, theirs.fileno(), env=worker_environment(), start_new_session=True,
                 cwd=None if working_directory() else ROOT,
@@ -178,40 +179,41 @@ class _Base(_Server):
         self._channel.close()
         if self.owner == os.getpid():
             if not self._forked:
-                self.process.kill()  # it may be importing, and not read its connection
+                self.process.kill()  # it may be importing and not reading its connection
             self.process.wait()
         else:
-            self.process.returncode = 0  # another process's child: not to be waited for here
+            self.process.returncode = 0  # another process's child: cannot be waited for here
 
 
 class _Clone(_Server):
-    """A server that another one has forked, to import packages without delaying those who do not need them.
+    """A server forked from another server. It imports packages without delaying loaders that do not need them.
 
     Args:
-        sock: The connection to it.
+        sock: The connection to the clone.
         packages: See `_Server`.
-        importing: Those of them that it is to import.
+        importing: The packages that the clone must import; it has the others already.
     """
 
     def __init__(self, sock: socket.socket, packages: frozenset[str], importing: frozenset[str]) -> None:
         super().__init__(sock)
         self.packages = packages
         self.importing = importing
-        """What it is importing now."""
+        """Packages that the clone is importing now."""
         self.threads = 0
-        """How many threads it had after that. More than one: it does not fork, but starts new interpreters."""
+        """How many threads the clone had after the imports. If more than one, it starts new interpreters instead of
+        forking."""
         self._pid = 0
         self._pidfd = -1
         self._ended = False
 
     @property
     def pid(self) -> int:
-        """See `_Server`. 0 until it has reported it."""
+        """See `_Server`. 0 until the clone has reported it."""
         self._receive(wait=False)
         return self._pid
 
     def await_pid(self) -> int:
-        """Wait until it exists. 0 if it has ended before."""
+        """Wait until the clone has reported its pid, and return the pid; 0 if the clone has ended before."""
         while not (self._pid or self._ended):
             self._receive(wait=True)
         return self._pid
@@ -226,7 +228,7 @@ class _Clone(_Server):
             for _kind, body in [] if self._ended else self._channel.receive(wait=wait):
                 if not self._pid:
                     self._pid = int(bytes(body))
-                    with contextlib.suppress(OSError, AttributeError):  # only Linux has them
+                    with contextlib.suppress(OSError, AttributeError):  # only Linux has pidfds
                         self._pidfd = os.pidfd_open(self._pid)
                 else:
                     self.threads = int(bytes(body))
@@ -252,18 +254,19 @@ class _Clone(_Server):
 
 _lock = threading.Lock()
 _servers: dict[bool, _Base] = {}
-"""By whether workers need torch. A server without torch is ready in 0.2 s; torch takes another second."""
+"""The base servers, keyed by whether workers need torch. A server without torch is ready in 0.2 s; torch takes another
+second."""
 _clones: list[_Clone] = []
-"""Servers that have imported further packages."""
+"""Servers that have imported, or are importing, further packages."""
 _not_preloaded: set[str] = set()
 """Packages whose import ended a server or left threads in it: each worker imports them itself."""
 
 
 def python_command(entry: str) -> list[str]:
-    """The command that runs `entry` (code) in a new interpreter that finds the modules which this one finds.
+    """Return the command that runs `entry` (code) in a new interpreter with the `sys.path` of this one.
 
     Raises:
-        OSError: This process has no interpreter that could be started (`sys.executable`).
+        OSError: There is no interpreter to start: `sys.executable` is empty.
     """
     if not sys.executable:
         raise FileNotFoundError(f"sys.executable is {sys.executable!r}: set it to the path of a Python interpreter")
@@ -277,14 +280,14 @@ def start_interpreter(entry: str, fd: int, **options: Any) -> subprocess.Popen[b
     """Run code in a new interpreter.
 
     pydevd, on which JupyterLab's debugger is built, changes the command of each new interpreter so that it is debugged
-    too. But the debugger of a kernel knows a single process: this one would wait for it, imports would take many times
-    as long, and pydevd's threads would keep the process alive when the kernel is gone. So there it leaves the new
-    interpreter alone. The debuggers of IDEs, which debug child processes, still get theirs.
+    too. But a kernel's debugger supports only one process: the new interpreter would wait for the debugger, imports
+    would take many times as long, and pydevd's threads would keep the process alive after the kernel has ended. In a
+    kernel, that change is therefore skipped. The debuggers of IDEs, which do debug child processes, still attach.
 
     Args:
         entry: The code.
         fd: A descriptor that the process inherits.
-        **options: Of `subprocess.Popen`.
+        **options: Further arguments of `subprocess.Popen`.
 
     Raises:
         OSError: The process cannot be started.
@@ -295,19 +298,19 @@ def start_interpreter(entry: str, fd: int, **options: Any) -> subprocess.Popen[b
 
 
 def worker_environment() -> dict[str, str]:
-    """This process's environment, with one thread for each numeric library whose number of threads is not set."""
+    """Return this process's environment, with one thread for each numeric library whose thread count is not set."""
     return {**dict.fromkeys(ONE_THREAD, "1"), **os.environ}
 
 
 def start_early() -> None:
-    """Start the server with torch, where it is installed, while this process itself imports it.
+    """Start the server with torch, if torch is installed, while this process imports torch itself.
 
-    Then workers with torch are ready when the first loader is iterated; else they come a second later. A clone of the
-    server imports the large packages that need torch and that this process has imported. The servers end if the first
-    loader does not need torch, or if there is no loader for a minute.
+    Workers with torch are then ready when the first loader is iterated; otherwise they start a second later. A clone of
+    the server imports the large packages that need torch and that this process has imported. The servers end if the
+    first loader does not need torch, or if there is no loader for a minute.
     """
     a_worker = WORKER_MODULE in sys.modules or multiprocessing.parent_process() is not None
-    if a_worker or cores() == 1:  # alone on its core it would only delay this process's import
+    if a_worker or cores() == 1:  # on a single core the server would only delay this process's import
         return
     with _lock, contextlib.suppress(OSError):  # the first loader will raise the same error
         if not _servers:
@@ -322,10 +325,10 @@ def start_early() -> None:
 
 
 def start(preload: list[str], packages: frozenset[str] = frozenset()) -> None:
-    """Start the server now, without waiting for it, so that the first worker need not.
+    """Start the server now, without waiting for it, so that it is ready for the first worker.
 
     Args:
-        preload: Modules for it to import.
+        preload: Modules for the server to import.
         packages: Further modules of installed packages that workers will need.
     """
     with _lock, contextlib.suppress(OSError):  # `fork` will raise the same error, where it can be handled
@@ -351,9 +354,9 @@ def fork(
         stdout: Descriptor that becomes its standard output.
         stderr: Descriptor that becomes its standard error.
         preload: Modules for the server to import first (never the user's own: those may be edited).
-        kind: `FORK_TEMPLATE` for a template of workers instead.
-        packages: Further modules of installed packages that the worker needs. A server that has them is used, or one is
-            cloned to import them.
+        kind: `FORK_TEMPLATE` starts a template instead of a worker.
+        packages: Further modules of installed packages that the worker needs. If no server has imported them, a clone
+            is started that does.
 
     Returns:
         The lifeline's descriptor; the caller owns it.
@@ -374,11 +377,11 @@ def fork(
 
 
 def request_fork(send: Callable[[tuple[int, ...]], None], sock: int, stdout: int, stderr: int) -> int:
-    """Send the descriptors of a process that is to be forked.
+    """Request a fork by sending the descriptors that the new process needs.
 
     Args:
-        send: Sends them to the process that is to fork it.
-        sock: See `fork`; so are the others.
+        send: Sends the descriptors to the process that forks.
+        sock: See `fork`.
         stdout: See `fork`.
         stderr: See `fork`.
 
@@ -387,7 +390,7 @@ def request_fork(send: Callable[[tuple[int, ...]], None], sock: int, stdout: int
     """
     lifeline, theirs = os.pipe()
     try:
-        send((theirs, stderr, sock, stdout))  # the first two serve to report that the others could not be received
+        send((theirs, stderr, sock, stdout))  # the first two can report that the others could not be received
     except BaseException:
         os.close(lifeline)
         raise
@@ -397,7 +400,7 @@ def request_fork(send: Callable[[tuple[int, ...]], None], sock: int, stdout: int
 
 
 def pids() -> set[int]:
-    """The pids of this process's servers. Waits for those that are being started."""
+    """Return the pids of this process's servers. Waits for servers that are being started."""
     with _lock:
         _release_ended()
         clones = [clone.await_pid() for clone in _clones]
@@ -422,7 +425,7 @@ def _first_packages(torch: bool) -> frozenset[str]:
 
 
 def _forget(server: _Server | None, torch: bool) -> None:
-    """A server could not be sent a request."""
+    """Remove a server to which a request could not be sent."""
     if isinstance(server, _Clone):
         _forget_clone(server)
     elif torch in _servers:
@@ -430,14 +433,14 @@ def _forget(server: _Server | None, torch: bool) -> None:
 
 
 def _forget_clone(clone: _Clone) -> None:
-    """It has ended: if it was importing packages, because of them."""
+    """Remove a clone that has ended. If it was importing packages, they are blamed and never preloaded again."""
     _not_preloaded.update(clone.importing)
     _clones.remove(clone)
     clone.end()
 
 
 def _end_unused() -> None:
-    """The first loader does not need what was started early."""
+    """End the servers that were started early and that the first loader does not need."""
     for clone in [clone for clone in _clones if not clone.used]:
         _clones.remove(clone)
         clone.end()
@@ -464,7 +467,11 @@ def _ensure(torch: bool) -> _Base:
 
 
 def _server_for(torch: bool, packages: frozenset[str]) -> _Server:
-    """A server that has imported these packages, or does so now. One that imports others is not waited for."""
+    """Return a server that has imported these packages or is importing them; start one if necessary.
+
+    A clone that is still importing other packages is not cloned: the new server would have to wait for it. If there are
+    `MAX_CLONES` clones already, the base server is returned.
+    """
     _release_ended()
     for clone in _clones:
         if clone.threads > 1:
@@ -488,7 +495,7 @@ def _server_for(torch: bool, packages: frozenset[str]) -> _Server:
 
 
 def _after_fork() -> None:
-    """In a forked child: the servers are the parent's, and so is whoever holds the lock."""
+    """In a forked child: forget the servers, which are the parent's, and replace the lock, which may be held."""
     global _lock  # noqa: PLW0603 - it may be held by a thread that is not here
     _lock = threading.Lock()
     while _clones:
@@ -505,11 +512,11 @@ weakref.finalize(_Server, shutdown)  # at exit, after the finalizers of all load
 
 
 def main(fd: int, early: tuple[str, ...] = ()) -> None:
-    """Run the server: fork workers on request, report their ends, kill them all when the notebook's process is gone.
+    """Run the server: fork workers on request, report when they end, and kill them when the notebook's process is gone.
 
     Args:
         fd: Descriptor of the connected socket.
-        early: Modules to import first; then the server ends if there is no request within `UNUSED_S`.
+        early: Modules to import first. If there are any, the server ends unless a request arrives within `UNUSED_S`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _suspend_tracing()
@@ -521,16 +528,16 @@ def main(fd: int, early: tuple[str, ...] = ()) -> None:
 
 
 _frames_to_trace: list[int] = []
-"""The limit of frames with which tracemalloc is started in workers; empty where it is not."""
+"""The frame limit with which workers start tracemalloc; empty if they do not start it."""
 
 
 def _suspend_tracing() -> None:
-    """Stop tracemalloc, which this process may have inherited by PYTHONTRACEMALLOC, until it becomes a worker.
+    """Stop tracemalloc, which PYTHONTRACEMALLOC or `-X` may have started, until this process becomes a worker.
 
-    With 25 frames, importing torch takes 54 s of CPU time in place of 1.4 s. Nobody looks at allocations of the server.
+    With 25 frames, importing torch takes 54 s of CPU time instead of 1.4 s, and nobody needs the server's allocations.
     """
     if os.environ.get("PYTHONTRACEMALLOC") or "tracemalloc" in sys._xoptions:
-        import tracemalloc  # only where it is needed: it would make each start slower
+        import tracemalloc  # imported only if needed: it would slow down every start
 
         if tracemalloc.is_tracing():
             _frames_to_trace.append(tracemalloc.get_traceback_limit())
@@ -545,12 +552,12 @@ def _resume_tracing() -> None:
 
 
 def serve(channel: Channel, timeout: float | None = None, *, threads: int = 1) -> NoReturn:
-    """Fork workers on request until the connection closes, and then kill those that run.
+    """Fork workers on request until the connection closes, then kill the workers that still run.
 
     Args:
         channel: The connection to the notebook's process.
         timeout: Seconds within which the first request must come; None for no limit.
-        threads: Threads of this process. Only a process with one is forked: another thread might hold a lock.
+        threads: Number of threads of this process. It forks only if it has one: another thread might hold a lock.
     """
     wakeup, wakeup_write = os.pipe()
     os.set_blocking(wakeup, False)
@@ -613,14 +620,17 @@ def _clone_server(channel: Channel, request: bytes, inherited: list[int]) -> Non
         threads = _count_threads()
         ours.send(Kind.CLONE, str(threads).encode())
         serve(ours, UNUSED_S if early else None, threads=threads)
-    except (OSError, EOFError):  # the notebook's process has ended, or needs this server no more
+    except (OSError, EOFError):  # the notebook's process has ended, or no longer needs this server
         os._exit(0)
     finally:
         os._exit(1)
 
 
 def _import_packages(names: Iterable[str]) -> None:
-    """Import modules of installed packages. What they import of the user's own is left to workers, as it may change."""
+    """Import modules of installed packages.
+
+    If these import modules of the user's own, those are unloaded again: they may change, and workers import them.
+    """
     before = set(sys.modules)
     _import_all(names)
     for name in set(sys.modules) - before:
@@ -630,9 +640,9 @@ def _import_packages(names: Iterable[str]) -> None:
 
 
 def _count_threads() -> int:
-    """Threads of this process that forbid a fork, including those of native code.
+    """Count the threads of this process, including native ones, but not those that are safe in forks.
 
-    Many if it uses an accelerator, which a child cannot.
+    The result is `MANY` if the process uses an accelerator, which a forked child cannot use.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -645,7 +655,7 @@ def _count_threads() -> int:
 
 
 def _is_safe_in_forks(task: Path) -> bool:
-    """Whether the library of a thread prepares it for a fork, or the thread has ended."""
+    """Whether a thread does not make a fork unsafe: its library prepares it for forks, or it has ended."""
     try:
         return (task / "comm").read_bytes().strip() in SAFE_THREADS
     except OSError:
@@ -672,7 +682,7 @@ def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[in
             os.close(fd)
         _become_worker(sock, stdout, stderr, module)
     lifelines[pid] = lifeline
-    with contextlib.suppress(BrokenPipeError):  # the pool has given it up: the worker will see its connection closed
+    with contextlib.suppress(BrokenPipeError):  # the pool has given up: the worker will see a closed connection
         os.write(lifeline, LIFELINE.pack(pid))
     for fd in (sock, stdout, stderr):
         os.close(fd)
@@ -682,19 +692,19 @@ def _spawn_worker(sock: int, stdout: int, stderr: int, module: str) -> int:
     """Start a worker in a new interpreter, since this process has other threads. Returns its pid."""
     entry = f"from nbloader.transport.forkserver import die_with_parent; die_with_parent(); import {module} as w"
     process = start_interpreter(f"{entry}; w.main({sock})", sock, stdout=stdout, stderr=stderr)
-    process.returncode = 0  # it is waited for by `_reap`
+    process.returncode = 0  # `_reap` waits for it
     return process.pid
 
 
 def _refuse(error: OSError, fds: list[int]) -> None:
-    """No worker could be started: the pool sees the lifeline end, and this text as the worker's last output.
+    """Report that no worker could be started: the pool sees the lifeline close, and a text as the worker's last output.
 
     Args:
-        error: Why.
-        fds: The request's descriptors, or the first of them.
+        error: The reason.
+        fds: The descriptors of the request that were received, in order.
     """
     if len(fds) > 1:
-        with contextlib.suppress(BrokenPipeError):  # the pool has given it up
+        with contextlib.suppress(BrokenPipeError):  # the pool has given up
             os.write(fds[1], f"no process could be started: {error}\n".encode())
     for fd in fds:
         os.close(fd)
@@ -714,7 +724,7 @@ def _become_worker(sock: int, stdout: int, stderr: int, module: str) -> NoReturn
 
 
 def use_outputs(stdout: int, stderr: int) -> None:
-    """Take these descriptors as the standard output and error of this process."""
+    """Make these descriptors the standard output and error of this process."""
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     os.close(stdout)
@@ -722,7 +732,7 @@ def use_outputs(stdout: int, stderr: int) -> None:
 
 
 def run_and_exit(run: Callable[[], object]) -> NoReturn:
-    """In a forked process: run this and exit. Nothing of what the parent does when it exits is done."""
+    """In a forked process: run a function and exit, without running the exit handlers of the parent."""
     code = 1
     try:
         run()
@@ -738,7 +748,7 @@ def run_and_exit(run: Callable[[], object]) -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """On Linux: have the kernel kill this process when the thread that has forked it ends."""
+    """On Linux: make the kernel kill this process when the thread that forked it ends."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Messages of the workers to the engine: outcomes of batches, stages of a worker's life, output.
+"""Messages from workers to the engine: outcomes of batches, stages of a worker's life, output.
 
-A message names its worker by `uid`, the unique number of that process or thread. A replacement has a uid of its own, so
-that a late message of a worker that was replaced is not taken for one of its successor.
+A message identifies its worker by `uid`, the unique number of that process or thread. A replacement gets a new uid, so
+that a late message from the replaced worker is not mistaken for one from its successor.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class WorkerLaunched:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInitialized:
-    """The worker has its dataset and can be given batches."""
+    """The worker has loaded its dataset and accepts batches."""
 
     uid: int
     in_turn: bool = False
-    """Whether it draws from generators that are not seeded for each batch: batches must go to workers in turn."""
+    """Whether it draws from generators that are not seeded for each batch: batches must be assigned in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class WorkerInitFailed:
     uid: int
     error: ErrorInfo
     raised: Exception | None = None
-    """The exception itself, from a thread."""
+    """The exception itself, if the worker is a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +54,21 @@ class WorkerGone:
 
     uid: int
     exitcode: int | None
-    """As `multiprocessing` gives it; None where it is not known."""
+    """As in `multiprocessing`; None if unknown."""
     server_ended: bool = False
-    """Whether it was ended because the fork server, or its node, has ended: no fault of its batch."""
+    """Whether the worker ended because the fork server, or its node, has ended. Its batch is then not the cause."""
     reason: str = ""
-    """A phrase that says why, if that is known better than by the exit code: "was killed by SIGKILL"."""
+    """A phrase that gives the reason, such as "was killed by SIGKILL", if it is more precise than the exit code."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolFailed:
-    """The pool cannot have workers, or no more: for a reason that others would meet, too. All workers are ended."""
+    """The pool cannot start or keep workers, for a reason that would affect any worker. All workers are ended."""
 
     uid: int
-    """The worker that could not be started, or one of those that are lost."""
+    """The worker that could not be started, or one of the lost workers."""
     error: Exception
-    """What is raised in the loop."""
+    """The exception that is raised in the loop."""
 
 
 @dataclass(slots=True)  # not frozen: constructing a frozen one takes four times as long, and each batch has one
@@ -78,7 +78,7 @@ class BatchDone:
     uid: int
     run: int
     number: int
-    """Job number: of the batch, or of the chunk."""
+    """Job number of the batch or the chunk."""
     outcome: BatchOutcome
     failed_samples: Sequence[SampleFailure] = ()
     """Samples of the batch that could not be fetched and were skipped or replaced."""
@@ -86,7 +86,7 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True)
 class ShardExhausted:
-    """The shard of this batch is exhausted: there is no such batch."""
+    """The shard of this batch is exhausted, so the batch does not exist."""
 
     uid: int
     run: int
@@ -95,7 +95,7 @@ class ShardExhausted:
 
 @dataclass(frozen=True, slots=True)
 class ShardAdvanced:
-    """The position of the worker's iterator over a shard, and how to get there again."""
+    """The position of the worker's iterator over a shard, and how to return to it."""
 
     uid: int
     run: int
@@ -103,9 +103,9 @@ class ShardAdvanced:
     position: int
     """Batches produced so far."""
     state: str | None
-    """State of the iterator as JSON; None where it cannot be saved."""
+    """State of the iterator as JSON; None if it cannot be saved."""
     problem: str
-    """Why it cannot be saved."""
+    """Why the state cannot be saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class OutputText:
 
 @dataclass(frozen=True, slots=True)
 class StacksSampled:
-    """Samples of what the worker executed, since the message before."""
+    """Samples of the worker's stacks since the previous message."""
 
     uid: int
     stacks: Sequence[StackCount]

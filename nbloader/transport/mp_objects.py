@@ -1,8 +1,8 @@
 """Objects that a dataset shares with its workers while they run: `multiprocessing` values, queues, connections, locks.
 
-They are pickled by `multiprocessing`'s own reducers, as for a process that it starts itself: semaphores by their name,
-everything else by descriptors, which go to each worker beside the pickle. Tensors in shared memory go the same way.
-Locks of `threading`, which cannot be shared, become new ones.
+They are pickled by `multiprocessing`'s own reducers, as for a process that it starts itself: semaphores by name,
+everything else by descriptors, which are sent to each worker along with the pickle. Tensors in shared memory are sent
+the same way. Locks of `threading`, which cannot be shared, become new ones.
 
     notebook: with Spawning() as spawning: pickle ... -> spawning.fds -> channel
     worker:   InheritedState.install(fds), unpickle; each descriptor is duplicated when an object asks for it
@@ -32,7 +32,7 @@ FORK_CONTEXT = (
     "could open it: those of multiprocessing.get_context('forkserver') have one"
 )
 _NOT_USED = frozenset({"_reduce_method", "_reduce_method_descriptor", "_reduce_partial"})
-"""Reducers of `multiprocessing` for what cloudpickle does better."""
+"""Reducers of `multiprocessing` that are not used, because cloudpickle does better."""
 
 
 def _local_with(values: dict[str, Any]) -> threading.local:
@@ -52,50 +52,50 @@ these. A `threading.local` keeps what the pickling thread sees."""
 
 
 class InheritedFd:
-    """In a pickle: a descriptor that is sent beside it, by its number."""
+    """In a pickle: stands for a descriptor that is sent along with the pickle, by its number."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def detach(self) -> int:
-        """In the worker: a duplicate of the descriptor; the caller owns it."""
+        """In the worker: return a duplicate of the descriptor. The caller owns it."""
         return os.dup(_received[self.number])
 
 
 class Spawning:
-    """While it is entered, `multiprocessing` objects pickled on this thread are pickled for a worker.
+    """A context in which `multiprocessing` objects that this thread pickles are pickled for a worker.
 
-    It takes the place that `multiprocessing` gives to the `Popen` of the process that it starts.
+    This object stands in for the `Popen` object of a process that `multiprocessing` starts.
     """
 
     DupFd = InheritedFd
 
     def __init__(self) -> None:
         self.fds: list[int] = []
-        """Duplicates of the descriptors that the worker needs, in order; closed when this object is collected."""
+        """Duplicates of the descriptors that the worker needs, in order; closed when this is garbage-collected."""
         self.modules: set[str] = set()
         """Modules of the classes and functions in the pickle."""
         weakref.finalize(self, _close, self.fds).atexit = False
         self._before: Any = None
 
     def duplicate_for_child(self, fd: int) -> int:
-        """Have a descriptor sent. Returns its number."""
+        """Register a descriptor to send to the worker. Returns its number."""
         self.fds.append(os.dup(fd))
         return len(self.fds) - 1
 
     @property
     def identity(self) -> list[tuple[int, int]]:
-        """Equal where the descriptors refer to the same files."""
+        """Device and inode of each descriptor. Equal if the descriptors refer to the same files."""
         return [(stat.st_dev, stat.st_ino) for stat in map(os.fstat, self.fds)]
 
     def __enter__(self) -> Spawning:
-        """Begin."""
+        """Begin pickling for a worker."""
         self._before = context.get_spawning_popen()
         context.set_spawning_popen(self)  # type: ignore[arg-type]
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """End."""
+        """End pickling for a worker."""
         context.set_spawning_popen(self._before)
 
 
@@ -105,9 +105,9 @@ def _close(fds: list[int]) -> None:
 
 
 class SharingPickler(Pickler):
-    """Pickles objects that are shared between processes so that they stay shared. Only within `Spawning`.
+    """Pickles objects that are shared between processes so that they stay shared. Use it only within `Spawning`.
 
-    Locks between threads become new locks, which nobody holds: the threads of the notebook are not in the worker.
+    Locks of `threading` become new locks that are not held: the threads of the notebook do not exist in the worker.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -140,11 +140,11 @@ class SharingPickler(Pickler):
 
 
 def _without_submodules_of_numpy(reduced: Any) -> Any:
-    """What cloudpickle reduces a function of the notebook to, without the submodules that NumPy imports when used.
+    """Remove the submodules that NumPy imports on first use from cloudpickle's reduction of a notebook's function.
 
     cloudpickle names the submodules of `np` that this process happens to have imported and whose names the code uses.
-    `torch.optim` imports `numpy.random`: a dataset that draws from it, or only from `random`, would have another pickle
-    from then on, and its workers would be replaced before the next epoch.
+    `torch.optim` imports `numpy.random`. After that, a dataset that draws from it, or only from `random`, would have a
+    different pickle, and its workers would be replaced before the next epoch.
     """
     if isinstance(reduced, tuple):  # else it is pickled by name
         _attributes, slots = reduced[2]
@@ -154,9 +154,9 @@ def _without_submodules_of_numpy(reduced: Any) -> Any:
 
 
 def _is_unnamed_lock(obj: Any) -> bool:
-    """Whether it is a lock of `multiprocessing` that only forked processes can use.
+    """Whether an object is a lock of `multiprocessing` that only forked processes can use.
 
-    The type decides: to ask any object for an attribute would run the `__getattr__` of the user's classes, which may
+    The type is checked first: looking up an attribute would run the `__getattr__` of the user's classes, which may
     raise anything or change the object.
     """
     synchronize = sys.modules.get("multiprocessing.synchronize")
@@ -164,18 +164,18 @@ def _is_unnamed_lock(obj: Any) -> bool:
 
 
 _NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
-"""Types of what a pickle refers to by its module."""
+"""Types of objects that a pickle refers to by their module."""
 _IMPORTED_BY_NUMPY = frozenset(f"numpy.{name}" for name in ("fft", "linalg", "ma", "polynomial", "random", "testing"))
-"""Submodules that `numpy` imports when they are first used (those that it always imports aside)."""
+"""Submodules that `numpy` imports when they are first used, apart from those that it always imports."""
 _GENERATORS = frozenset({"Random", "RandomState", "Generator"})
 """Names of the types of random generators."""
 
 
 def _global_generator(obj: Any) -> tuple[str, str] | None:
-    """Module and attribute of a generator behind the functions of `random`, NumPy or torch.
+    """Return module and attribute of a global generator of `random`, NumPy or torch; None for any other object.
 
-    A worker has one of its own, which is seeded for each batch. It is reached by functions that were imported from
-    these modules: `from random import random`.
+    A worker uses its own global generator, which is seeded for each batch. A pickle can refer to the notebook's through
+    functions that were imported from these modules, as by `from random import random`.
     """
     for module, attribute in (("random", "_inst"), ("numpy.random.mtrand", "_rand"), ("torch", "default_generator")):
         if obj is getattr(sys.modules.get(module), attribute, None):
@@ -199,12 +199,12 @@ def _is_shared(torch: Any, obj: Any) -> bool:
         storage = obj.untyped_storage()
     else:
         storage = obj._untyped_storage if isinstance(obj, torch.TypedStorage) else obj
-    # Not what the storage itself answers, which is True for a batch of ours, too: torch cannot send its memory.
+    # Not `storage.is_shared()`, which is True for nbloader's batches, too, although torch cannot send their memory.
     return storage.device.type == "cpu" and bool(torch.UntypedStorage.is_shared(storage))
 
 
 def _goes_as_array(torch: Any, obj: Any) -> bool:
-    """Whether its memory file goes to the workers as that of any large array (dataset_payload.py)."""
+    """Whether a tensor's memory file is sent to workers like that of any large array (dataset_payload.py)."""
     return type(obj) is torch.Tensor and obj.nbytes >= SHARE_FROM and is_plain(torch, obj)
 
 
@@ -212,21 +212,21 @@ def _goes_as_array(torch: Any, obj: Any) -> bool:
 
 
 class InheritedState(NamedTuple):
-    """What a worker takes over from the notebook's process: state of `multiprocessing`, and the cache of samples."""
+    """What a worker takes over from the notebook's process: the state of `multiprocessing` and the sample cache."""
 
     fds: int
     """Number of descriptors that are sent along."""
     tracked: bool
-    """Whether the last of them is the connection to `multiprocessing`'s resource tracker: a tracker of the worker's
-    own would delete the shared memory that the worker opens when the worker ends."""
+    """Whether the last descriptor is the connection to `multiprocessing`'s resource tracker. If the worker had its own
+    tracker, that would delete shared memory that the worker has opened when the worker ends."""
     authkey: bytes
     """The key with which processes of this program authenticate themselves: to managers, and to receive tensors."""
     cached: bool
-    """Whether the two descriptors before that one are the cache of samples."""
+    """Whether the two descriptors before that one are those of the sample cache."""
 
     @classmethod
     def of_this_process(cls, spawning: Spawning) -> tuple[InheritedState, list[int]]:
-        """The state for the next worker, and its descriptors."""
+        """Return the state for the next worker, and the descriptors to send with it."""
         tracker = _tracker()
         fd = None if tracker is None else tracker._fd
         from nbloader.cache import sample_cache  # workers without a cache do without it
@@ -236,7 +236,7 @@ class InheritedState(NamedTuple):
         return cls(len(fds), fd is not None, bytes(multiprocessing.current_process().authkey), bool(cache)), fds
 
     def install(self, fds: list[int]) -> None:
-        """In a worker: install it in this process.
+        """In a worker: install the state in this process.
 
         Args:
             fds: The descriptors that were sent along.
@@ -263,7 +263,7 @@ _received: list[int] = []
 
 
 def run_finalizers() -> None:
-    """In a worker that ends: flush queues to which it has put items, and end processes that it has started."""
+    """In a worker that ends: flush the queues that it has put items into, and end processes that it has started."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         try:

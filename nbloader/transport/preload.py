@@ -1,7 +1,7 @@
 """Modules that a dataset needs and that are slow to import: the fork server imports them once for all workers.
 
-Only installed packages are imported there. The user's own modules are imported by each worker, so that a new worker has
-them as they are now in their files.
+Only installed packages are imported there. The user's own modules are imported by each worker, so that a new worker
+gets the current contents of their files.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from nbloader._util import code_places
 
 LOADER = "nbloader.loader"
 PRELOADABLE = ("torch", "torchvision", "PIL.Image", "pandas", "scipy", "cv2", LOADER)
-"""Slow to import, and never edited by the user."""
+"""Modules that are slow to import and never edited by the user."""
 LARGE = 20
-"""Modules from which on a package is expected to be slow to import. Smaller ones are imported by each worker."""
+"""A package with more modules than this is expected to be slow to import. Each worker imports smaller ones itself."""
 _PRELOADED_ALREADY = {"numpy", "nbloader", *(name.partition(".")[0] for name in PRELOADABLE)}
 
 
 def needed(payload: bytes, *parts: Any, by_torch: bool = False) -> list[str]:
-    """Modules that workers will import to rebuild a dataset and its functions, and to use them.
+    """Return the modules that workers will import to rebuild and use a dataset and its functions.
 
     Args:
-        payload: Their pickle: code of the notebook names there the modules that it uses.
-        parts: An object whose class is from a module, or a function from one, needs all that this module imports.
+        payload: The pickle of the dataset and its functions. Code of the notebook names in it the modules that it uses.
+        parts: Objects and functions. Each needs everything that the module of its class, or of the function, imports.
         by_torch: Whether workers collate with torch.
     """
     used = {"torch"} if by_torch else set()
@@ -37,15 +37,15 @@ def needed(payload: bytes, *parts: Any, by_torch: bool = False) -> list[str]:
 
 
 def expected(dataset: Any, *, by_torch: bool = False) -> list[str]:
-    """An estimate of `needed` for a dataset that has not been pickled yet: cheap, and it may miss some."""
+    """Estimate `needed` for a dataset that has not been pickled yet. The estimate is cheap and may miss modules."""
     used = set(_used_by(dataset))
     return _loaded(used | {"torch"} if by_torch else used)
 
 
 def packages(modules: Iterable[str]) -> frozenset[str]:
-    """Of the modules that a pickle names, and those that the user's modules among them use: those of large packages.
+    """Return the modules of large packages that a pickle names, or that the user's modules named in it use.
 
-    They are the modules that workers import first, and with them all that these need.
+    Workers import these modules first, and with them everything that these need.
     """
     found: set[str] = set()
     seen: set[str] = set()
@@ -64,7 +64,7 @@ def packages(modules: Iterable[str]) -> frozenset[str]:
 
 
 def packages_of(*parts: Any) -> frozenset[str]:
-    """An estimate of `packages` for objects that have not been pickled yet: cheap, and it may miss some."""
+    """Estimate `packages` for objects that have not been pickled yet. The estimate is cheap and may miss modules."""
     names = [getattr(part, "__module__", None) for part in parts]
     for part in parts:
         names += [cls.__module__ for cls in type(part).__mro__]
@@ -73,12 +73,12 @@ def packages_of(*parts: Any) -> frozenset[str]:
 
 
 def need_torch(names: Iterable[str]) -> bool:
-    """Whether one of these packages imports torch."""
+    """Whether any of these packages imports torch."""
     return "torch" in sys.modules and any(_imports_torch(_root(name), *_imports()) for name in names)
 
 
 def imported_with_torch() -> frozenset[str]:
-    """The modules of all large packages that this process has imported and that import torch."""
+    """Return the modules of all large packages that this process has imported and that import torch."""
     roots = {root for root in _sizes(*_imports()) if _is_large(root)}
     roots = {root for root in roots if root in sys.modules and is_installed(sys.modules[root]) and need_torch([root])}
     return frozenset(name for name in list(sys.modules) if _root(name) in roots)
@@ -93,13 +93,13 @@ def _imports_torch(package: str, _modules: int, _newest: str) -> bool:
 
 
 def _imports() -> tuple[int, str]:
-    """Changes with each import: how many modules there are, and the newest."""
+    """Return the number of imported modules and the name of the newest. The result changes with each import."""
     return len(sys.modules), next(reversed(sys.modules))
 
 
 @functools.lru_cache(maxsize=1)
 def _sizes(_modules: int, _newest: str) -> Counter[str]:
-    """How many modules of each package this process has imported."""
+    """Count the modules of each package that this process has imported."""
     return Counter(map(_root, list(sys.modules)))
 
 
@@ -109,7 +109,7 @@ def _is_large(package: str) -> bool:
 
 
 def _modules_in(module: ModuleType) -> Iterator[Any]:
-    """The modules to which the globals of a module refer."""
+    """Yield the modules to which the globals of a module refer."""
     for value in list(vars(module).values()):
         if isinstance(value, ModuleType):
             yield value.__name__
@@ -127,14 +127,14 @@ def is_installed(module: ModuleType) -> bool:
 
 
 def _loaded(used: set[str]) -> list[str]:
-    """Those of them that this process has imported."""
+    """Return the preloadable modules in use that this process has imported."""
     if LOADER in used:
         used.add("torch")
     return [name for name in PRELOADABLE if name in sys.modules and _key(name) in used]
 
 
 def _key(name: str) -> str:
-    """The part of a module's name by which its use is recognized."""
+    """Return the part of a module's name by which its use is recognized."""
     return LOADER if f"{name}.".startswith(f"{LOADER}.") else _root(name)
 
 
@@ -149,7 +149,7 @@ def _imported_by(home: str) -> set[str]:
 
 
 def _home(value: Any) -> str:
-    """The package that must be imported to have this module, class or function."""
+    """Return the package that must be imported to get a module, class or function."""
     name = value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
     return _key(name)
 
@@ -159,7 +159,7 @@ def _used_by(dataset: Any) -> Iterator[str]:
         yield _root(cls.__module__)
         yield from _imported_by(cls.__module__)
         for value in vars(cls).values():
-            if isinstance(value, FunctionType):  # other objects may answer any attribute
+            if isinstance(value, FunctionType):  # other objects may claim to have any attribute
                 for name in _names(value.__code__):
                     yield _home(value.__globals__.get(name))
     for value in attributes_of(dataset).values():
@@ -167,7 +167,7 @@ def _used_by(dataset: Any) -> Iterator[str]:
 
 
 def attributes_of(obj: Any) -> dict[str, Any]:
-    """The instance attributes of an object, without running its `__getattr__`."""
+    """Return the instance attributes of an object, without running its `__getattr__`."""
     try:
         attributes: dict[str, Any] = object.__getattribute__(obj, "__dict__")
     except AttributeError:  # it has slots only

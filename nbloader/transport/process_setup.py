@@ -22,11 +22,11 @@ class PicklingFailure:
     """Why the dataset and the functions cannot be pickled.
 
     Args:
-        error: What pickling them has raised.
-        dataset: As of `ProcessSetup`; so are the functions.
-        collate_fn: As there.
-        worker_init_fn: As there.
-        on_error: As there.
+        error: The exception that pickling them raised.
+        dataset: See `ProcessSetup`.
+        collate_fn: See `ProcessSetup`.
+        worker_init_fn: See `ProcessSetup`.
+        on_error: See `ProcessSetup`.
     """
 
     def __init__(self, error: Exception, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> None:
@@ -35,11 +35,11 @@ class PicklingFailure:
         self._unnamed_lock = str(error) == FORK_CONTEXT
         self._culprit = _culprit(error, dataset, functions)
         self.fork_helps = not (isinstance(error, DeviceTensorError) or isinstance(dataset, Iterator))
-        """Whether workers that are forked from this process can do without a pickle. They cannot use an accelerator
-        that this process uses, and each of them would read an iterator from its beginning to its end."""
+        """Whether workers that are forked from this process, without a pickle, would work. They could not use tensors
+        on an accelerator that this process uses, and each of them would read an iterator from beginning to end."""
 
     def to_error(self, *, here: bool = True) -> DatasetTransferError:
-        """As an exception, for loaders that do not fork.
+        """Return the failure as an exception, for loaders that do not fork.
 
         Args:
             here: Whether the workers are on this machine.
@@ -65,7 +65,7 @@ class PicklingFailure:
         )
 
     def to_warning(self) -> str:
-        """As a warning, for loaders that fork instead."""
+        """Return the failure as a warning, for loaders that fork instead."""
         return (
             f"{self._culprit} cannot be pickled ({type(self.error).__name__}: {self.error}): workers are forked from "
             "this process instead, as torch's are. They start anew for each epoch, unless persistent_workers=True, "
@@ -78,10 +78,10 @@ def pickle_parts(dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: A
     """Pickle the dataset and the functions once for all workers.
 
     Args:
-        dataset: As of `ProcessSetup`; so are the functions.
-        collate_fn: As there.
-        worker_init_fn: As there.
-        on_error: As there.
+        dataset: See `ProcessSetup`.
+        collate_fn: See `ProcessSetup`.
+        worker_init_fn: See `ProcessSetup`.
+        on_error: See `ProcessSetup`.
 
     Raises:
         MemoryError: There is not enough memory for the pickle.
@@ -101,15 +101,15 @@ class ProcessSetup:
     """The dataset and the functions, pickled once for all workers.
 
     Args:
-        dataset: As of the loader; so are the functions.
-        collate_fn: The user's, or None for the default.
-        worker_init_fn: The user's, or None.
+        dataset: The dataset of the loader.
+        collate_fn: The user's function, or None for the default.
+        worker_init_fn: The user's function, or None.
         on_error: The user's function, or the name of a policy.
         transport: With "pickle" and no `collate_fn`, workers collate with torch.
         pickled: What `pickle_parts` returned, if it was called.
 
     Raises:
-        DatasetTransferError: They cannot be pickled.
+        DatasetTransferError: The dataset or a function cannot be pickled.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ProcessSetup:
             raise pickled.to_error() from pickled.error
         self.pickled = pickled
         self.self_contained = self.pickled.self_contained
-        """Whether `identity` covers all of it: there are no large arrays, which are compared by their place only."""
+        """Whether `identity` covers all content. It compares large arrays and shared objects by their location only."""
         worthwhile = self.self_contained and fingerprint.worthwhile(self.pickled.data)
         self._fingerprint = _fingerprint_of(parts) if worthwhile else None
         self.packages = preload.packages(self.pickled.spawning.modules)
@@ -137,12 +137,12 @@ class ProcessSetup:
             by_torch=(transport == "pickle" and collate_fn is None) or preload.need_torch(self.packages),
         )  # fmt: skip
         self.identity = self.pickled.identity
-        """Equal where workers that have the one need not be sent the other."""
+        """Equal for two setups if workers that have received one do not need the other."""
         self._template: Template | None = None
 
     @classmethod
     def received(cls, pickled: SharedPickle, preload: list[str], packages: frozenset[str]) -> ProcessSetup:
-        """On another machine: a setup for the workers there. The arguments are the attributes of the same names."""
+        """On another machine: create a setup for its workers. The arguments are the attributes of the same names."""
         setup = cls.__new__(cls)
         setup.pickled, setup.preload, setup.packages = pickled, preload, packages
         setup.self_contained, setup.identity = pickled.self_contained, pickled.identity
@@ -150,12 +150,12 @@ class ProcessSetup:
         return setup
 
     def fork(self, sock: int, stdout: int, stderr: int, *, by_template: bool) -> tuple[int, Template | None]:
-        """Start a worker: as `forkserver.fork`.
+        """Start a worker, like `forkserver.fork`.
 
         Args:
-            sock: As there, and so are the others.
-            stdout: As there.
-            stderr: As there.
+            sock: See `forkserver.fork`.
+            stdout: See `forkserver.fork`.
+            stderr: See `forkserver.fork`.
             by_template: Whether a template may be started, which takes longer for the first worker.
 
         Returns:
@@ -173,10 +173,12 @@ class ProcessSetup:
         return self._template.fork(sock, stdout, stderr), self._template
 
     def holds(self, *parts: Any) -> bool:
-        """Whether these are the objects it was created from, unchanged. False if only another pickle shows it.
+        """Whether these are the objects from which it was created, unchanged.
+
+        Also returns False if only pickling them again would show that they are unchanged.
 
         Args:
-            parts: The arguments of the constructor, without `transport`.
+            parts: The dataset and the functions, in the order of the constructor's arguments.
         """
         return self._fingerprint is not None and _fingerprint_of(parts) == self._fingerprint
 
@@ -194,7 +196,7 @@ def _fingerprint_of(parts: Any) -> Any:
 
 
 def _culprit(error: Exception, dataset: Any, functions: dict[str, Any]) -> str:
-    """The part that cannot be pickled, for a message: as exactly as it can be found."""
+    """Describe, for a message, the part that cannot be pickled, as precisely as it can be found."""
     for name, function in functions.items():
         if _raises(error, function):
             return name
@@ -206,10 +208,10 @@ def _culprit(error: Exception, dataset: Any, functions: dict[str, Any]) -> str:
 
 
 class _Discard:
-    """Where a pickle goes that nobody needs."""
+    """A file-like object that discards what is written to it."""
 
     def write(self, _data: bytes, /) -> None:
-        """Drop it."""
+        """Discard the data."""
 
 
 def _raises(error: Exception, part: Any) -> bool:

@@ -1,17 +1,17 @@
-"""The Python stack of a worker, requested from outside, even while it hangs in C code that holds the interpreter lock.
+"""Requests the Python stack of a worker, even while the worker hangs in C code that holds the interpreter lock.
 
 A signal makes the interpreter call a Python function as soon as the main thread executes Python code again, which is
 within microseconds. The function writes the stacks of all threads into a pipe, while it holds the interpreter lock.
 
-A worker that hangs in C code never gets there. It is sent a second signal, at which faulthandler writes the stack of
-the main thread: that needs neither the lock nor memory. It is sent only if the main thread has slept or computed for
-a while without an answer, because faulthandler reads the frames in whatever state they are: if the signal arrives
-while the interpreter is entering a function, the process dies of a segmentation fault. With a signal at a random
-moment of a dataset written in Python, CPython 3.11 died once in some hundred requests.
+A worker that hangs in C code never gets there. On a second signal, faulthandler writes the stack of the main thread,
+which needs neither the lock nor memory. This signal is sent only if the main thread has slept or computed for a while
+without an answer, because faulthandler reads the frames in whatever state they are: if the signal arrives while the
+interpreter is entering a function, the process dies of a segmentation fault. With signals at random moments of a
+dataset written in Python, CPython 3.11 died once in some hundred requests.
 
 The end of what faulthandler writes is recognized by the outermost frame, which is the same in every worker.
 
-Frames of nbloader that lie outside of the dataset's code are left out of what is shown (`without_internals`).
+Frames of nbloader that lie outside the dataset's code are not shown (`without_internals`).
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from nbloader._util.format import plural
 from nbloader.errors import NbloaderError
 
 SIGNAL: int = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""Libraries use SIGUSR1 and SIGUSR2, and the C library the first real-time signals."""
+"""Requests a stack. Libraries use SIGUSR1 and SIGUSR2, and the C library uses the first real-time signals."""
 SIGNAL_IN_C: int = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
 """Sent if the first one is not answered, because the main thread is in C code."""
 WAIT = 2.0
-"""Seconds that a worker has to respond. It takes about a millisecond; a stopped process never responds."""
+"""Seconds to wait for a worker's response. It takes about a millisecond; a stopped process never responds."""
 AGAIN = 0.25
 """Seconds without a response after which `SIGNAL_IN_C` may be sent, and sent again."""
 COMPUTED = 0.1
-"""Seconds of CPU time that the main thread has used since the request if it runs C code. Python code responds in
-microseconds of CPU time, however long the process waits for a core."""
+"""Seconds of CPU time after which a main thread that has not responded is assumed to run C code. Python code responds
+within microseconds of CPU time, however long the process waits for a core."""
 QUIET = 0.2
-"""Seconds without another line after which faulthandler's stack with an unusual outermost frame counts as complete."""
+"""Seconds without another line after which a stack with an unusual outermost frame counts as complete."""
 
 _FORKED = " in become_worker\n"
-"""Of forker.py: what called it are frames of the notebook, of which a forked worker has a copy."""
+"""Frame of a function in forker.py. The frames outside it belong to the notebook; a forked worker has a copy."""
 _OUTERMOST = (
     '  File "<string>", line 1 in <module>\n',
     "  ...\n",  # after a hundred frames
@@ -68,17 +68,17 @@ _awaited: Callable[[], Any] | None = None
 
 
 def show_awaited(coroutine: Callable[[], Any]) -> None:
-    """In a worker: let the stack begin with that of this suspended coroutine.
+    """In a worker: let the stack begin with the frames of a suspended coroutine.
 
     Args:
-        coroutine: Returns it; None if none is suspended. Called in a signal handler.
+        coroutine: Returns the coroutine, or None if none is suspended. Called in a signal handler.
     """
     global _awaited  # noqa: PLW0603 - a process has one stack to show
     _awaited = coroutine
 
 
 def answer(fd: int) -> None:
-    """In a worker's main thread: write the stack to this descriptor whenever a signal comes."""
+    """In a worker's main thread: write the stack to this descriptor whenever a signal arrives."""
 
     def write_stacks(_signal: int, frame: FrameType | None) -> None:
         # Not faulthandler.dump_traceback(): it would begin with this function.
@@ -90,11 +90,11 @@ def answer(fd: int) -> None:
         ]
         text = f"{''.join(others)}{_stack('Current thread', me, frame, _awaited)}{_END}"
         last = text.encode("utf-8", "backslashreplace")[1 - _CAPACITY :]
-        with contextlib.suppress(OSError):  # nobody reads: the notebook's process has ended, or does not ask any more
+        with contextlib.suppress(OSError):  # no reader: the notebook's process has ended, or has stopped waiting
             os.write(fd, _BEGIN.encode() + last)
 
     signal.signal(SIGNAL, write_stacks)
-    signal.siginterrupt(SIGNAL, False)  # reads and writes of C libraries go on, as if nothing had come
+    signal.siginterrupt(SIGNAL, False)  # reads and writes of C libraries are restarted
     faulthandler.register(SIGNAL_IN_C, file=fd, all_threads=False)
 
 
@@ -119,11 +119,11 @@ class StackPipe:
         self._lock = threading.Lock()  # one request at a time
 
     def stack_request(self, pid: int, gone: Callable[[], bool]) -> Callable[[], str]:
-        """A function that requests the stack and waits for it; to be called once, on any thread.
+        """Return a function that requests the stack and waits for it. Call that function once, on any thread.
 
         Args:
-            pid: The process; it has called `answer`.
-            gone: Whether it has ended.
+            pid: Pid of the worker, which has called `answer`.
+            gone: Returns whether the worker has ended.
 
         Raises:
             NbloaderError: This process has too many open files.
@@ -144,7 +144,7 @@ class StackPipe:
 
 
 def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
-    _read(fd)  # a late response to the request before; the rest of it may still come
+    _read(fd)  # a late response to the previous request; the rest of it may still come
     poll = select.poll()
     poll.register(fd, select.POLLIN)
 
@@ -181,12 +181,12 @@ def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
 
 
 class _MainThread(NamedTuple):
-    """What the main thread of a process does at one moment."""
+    """The state of the main thread of a process at one moment."""
 
     state: str | None
-    """Linux's letter for it. None: this system does not say, or the process has ended."""
+    """Linux's letter for the state; None if the system does not report it, or if the process has ended."""
     cpu: float
-    """Seconds of CPU time that it has used."""
+    """Seconds of CPU time that the thread has used."""
 
     @classmethod
     def of(cls, pid: int) -> _MainThread:
@@ -198,15 +198,15 @@ class _MainThread(NamedTuple):
         return cls(state, (user + system) / os.sysconf("SC_CLK_TCK"))
 
     def is_in_c_code(self, before: _MainThread) -> bool:
-        """Whether it is, given that it has not responded to `SIGNAL` sent after `before`.
+        """Whether the thread executes C code, given that it has not responded to a `SIGNAL` sent after `before`.
 
-        A thread that sleeps in Python code is woken by the signal. One that waits for a core has used no time.
+        A thread that sleeps in Python code is woken by the signal. A thread that waits for a core has used no time.
         """
         return self.state is None or self.state in "SD" or self.cpu - before.cpu >= COMPUTED
 
 
 def _last_response(received: str) -> str:
-    """The last response in what was received; empty if none has begun.
+    """Return the last response in what was received; empty if none has begun.
 
     Late responses to earlier requests come before it. The first of them may lack its beginning: a request ends as soon
     as the frames of the worker are complete, and faulthandler writes those of the notebook after them.
@@ -224,19 +224,21 @@ def _read(fd: int) -> str:
 
 
 def of_main_thread() -> str:
-    """The stack of the main thread: that of the cell."""
+    """Return the stack of the main thread, which executes the cell."""
     return of_thread(threading.main_thread().ident)
 
 
 def of_thread(ident: int | None, awaited: Callable[[], Any] | None = None) -> str:
-    """The stack of a thread of this process, as faulthandler writes it; of the calling thread, from its caller on.
+    """Return the stack of a thread of this process, in the format of faulthandler.
+
+    If it is the calling thread, the innermost frames of nbloader are left out.
 
     Args:
-        ident: The thread.
+        ident: Identifier of the thread.
         awaited: See `show_awaited`.
 
     Raises:
-        NbloaderError: It has ended.
+        NbloaderError: The thread has ended.
     """
     frame = sys._current_frames().get(ident or 0)
     if frame is None:
@@ -248,10 +250,11 @@ def of_thread(ident: int | None, awaited: Callable[[], Any] | None = None) -> st
 
 
 def without_internals(stack: str) -> str:
-    """A stack in which a line that says so replaces the frames of nbloader that call the dataset's code.
+    """Replace the frames of nbloader that call the dataset's code with a line that says so.
 
-    Kept are the innermost frames, also if the dataset's code has called nbloader, and the whole stack of a thread that
-    executes neither the user's code nor a package's. Frames of Python further outside count as those of nbloader.
+    The innermost frames are kept, even if the dataset's code has called nbloader. The whole stack is kept if a thread
+    executes neither the user's code nor a package's. Frames of Python's standard library that lie outside the skipped
+    frames count as frames of nbloader.
     """
     lines: list[str] = []
     skipped = 0
@@ -289,7 +292,7 @@ def _line(frame: FrameType) -> str:
 
 
 def _suspended_frames(awaitable: Any) -> list[FrameType]:
-    """The frames of a suspended coroutine and of what it awaits, the outermost first."""
+    """Return the frames of a suspended coroutine and of what it awaits, the outermost first."""
     frames: list[FrameType] = []
     while awaitable is not None and len(frames) < _MAX_FRAMES:
         for kind in ("cr", "gi", "ag"):  # coroutines, generators, asynchronous generators
@@ -304,7 +307,7 @@ def _suspended_frames(awaitable: Any) -> list[FrameType]:
 
 
 def place(stack: str) -> str:
-    """The innermost frame of a stack, in the user's own code if there is one: "data.py, line 3 in __getitem__"."""
+    """Describe the innermost frame of a stack, in user code if there is any: "data.py, line 3 in __getitem__"."""
     _before, _mark, main = stack.rpartition("Current thread")
     frames: list[tuple[str, str, str]] = _FRAME.findall(main.partition("\n\n")[0])
     if not frames:

@@ -4,14 +4,14 @@
                                                                             |-> worker 0: has the dataset
                                                                             |-> worker 1 ...
 
-Rebuilding 400,000 dicts takes most of a second; without a template each worker would do it, on its own core or not. The
-workers share the pages of large objects, which only the header of an object's reference count would change. Small
-objects are copied to a worker page by page as it uses them: `nbloader.share` keeps those in common.
+Rebuilding 400,000 dicts takes most of a second; without a template each worker would do it, even if the workers have to
+share cores. The workers share the pages of large objects, because reference counting changes only the header of an
+object. Small objects are copied to a worker page by page as it uses them; `nbloader.share` keeps them shared.
 
 A process that holds an open file, a connection or a thread must not be forked: its children would share the position in
-the file, and lack the thread. What a dataset opens while it is unpickled is seen by comparing descriptors and threads.
-Then the template ends, and the stem, which has nothing but imported modules, forks workers that rebuild the dataset
-themselves. So it does if the rebuilding fails: then the workers report why.
+the file, and lack the thread. The template compares descriptors and threads to detect what a dataset opens while it is
+unpickled. If it has opened something, the template ends, and the stem, which holds only imported modules, forks workers
+that rebuild the dataset themselves. The same happens if rebuilding fails; the workers then report why.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from nbloader.transport.dataset_payload import Files, SharedPickle, load_shared,
 from nbloader.transport.environment import Environment
 
 TEMPLATE_FROM = 4 << 20
-"""Size of a pickle, without its large arrays, from which on workers are forked from a template, bytes."""
+"""Minimum size of a pickle, without its large arrays, for workers to be forked from a template, bytes."""
 _FDS = Path("/proc/self/fd")
 _THREADS = Path("/proc/self/task")
 
 
 class TemplateMessage(NamedTuple):
-    """What a template needs, pickled in a memory file: the frame with its descriptors must be as small as one read."""
+    """What a template needs. Pickled into a memory file: the frame with its descriptors must fit into one read."""
 
     environment: Environment
     files: Files
@@ -53,11 +53,11 @@ class SourceFile(NamedTuple):
 
     path: str
     modified: int
-    """As `os.stat` gives it, ns; -1 for a file that is gone."""
+    """Modification time in ns, as in `os.stat`; -1 if the file does not exist."""
 
     @classmethod
     def now(cls, path: str) -> SourceFile:
-        """The present version."""
+        """Return the current version of a file."""
         try:
             return cls(path, Path(path).stat().st_mtime_ns)
         except OSError:
@@ -73,14 +73,14 @@ def worthwhile(pickled: SharedPickle) -> bool:
 
 
 class Template:
-    """A template process. It ends when this object is collected, and its workers with it.
+    """A template process. It and its workers end when this object is garbage-collected.
 
     Args:
-        pickled: What it rebuilds.
+        pickled: The object that the template rebuilds.
         stdout: Descriptor for what is printed meanwhile.
         stderr: Descriptor for errors.
         preload: Modules for the fork server to import first.
-        packages: Further modules of installed packages that it needs.
+        packages: Further modules of installed packages that the template needs.
 
     Raises:
         OSError: The system provides no process, pipe or memory.
@@ -94,19 +94,19 @@ class Template:
         weakref.finalize(self, self._channel.close)
         with contextlib.closing(theirs):
             lifeline = forkserver.fork(theirs.fileno(), stdout, stderr, preload, Kind.FORK_TEMPLATE, packages=packages)
-        os.close(lifeline)  # its end closes the connection
+        os.close(lifeline)  # when the template ends, its connection closes
         files = pickled.files()
         message = pickle.dumps(TemplateMessage(Environment.of_this_process(), files._replace(fds=())), 5)
         fd = filled_file(len(message), [(0, memoryview(message))])
         try:
-            with contextlib.suppress(OSError):  # it has ended: `usable` says so
+            with contextlib.suppress(OSError):  # it has ended: `usable` returns False
                 self._channel.send(Kind.TEMPLATE, fds=(fd, *files.fds))
         finally:
             os.close(fd)
         self._sources: list[SourceFile] = []
 
     def usable(self) -> bool:
-        """Whether workers can be forked from it: it runs, and no module that it has imported was edited since."""
+        """Whether workers can be forked from it: it runs, and no module that it imported has been edited since."""
         try:
             for _kind, body in self._channel.receive(wait=False):
                 self._sources = pickle.loads(body)
@@ -115,10 +115,10 @@ class Template:
         return all(SourceFile.now(source.path) == source for source in self._sources)
 
     def fork(self, sock: int, stdout: int, stderr: int) -> int:
-        """Start a worker: as `forkserver.fork`.
+        """Start a worker, like `forkserver.fork`.
 
         Raises:
-            OSError: It has ended.
+            OSError: The template has ended.
         """
         return forkserver.request_fork(
             lambda fds: self._channel.send(Kind.FORK, pickle.dumps([]), fds=fds), sock, stdout, stderr
@@ -136,7 +136,7 @@ def main(fd: int) -> NoReturn:
     """
     channel = Channel(socket.socket(fileno=fd), blocking=True)
     try:
-        while not channel.receive():  # one frame: what comes with other descriptors is not read with it (unix(7))
+        while not channel.receive():  # one frame: a read does not go beyond data with other descriptors (unix(7))
             pass
     except EOFError:
         os._exit(0)
@@ -165,7 +165,7 @@ def main(fd: int) -> NoReturn:
 
 
 def _wait_for(ready: int, channel: Channel) -> bool | None:
-    """Whether the template has loaded the dataset; None if nobody needs it any more."""
+    """Wait for the template. Return whether it has loaded the dataset; None if the connection has closed before."""
     poll = select.poll()
     poll.register(ready, select.POLLIN)
     poll.register(channel, 0)
@@ -194,10 +194,10 @@ def _run_template(channel: Channel, files: Files, ready: int) -> NoReturn:
 
 
 def _descriptors() -> set[tuple[int, tuple[int, int]]]:
-    """The open descriptors, and what each refers to (numbers are used again)."""
+    """Return the open descriptors, and the file that each refers to (numbers are reused)."""
     found = set()
     for fd in [int(entry.name) for entry in _FDS.iterdir()]:
-        with contextlib.suppress(OSError):  # that of the listing
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             found.add((fd, _identity(fd)))
     return found
 
@@ -212,7 +212,7 @@ def _file_of(module: str) -> str | None:
 
 
 def _discard_output() -> None:
-    """Do not write to the outputs of a worker any more, which may have ended."""
+    """Stop writing to the standard output and error of a worker, which may have ended."""
     flush(sys.stdout)
     flush(sys.stderr)
     null = os.open(os.devnull, os.O_WRONLY)

@@ -320,33 +320,6 @@ class LocalSetup(NamedTuple):
         return self.identity == tuple(map(id, parts))
 
 
-@dataclass
-class DrawWatch:
-    """Whether batches draw random numbers: the first batch of each epoch is watched, which takes 10 us, or all."""
-
-    on: bool = False
-    """Whether all batches are watched."""
-    batches: int = 0
-    """Batches that were watched."""
-    drew: bool = False
-    """Whether one of the newest epoch has drawn numbers."""
-    ever_drew: bool = False
-    """Whether one of any epoch has."""
-    begun: bool = False
-    """Whether the newest epoch has had a batch."""
-
-    def begin_epoch(self) -> None:
-        """An epoch begins."""
-        self.drew = self.begun = False
-
-    def add(self, *, drew: bool) -> None:
-        """Count a batch that was watched."""
-        self.begun = True
-        self.batches += 1
-        if drew:
-            self.drew = self.ever_drew = True
-
-
 class WorkerPool(ABC):
     """The workers of one loader. It decides nothing: it does what the engine asks for and reports what happens.
 
@@ -515,8 +488,6 @@ class WorkerKind(ABC):
     """Whether the workers are threads of this process."""
     deep_bytes: ClassVar[int | None] = None
     """See `PrefetchPolicy`."""
-    draw_watch: DrawWatch | None = None
-    """Whether batches draw random numbers; None where that cannot be seen."""
 
     @property
     def connected(self) -> bool:

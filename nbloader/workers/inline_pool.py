@@ -18,7 +18,7 @@ import pickle
 import threading
 from _thread import get_ident
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import cloudpickle
@@ -37,7 +37,7 @@ from nbloader.transport.messages import (
     WorkerInitialized,
     WorkerMessage,
 )
-from nbloader.workers.api import DrawWatch, LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
@@ -58,11 +58,10 @@ class InlineKind(WorkerKind):
 
     inline: ClassVar[bool] = True
     options: WorkerOptions
-    draw_watch: DrawWatch = field(default_factory=DrawWatch, compare=False)
 
     def create_pool(self) -> InlinePool:
         """See `WorkerKind`."""
-        return InlinePool(self.options.output, self.draw_watch)
+        return InlinePool(self.options.output)
 
 
 class InlineContext(ProcessContext):
@@ -101,7 +100,6 @@ class InlineHandle(WorkerHandle):
         options: Its configuration.
         report: Takes its messages.
         on_kill: Called when it is killed.
-        draw_watch: Learns whether batches draw random numbers.
     """
 
     status: LocalStatus
@@ -113,13 +111,11 @@ class InlineHandle(WorkerHandle):
         options: WorkerOptions,
         report: Callable[[WorkerMessage], None],
         on_kill: Callable[[InlineHandle], None],
-        draw_watch: DrawWatch,
     ) -> None:
         super().__init__(worker, INLINE, LocalStatus(os.getpid(), WorkerState.IDLE))
         self.mark_launched(os.getpid())
         self.ready = True
         self._on_kill = on_kill
-        self._draw_watch = draw_watch
         self._context = InlineContext()
         self._thread: ConsumerThread | None = None
         self._lines = ThreadSampler(BatchBuilder.build.__code__)
@@ -159,16 +155,12 @@ class InlineHandle(WorkerHandle):
         if self._thread is None or self._thread.ident != get_ident():
             self._thread = ConsumerThread(get_ident(), threading.get_native_id())
         status.run, status.number = task.run, task.job
-        watch = self._draw_watch
-        watched = watch.on or not watch.begun
-        generators = rng.LazyRandomState(watched=watched)
+        generators = rng.LazyRandomState()
         try:
             outcome = self._builder.build_outcome(task, generators.seed)
         except WorkerAbandonedError:
             return None
         finally:
-            if watched:
-                watch.add(drew=generators.drew())
             generators.restore()
             status.state, status.number = WorkerState.IDLE, -1
             self._context.restore()
@@ -215,12 +207,10 @@ class InlinePool(WorkerPool):
 
     Args:
         output: "torch" or "numpy": what the arrays of a batch become.
-        draw_watch: Learns whether batches draw random numbers.
     """
 
-    def __init__(self, output: str, draw_watch: DrawWatch) -> None:
+    def __init__(self, output: str) -> None:
         self._output = output
-        self._draw_watch = draw_watch
         self._messages: collections.deque[WorkerMessage] = collections.deque()
         self._queues: dict[int, collections.deque[Job]] = {}  # by iteration: each has a consumer of its own
         self._handles: dict[int, InlineHandle] = {}
@@ -236,7 +226,7 @@ class InlinePool(WorkerPool):
 
     def start(self, worker: int, options: WorkerOptions, setup: LocalSetup) -> InlineHandle:
         """See `WorkerPool`."""
-        handle = InlineHandle(worker, setup, options, self._messages.append, self._remove, self._draw_watch)
+        handle = InlineHandle(worker, setup, options, self._messages.append, self._remove)
         self._handles[handle.uid] = handle
         self._messages.append(WorkerInitialized(handle.uid))
         return handle

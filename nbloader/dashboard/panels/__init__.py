@@ -2,13 +2,13 @@
 
 To add a panel:
 
-1. Write `panels/<name>.py` with a subclass of `Panel`: a name, a title, and a `payload()` of JSON values.
-2. Write `panels/<name>.js` beside it with `export function create(el, api)`, which returns an object with
-   `update(data)`: it draws the payload into `el`.
-3. Add the class to `PANELS` below. (From outside of this package, call `register()` before the dashboard is shown.)
+1. Write `panels/<name>.py` with a subclass of `Panel`: a name, a title, and a `payload()` that returns JSON values.
+2. Write `panels/<name>.js` beside it with `export function create(el, api)`. This function returns an object with a
+   method `update(data)`, which draws the payload into `el`.
+3. Add the class to `PANELS` below. (From outside this package, call `register()` before the dashboard is created.)
 
-The dashboard sends a payload whenever it differs from the last one. It takes care of the heading, of folding, of views
-that are opened later, and of reloaded pages. tests/browser/sample_rate.py is a complete example.
+The dashboard sends a payload whenever it differs from the last one. It handles the heading, folding, views that are
+opened later, and reloaded pages. tests/browser/sample_rate.py is a complete example.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from nbloader.dashboard.panels.workers import Workers
 __all__ = ["PANELS", "Frame", "Panel", "Reply", "register"]
 
 PANELS: list[type[Panel]] = [Summary, Controls, Path, Timeline, Lines, Workers, Plots, Samples, Events]
-"""From top to bottom."""
+"""Classes of the panels, from top to bottom."""
 
 
 def register(panel: type[Panel]) -> None:
-    """Add a panel below the others, to the dashboards that are created from now on.
+    """Add a panel below the others in all dashboards that are created later.
 
-    Registering a class of the same name again, as by running a notebook cell twice, replaces the first.
+    A class with the name of a registered panel replaces that panel, for example if a notebook cell is run twice.
 
     Args:
-        panel: The class.
+        panel: The class of the panel.
 
     Raises:
         FileNotFoundError: There is no JavaScript module beside its Python module.

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Controls(Panel):
-    """Buttons and sliders. Clicks are commands (`dashboard/commands.py`), except for the trace."""
+    """Buttons and sliders. Clicks are sent as commands (`dashboard/commands.py`), except for the trace."""
 
     name = "controls"
 
     def payload(self, frame: Frame) -> dict[str, Any]:
-        """What the buttons depend on. A worker's `incarnation` changes when it is restarted."""
+        """Return the state of the buttons. A worker's `incarnation` changes when it is restarted."""
         tuning = frame.snapshot.tuning
         return {
             "state": frame.snapshot.state,
@@ -31,7 +31,7 @@ class Controls(Panel):
         }
 
     def respond(self, request: Mapping[str, Any], loader: LoaderControl) -> Reply | None:
-        """Give the trace of the recent batches as a file."""
+        """Return the trace of the recent batches as a file."""
         if request.get("name") != "trace":
             return None
         data = gzip.compress(Trace(loader.events.recent()).to_json().encode(), 6)

@@ -1,4 +1,4 @@
-"""The log of events: workers that started or died, failed samples, epochs, commands."""
+"""The event log: workers that started or died, failed samples, epochs, commands."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nbloader.events import BatchRecord
 from nbloader.report.eventlog import line_of
 
 LINES, STATIC_LINES = 300, 24
-"""Lines kept, and lines of the static form."""
+"""Number of lines that are kept, and number of lines in the static form."""
 
 
 class Events(Panel):
-    """A log that can be filtered; its lines are news."""
+    """A log that can be filtered. Its lines are sent as news."""
 
     name = "events"
     title = "Events"
@@ -25,11 +25,11 @@ class Events(Panel):
         self._lines: collections.deque[dict[str, Any]] = collections.deque(maxlen=LINES)
 
     def payload(self, frame: Frame) -> dict[str, Any]:  # noqa: ARG002 - everything is news
-        """How many lines the browser keeps."""
+        """Return how many lines the browser keeps."""
         return {"lines": LINES}
 
     def news(self, frame: Frame) -> list[Any]:
-        """Lines for the events of this frame."""
+        """Return lines for the events of this frame."""
         lines = []
         for event in frame.events:
             if not isinstance(event, BatchRecord):
@@ -39,11 +39,11 @@ class Events(Panel):
         return lines[-LINES:]
 
     def history(self) -> list[Any]:
-        """The lines kept."""
+        """Return the lines that are kept."""
         return list(self._lines)
 
     def html(self, payload: Any) -> str:  # noqa: ARG002 - everything is news
-        """The last lines, newest first."""
+        """Return the last lines, newest first."""
         lines = list(self._lines)[-STATIC_LINES:]
         if not lines:
             return ""

@@ -1,4 +1,4 @@
-"""The lines of code that take the workers' time: a table, and a flame graph."""
+"""The lines of code that take the workers' time, as a table and a flame graph."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ COLUMNS = {
     "Line": "A line of your code; of a library where none of yours is on the stack",
     "Place": "Cell or file, and function",
 }
-"""Headings, and their tooltips."""
+"""Headings and their tooltips."""
 ROWS = 10
-"""Lines in the table."""
+"""Largest number of lines in the table."""
 BLOCKS, LEVELS = 100, 14
-"""Blocks and levels of the flame graph."""
+"""Largest number of blocks and of levels in the flame graph."""
 NARROWEST = 0.01
-"""Width of the narrowest block, as a share of the whole."""
+"""Width of the narrowest block, as a share of the graph."""
 HINT = (
     "Finds the lines of __getitem__, collate_fn and what they call that take the workers' time. Each busy worker is "
     "sampled up to 20 times a second, which takes less than 1 % of its time."
@@ -35,13 +35,13 @@ _SOURCE, _PLACE, _LABEL = 100, 80, 60
 
 
 class Lines(Panel):
-    """The hottest lines and a flame graph, after sampling was switched on."""
+    """The hottest lines and a flame graph, once sampling has been switched on."""
 
     name = "lines"
     title = "Lines of code"
 
     def payload(self, frame: Frame) -> dict[str, Any]:
-        """Table and blocks; without samples neither."""
+        """Return the table and the blocks; both are empty without samples."""
         hot = frame.lines
         blocks = flame_blocks(hot)
         return {
@@ -56,7 +56,7 @@ class Lines(Panel):
         }
 
     def html(self, payload: dict[str, Any]) -> str:
-        """The table."""
+        """Return the table."""
         if not payload["rows"]:
             return ""
         head = "".join(f'<th scope="col" title="{escape(tip)}">{name}</th>' for name, tip in COLUMNS.items())
@@ -97,14 +97,14 @@ def _row(line: HotLine) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A line in the flame graph, above what it calls."""
+    """A line of code in the flame graph, drawn above the lines that it calls."""
 
     left: float
-    """Percent of the whole."""
+    """Left end, in percent of the graph."""
     width: float
-    """Percent of the whole."""
+    """Width, in percent of the graph."""
     level: int
-    """0 for what nbloader calls."""
+    """Depth in the stack; 0 for the lines that nbloader calls."""
     computing: int
     """Percent of the block's samples in which the worker computed."""
     label: str
@@ -123,7 +123,7 @@ class _Node:
 
 
 def flame_blocks(hot: HotLines) -> list[Block]:
-    """The blocks of a flame graph: the widest ones, each below the line that calls it."""
+    """Build the blocks of a flame graph: the widest calls of each line, below the block of that line."""
     root = _Node()
     for stack, computing, waiting in hot.stacks:
         node = root
@@ -139,7 +139,7 @@ def flame_blocks(hot: HotLines) -> list[Block]:
 
 
 def _draw_calls(blocks: list[Block], node: _Node, left: float, level: int, samples: float) -> list[tuple[float, _Node]]:
-    """Add the blocks of what a line calls, the widest first. Returns their positions."""
+    """Add blocks for the lines that a line calls, the widest first. Returns their positions."""
     placed = []
     for line, called in sorted(node.calls.items(), key=lambda item: (-item[1].samples, item[0])):
         share = called.samples / samples if samples else 0.0
@@ -158,7 +158,7 @@ def _draw_calls(blocks: list[Block], node: _Node, left: float, level: int, sampl
 
 
 def _label(line: CodeLine) -> str:
-    """The text of a line of the user; of a library, the name of its function."""
+    """The text of a line of user code; for a line of a library, the name of its function."""
     text = "" if line.file == STAGE_FILE or is_library(line.file) else source_line(line.file, line.line)
     return clean(text or line.function, _LABEL)
 

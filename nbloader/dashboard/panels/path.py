@@ -1,4 +1,4 @@
-"""The path of a batch as boxes with numbered batches in them."""
+"""The path of a batch through the loader, drawn as boxes that contain numbered batches."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot, WorkerStats
 
 TOKENS = 18
-"""Batches drawn in one box, fewer if their numbers are long; of the others only the count is shown."""
+"""Largest number of batches drawn in a box, fewer if their numbers are long. The others are only counted."""
 ROWS = 8
-"""Up to so many workers get a row each with their queue; beyond that each is a cell with its current batch."""
+"""Up to this many workers have a row each, with their queue. If there are more, each is a cell with its batch."""
 CELLS, STATIC_CELLS = 256, 64
-"""Workers drawn at most, in the live and in the static form."""
+"""Largest number of workers that are drawn, in the live form and in the static form."""
 CALM = 25.0
-"""Batches per second up to which batches glide from box to box; no eye follows more."""
+"""Below this many batches per second, batches glide from box to box. The eye cannot follow more."""
 _DIGITS = 16
-"""Digits of batch numbers that fit into a worker's row."""
+"""Number of digits of batch numbers that fit into a worker's row."""
 _FULL = 0.75
 SHORT_WAIT_S, SHORT_WAITS = 0.25, 0.1
-"""A wait of the loop is no alarm if it is shorter, and if the loop waits for less than this share of its time."""
+"""A wait of the loop raises no alarm if it is shorter than this (seconds) and the loop waits less than this share."""
 
 Mark = Literal["", "empty", "full", "waiting", "stuck"]
 
@@ -39,18 +39,18 @@ class Box:
     id: str
     title: str
     tokens: Sequence[int] = ()
-    """Numbers of the batches drawn in it."""
+    """Numbers of the batches that are drawn in the box."""
     more: int = 0
-    """Batches in it that are not drawn."""
+    """Number of batches in the box that are not drawn."""
     note: str = ""
     mark: Mark = ""
-    """Highlights the box; `alarm` says why."""
+    """How the box is highlighted; `alarm` gives the reason."""
     alarm: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCell:
-    """A worker in the box "workers"."""
+    """A worker in the box `workers`."""
 
     id: int
     state: str
@@ -63,31 +63,31 @@ class WorkerCell:
 
 @dataclass(frozen=True, slots=True)
 class PathDescription:
-    """What is drawn, by the live view and by the static one."""
+    """Description of the path, which both the live and the static form draw."""
 
     boxes: tuple[Box, ...]
-    """In the order of the path."""
+    """The boxes in the order of the path."""
     workers: tuple[WorkerCell, ...] = ()
     compact: bool = False
-    """Workers are drawn as a grid of cells."""
+    """Whether workers are drawn as a grid of cells."""
     wanted: int | None = None
     """The batch that the loop is waiting for."""
     animate: bool = False
-    """Batches are slow enough to follow."""
+    """Whether batches are animated, because they are slow enough to follow."""
 
 
 class Path(Panel):
-    """The path of a batch."""
+    """The path of a batch through the loader."""
 
     name = "path"
     title = "Path of a batch"
 
     def payload(self, frame: Frame) -> dict[str, Any]:
-        """A `PathDescription`."""
+        """Return a `PathDescription` as a dict."""
         return dataclasses.asdict(describe(frame.snapshot))
 
     def html(self, payload: dict[str, Any]) -> str:
-        """The same boxes as in the live view, at rest."""
+        """Return the same boxes as the live view, without animation."""
         boxes = "".join(_box_html(box, payload) for box in payload["boxes"])
         return section(self.title, f'<div class="nbl-path">{boxes}</div>')
 
@@ -134,7 +134,7 @@ def _workers(s: Snapshot) -> Box:
         alarm = f"worker {stuck[0]} is stuck" if len(stuck) == 1 else f"{len(stuck)} workers are stuck"
         return _box("workers", title, note=note, mark="stuck", alarm=alarm)
     busy = any(w.batch is not None for w in s.workers)
-    # with a full buffer workers are idle, as they should be
+    # if the buffer is full, workers should be idle
     if s.state == "running" and not busy and not _is_full(s) and _waits_notably(s):
         return _box("workers", title, note=note, mark="empty", alarm="all idle")
     return _box("workers", title, note=note)
@@ -174,7 +174,7 @@ def _reorder(s: Snapshot, early: list[int]) -> Box:
     text = f"{plural(s.reordering, 'batch')} behind {missing}{who}"
     if producer is not None and producer.stuck:
         return _box("reorder", "Reorder buffer", early, count=s.reordering, mark="waiting", alarm=text)
-    return _box("reorder", "Reorder buffer", early, count=s.reordering, note=text)  # which is what the buffer is for
+    return _box("reorder", "Reorder buffer", early, count=s.reordering, note=text)  # as intended, so no alarm
 
 
 def _ready(s: Snapshot, ready: list[int]) -> Box:
@@ -189,7 +189,7 @@ def _ready(s: Snapshot, ready: list[int]) -> Box:
 
 
 def _waits_notably(s: Snapshot) -> bool:
-    """The loop waits now, and this is not just the moment between two batches of a loop that hardly waits."""
+    """Whether the loop waits now, and not just for a moment between two batches of a loop that hardly waits."""
     return s.waiting is not None and (s.waiting >= SHORT_WAIT_S or s.wait_share >= SHORT_WAITS)
 
 
@@ -201,12 +201,12 @@ def _slowest_after(s: Snapshot) -> str:
 
 
 def _is_full(s: Snapshot) -> bool:
-    starved = s.waiting is not None and s.cause != "upload"  # for a moment only: the loop is being woken up
+    starved = s.waiting is not None and s.cause != "upload"  # only for a moment, until the loop wakes up
     return bool(s.window) and s.ready >= max(1, _FULL * s.window) and not starved
 
 
 def _device(s: Snapshot) -> tuple[Box, ...]:
-    """The stages between the buffer and the loop that are in use."""
+    """The boxes between the buffer and the loop: pinning and upload, if they are in use."""
     pinned, sent = "pinned memory", clean(s.device, 24)
     if s.uploads is not None:
         pinned = "in place" if s.uploads.ways[0].memory == "registered" else f"copy, {duration(s.uploads.pin / 1e3)}"

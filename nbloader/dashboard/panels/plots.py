@@ -1,7 +1,7 @@
-"""The plots over time and the histogram of production times, which `dashboard/charts.py` describes.
+"""Plots over time and the histogram of production times, which `dashboard/charts.py` describes.
 
-The live view draws them with Bokeh in the browser (plots.js feeds documents that `dashboard/figures.py` builds), the
-static form as SVG.
+The live view draws them with Bokeh in the browser: plots.js adds the values to documents that `dashboard/figures.py`
+builds. The static form draws them as SVG.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 
 STATIC_POINTS = 110
-"""Points of each line in the static form."""
+"""Approximate number of points of each line in the static form."""
 
 
 class Plots(Panel):
-    """Bokeh plots, drawn when the panel is unfolded for the first time. Points are news."""
+    """Bokeh plots, drawn when the panel is unfolded for the first time. Points are sent as news."""
 
     name = "plots"
     title = "Plots over time"
@@ -58,7 +58,7 @@ class Plots(Panel):
         self._x, self._y = Axis(0, SECONDS_AT_LEAST), dict[str, list[Axis]]()
 
     def news(self, frame: Frame) -> list[Any]:
-        """Points of this frame, as columns."""
+        """Return the new points of this frame, as columns."""
         self._points = frame.points
         start = bisect.bisect_right(frame.points, self._sent_until, key=lambda p: p.time)
         points = frame.points[start:]
@@ -68,11 +68,11 @@ class Plots(Panel):
         return [columns_of(points)]
 
     def history(self) -> list[Any]:
-        """All points, as columns."""
+        """Return all points, as columns."""
         return [columns_of(self._points)] if self._points else []
 
     def payload(self, frame: Frame) -> dict[str, Any]:
-        """Axes and legends, and the histogram."""
+        """Return the axes, the legends, and the histogram."""
         device = bool(frame.snapshot.pinned or frame.snapshot.device)
         if self._new or device != self._device:
             self._new, self._device = False, device
@@ -87,20 +87,20 @@ class Plots(Panel):
         }
 
     def respond(self, request: Mapping[str, Any], loader: LoaderControl) -> Reply | None:  # noqa: ARG002 - it is not asked
-        """Give the Bokeh documents to draw with. The first time, Bokeh is imported."""
+        """Return the Bokeh documents to draw with. The first call imports Bokeh."""
         if request.get("name") != "figures":
             return None
         return Reply(documents(device=self._device))
 
     def html(self, payload: dict[str, Any]) -> str:
-        """The charts as SVG."""
+        """Return the charts as SVG."""
         columns = columns_of(self._points)
         charts = "".join(_chart_html(chart, columns, payload) for chart in charts_of(device=self._device))
         return section(self.title, f'<div class="nbl-charts">{charts}{_bars_html(payload["bars"])}</div>')
 
 
 def documents(*, device: bool) -> dict[str, Any]:
-    """The Bokeh documents to draw with, and the captions, as JSON values.
+    """Build the Bokeh documents to draw with and their captions, as JSON values.
 
     Args:
         device: Whether batches are pinned or uploaded.

@@ -1,4 +1,4 @@
-"""The slowest samples, and those that failed."""
+"""The slowest samples and the failed samples."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot
 
 FAILED = 20
-"""Failed samples listed, each once."""
+"""Largest number of failed samples in the list; each sample is listed once per error."""
 STATIC = 10
-"""Samples per list in the static form."""
+"""Largest number of samples per list in the static form."""
 TITLES = {"slowest": "Slowest of the last three epochs", "failed": "Failed"}
 _INDEX_LIMIT, _ERROR_LIMIT = 200, 160
 
@@ -28,12 +28,12 @@ class Samples(Panel):
     unfolded = False
 
     def payload(self, frame: Frame) -> dict[str, Any]:
-        """Both lists, most important first."""
+        """Return both lists, each with the most important samples first."""
         s = frame.snapshot
         return {"lists": _lists(s), "failures": s.skipped + s.replaced}
 
     def html(self, payload: dict[str, Any]) -> str:
-        """Both lists without buttons."""
+        """Return both lists without buttons."""
         columns = "".join(
             f'<div><div class="nbl-box-title">{escape(part["title"])}</div><ul class="nbl-samples">'
             f"{''.join(map(_item_html, part['samples'][:STATIC]))}</ul></div>"
@@ -47,7 +47,7 @@ def _lists(s: Snapshot) -> list[dict[str, Any]]:
     slowest = [
         _sample(x.index, duration(x.seconds), f"batch {x.batch} of epoch {x.epoch}", x.worker) for x in s.slowest
     ]
-    again: dict[tuple[str, str], list[SampleFailed]] = {}  # by index and error: in each epoch it fails the same way
+    again: dict[tuple[str, str], list[SampleFailed]] = {}  # by index and error: they recur in each epoch
     for event in reversed(s.failed_samples):
         again.setdefault((clean(event.sample, _INDEX_LIMIT), clean(event.error, _ERROR_LIMIT)), []).append(event)
     failed = [
@@ -62,10 +62,10 @@ def _lists(s: Snapshot) -> list[dict[str, Any]]:
 
 
 def _where_failed(events: list[SampleFailed]) -> str:
-    """Where a sample has failed last, and how often.
+    """Describe where a sample failed last, and how often.
 
     Args:
-        events: The newest first.
+        events: Its failures, newest first.
     """
     last = f"batch {events[0].index}, {events[0].done}"
     return last if len(events) == 1 else f"{len(events)} times, last in {last}"
@@ -73,7 +73,7 @@ def _where_failed(events: list[SampleFailed]) -> str:
 
 def _sample(index: object, what: str, where: str, worker: int) -> dict[str, Any]:
     who = "this process" if worker < 0 else f"worker {worker}"
-    number = index if type(index) is int else None  # others, such as keys, have no place in the explorer
+    number = index if type(index) is int else None  # the explorer cannot open other types, such as keys
     return {"index": clean(index, _INDEX_LIMIT), "number": number, "what": what, "where": f"{where}, {who}"}
 
 

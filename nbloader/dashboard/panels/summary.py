@@ -1,4 +1,4 @@
-"""The top of the dashboard: the verdict, the progress of the epoch, four figures, and the cache of samples."""
+"""The top of the dashboard: the verdict, the progress of the epoch, four figures, and the sample cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot
 
 SHORT_WAIT_S = 0.25
-"""Waits of the loop that are shorter are not named: a number that nobody can follow."""
+"""Shorter waits of the loop, in seconds, are not shown: they change too fast to be read."""
 NONE = "\N{EN DASH}"
 
 
@@ -24,7 +24,7 @@ class Summary(Panel):
     name = "summary"
 
     def payload(self, frame: Frame) -> dict[str, Any]:
-        """Texts. While the `topic` of the verdict stays the same, the browser updates the sentence less often."""
+        """Return the texts. While the `topic` stays the same, the browser updates the sentence less often."""
         s = frame.snapshot
         stuck = ",".join(str(w.worker) for w in s.workers if w.stuck)
         return {
@@ -40,7 +40,7 @@ class Summary(Panel):
         }
 
     def html(self, payload: dict[str, Any]) -> str:
-        """The same elements as in the live view."""
+        """Return the same elements as the live view."""
         progress = payload["progress"]
         return (
             f'<div class="nbl-head"><p class="nbl-verdict">{escape(payload["verdict"])}</p>'
@@ -54,7 +54,7 @@ class Summary(Panel):
 
 
 def _sentence(s: Snapshot) -> str:
-    """The verdict, without the statements for which there are buttons."""
+    """The verdict without the statements that have buttons."""
     text = s.verdict
     for suggestion in s.outlook.suggestions:
         text = text.replace(f": {suggestion.call}", "")
@@ -96,7 +96,7 @@ TIPS = {
 
 
 def _span(s: Snapshot) -> str:
-    """The time over which rates and shares are shown: that of the sentence."""
+    """The time over which rates and shares are shown: the same as in the sentence."""
     if _ended(s):
         return "whole epoch"
     return f"last {duration(s.rate_seconds)}" if s.rate_seconds else "epoch so far"
@@ -160,10 +160,10 @@ def _tile(label: str, value: str, unit: str = "", note: str = "", *, span: str =
     Args:
         label: Its name.
         value: The figure.
-        unit: Of the figure.
-        note: Text below it.
-        span: The time over which the figure was measured; "" where it is one of this moment. The browser updates such a
-            tile together with the sentence, so that their numbers agree.
+        unit: Unit of the figure.
+        note: Text below the figure.
+        span: The time over which the figure was measured; "" if it is the present value. The browser updates a tile
+            with a span together with the sentence, so that their numbers agree.
     """
     name = f"{label}, {span}" if span else label
     return {"label": name, "value": value, "unit": unit, "note": note, "tip": TIPS[label], "calm": bool(span)}

@@ -1,4 +1,4 @@
-"""The timeline of the last seconds: which lane did what, and when. `report/timeline.py` describes it."""
+"""Timeline of the last seconds: what each lane did, and when. `report/timeline.py` creates the rows."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from nbloader.report.timeline import Row
 
 SECONDS, KEPT_SECONDS = 30, 120
-"""What the timeline shows of a running epoch, and of one that has ended, at most."""
+"""Longest time that the timeline shows of a running epoch, and of an epoch that has ended, seconds."""
 PAUSES, PAUSES_NS = 40, 120 * 10**9
-"""Pauses drawn at most, the last ones, and how far back, ns."""
+"""Largest number of pauses that are drawn, the last ones, and how far back they may be, ns."""
 RUNS = 256
-"""Iterators whose epochs are known."""
+"""Number of iterators whose epochs are remembered."""
 BLOCKS = 400
-"""Bars of the static form at most, about 45 bytes each; neighbours are joined until there are no more."""
+"""Largest number of bars in the static form, about 45 bytes each. Neighbours are merged to stay below it."""
 LANES = 65
-"""Lanes of the static form at most."""
+"""Largest number of lanes in the static form."""
 _WIDTH, _GUTTER, _AXIS, _TOP = 1000, 84, 16, 4
 _LEAST = 0.4
 """Width of the narrowest bar, pixels."""
 
 
 class Timeline(Panel):
-    """A canvas that can be zoomed and moved. Its rows are news."""
+    """A canvas that can be zoomed and moved. Its rows are sent as news."""
 
     name = "timeline"
     title = "Timeline"
@@ -42,14 +42,14 @@ class Timeline(Panel):
         self._timeline = description.Timeline()
         self._frame: Frame | None = None
         self._epochs: dict[int, int] = {}
-        """The epochs of the last iterators, by their numbers."""
+        """The epoch of each of the last iterators, by the number of the iterator."""
         self._newest: EpochStarted | None = None
         self._ended: EpochEnded | None = None
-        """The end of the newest epoch."""
+        """The end of the newest epoch; None while it runs."""
         self._losses = False
 
     def news(self, frame: Frame) -> list[Any]:
-        """Rows for the batches of this frame."""
+        """Return rows for the batches of this frame."""
         self._frame = frame
         for event in frame.events:
             self._timeline.pauses.note(event)
@@ -69,11 +69,11 @@ class Timeline(Panel):
         return [self._row_json(row, frame) for row in rows]
 
     def history(self) -> list[Any]:
-        """The rows kept."""
+        """Return the rows that are kept."""
         return [] if self._frame is None else [self._row_json(row, self._frame) for row in self._timeline.rows]
 
     def _row_json(self, row: Row, frame: Frame) -> dict[str, Any]:
-        """Blocks are `[kind, begin, end]`, times in ms, the end null while a block lasts."""
+        """Convert a row to JSON. Blocks are `[kind, begin, end]`, times in ms; the end is null while a block lasts."""
         entry: dict[str, Any] = {
             "lane": row.lane.label,
             "key": f"{row.run}/{row.batch}/{row.lost}",
@@ -87,7 +87,7 @@ class Timeline(Panel):
         return entry
 
     def payload(self, frame: Frame) -> dict[str, Any]:
-        """Legend, lanes, pauses, and the blocks that have begun and not ended."""
+        """Return the legend, the lanes, the pauses, and the blocks that have begun but not ended."""
         s = frame.snapshot
         device = bool(s.pinned or s.device)
         nodes = {w.worker: w.node for w in s.workers if w.node}
@@ -111,13 +111,13 @@ class Timeline(Panel):
         }
 
     def _epoch_span(self, frame: Frame) -> list[float | None] | None:
-        """When the newest epoch began and ended, ms; None before the first, and for the end while it runs."""
+        """Begin and end of the newest epoch, ms. None before the first epoch; the end is None while the epoch runs."""
         if self._newest is None:
             return None
         return [frame.ms(self._newest.time), None if self._ended is None else frame.ms(self._ended.time)]
 
     def html(self, payload: dict[str, Any]) -> str:
-        """The last seconds as SVG."""
+        """Return the last seconds as SVG."""
         drawn = svg(self._timeline.rows, 0 if self._newest is None else self._newest.time)
         keys = "".join(
             f'<span class="nbl-key" style="--nbl-key:{kind["color"]}">{kind["label"]}</span>'
@@ -127,11 +127,11 @@ class Timeline(Panel):
 
 
 def _lane_labels(lanes: Sequence[Lane], nodes: Mapping[int, str]) -> list[str]:
-    """The lanes from top to bottom; those of workers on other machines below the name of their machine.
+    """Label the lanes from top to bottom. Workers on other machines are below the name of their machine.
 
     Args:
         lanes: The lanes.
-        nodes: The machine of each worker that runs on another one.
+        nodes: The machine of each worker that runs on another machine.
     """
 
     def node_of(lane: Lane) -> str:
@@ -148,7 +148,7 @@ def _lane_labels(lanes: Sequence[Lane], nodes: Mapping[int, str]) -> list[str]:
 
 
 def _open_blocks(s: Snapshot, frame: Frame) -> Iterator[dict[str, Any]]:
-    """What workers and the loop have begun and not ended."""
+    """The blocks that the workers and the loop have begun but not ended."""
 
     def since(seconds: float) -> float:
         return round(frame.ms(frame.now) - 1e3 * seconds, 1)
@@ -171,7 +171,7 @@ def _open_blocks(s: Snapshot, frame: Frame) -> Iterator[dict[str, Any]]:
 
 
 class _Area(NamedTuple):
-    """Where a static timeline draws, and at what scale."""
+    """Layout and scale of a static timeline."""
 
     begin: int
     """Left end, perf_counter ns."""
@@ -184,7 +184,7 @@ class _Area(NamedTuple):
 
 
 class _Band(NamedTuple):
-    """The body of a lane, or the strip below it."""
+    """The body of a lane, or the thin strip below it."""
 
     top: int
     below: bool
@@ -199,14 +199,14 @@ class _Bar(NamedTuple):
 
 
 def svg(rows: Iterable[Row], epoch: int = 0) -> str:
-    """Draw the newest epoch of a timeline, its last two minutes at most, as SVG of bounded size.
+    """Draw the newest epoch of a timeline, or its last two minutes, as SVG of bounded size.
 
     Args:
-        rows: Of a `report.timeline.Timeline`.
-        epoch: When the epoch began, perf_counter ns; 0 where unknown.
+        rows: The rows of a `report.timeline.Timeline`.
+        epoch: When the epoch began, perf_counter ns; 0 if unknown.
 
     Returns:
-        An `svg` element; "" if no batch was delivered yet.
+        An `svg` element; "" if there is nothing to draw yet.
     """
     rows = list(rows)
     end = max((row.end for row in rows), default=0)
@@ -256,7 +256,7 @@ def _bands(rows: Iterable[Row], area: _Area) -> dict[_Band, list[_Bar]]:
 
 
 def _joined(bars: Iterable[_Bar], size: float) -> Iterator[_Bar]:
-    """Put neighbours together until they are `size` pixels wide; each kind keeps its share of the width."""
+    """Merge neighbours until they are `size` pixels wide. Each kind keeps its share of the width."""
     group: list[_Bar] = []
     for bar in bars:
         if group and (group[-1].right - group[0].left >= size or bar.left - group[-1].right > size):
@@ -280,7 +280,7 @@ def _merged(group: Sequence[_Bar]) -> Iterator[_Bar]:
 
 
 def _path(kind: str, bars: Mapping[_Band, Iterable[_Bar]], height: int) -> str:
-    """All bars of a kind as one path."""
+    """Draw all bars of a kind as one path."""
     pieces = []
     for band, own in bars.items():
         deep, y = (height * 0.22, band.top + height * 0.72) if band.below else (height * 0.62, band.top + 1.0)

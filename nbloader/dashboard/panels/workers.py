@@ -28,9 +28,9 @@ COLUMNS = {
     "Private + shared": "Memory of its process alone, and memory that it shares with others",
     "Restarts": "How often it was replaced",
 }
-"""Headings, and their tooltips; in the live view a column of buttons follows."""
+"""Headings and their tooltips. The live view adds a column of buttons."""
 STATIC_ROWS = 64
-"""Workers listed in the static form."""
+"""Largest number of workers in the static form."""
 STACK_LINES = 200
 _INDEX_LIMIT = 40
 _NODE_LIMIT = 60
@@ -43,11 +43,11 @@ _BUSY = ("fetching", "collating", "sending")
 class _Cell:
     text: str
     order: float | str
-    """What the column is sorted by."""
+    """Value by which the column is sorted."""
 
 
 class Workers(Panel):
-    """One row per worker. Rows are news: only those that changed are sent."""
+    """A table with one row per worker. Rows are sent as news: only the rows that changed."""
 
     name = "workers"
     title = "Workers"
@@ -56,7 +56,7 @@ class Workers(Panel):
         self._rows: dict[int, dict[str, Any]] = {}
 
     def payload(self, frame: Frame) -> dict[str, Any]:
-        """Everything but the rows."""
+        """Return everything except the rows."""
         s = frame.snapshot
         return {
             "columns": [*COLUMNS.items()],
@@ -68,17 +68,17 @@ class Workers(Panel):
         }
 
     def news(self, frame: Frame) -> list[Any]:
-        """Rows that are new or changed."""
+        """Return the rows that are new or changed."""
         before = self._rows
         self._rows = {w.worker: _row(w, frame.snapshot) for w in frame.snapshot.workers}
         return [row for worker, row in self._rows.items() if before.get(worker) != row]
 
     def history(self) -> list[Any]:
-        """All rows."""
+        """Return all rows."""
         return list(self._rows.values())
 
     def respond(self, request: Mapping[str, Any], loader: LoaderControl) -> Reply | None:
-        """Give the stack of a worker."""
+        """Return the stack of a worker."""
         if request.get("name") != "stack":
             return None
         worker = request.get("worker")
@@ -90,7 +90,7 @@ class Workers(Panel):
         return Reply({"worker": worker, "stack": "\n".join(lines)})
 
     def html(self, payload: dict[str, Any]) -> str:
-        """The table without buttons."""
+        """Return the table without buttons."""
         rows = []
         node = ""
         for row in sorted(self._rows.values(), key=lambda row: (row.get("node", ""), row["id"]))[:STATIC_ROWS]:
@@ -112,12 +112,12 @@ class Workers(Panel):
 
 
 def state_word(w: WorkerStats, s: Snapshot) -> str:
-    """A worker's state in a word."""
+    """Name a worker's state, usually in one word."""
     return "stuck" if w.stuck else "discarding" if w.left else state_of(w, s)
 
 
 def look_of(state: str) -> str:
-    """The CSS class of a state."""
+    """Return the CSS class of a state."""
     return "nbl-busy" if state in _BUSY else f"nbl-{state.replace(' ', '-')}"
 
 
@@ -159,7 +159,7 @@ def _nodes(s: Snapshot) -> dict[str, str]:
 
 
 def _cells(w: WorkerStats, state: str, *, running: bool) -> tuple[_Cell, ...]:
-    """In the order of `COLUMNS`."""
+    """The cells of a row, in the order of `COLUMNS`."""
     memory = w.private if w.private is not None else w.rss
     return (
         _Cell(_name(w), w.worker),
@@ -192,7 +192,7 @@ def _current(w: WorkerStats) -> str:
 
 
 def _memory(w: WorkerStats) -> str:
-    """Private and shared memory; the resident size if these are not known."""
+    """Private and shared memory; the resident size if these are unknown."""
     if w.private is None or w.shared is None:
         return _NONE if w.rss is None else megabytes(round(w.rss, -6))
     return f"{round(w.private / 1e6):,} + {round(w.shared / 1e6):,} MB"
