@@ -102,8 +102,8 @@ _task_seed: contextvars.ContextVar[TaskSeed | None] = contextvars.ContextVar("nb
 def seed_task(*numbers: int) -> None:
     """Seed the random numbers of this asyncio task, and of the tasks created in its context afterwards.
 
-    This takes effect only on threads whose generators are `TaskGenerators`. Nothing is computed before the first number is
-    drawn.
+    This takes effect only on threads whose generators are `TaskGenerators`. Nothing is computed before the first number
+    is drawn.
 
     Args:
         numbers: See `TaskSeed`.
@@ -298,7 +298,7 @@ def _python_words(seed: int) -> list[tuple[int, ...]]:
 
 
 def _numpy_words(seed: int) -> list[bytes]:
-    """Return the state words of a new `np.random.RandomState(seed)`: before the first draw, and after up to 624 draws."""
+    """Return the state words of a new `np.random.RandomState(seed)`, before the first draw and after up to 624 draws."""
     generator = np.random.MT19937()
     generator._legacy_seeding(seed)
     words = [generator.state["state"]["key"].tobytes()]
@@ -333,7 +333,7 @@ def _memory_at(address: int) -> memoryview:
 
 
 class _PythonMemory:
-    """Accesses the memory of the generator behind the functions of `random`: copies its state in 0.2 us instead of 10 us.
+    """Accesses the memory of the generator behind the functions of `random`, to copy its state in 0.2 us, not 10 us.
 
     `getstate` and `setstate` convert 625 words one by one. In CPython the words are stored in the generator object,
     right after the object header. This layout is checked once; if it differs, those functions are used.
@@ -364,7 +364,7 @@ class _PythonMemory:
 
 
 _NumpyState: TypeAlias = "tuple[Any, Any, Any, memoryview | None, memoryview | None]"
-"""The generator, its state, the cached normal number, and the memory of the latter two: None if the layout is unknown."""
+"""The generator, its state, the cached normal number, and the memory of the latter two; None if it is not known."""
 
 
 class _NumpyMemory:
@@ -380,7 +380,7 @@ class _NumpyMemory:
         self._known: tuple[Any, memoryview | None, memoryview | None] = (None, None, None)
 
     def _memory_of(self, generator: Any) -> tuple[memoryview | None, memoryview | None]:
-        """Return the memory of the global generator and of the cached normal number; None, None if the layout is unknown."""
+        """Return the memory of the global generator and of the cached normal number; None if the layout is not known."""
         known, memory, gauss = self._known
         if known is not generator:
             memory = gauss = None

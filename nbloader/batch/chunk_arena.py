@@ -256,7 +256,7 @@ class SegmentArena:
         return builder(layout, self._output, shared=type(memory) is not bytearray)(memory, extras)
 
     def give_back(self) -> None:
-        """Return the arena after all chunks have arrived and will not be read. If it was read, its reader returns it."""
+        """Return the arena if all chunks have arrived and none will be read. If it was read, its reader returns it."""
         if self._commit():
             self._writer.reader.discard(self.block.number)
 
@@ -322,7 +322,7 @@ class ArenaAllocator:
         return SegmentArena(self.writer, block, self._layout, size, self.output)
 
     def slot(self, chunk: Task, worker: int) -> tuple[ChunkSlot, ArenaLayout] | None:
-        """Return the slot and the layout of a chunk that is being dispatched; None if the chunk must be sent separately.
+        """Return the slot and the layout of a chunk that is dispatched now; None if the chunk must be sent separately.
 
         Args:
             chunk: The chunk.

@@ -361,7 +361,7 @@ def _tensor_column(torch: Any, tensor: Any, rows: Any, output: str) -> Column:
 
 
 def _hugging_face(dataset: Any, indices: list[int], output: str) -> Selection | list[Any]:
-    """Read rows of a Hugging Face dataset, all columns at once. Returns samples if a column is neither array nor text."""
+    """Read rows of a Hugging Face dataset, all columns at once; as samples if a column is neither array nor text."""
     size = len(indices)
     try:
         columns = dataset[indices]

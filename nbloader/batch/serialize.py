@@ -78,7 +78,7 @@ class DeviceTensorError(TypeError):
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Like cloudpickle's, but reduces dense tensors to their memory: ten times as fast, no copy of out-of-band buffers."""
+    """Like cloudpickle's, but reduces dense tensors to their memory: ten times as fast, without copying buffers."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce a tensor to (memory, dtype, shape)."""

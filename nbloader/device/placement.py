@@ -13,23 +13,23 @@ class Devices(NamedTuple):
     """Where batches are placed."""
 
     single: Any
-    """One device for all batches; None for the CPU, and for a list of devices."""
+    """One device for all batches; None for the CPU, or if a list of devices was given."""
     several: list[Any]
     """A device for each batch of a step; empty for a single device."""
 
 
 def check_device(device: Any, output: str = "torch") -> Any:
-    """The device that `device=` names.
+    """Return the device that `device=` names.
 
     Args:
-        device: The user's argument; or a `transfer.Accelerator`, which is returned as it is.
-        output: What arrays become, "torch" or "numpy".
+        device: The user's argument, or a `transfer.Accelerator`, which is returned unchanged.
+        output: What arrays are converted to, "torch" or "numpy".
 
     Returns:
         None for the CPU, an accelerator, or a `torch.device` with its index.
 
     Raises:
-        ValueError: It names no device, or `output` is "numpy".
+        ValueError: `device` names no device, or `output` is "numpy".
         RuntimeError: This machine has no such device.
         ModuleNotFoundError: torch is not installed.
     """
@@ -66,11 +66,11 @@ def check_device(device: Any, output: str = "torch") -> Any:
 
 
 def check_devices(device: Any, output: str) -> Devices:
-    """The device, or the list of devices, that `device=` names.
+    """Return the device or the list of devices that `device=` names.
 
     Raises:
         RuntimeError: This machine has no such device.
-        ValueError: It names no device, or `output` is "numpy".
+        ValueError: `device` names no device, or `output` is "numpy".
     """
     if not isinstance(device, (list, tuple)):
         return Devices(check_device(device, output), [])
@@ -80,7 +80,7 @@ def check_devices(device: Any, output: str) -> Devices:
 
 
 def check_pin(pin_memory: bool) -> bool:
-    """Whether to pin batches. Without an accelerator it warns, as torch does, and returns False."""
+    """Return whether to pin batches. Without an accelerator, warns as torch does and returns False."""
     if not pin_memory:
         return False
     from nbloader._util import torch_api
@@ -95,15 +95,15 @@ def check_pin(pin_memory: bool) -> bool:
 
 
 def device_transfer(devices: list[Any], *, pin: bool, ahead: int) -> DeviceTransfer | None:
-    """The transfer of batches to these devices.
+    """Create the transfer of batches to these devices.
 
     Args:
         devices: Results of `check_device`, one for each batch of a step.
         pin: Whether to pin batches that stay on the host.
-        ahead: Batches per device that are uploaded before they are asked for.
+        ahead: Number of batches per device that are uploaded before the consumer asks for them.
 
     Returns:
-        None if batches stay as they are.
+        The transfer; None if batches stay where they are.
 
     Raises:
         ValueError: `ahead` is negative.

@@ -1,7 +1,7 @@
-"""Accelerators through torch: streams, events, and memory that is pinned in place. Not tested on a GPU.
+"""Accelerators, implemented with torch: streams, events, and memory that is pinned in place. Not tested on a GPU.
 
-The same code serves CUDA, ROCm (which torch calls cuda) and XPU, whose modules in torch have the same interface.
-Devices without streams (MPS) are copied to synchronously. `device.transfer` decides which batch is copied when.
+The same code serves CUDA, ROCm (which torch calls cuda) and XPU, whose modules in torch have the same interface. Copies
+to devices without streams (MPS) are synchronous. `device.transfer` decides when each batch is copied.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from nbloader.device.transfer import Copy, CopyTimes, Pinning
 _clock = time.perf_counter_ns
 
 PORTABLE = 1
-"""The flag cudaHostRegisterPortable: pinned for the contexts of all devices."""
+"""The flag cudaHostRegisterPortable: the memory is pinned for the contexts of all devices."""
 ANCHOR_NS = 10_000_000_000
-"""How long one comparison of the device's clock with the host's is used, ns: events give differences in float32."""
+"""How long, in ns, one comparison of the device's clock with the host's is used: events give differences in float32."""
 
 
 class _Anchor(NamedTuple):
-    """An event of the device, and when it completed by the host's clock."""
+    """An event of the device, and when it completed according to the host's clock."""
 
     event: Any
     time: int
@@ -32,7 +32,7 @@ class _Anchor(NamedTuple):
 
 
 class TorchAccelerator:
-    """A device of torch with streams. Not tested on a GPU.
+    """A torch device that has streams. Not tested on a GPU.
 
     Args:
         device: The device with its index, such as `torch.device("cuda", 0)`.
@@ -61,8 +61,8 @@ class TorchAccelerator:
     def can_upload_ahead(self, batch: Any) -> bool:
         """Whether the batch is copied on the side stream.
 
-        Types with their own method `to` are copied on the consumer's stream: which memory they use on the device is
-        unknown here, so it must not come from another stream.
+        Types that define their own method `to` are copied on the consumer's stream: it is unknown here which device
+        memory they use, so that memory must not come from another stream.
         """
         return self._side is not None and _only_tensors(batch)
 
@@ -81,11 +81,11 @@ class TorchAccelerator:
         self.module.synchronize(self.device)
 
     def event(self) -> Any:
-        """A new event that records its time."""
+        """Create an event that records its time."""
         return self.module.Event(**self._event_options)
 
     def anchor(self) -> _Anchor:
-        """A recent event whose time on the host is known."""
+        """Return a recent event whose time on the host is known."""
         now = _clock()
         if self._anchor is None or now - self._anchor.time > ANCHOR_NS:
             event = self.event()
@@ -115,7 +115,7 @@ def _runtime() -> Any:
 
 
 class _StreamCopy:
-    """A copy on a stream, with events before it, after it, and where the consumer's stream waits for it."""
+    """A copy on a stream, with events before it, after it, and at the point where the consumer's stream waits."""
 
     def __init__(self, accelerator: TorchAccelerator, batch: Any, memory: str, side: Any) -> None:
         self._accelerator = accelerator
@@ -208,7 +208,7 @@ class SynchronousAccelerator:
 
 
 class PinnedPool:
-    """torch's pool of pinned memory, from which the user uploads; not a device. Not tested on a GPU."""
+    """torch's pool of pinned memory, from which the user uploads batches; not a device. Not tested on a GPU."""
 
     name = ""
     pins = True
@@ -219,7 +219,7 @@ class PinnedPool:
         return False
 
     def copy(self, batch: Any, _mapping: Any) -> Copy:
-        """See `transfer.Accelerator`; device/transfer.py says why this copies."""
+        """See `transfer.Accelerator`; device/transfer.py explains why batches are copied."""
         return _SynchronousCopy(batch, _pin, "pin_memory", "copied")
 
     def memory(self) -> str:
@@ -266,7 +266,7 @@ class _SynchronousCopy:
 
 
 def _pin(leaf: Any) -> Any:
-    """As `torch.Tensor.pin_memory`, which returns pinned memory as it is; tensors of a device stay there."""
+    """Pin a leaf as `torch.Tensor.pin_memory` does; return pinned memory and tensors on a device unchanged."""
     return leaf.pin_memory() if not isinstance(leaf, torch.Tensor) or leaf.device.type == "cpu" else leaf
 
 

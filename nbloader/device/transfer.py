@@ -1,18 +1,19 @@
-"""Which batch is transferred to a device when, and when its host memory may be reused. Decides; touches no device.
+"""Decides when a batch is transferred to a device and when its host memory may be reused. Touches no device itself.
 
     reorder buffer -> DeviceLane.start_ahead() --.
                    -> DeviceLane.deliver() -------`-> Copy: pin, start ... done -> its segment is returned
                                                        `-> the consumer's work on the device waits for it
 
-A worker writes its next batch into a segment that was returned, so a batch's memory is held until the device says that
-its copy is done: a segment that is returned too early would silently corrupt data. Only `DeviceLane.deliver` waits for
-that, and only if more copies are in flight than allowed. There is no upload thread: when the consumer takes a batch,
-the copy of the next one is started if that is ready, and runs while the consumer works.
+A worker writes its next batch into a returned segment. So a batch's memory is held until the device reports that the
+copy is done: returning a segment too early would silently corrupt data. Only `DeviceLane.deliver` waits for a copy, and
+only if more copies are in flight than allowed. There is no upload thread: when the consumer takes a batch, the copy of
+the next batch is started if that batch is ready, and runs while the consumer works.
 
-Why `pin_memory=True` without a device copies batches to torch's pool of pinned memory: there the user uploads, on any
-stream, and may drop the batch at once. torch delays the reuse of pinned memory that it has allocated itself with an
-event on each stream that read it. It knows nothing of memory that was registered, and no event that could be recorded
-here covers an unknown stream. With `device=` the streams are ours, and the shared memory is used in place.
+Without a device, `pin_memory=True` copies batches to torch's pool of pinned memory. The reason is that the user then
+uploads the batch, on any stream, and may drop it right away. torch uses an event on each stream that read its own
+pinned memory to delay the reuse of that memory. It knows nothing about memory that was registered, and no event that
+could be recorded here covers an unknown stream. With `device=`, the streams are created here, and the shared memory is
+used in place.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ _clock = time.perf_counter_ns
 WAYS = ("registered", "copied", "pageable")
 """Kinds of host memory from which the device copies; see `events.Placed.memory`."""
 MAX_PENDING_RECORDS = 64
-"""Maximum number of records that wait for the device's times; older ones are published without."""
+"""Maximum number of records that wait for the device's times; older ones are published without these times."""
 
 
 class BatchKey(NamedTuple):
     """Identifies a batch of the loader."""
 
     run: int
-    """Number of its iterator."""
+    """Number of the iterator."""
     number: int
 
 
 class CopyTimes(NamedTuple):
-    """Times of a copy by the device, in the host's perf_counter ns; 0 where not known (yet)."""
+    """Times of a copy as measured by the device, in ns of the host's perf_counter; 0 if not known (yet)."""
 
     begin: int = 0
     end: int = 0
@@ -62,10 +63,10 @@ class Copy(Protocol):
     nbytes: int
     """Bytes that the device copies."""
     pinned: int
-    """When the batch lay in pinned memory, perf_counter ns; 0 if it does not."""
+    """When the batch was in pinned memory, in perf_counter ns; 0 if it is not pinned."""
 
     def start(self) -> None:
-        """Pin the batch, and enqueue the copy. After an error `done` covers the parts that were enqueued before it."""
+        """Pin the batch and enqueue the copy. After an error, `done` covers the parts that are already enqueued."""
         ...
 
     def done(self) -> bool:
@@ -73,11 +74,11 @@ class Copy(Protocol):
         ...
 
     def wait(self) -> None:
-        """Block until it is done."""
+        """Block until the copy is done."""
         ...
 
     def deliver(self) -> Any:
-        """The batch on the device, once. Work that the consumer enqueues from now on waits for the copy."""
+        """Return the batch on the device; called once. Work that the consumer enqueues later waits for the copy."""
         ...
 
     def times_known(self) -> bool:
@@ -85,7 +86,7 @@ class Copy(Protocol):
         ...
 
     def times(self) -> CopyTimes:
-        """When the device copied and needed the batch."""
+        """Return when the device copied the batch and when it needed the batch."""
         ...
 
 
@@ -98,32 +99,32 @@ class Accelerator(Protocol):
     pins: bool
     """Whether batches go through pinned memory."""
     out_of_memory: type[Exception]
-    """What `Copy.start` raises when the device's memory is full; can be constructed from a message."""
+    """The exception that `Copy.start` raises when the device's memory is full; it can be constructed from a message."""
 
     def can_upload_ahead(self, batch: Any) -> bool:
         """Whether this batch can be copied before the consumer asks for it."""
         ...
 
     def copy(self, batch: Any, mapping: Any) -> Copy:
-        """A copy of this batch, not started.
+        """Create the copy of a batch without starting it.
 
         Args:
             batch: The batch, as the workers produced it.
-            mapping: The whole segment in which it lies; None if it lies elsewhere.
+            mapping: The whole segment that contains the batch; None if the batch is not in a segment.
         """
         ...
 
     def memory(self) -> str:
-        """A phrase that says how much of the device's memory is free and who holds the rest."""
+        """Return a phrase that says how much of the device's memory is free and what holds the rest."""
         ...
 
 
 class TransferPayload(Protocol):
-    """What a transfer needs of a `BatchPayload`. It holds the batch's memory from `open()` until it is collected."""
+    """What a transfer needs from a `BatchPayload`. The payload holds the batch's memory from `open()` on."""
 
     @property
     def mapping(self) -> Any:
-        """Once it is open: the whole segment in which it lies; None if it lies elsewhere."""
+        """The whole segment that contains the opened batch; None if the batch is not in a segment."""
         ...
 
     def open(self) -> Any:
@@ -137,7 +138,7 @@ class Transfer(NamedTuple):
     payload: TransferPayload
     copy: Copy
     begin: int
-    """When it was started, perf_counter ns."""
+    """When the transfer was started, in perf_counter ns."""
 
 
 class DeviceBatch(NamedTuple):
@@ -146,16 +147,16 @@ class DeviceBatch(NamedTuple):
     batch: Any
     copy: Copy
     begin: int
-    """When its transfer was started, perf_counter ns."""
+    """When the transfer was started, in perf_counter ns."""
 
 
 class Pinning:
-    """Pins batches: in place as long as the system allows it, else by a copy.
+    """Pins batches: in place as long as the system allows it, otherwise by copying them.
 
     Args:
         way: The kind of memory to start with, one of `WAYS`.
-        register: Pins memory in place, given address and size in bytes; returns "" or why it failed.
-        unregister: Undoes that, given the address.
+        register: Pins memory in place, given its address and its size in bytes. Returns "" or the reason for a failure.
+        unregister: Unpins memory, given its address.
     """
 
     def __init__(self, way: str, register: Callable[[int, int], str], unregister: Callable[[int], object]) -> None:
@@ -165,10 +166,10 @@ class Pinning:
         self._registered: set[int] = set()
 
     def of(self, mapping: Any) -> str:
-        """The kind of memory for a batch in `mapping`, a ctypes array or None; registers a new mapping.
+        """Return the kind of memory for a batch in `mapping`, a ctypes array or None. Registers a new mapping.
 
         The mapping is unregistered just before it is unmapped: the callbacks of weak references run newest first, and
-        the one that unmaps is older.
+        the callback that unmaps is older.
         """
         if self.way != "registered":
             return self.way
@@ -197,32 +198,32 @@ class DeviceLane:
 
     Args:
         accelerator: The device.
-        ahead: Maximum number of batches whose transfer is started before they are asked for.
+        ahead: Maximum number of batches whose transfer is started before the consumer asks for them.
     """
 
     def __init__(self, accelerator: Accelerator, ahead: int) -> None:
         self.accelerator = accelerator
         self._ahead = ahead
-        self._full_run = -1  # the iterator in which the device had no memory for a batch ahead
+        self._full_run = -1  # the iterator during which the device had no memory for a batch ahead
         self._started: dict[BatchKey, Transfer] = {}  # ahead of the consumer
         self._in_flight: collections.deque[Transfer] = collections.deque()  # copies that may not be done, oldest first
         weakref.finalize(self, _wait_for_all, self._in_flight).atexit = False
 
     @property
     def in_flight(self) -> int:
-        """Number of copies that may not be done."""
+        """Number of copies that may be unfinished."""
         return len(self._in_flight)
 
     @property
     def started(self) -> tuple[BatchKey, ...]:
-        """Batches whose transfer was started and that were not delivered. Thread-safe."""
+        """Batches whose transfer was started and that have not been delivered. Thread-safe."""
         return tuple(self._started)
 
     def start_ahead(self, key: BatchKey, payload: TransferPayload) -> bool:
-        """Start the transfer of a ready batch before it is asked for, if there is room. Does not block.
+        """Start the transfer of a ready batch early, unless too many are ahead. Does not block.
 
         Returns:
-            Whether it is started, now or before.
+            Whether the transfer has been started, by this call or before.
         """
         started = self._started.get(key)
         if started is not None and started.payload is payload:
@@ -237,22 +238,22 @@ class DeviceLane:
         try:
             self._started[key] = self._start(batch, payload)
         except self.accelerator.out_of_memory:
-            # The consumer may free some until the batch is due. Each attempt is costly: torch empties its cache first.
+            # The consumer may free memory before the batch is due. Attempts are costly: torch empties its cache first.
             self._full_run = key.run
             log.warning("no memory for a batch ahead on %s: uploads wait until they are due", self.accelerator.name)
             return False
         return True
 
     def deliver(self, key: BatchKey, payload: TransferPayload) -> DeviceBatch:
-        """The batch on the device.
+        """Return the batch on the device.
 
         Raises:
-            Exception: `accelerator.out_of_memory`. The batch can be delivered again.
+            Exception: `accelerator.out_of_memory`. `deliver` can then be called again for this batch.
         """
         transfer = self._started.pop(key, None)
-        if transfer is None or transfer.payload is not payload:  # the batch was produced again, of another dataset
+        if transfer is None or transfer.payload is not payload:  # the batch was produced again, from another dataset
             self._release_done()
-            while len(self._in_flight) > self._ahead:  # the link to the device is the limit
+            while len(self._in_flight) > self._ahead:  # the link to the device is the bottleneck
                 self._wait_for_oldest()
                 self._release_done()
             try:
@@ -262,20 +263,20 @@ class DeviceLane:
         return DeviceBatch(transfer.copy.deliver(), transfer.copy, transfer.begin)
 
     def forget(self, run: int, number: int | None = None) -> None:
-        """Drop started transfers of an iterator, or of one of its batches. Thread-safe."""
+        """Drop the started transfers of an iterator, or the one of a single batch. Thread-safe."""
         for key in list(self._started):
             if key.run == run and number in (None, key.number):
                 self._started.pop(key, None)
 
     def close(self) -> None:
-        """Wait for all copies, milliseconds, and release their memory."""
+        """Wait for all copies, which takes milliseconds, and release their memory."""
         self._started.clear()
         _wait_for_all(self._in_flight)
 
     def _start(self, batch: Any, payload: TransferPayload) -> Transfer:
         begin = _clock()
         transfer = Transfer(payload, self.accelerator.copy(batch, payload.mapping), begin)
-        self._in_flight.append(transfer)  # first: what is enqueued before an error reads the memory too
+        self._in_flight.append(transfer)  # before start: parts enqueued before an error read the memory too
         transfer.copy.start()
         self._release_done()
         return transfer
@@ -288,7 +289,7 @@ class DeviceLane:
         oldest.copy.wait()
 
     def _release_done(self) -> None:
-        """Release the memory of copies that are done. Thread-safe."""
+        """Release the memory of finished copies. Thread-safe."""
         with contextlib.suppress(IndexError):
             while True:
                 transfer = self._in_flight.popleft()
@@ -309,17 +310,17 @@ class DeviceTransfer:
     """Transfers the batches of one loader to its devices.
 
     Args:
-        accelerators: The devices, one for each batch of a step; batches go to them in turn. None leaves a batch as is.
-        ahead: Maximum number of batches per device whose transfer is started before they are asked for.
+        accelerators: The devices, one for each batch of a step; batches go to them in turn. None: batches stay as is.
+        ahead: Maximum number of batches per device whose transfer is started before the consumer asks for them.
     """
 
     def __init__(self, accelerators: Sequence[Accelerator | None], ahead: int) -> None:
         self._lanes = [None if accelerator is None else DeviceLane(accelerator, ahead) for accelerator in accelerators]
         self.ahead = ahead * len(self._lanes)
-        """Number of ready batches that `start_ahead` needs."""
+        """Maximum number of ready batches that `start_ahead` can start."""
         used = [accelerator for accelerator in accelerators if accelerator is not None]
         self.out_of_memory = tuple({accelerator.out_of_memory for accelerator in used})
-        """Errors of `deliver` after which the batch can be delivered again."""
+        """Exceptions of `deliver` after which it can be called again for the same batch."""
         self.pins = any(accelerator.pins for accelerator in used)
         """Whether batches go through pinned memory."""
         self.name = ", ".join(dict.fromkeys(accelerator.name for accelerator in used))
@@ -336,7 +337,7 @@ class DeviceTransfer:
             position: Number of batches of the iterator that were delivered before.
 
         Returns:
-            The batch on its device, and what its record waits for (None if it was left as is).
+            The batch on its device, and the placement that its record waits for (None if the batch was left as is).
         """
         lane = self._lanes[position % len(self._lanes)]
         for other in self._lanes:  # a batch in between was skipped, and this one was started for another device
@@ -348,11 +349,11 @@ class DeviceTransfer:
         return on_device.batch, PendingPlacement(lane.accelerator.name, on_device.copy, on_device.begin)
 
     def start_ahead(self, ready: Iterable[tuple[BatchKey, TransferPayload]], position: int = 0) -> None:
-        """Start the transfer of ready batches, as far as there is room.
+        """Start the transfers of ready batches, up to the limit of each device.
 
         Args:
             ready: The next batches, in order.
-            position: Number of batches of the iterator that are delivered before the first of them.
+            position: Number of batches of the iterator that are delivered before the first batch in `ready`.
         """
         for offset, (key, payload) in enumerate(ready):
             lane = self._lanes[(position + offset) % len(self._lanes)]
@@ -360,18 +361,18 @@ class DeviceTransfer:
                 return
 
     def started(self, run: int) -> tuple[int, ...]:
-        """Numbers of an iterator's batches whose transfer was started before they were asked for. Thread-safe."""
+        """Numbers of an iterator's batches whose transfer was started ahead of the consumer. Thread-safe."""
         keys = [key for lane in self._lanes if lane is not None for key in lane.started]
         return tuple(sorted(key.number for key in keys if key.run == run))
 
     def forget(self, run: int) -> None:
-        """Drop started transfers of an iterator that has ended. Thread-safe."""
+        """Drop the started transfers of an iterator that has ended. Thread-safe."""
         for lane in self._lanes:
             if lane is not None:
                 lane.forget(run)
 
     def close(self) -> None:
-        """Wait for all copies: the loader is closed."""
+        """Wait for all copies. Called when the loader is closed."""
         for lane in self._lanes:
             if lane is not None:
                 lane.close()
@@ -388,7 +389,7 @@ class PendingPlacement:
         self._begin = begin
 
     def get(self, *, at_once: bool) -> Placed | None:
-        """The entry; None while times are missing, unless it is wanted `at_once`."""
+        """Return the entry; None if times are still missing and `at_once` is False."""
         copy = self._copy
         if not (at_once or copy.times_known()):
             return None
@@ -396,7 +397,7 @@ class PendingPlacement:
 
 
 class RecordQueue:
-    """Publishes batch records in order, each once the device has reported its times.
+    """Publishes batch records in order, each as soon as the device has reported its times.
 
     Args:
         publish: Called with each complete record.
@@ -407,12 +408,12 @@ class RecordQueue:
         self._waiting: collections.deque[tuple[BatchRecord, PendingPlacement | None]] = collections.deque()
 
     def add(self, record: BatchRecord, placement: PendingPlacement | None) -> None:
-        """Queue a record that is complete but for `placed`, and publish those whose times are known."""
+        """Queue a record that is complete except for `placed`, and publish the records whose times are known."""
         self._waiting.append((record, placement))
         self.flush()
 
     def flush(self, *, at_once: bool = False) -> None:
-        """Publish complete records; all of them if `at_once`, with 0 for unknown times."""
+        """Publish complete records. If `at_once`, publish all records, with 0 for unknown times."""
         while self._waiting:
             record, placement = self._waiting[0]
             if placement is not None:
@@ -430,6 +431,6 @@ def _wait_for_all(in_flight: collections.deque[Transfer]) -> None:
             transfer = in_flight.popleft()
             try:
                 transfer.copy.wait()
-            except Exception:  # the device is lost, and reads no more
+            except Exception:  # the device is lost and no longer reads the memory
                 log.exception("waiting for an upload failed")
             del transfer

@@ -1,4 +1,4 @@
-"""torch's DataPipes: shuffled, seeded and sharded as torch's DataLoader does it, in every kind of worker."""
+"""torch's DataPipes: shuffled, seeded and sharded as in torch's DataLoader, with every kind of worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING or INSTALLED:
 
 
 class ShuffledDataset(NamedTuple):
-    """A dataset, and what is left of the argument `shuffle`."""
+    """A dataset, and the value of `shuffle` that remains to be applied."""
 
     dataset: Any
     shuffle: bool | None
@@ -24,17 +24,17 @@ class Prepare:
     """Prepares a DataPipe for one pass over one shard."""
 
     world: int
-    """Number of processes of a distributed training, each with its own loader."""
+    """Number of processes in distributed training, each with its own loader."""
     rank: int
     """Rank of this process."""
 
     def __call__(self, pipe: Any, shard: int, shards: int, seed: int) -> None:
-        """Seed the shufflers of its graph, equally in all shards, and set the shard of each sharding filter.
+        """Seed the shufflers of the graph identically in all shards, and set the shard of each sharding filter.
 
         Args:
             pipe: The last DataPipe of the graph.
             shard: Number of the shard in this process, from 0.
-            shards: Number of shards in this process; 0 for a single one without workers.
+            shards: Number of shards in this process; 0 for a single shard without workers.
             seed: The epoch's base seed.
         """
         from torch.utils.data import graph_settings
@@ -46,7 +46,7 @@ class Prepare:
 
 
 def apply_shuffle(dataset: Any, shuffle: bool | None, workers: str) -> ShuffledDataset:
-    """For a DataPipe, apply `shuffle` to its shufflers. Other datasets are returned as they are.
+    """Apply `shuffle` to the shufflers of a DataPipe. Other datasets are returned unchanged.
 
     Args:
         dataset: Any dataset.
@@ -54,11 +54,12 @@ def apply_shuffle(dataset: Any, shuffle: bool | None, workers: str) -> ShuffledD
         workers: The loader's argument.
 
     Returns:
-        The dataset (torch appends a shuffler, with a warning, if it has none and `shuffle` is True), and `shuffle`, or
-        None if it was applied.
+        The dataset, and `shuffle`, or None if `shuffle` was applied. If the DataPipe has no shuffler and `shuffle` is
+        True, torch appends one, with a warning.
 
     Raises:
-        ValueError: `workers` is "thread": a DataPipe has one iterator at a time, and threads share the dataset.
+        ValueError: `workers` is "thread": a DataPipe can have only one iterator at a time, but threads share the
+            dataset.
     """
     if not isinstance(dataset, (IterDataPipe, MapDataPipe)):
         return ShuffledDataset(dataset, shuffle)
@@ -75,7 +76,7 @@ def apply_shuffle(dataset: Any, shuffle: bool | None, workers: str) -> ShuffledD
 
 
 def preparation(dataset: Any) -> Prepare | None:
-    """What prepares this dataset for a shard; None if it is no DataPipe."""
+    """Return the function that prepares this dataset for a shard; None if it is not an `IterDataPipe`."""
     if not isinstance(dataset, IterDataPipe):
         return None
     if _distributed():
@@ -84,7 +85,7 @@ def preparation(dataset: Any) -> Prepare | None:
 
 
 def common_seed(seed: int) -> int:
-    """The base seed of rank 0 in all ranks of a distributed training, so that all shuffle equally before sharding."""
+    """In distributed training, return rank 0's base seed, so that all ranks shuffle identically before sharding."""
     if not _distributed():
         return seed
     group = torch.distributed.new_group(backend="gloo")

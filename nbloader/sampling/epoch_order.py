@@ -1,10 +1,10 @@
-"""The indices of the batches of an epoch that has begun, to be given once more: what `DataLoader.replay` needs.
+"""Reproduces the indices of any batch of an epoch that has begun, for `DataLoader.replay`.
 
     epoch begins -> order_of() -> EpochOrder.planned(number): the indices and the seed of any batch, at any later time
 
-An order is drawn again from copies of the samplers and from the states that the generators had when the epoch began,
-as by a resumed epoch. That works for samplers whose order depends on nothing but a length and a generator. For other
-samplers, which may depend on anything, the indices are logged when they are drawn.
+As in a resumed epoch, the order is drawn again from copies of the samplers and from the states that the generators had
+when the epoch began. That works for samplers whose order depends only on a length and a generator. For other samplers,
+which may depend on anything, the indices are logged when they are drawn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nbloader.sampling.index_arrays import BLOCK, IndexArray
 from nbloader.sampling.resumable_sampler import ResumableSampler, generators
 
 MAX_LOGGED = 1 << 20
-"""Indices that the log of an epoch keeps, those of the newest batches: 8 MB of integers."""
+"""Maximum number of indices that the log of an epoch keeps, those of the newest batches: 8 MB of integers."""
 
 
 class NotKeptError(LookupError):
@@ -31,21 +31,21 @@ class NotKeptError(LookupError):
 
 
 class Numbering(NamedTuple):
-    """How the batches of an epoch are numbered: without gaps, also if it was resumed from a state."""
+    """How the batches of an epoch are numbered: without gaps, even if the epoch was resumed from a state."""
 
     position: int = 0
-    """Batches that were delivered in order before the epoch was resumed."""
+    """Number of batches that were delivered in order before the epoch was resumed."""
     beyond: tuple[int, ...] = ()
-    """Numbers of the batches that were delivered before, out of order; ascending. They are not delivered again."""
+    """Numbers of the batches that were delivered out of order before that, ascending. They are not delivered again."""
 
     def drawn(self, number: int) -> int:
-        """Number of a batch in the order in which the sampler yields them.
+        """Return the number of a batch in the order in which the sampler yields batches.
 
         Args:
-            number: As in `BatchRecord.index`.
+            number: Number of the batch, as in `BatchRecord.index`.
 
         Raises:
-            NotKeptError: It was delivered out of order, before the epoch was resumed.
+            NotKeptError: The batch was delivered out of order before the epoch was resumed.
         """
         if number < self.position:
             return number
@@ -59,7 +59,7 @@ class Numbering(NamedTuple):
         return drawn
 
     def number(self, drawn: int) -> int | None:
-        """The reverse of `drawn`; None for a batch that is not delivered."""
+        """Return the inverse of `drawn`; None for a batch that is not delivered again."""
         if drawn < self.position:
             return drawn
         return None if drawn in self.beyond else drawn + sum(other > drawn for other in self.beyond)
@@ -69,21 +69,21 @@ class Planned(NamedTuple):
     """A batch as it was planned."""
 
     indices: Any
-    """A list or a tuple of dataset indices; a single index where automatic batching is off."""
+    """A list or a tuple of dataset indices; a single index if automatic batching is off."""
     seed: int
 
 
 class EpochOrder(ABC):
-    """The batches of one epoch.
+    """The order of the batches of one epoch.
 
     Args:
         seed: Base seed of the epoch.
-        total: Batches of the whole epoch; None where unknown.
-        numbering: How they are numbered.
+        total: Number of batches of the whole epoch; None if unknown.
+        numbering: How the batches are numbered.
     """
 
     kept = 0
-    """Indices that it keeps in memory."""
+    """Number of indices that are kept in memory."""
 
     def __init__(self, seed: int, total: int | None, numbering: Numbering) -> None:
         self.seed = seed
@@ -92,13 +92,13 @@ class EpochOrder(ABC):
         self._mixed_seed = mix(seed)
 
     def planned(self, number: int) -> Planned:
-        """The indices and the seed of a batch.
+        """Return the indices and the seed of a batch.
 
         Args:
-            number: As in `BatchRecord.index`.
+            number: Number of the batch, as in `BatchRecord.index`.
 
         Raises:
-            NotKeptError: There is no such batch, or its indices are not known any more.
+            NotKeptError: There is no such batch, or its indices are no longer known.
             Exception: Whatever the sampler raises.
         """
         if number < 0 or (self.total is not None and number >= self.total):
@@ -107,7 +107,7 @@ class EpochOrder(ABC):
         return Planned(as_list(self._indices(drawn)), mix(drawn, after=self._mixed_seed))
 
     def find(self, index: Any, *, batched: bool) -> int | None:
-        """Number of the first batch with a sample; None if none is known.
+        """Return the number of the first batch that contains a sample; None if no such batch is known.
 
         Args:
             index: The dataset index.
@@ -122,15 +122,15 @@ class EpochOrder(ABC):
 
     @abstractmethod
     def _indices(self, drawn: int) -> Any:
-        """Those of a batch.
+        """Return the indices of a batch.
 
         Raises:
-            NotKeptError: There is no such batch, or it is not known any more.
+            NotKeptError: There is no such batch, or its indices are no longer known.
         """
 
     @abstractmethod
     def _batches(self) -> Iterator[tuple[int, Any]]:
-        """The batches that are known, with their numbers."""
+        """Iterate over the known batches, with their numbers."""
 
 
 class RedrawnOrder(EpochOrder):
@@ -139,10 +139,10 @@ class RedrawnOrder(EpochOrder):
     Args:
         total: See `EpochOrder`.
         numbering: See `EpochOrder`.
-        index_sampler: A copy of the batch sampler, or of the sampler where automatic batching is off (`frozen`).
-        generator: The generator from which the epoch's base seed was drawn; None for torch's default one.
+        index_sampler: A copy of the batch sampler, or of the sampler if automatic batching is off (see `frozen`).
+        generator: The generator from which the epoch's base seed was drawn; None for torch's default generator.
         base_seed: The epoch's base seed if it was not drawn, else None.
-        state: The state of the `ResumableSampler` at the begin of the epoch.
+        state: The state of the `ResumableSampler` at the beginning of the epoch.
         arrays: Whether batches were drawn as arrays of indices.
     """
 
@@ -165,7 +165,7 @@ class RedrawnOrder(EpochOrder):
         self._arrays = arrays
 
     def find(self, index: Any, *, batched: bool) -> int | None:
-        """See `EpochOrder`. A computed order is inverted; otherwise many batches are searched at a time."""
+        """See `EpochOrder`. Inverts a computed order; searches any other order many batches at a time."""
         sampler = self._sampler
         if type(sampler) is not torch_api.BatchSampler or type(index) is not int:
             return super().find(index, batched=batched)
@@ -178,7 +178,7 @@ class RedrawnOrder(EpochOrder):
         return self._numbering.number(drawn)
 
     def _position(self, sampler: Any, index: int) -> int | None:
-        """Position of an index in the order of the samples; None if it is not there.
+        """Return the position of an index in the order of the samples; None if it is not there.
 
         Args:
             sampler: torch's `BatchSampler`.
@@ -198,12 +198,12 @@ class RedrawnOrder(EpochOrder):
         return None
 
     def _draw(self, position: int, *, arrays: bool, sampler: Any = None) -> Iterator[Any]:
-        """Draw again what comes after `position` batches. No object of the user changes.
+        """Draw the batches after the first `position` again. The user's objects do not change.
 
         Args:
-            position: Number of batches to leave out.
+            position: Number of batches to skip.
             arrays: Whether batches may be drawn as arrays of indices.
-            sampler: In place of the frozen sampler.
+            sampler: Sampler to use in place of the frozen one.
         """
         own = {id(source): _new_generator(source) for source in generators(self._sampler, self._generator)}
         generator = own.get(id(self._generator), self._generator)
@@ -220,22 +220,22 @@ class RedrawnOrder(EpochOrder):
         raise NotKeptError("it has fewer batches")
 
     def _batches(self) -> Iterator[tuple[int, Any]]:
-        return enumerate(self._draw(0, arrays=True))  # which is faster
+        return enumerate(self._draw(0, arrays=True))  # arrays are faster
 
 
 class LoggedOrder(EpochOrder):
-    """An order that is logged: of a sampler that may depend on anything."""
+    """An order that is logged, because its sampler may depend on anything."""
 
     def __init__(self, seed: int, total: int | None, numbering: Numbering) -> None:
         super().__init__(seed, total, numbering)
         self._log: collections.OrderedDict[int, Any] = collections.OrderedDict()
 
     def add(self, drawn: int, indices: Any) -> None:
-        """Log the indices of a batch. The sampler may change the list later.
+        """Log the indices of a batch. A list is copied, because the sampler may change it later.
 
         Args:
-            drawn: Its number in the order in which the sampler yields them.
-            indices: The indices; a single one where automatic batching is off.
+            drawn: Number of the batch in the order in which the sampler yields batches.
+            indices: The indices; a single index if automatic batching is off.
         """
         if type(indices) is list:
             indices = _packed(indices)
@@ -270,14 +270,14 @@ def order_of(
     base_seed: int | None,
     arrays: bool,
 ) -> RedrawnOrder | LoggedOrder:
-    """The order of an epoch that begins now.
+    """Create the order of an epoch that begins now.
 
     Args:
         sampler: Iterates over the samplers.
         total: See `EpochOrder`.
         numbering: See `EpochOrder`.
-        index_sampler: The batch sampler, or the sampler where automatic batching is off.
-        generator: The generator from which the epoch's base seed is drawn; None for torch's default one.
+        index_sampler: The batch sampler, or the sampler if automatic batching is off.
+        generator: The generator from which the epoch's base seed is drawn; None for torch's default generator.
         base_seed: The epoch's base seed if it is not drawn, else None.
         arrays: Whether batches are drawn as arrays of indices.
     """
@@ -291,11 +291,11 @@ def order_of(
 
 
 def frozen(sampler: Any) -> Any:
-    """A copy of a sampler that yields what the sampler would yield now, and refers to no dataset.
+    """Copy a sampler. The copy yields what the sampler would yield now, and refers to no dataset.
 
     Returns:
-        None if the order depends on more than a length and a generator, such as on weights or on a list of indices,
-        which the user may change.
+        The copy; None if the order depends on more than a length and a generator, for example on weights or on a list
+        of indices, which the user may change.
     """
     if type(sampler) is range:
         return sampler
@@ -318,7 +318,7 @@ def frozen(sampler: Any) -> Any:
 
 
 def _redrawable() -> set[type]:
-    """Samplers whose order depends on nothing but their own numbers, the length of a dataset and a generator."""
+    """Return the types of samplers whose order depends only on their parameters, a dataset's length and a generator."""
     from nbloader._util.torch_api import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
     ours = {samplers.FullBatches, samplers.IntervalSampler, samplers.FilterSampler, samplers.LargeRandomSampler}
@@ -326,11 +326,11 @@ def _redrawable() -> set[type]:
 
 
 def _copy(sampler: Any, own: dict[int, Any]) -> Any:
-    """A copy of a frozen sampler that draws from other generators.
+    """Copy a frozen sampler. The copy draws from other generators.
 
     Args:
         sampler: The sampler.
-        own: The other generators, by the ids of those in whose place they are.
+        own: The other generators, each by the id of the generator that it replaces.
     """
     if type(sampler) is range:
         return sampler
@@ -343,12 +343,12 @@ def _copy(sampler: Any, own: dict[int, Any]) -> Any:
 
 
 def _new_generator(generator: torch_api.Generator) -> Any:
-    """A generator of the same kind; `ResumableSampler` sets its state."""
+    """Create a generator of the same kind; `ResumableSampler` sets its state."""
     return torch_api.Generator(device=generator.device)
 
 
 def _position(indices: Any, index: int) -> int | None:
-    """Position of an index in a batch; None if it is not there."""
+    """Return the position of an index in a batch; None if it is not there."""
     if isinstance(indices, IndexArray):
         found = (indices.array == index).nonzero()[0]
         return int(found[0]) if len(found) else None
@@ -356,12 +356,12 @@ def _position(indices: Any, index: int) -> int | None:
 
 
 def as_list(indices: Any) -> Any:
-    """Arrays of indices as lists."""
+    """Convert an array of indices to a list; return other indices as they are."""
     return indices.array.tolist() if isinstance(indices, IndexArray) else indices
 
 
 def _packed(indices: list[Any]) -> Any:
-    """A copy of a list; an array if they are Python integers. Others, such as NumPy's, are kept as they are."""
+    """Copy a list: to an array if all items are Python integers; other items, such as NumPy's, are kept as they are."""
     if set(map(type, indices)) <= {int}:
         try:
             return array.array("q", indices)

@@ -1,8 +1,8 @@
-"""The plan of one epoch: its batches in order, with their seeds, and how far the consumer has come.
+"""The plan of one epoch: its batches in order, with their seeds, and how far the consumer has got.
 
     sampler or shards -> EpochPlan.take() -> dispatched, produced -> EpochPlan.delivered() -> EpochPlan.state()
 
-A plan is drawn lazily: the sampler is asked for a batch when there is room to dispatch it.
+A plan is drawn lazily: a batch is drawn from the sampler only when it can be dispatched.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from nbloader.sampling.shard_plan import IteratorState, ShardPlan, ShardProgress
 from nbloader.sampling.source import SourceReader
 
 _clock = time.perf_counter_ns
-_new = tuple.__new__  # half the time of a call of the class
+_new = tuple.__new__  # takes half the time of calling the class
 
 State = dict[str, Any]
 
 SEEDS_AT_ONCE = 64
-"""Batches whose seeds are computed together, after as many whose seeds are computed one by one: in a short epoch, that
-takes less time."""
+"""Number of batches whose seeds are computed together. The seeds of the same number of batches at the start of an epoch
+are computed one by one, which takes less time in a short epoch."""
 
 
 class ChunkSpec(NamedTuple):
@@ -42,28 +42,28 @@ class ChunkSpec(NamedTuple):
     size: int
     """Samples per chunk."""
     collate_fn: Callable[[list[Any]], Any] | None
-    """Makes a batch of all its samples, where chunks are lists of samples; None where they are collated already."""
+    """Makes a batch from all its samples if chunks are lists of samples; None if chunks are already collated."""
 
 
 class PlannedBatch(NamedTuple):
     """A batch that the plan yields."""
 
     indices: Any
-    """A list or an `IndexArray` of dataset indices, a single index where automatic batching is off, or a `Ticket` of a
+    """A list or an `IndexArray` of dataset indices, a single index if automatic batching is off, or the `Ticket` of a
     shard."""
     seed: int
 
 
 class _Seeds(NamedTuple):
-    """The seeds of some batches."""
+    """The seeds of consecutive batches."""
 
     begin: int
-    """Number of the first one."""
+    """Number of the first batch."""
     seeds: list[int]
 
 
 class NumberedBatch(Protocol):
-    """What the plan needs to know of a batch that was dispatched."""
+    """What the plan needs to know about a dispatched batch."""
 
     @property
     def number(self) -> int:
@@ -78,66 +78,66 @@ class NumberedBatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EpochContext:
-    """What an epoch depends on: the loader's configuration at the moment when the epoch begins."""
+    """What an epoch depends on: the loader's configuration at the moment the epoch begins."""
 
     dataset: Any
     iterable: bool
-    """Whether the dataset can only be iterated, and so has shards instead of indices."""
+    """Whether the dataset can only be iterated, and therefore has shards instead of indices."""
     index_sampler: Any
-    """The batch sampler, or the sampler where automatic batching is off."""
+    """The batch sampler, or the sampler if automatic batching is off."""
     batched: bool
     """Whether the sampler yields batches of indices."""
     batch_size: int | None
-    """Samples per batch; None where automatic batching is off or a batch sampler was given."""
+    """Samples per batch; None if automatic batching is off or a batch sampler was given."""
     drop_last: bool
     """Whether an incomplete last batch is dropped."""
     generator: Any
-    """The `torch.Generator` from which the base seed is drawn; None for torch's default one."""
+    """The `torch.Generator` from which the base seed is drawn; None for torch's default generator."""
     in_order: bool
     """Whether batches are delivered in order."""
     num_shards: int
-    """Shards of an iterable dataset: its workers; 0 for a single shard in the notebook's process."""
+    """Number of shards of an iterable dataset, one per worker; 0 for a single shard in the notebook's process."""
     chunk_spec: ChunkSpec | None = None
-    """None where batches are produced whole."""
+    """None if batches are produced whole."""
     promised_length: int | None = None
     """`len(dataset)` of an iterable dataset, if the user has asked for `len(loader)`."""
     index_arrays: bool = False
-    """Whether workers gather batches by indexing, and so take indices as arrays."""
+    """Whether workers gather batches by indexing, and therefore take indices as arrays."""
 
 
 class EpochPlan(ABC):
-    """The batches of one epoch, drawn as they are asked for."""
+    """The batches of one epoch, drawn on demand."""
 
     seed: int
     """The epoch's base seed."""
     first = 0
     """Number of the first batch that `take` yields: more than 0 in a resumed epoch."""
     total: int | None = None
-    """Batches of the whole epoch; None where unknown."""
+    """Number of batches of the whole epoch; None if unknown."""
     shards: ShardPlan | None = None
     """The shards of an iterable dataset."""
     reader: SourceReader | None = None
     """The reader of a source (`DataLoader.from_source`)."""
     order: EpochOrder | None = None
-    """The indices of all batches, also of those that were delivered; None where samples have no indices."""
+    """The indices of all batches, including delivered ones; None if samples have no indices."""
     chunk_spec: ChunkSpec | None = None
-    """How batches are divided into chunks; None where they are produced whole."""
+    """How batches are divided into chunks; None if they are produced whole."""
     error: Exception | None = None
-    """What the sampler raised; nothing is drawn after it."""
+    """The exception that the sampler raised; nothing is drawn after it."""
     number = 0
     """Number of the epoch, from 0."""
     over = False
     """Whether the consumer has reached the end."""
     next_number: int
-    """Number of the batch that `take` yields next. An interrupt may leave it higher."""
+    """Number of the batch that `take` yields next. An interrupt may leave it too high."""
 
     @abstractmethod
     def take(self, room: int, limit_ns: int | None = None) -> list[PlannedBatch]:
-        """The next batches to dispatch.
+        """Return the next batches to dispatch.
 
         Args:
             room: Maximum number of batches.
-            limit_ns: Nanoseconds after which a slow sampler is not asked for another one; None for no limit.
+            limit_ns: Time in nanoseconds after which no more batches are drawn from a slow sampler; None for no limit.
         """
 
     @abstractmethod
@@ -146,7 +146,7 @@ class EpochPlan(ABC):
 
     @abstractmethod
     def state(self) -> State:
-        """What another process needs to resume after the last delivered batch; JSON-serializable."""
+        """Return what another process needs to resume after the last delivered batch; JSON-serializable."""
 
 
 class MapEpochPlan(EpochPlan):
@@ -205,22 +205,22 @@ class MapEpochPlan(EpochPlan):
             self._draw(batches, room, None if limit_ns is None else _clock() + limit_ns)
         except StopIteration:
             self._exhausted = True
-        except Exception as error:  # code of the user's sampler; raised after the batches before it
+        except Exception as error:  # from the user's sampler; raised after the batches before it
             self._exhausted = True
             self.error = error
-            if raised_by_handler(error):  # at once; and again, since a sampler that is a generator has ended
+            if raised_by_handler(error):  # now, and again later: a sampler that is a generator has ended
                 raise
         except BaseException:
-            if self.reader is None:  # generators have ended: the epoch must not seem to be over if the loop goes on
+            if self.reader is None:  # a generator has ended: if the loop goes on, the epoch must not seem to be over
                 self._exhausted = True
                 self.error = LoaderClosedError("the sampler was interrupted: iterate the loader again")
             raise
         return batches
 
     def _draw(self, batches: list[PlannedBatch], room: int, deadline: int | None) -> None:
-        """Draw batches from the sampler until there are `room`, or until the deadline (`perf_counter_ns`).
+        """Draw batches from the sampler until the list has `room` of them, or until the deadline (`perf_counter_ns`).
 
-        An exception leaves those before it in the list.
+        After an exception, the list contains the batches that were drawn before it.
         """
         while len(batches) < room:
             indices = next(self._sampler)
@@ -247,7 +247,7 @@ class MapEpochPlan(EpochPlan):
                 return
 
     def _mix_seeds(self, number: int) -> _Seeds:
-        """The seeds of this batch and of those after it."""
+        """Compute the seeds of this batch and of the batches after it."""
         return _Seeds(number, mix_range(number, number + SEEDS_AT_ONCE, after=self._mixed_seed))
 
     def delivered(self, batch: NumberedBatch, samples: int) -> None:  # noqa: ARG002
@@ -279,7 +279,7 @@ def _as_list(indices: Any) -> list[Any]:
 class IterableEpochPlan(EpochPlan):
     """The plan of an epoch over the shards of an iterable dataset.
 
-    A resumed epoch has as many shards as when it began, whatever the number of workers is now.
+    A resumed epoch has the same number of shards as when it began, regardless of the current number of workers.
 
     Args:
         context: The loader's configuration.
@@ -303,7 +303,7 @@ class IterableEpochPlan(EpochPlan):
         if datapipe and not resume_from:
             drawn = datapipes.common_seed(drawn)
             if base_seed is None:
-                for _ in range(2 if context.num_shards else 1):  # torch draws as often: what comes after is the same
+                for _ in range(2 if context.num_shards else 1):  # as often as torch, so that later draws are the same
                     rng.draw_seed(generator)
         self.seed = int(resume_from.get("seed", drawn))
         samples = samplers.length(context.dataset)
@@ -323,7 +323,7 @@ class IterableEpochPlan(EpochPlan):
         """See `EpochPlan`."""
         batches: list[PlannedBatch] = []
         for _ in range(room):
-            self.next_number += 1  # first: a ticket that is lost by an interrupt counts
+            self.next_number += 1  # first: a ticket that is lost to an interrupt counts
             ticket = self.shards.take()
             if ticket is None:
                 self.next_number -= 1
@@ -397,7 +397,7 @@ def plan_epoch(
 
 
 def batches_of(samples: int, size: int | None, *, drop_last: bool) -> int:
-    """Number of batches that so many samples make, as torch counts those of an iterable dataset."""
+    """Return how many batches this many samples make, as torch counts the batches of an iterable dataset."""
     if size is None:
         return samples
     return samples // size if drop_last else -(-samples // size)

@@ -1,6 +1,6 @@
 """Batches of indices as arrays, for datasets whose batches are gathered by indexing (`batch/rows.py`).
 
-For 1,024 indices a list takes 60 us longer to draw and to convert than the batch takes to gather.
+For 1,024 indices, drawing and converting a list takes 60 us longer than gathering the batch.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 from nbloader._util import rng
 
 BLOCK = 1 << 16
-"""Consecutive indices that are created at a time."""
+"""Number of consecutive indices that are created at a time."""
 
 
 class IndexArray(Sequence[int]):
-    """The indices of a batch as an array. It behaves as a list of Python integers.
+    """The indices of a batch as an array. It behaves like a list of Python integers.
 
     Args:
-        array: One-dimensional, int64.
+        array: One-dimensional int64 array.
     """
 
     __slots__ = ("array",)
@@ -33,25 +33,25 @@ class IndexArray(Sequence[int]):
         return len(self.array)
 
     def __getitem__(self, key: Any) -> Any:
-        """An index, or a list of them."""
+        """Return the index at a position; for a slice, a list of indices."""
         return self.array[key].tolist()
 
     def __iter__(self) -> Iterator[int]:
-        """The indices as Python integers."""
+        """Iterate over the indices as Python integers."""
         return iter(self.array.tolist())
 
     def __eq__(self, other: object) -> bool:
-        """Whether it has the same indices, in a list or in another such array."""
+        """Whether `other` is a list or an `IndexArray` with the same indices."""
         return list(self) == list(other) if isinstance(other, (list, IndexArray)) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]  # as a list
 
     def __repr__(self) -> str:
-        """As that of a list."""
+        """Return the same text as a list."""
         return repr(self.array.tolist())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the memory."""
+        """Pickle only the memory of the array."""
         return _unpickled, (self.array.tobytes(),)
 
 
@@ -60,13 +60,13 @@ def _unpickled(memory: bytes) -> IndexArray:
 
 
 def array_batches(batch_sampler: Any) -> Iterator[IndexArray] | None:
-    """The batches of torch's `BatchSampler` over a sampler whose order is known.
+    """Return the batches of torch's `BatchSampler` over a sampler whose order is known.
 
-    They are drawn when they are asked for, and from the same generators in the same order as by the samplers
-    themselves.
+    The batches are drawn on demand, from the same generators and in the same order as the samplers themselves would
+    draw them.
 
     Returns:
-        None for other samplers: they may do anything.
+        The batches; None for other samplers, which may do anything.
     """
     from nbloader._util.torch_api import BatchSampler
 
@@ -77,7 +77,7 @@ def array_batches(batch_sampler: Any) -> Iterator[IndexArray] | None:
 
 
 def _blocks(sampler: Any) -> Iterator[Any] | None:
-    """The indices of a sampler as arrays of any length."""
+    """Return the indices of a sampler as arrays of any length; None if its order is not known."""
     from nbloader._util.torch_api import RandomSampler, SequentialSampler
     from nbloader.sampling.samplers import LargeRandomSampler, RemainingPermutation  # which workers need not import
 
@@ -98,7 +98,7 @@ def _consecutive(positions: range) -> Iterator[Any]:
 
 
 def _permutations(sampler: Any) -> Iterator[Any]:
-    """The indices of torch's `RandomSampler` without replacement."""
+    """Yield the indices of torch's `RandomSampler` without replacement."""
     import torch
 
     n, generator = len(sampler.data_source), sampler.generator
@@ -109,7 +109,7 @@ def _permutations(sampler: Any) -> Iterator[Any]:
     passes, rest = divmod(sampler.num_samples, n)
     for _ in range(passes):
         yield torch.randperm(n, generator=generator).numpy()
-    if rest or sampler.generator is not None:  # torch draws one permutation more in any case
+    if rest or sampler.generator is not None:  # torch always draws one more permutation
         yield torch.randperm(n, generator=generator).numpy()[:rest]
 
 

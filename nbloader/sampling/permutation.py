@@ -1,8 +1,8 @@
-"""A random permutation of n indices that is computed, not stored.
+"""A random permutation of n indices that is computed instead of stored.
 
 A shuffled list of a hundred million indices takes gigabytes before the first batch (pytorch #50689). A permutation that
-is computed by index takes no memory: index i is encrypted by a small block cipher (a Feistel network over 2k bits,
-which is a permutation for every key), repeatedly until the result is below n (cycle walking).
+is computed by index takes no memory. Index i is encrypted with a small block cipher: a Feistel network over 2k bits,
+which is a permutation for every key. This is repeated until the result is below n (cycle walking).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nbloader._util.rng import mix
 ROUNDS = 6
 """Rounds of the Feistel network."""
 BLOCK = 4096
-"""Indices computed at a time while iterating."""
+"""Number of indices that are computed at a time during iteration."""
 
 
 class Permutation:
@@ -44,10 +44,10 @@ class Permutation:
         return self._n
 
     def __getitem__(self, positions: Any) -> Any:
-        """The integers at these positions.
+        """Return the integers at these positions.
 
         Args:
-            positions: An array of integers below n, any shape.
+            positions: An array of integers below n, of any shape.
 
         Returns:
             An int64 array of the same shape.
@@ -60,7 +60,7 @@ class Permutation:
             values[outside] = self._encrypt(values[outside])
 
     def position(self, value: int) -> int:
-        """Where an integer below n is: `self[self.position(value)] == value`. Nothing else is computed.
+        """Return the position of an integer below n: `self[self.position(value)] == value`. Computes nothing else.
 
         Args:
             value: The integer.
@@ -72,16 +72,16 @@ class Permutation:
                 return int(found[0])
 
     def __iter__(self) -> Iterator[int]:
-        """All integers, as Python ints."""
+        """Iterate over all integers, as Python ints."""
         return self.iterate_from(0)
 
     def iterate_from(self, position: int) -> Iterator[int]:
-        """The integers after the first `position`, as Python ints."""
+        """Skip the first `position` integers and iterate over the rest, as Python ints."""
         for block in self.blocks_from(position):
             yield from block.tolist()
 
     def blocks_from(self, position: int) -> Iterator[Any]:
-        """The integers after the first `position`, as int64 arrays of at most `BLOCK`."""
+        """Skip the first `position` integers and yield the rest, as int64 arrays of at most `BLOCK` integers."""
         for start in range(position, self._n, BLOCK):
             yield self[np.arange(start, min(start + BLOCK, self._n))]
 
@@ -98,7 +98,7 @@ class Permutation:
         return (left << self._half) | right
 
     def _scrambled(self, values: Any, key: Any) -> Any:
-        """The function of a round."""
+        """Compute the round function of the Feistel network."""
         z = (values ^ key) * np.uint64(0x9E3779B97F4A7C15)
         z ^= z >> np.uint64(29)
         z *= np.uint64(0xBF58476D1CE4E5B9)

@@ -1,13 +1,13 @@
 """A sampler whose order can be reproduced, so that an interrupted epoch can be resumed in another process.
 
-What an order depends on is saved before it is drawn: the states of the generators that the sampler draws from, or of
-the global generators where it has none of its own. To resume, these states are restored, the sampler is iterated anew,
-and the batches that were delivered are skipped: at once where the order can be computed, with the sampler's own
-`load_state_dict()` where it has one, else by iterating over them.
+Before an order is drawn, everything that it depends on is saved: the states of the generators that the sampler draws
+from, or of the global generators if the sampler has none. To resume, these states are restored, the sampler is iterated
+again, and the batches that were delivered are skipped. They are skipped without iteration if the order can be computed
+or if the sampler has a `load_state_dict()`; otherwise, by iterating over them.
 
-torch draws a shuffled order from its global generator, and so does an epoch here until somebody asks for the state:
-another process cannot have the same global generator in later epochs. So from the first `state_dict()` or
-`load_state_dict()` on, what would be drawn from global generators is drawn from a seed that belongs to the loader.
+torch draws a shuffled order from its global generator, and so does an epoch here until the user requests the state.
+But in later epochs, another process cannot have the same global generator. So after the first `state_dict()` or
+`load_state_dict()`, a seed that belongs to the loader replaces the global generators.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SavedState(NamedTuple):
     """The state of a stateful sampler at a position of the epoch."""
 
     position: int
-    """Batches drawn before, or `BEFORE_EPOCH`."""
+    """Number of batches drawn before, or `BEFORE_EPOCH`."""
     state: Any
 
 
@@ -50,8 +50,8 @@ class ResumableSampler:
     """Iterates over a sampler, and can return to any position of that iteration.
 
     Args:
-        index_sampler: The batch sampler, or the sampler where automatic batching is off.
-        generator: The generator from which the epoch's base seed is drawn; None for torch's default one.
+        index_sampler: The batch sampler, or the sampler if automatic batching is off.
+        generator: The generator from which the epoch's base seed is drawn; None for torch's default generator.
         loader_seed: Seed that replaces the global generators; None to draw from them, as torch does.
         base_seed: The epoch's base seed; None to draw it.
         resume_from: A result of `state()`, to resume from; empty to start the epoch.
@@ -108,7 +108,10 @@ class ResumableSampler:
         )
 
     def _global_state(self) -> Any:
-        """State of the global generators before they are drawn from; None where the sampler does not draw from them."""
+        """Return the state of the global generators; None if it is not needed to reproduce the order.
+
+        It is not needed if the sampler does not draw from these generators, or if its own states are saved.
+        """
         strange = not {*map(type, self._parts)} <= _known()
         if self.keeps_states:
             return None
@@ -116,15 +119,15 @@ class ResumableSampler:
         return rng.dump_globals(orders_only=not strange) if strange or draws else None
 
     def _begin(self, sampler: Any, generator: Any, position: int, base_seed: int | None, *, at_once: bool) -> None:
-        """Start to iterate over the sampler, then draw the base seed: in this order, as torch's loader does.
+        """Start iterating over the sampler, then draw the base seed: in this order, as torch's loader does.
 
         Args:
             sampler: The index sampler.
             generator: The generator of the base seed.
             position: Number of batches to skip.
             base_seed: The base seed; None to draw it.
-            at_once: Whether to draw the first batch now: the global generators have the right state only during this
-                call, and a sampler draws its order with its first batch.
+            at_once: Whether to draw the first batch now. The global generators have the right state only during this
+                call, and a sampler draws its order together with its first batch.
         """
         remaining = None
         if isinstance(self._stateful, FullBatches):
@@ -137,9 +140,9 @@ class ResumableSampler:
         indices = (array_batches(source) if self._arrays else None) or iter(source)
         self.seed = rng.draw_seed(generator) if base_seed is None else base_seed
         if remaining is None:
-            collections.deque(itertools.islice(indices, position), maxlen=0)  # in C: 30 ns an index
+            collections.deque(itertools.islice(indices, position), maxlen=0)  # in C: 30 ns per index
         self.reader = indices if isinstance(indices, SourceReader) else None
-        """The reader of a source, which must not be asked before it has something."""
+        """The reader of a source; it must not be read before something is buffered."""
         drawn = at_once and not self.keeps_states and self.reader is None
         self._indices = itertools.chain(_first(indices), indices) if drawn else indices
         self._save()
@@ -175,12 +178,12 @@ class ResumableSampler:
         return indices
 
     def forget_before(self, position: int) -> None:
-        """Drop saved states that are no longer needed: that many batches were delivered."""
+        """Drop the saved states that are no longer needed once this many batches were delivered."""
         while len(self._states) > 1 and self._states[1].position <= position:
             self._states.popleft()
 
     def state(self) -> dict[str, Any]:
-        """What is needed to resume here; JSON-serializable.
+        """Return what is needed to resume here; JSON-serializable.
 
         Raises:
             TypeError: The sampler's own state cannot be saved, or is not JSON-serializable.
@@ -203,19 +206,19 @@ class ResumableSampler:
 
 
 def parts(index_sampler: Any) -> list[Any]:
-    """The sampler, and for a batch sampler also the sampler that it wraps."""
+    """Return the sampler and, for a batch sampler, also the sampler that it wraps."""
     inner = getattr(index_sampler, "sampler", None)
     return [index_sampler] if inner is None else [index_sampler, inner]
 
 
 def generators(index_sampler: Any, generator: Any) -> list[Any]:
-    """The generators that an epoch draws from, except the global ones."""
+    """Return the generators that an epoch draws from, except the global ones."""
     found = [generator, *(getattr(part, "generator", None) for part in parts(index_sampler))]
     return list({id(g): g for g in found if isinstance(g, torch_api.Generator)}.values())
 
 
 def _first(indices: Iterator[Any]) -> Iterator[Any]:
-    """The first item, drawn now, and with it a random order. An error is raised when the item is asked for."""
+    """Draw the first item now, and a random order with it. An error is raised when the item is requested."""
     try:
         item = next(indices)
     except StopIteration:
@@ -232,7 +235,7 @@ def _raise(error: Exception) -> Any:
 
 
 def _remaining(sampler: Any, position: int) -> Iterable[Any] | None:
-    """The order after `position` where it can be computed without what comes before; None for other samplers."""
+    """Return the order after `position` if it can be computed without the part before it; None for other samplers."""
     from nbloader._util.torch_api import BatchSampler, SequentialSampler
 
     if type(sampler) is BatchSampler:
@@ -244,14 +247,14 @@ def _remaining(sampler: Any, position: int) -> Iterable[Any] | None:
 
 
 def _drawing() -> set[type]:
-    """Samplers that draw from `generator`, or from the global generator where that is None."""
+    """Return the types of samplers that draw from `generator`, or from the global generator if that is None."""
     from nbloader._util.torch_api import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
     return {RandomSampler, SubsetRandomSampler, WeightedRandomSampler, LargeRandomSampler}
 
 
 def _known() -> set[type]:
-    """Samplers of which it is known whether they draw from global generators."""
+    """Return the types of samplers for which it is known whether they draw from global generators."""
     from nbloader._util.torch_api import BatchSampler, DistributedSampler, SequentialSampler
 
     plain = {BatchSampler, SequentialSampler, DistributedSampler, FullBatches, IntervalSampler, FilterSampler}

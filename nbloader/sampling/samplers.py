@@ -1,11 +1,11 @@
-"""Samplers: which dataset indices make which batch.
+"""Samplers determine which dataset indices make up each batch.
 
-torch's samplers are used where they exist, and any sampler that torch accepts is accepted. Defined here are those of
-Gluon (`IntervalSampler`, `FilterSampler`, batches that roll over), a shuffle that needs no memory, and the placeholder
-for iterable datasets.
+torch's samplers are used where they exist, and any sampler that torch accepts is accepted. This module defines Gluon's
+samplers (`IntervalSampler`, `FilterSampler`, batches that roll over), a shuffle that needs no memory, and the
+placeholder for iterable datasets.
 
-The names of these classes are part of `DataLoader.state_dict()`, which compares the samplers of both loaders: a class
-that is renamed makes older states unreadable.
+The names of these classes are part of `DataLoader.state_dict()`, so that the samplers of both loaders can be compared.
+Renaming a class makes older states unreadable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LAST_BATCH = ("keep", "discard", "rollover")
 """Values of the argument `last_batch`."""
 LARGE = 1 << 20
-"""Dataset size from which a shuffled order is computed by index. Smaller ones use the order that torch draws."""
+"""Dataset size from which a shuffled order is computed by index. Smaller datasets use the order that torch draws."""
 
 
 class Samplers(NamedTuple):
@@ -30,11 +30,11 @@ class Samplers(NamedTuple):
 
     sampler: Any
     batch_sampler: Any
-    """None where automatic batching is off."""
+    """None if automatic batching is off."""
 
 
 class IntervalSampler:
-    """Indices at fixed intervals, as Gluon's: 0, 3, 6, ..., 1, 4, 7, ...
+    """Yields indices at fixed intervals, like Gluon's sampler: 0, 3, 6, ..., 1, 4, 7, ...
 
     Args:
         length: Number of samples.
@@ -42,7 +42,7 @@ class IntervalSampler:
         rollover: Whether to start again at 1, 2, ... until every index was drawn; False stops after the first pass.
 
     Raises:
-        ValueError: `interval` is not from 1 to `length`.
+        ValueError: `interval` is not in the range from 1 to `length`.
     """
 
     def __init__(self, length: int, interval: int, rollover: bool = True) -> None:
@@ -53,7 +53,7 @@ class IntervalSampler:
         self._rollover = rollover
 
     def __iter__(self) -> Iterator[int]:
-        """The indices of one epoch."""
+        """Iterate over the indices of one epoch."""
         for first in range(self._interval if self._rollover else 1):
             yield from range(first, self._length, self._interval)
 
@@ -63,7 +63,9 @@ class IntervalSampler:
 
 
 class FilterSampler:
-    """Indices of the samples that a predicate selects, in order, as Gluon's. The constructor reads every sample once.
+    """Yields the indices of the samples that a predicate selects, in order, like Gluon's sampler.
+
+    The constructor reads every sample once.
 
     Args:
         fn: Called with each sample; samples for which it returns a true value are selected.
@@ -74,7 +76,7 @@ class FilterSampler:
         self._indices = [i for i in range(len(dataset)) if fn(dataset[i])]
 
     def __iter__(self) -> Iterator[int]:
-        """The indices of one epoch."""
+        """Iterate over the indices of one epoch."""
         return iter(self._indices)
 
     def __len__(self) -> int:
@@ -85,12 +87,12 @@ class FilterSampler:
 class FullBatches:
     """A batch sampler without incomplete batches: the remaining samples are dropped or start the next epoch.
 
-    An epoch that is abandoned does not change what the next epoch starts with.
+    An abandoned epoch does not change which samples the next epoch starts with.
 
     Args:
         sampler: Yields the indices.
         batch_size: Samples per batch.
-        group: Batches that are delivered together, one per device: only whole groups are yielded.
+        group: Number of batches that are delivered together, one per device; only whole groups are yielded.
         rollover: Whether the remaining samples start the next epoch (Gluon's `last_batch="rollover"`).
     """
 
@@ -103,7 +105,7 @@ class FullBatches:
         self._left: list[Any] = []
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """The batches of one epoch."""
+        """Iterate over the batches of one epoch."""
         waiting = list(self._carried)
         whole = self.batch_size * self._group
         for index in self.sampler:
@@ -121,33 +123,33 @@ class FullBatches:
 
     @property
     def samples_at_once(self) -> int:
-        """Samples of a group of batches: fewer are carried to the next epoch."""
+        """Number of samples in a group of batches; fewer are dropped or carried over to the next epoch."""
         return self.batch_size * self._group
 
     def batches_with(self, carried: int) -> int | None:
-        """Number of batches of an epoch that starts with so many samples of the one before; None where unknown."""
+        """Number of batches of an epoch that starts with this many samples of the previous one; None if unknown."""
         samples = length(self.sampler)
         return None if samples is None else (samples + carried) // self.samples_at_once * self._group
 
     def epoch_over(self) -> None:
-        """The consumer has reached the end of the epoch: its remaining samples start the next one."""
+        """Carry the remaining samples over to the next epoch. Called when the consumer reaches the end of the epoch."""
         self._carried, self._left = self._left, []
 
     def state_dict(self) -> dict[str, Any]:
-        """The samples that the current epoch started with."""
+        """Return the samples of the previous epoch with which the current epoch started."""
         return {"carried": list(self._carried)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Start the next epoch as the one in which `state_dict` was called."""
+        """Start the next epoch like the one in which `state_dict` was called."""
         self._carried = list(state["carried"])
 
 
 class LargeRandomSampler:
-    """A random permutation, computed while it is iterated: for `shuffle=True` on a large dataset, or without torch.
+    """A random permutation, computed during iteration: for `shuffle=True` on a large dataset, or without torch.
 
     Args:
         data_source: The dataset.
-        generator: The `torch.Generator` from which each epoch's permutation is drawn; None for torch's default one.
+        generator: The `torch.Generator` from which each epoch's permutation is drawn; None for torch's default.
     """
 
     def __init__(self, data_source: Sized, generator: Any = None) -> None:
@@ -159,15 +161,18 @@ class LargeRandomSampler:
         return len(self.data_source)
 
     def __iter__(self) -> Iterator[int]:
-        """The indices of one epoch."""
+        """Iterate over the indices of one epoch."""
         return self.iterate_from(0)
 
     def iterate_from(self, position: int) -> Iterator[int]:
-        """The indices of one epoch after the first `position`, which are not computed."""
+        """Skip the first `position` indices of one epoch, without computing them, and iterate over the rest."""
         return self._permutation().iterate_from(position)
 
     def blocks(self, position: int = 0) -> Iterator[Any]:
-        """The indices of one epoch after the first `position`, as arrays. The epoch is drawn with the first of them."""
+        """Yield the indices of one epoch after the first `position`, as arrays.
+
+        The permutation is drawn when the first array is requested.
+        """
         yield from self._permutation().blocks_from(position)
 
     def _permutation(self) -> Permutation:
@@ -190,18 +195,18 @@ class PositionInOrder(LargeRandomSampler):
         self._index = index
 
     def __iter__(self) -> Iterator[int]:
-        """The position; nothing for an index that is not in the dataset."""
+        """Yield the position; nothing for an index that is not in the dataset."""
         permutation = self._permutation()
         if 0 <= self._index < len(permutation):
             yield permutation.position(self._index)
 
 
 class RemainingPermutation:
-    """The rest of a computed permutation, which is drawn when it is iterated.
+    """The rest of a computed permutation. The permutation is drawn when iteration starts.
 
     Args:
         sampler: The sampler of the whole permutation.
-        position: Number of indices to leave out.
+        position: Number of indices to skip.
     """
 
     def __init__(self, sampler: LargeRandomSampler, position: int) -> None:
@@ -209,11 +214,11 @@ class RemainingPermutation:
         self._position = position
 
     def __iter__(self) -> Iterator[int]:
-        """The remaining indices."""
+        """Iterate over the remaining indices."""
         return self._sampler.iterate_from(self._position)
 
     def blocks(self) -> Iterator[Any]:
-        """The remaining indices as arrays."""
+        """Yield the remaining indices as arrays."""
         return self._sampler.blocks(self._position)
 
 
@@ -228,17 +233,17 @@ def make_samplers(
     group: int,
     generator: Any,
 ) -> Samplers:
-    """Choose sampler and batch sampler as torch's DataLoader does.
+    """Choose the sampler and the batch sampler as torch's DataLoader does.
 
     Args:
         dataset: The dataset.
-        batch_size: Samples per batch; None where automatic batching is off, or `batch_sampler` is given.
+        batch_size: Samples per batch; None if automatic batching is off or `batch_sampler` is given.
         shuffle: Whether the order is random.
-        sampler: The user's, or None.
-        batch_sampler: The user's, or None.
+        sampler: The user's sampler, or None.
+        batch_sampler: The user's batch sampler, or None.
         last_batch: One of `LAST_BATCH`.
-        group: Batches that are delivered together.
-        generator: The `torch.Generator` of random orders; None for torch's default one.
+        group: Number of batches that are delivered together.
+        generator: The `torch.Generator` for random orders; None for torch's default generator.
     """
     from nbloader._util.torch_api import INSTALLED, BatchSampler, RandomSampler, SequentialSampler
 
@@ -259,7 +264,7 @@ def make_samplers(
 
 
 def make_endless(*, batch_size: int | None, drop_last: bool) -> Samplers:
-    """The samplers of a loader over an iterable dataset, as torch's DataLoader has them."""
+    """Create the samplers of a loader over an iterable dataset, as torch's DataLoader does."""
     from nbloader._util.torch_api import BatchSampler, _InfiniteConstantSampler
 
     endless: Any = _InfiniteConstantSampler()
@@ -267,10 +272,10 @@ def make_endless(*, batch_size: int | None, drop_last: bool) -> Samplers:
 
 
 def warn_if_no_samples(**sources: Any) -> None:
-    """After an epoch without batches: warn if the dataset is empty, or if a source can be iterated only once.
+    """After an epoch without batches, warn if the dataset is empty or if a source can be iterated only once.
 
     Args:
-        sources: Dataset and samplers, by the name of the loader's argument.
+        sources: The dataset and the samplers, by the name of the loader's argument.
     """
     for name, source in sources.items():
         builtin = type(source).__module__ in {"builtins", "itertools", "_io"}
@@ -288,17 +293,17 @@ def warn_if_no_samples(**sources: Any) -> None:
 
 
 def by_position() -> set[type]:
-    """Samplers that yield only positions in the dataset, from 0."""
+    """Return the types of samplers that yield only positions in the dataset, from 0."""
     from nbloader._util.torch_api import RandomSampler, SequentialSampler
 
     return {SequentialSampler, RandomSampler, LargeRandomSampler, IntervalSampler, FilterSampler}
 
 
 def length(sampler: Any) -> int | None:
-    """`len()` of a sampler or a dataset, or None where it has none.
+    """Return `len()` of a sampler or a dataset, or None if it has no length.
 
-    Whatever its `__len__` raises means that: torch asks for the length only when the user does, so there are samplers
-    that cannot tell theirs (PyG's DynamicBatchSampler raises ValueError).
+    Any exception from `__len__` means that there is no length. torch calls `len()` only when the user does, so there
+    are samplers whose `__len__` fails (PyG's DynamicBatchSampler raises ValueError).
     """
     if not isinstance(sampler, Sized):
         return None

@@ -1,14 +1,15 @@
-"""Shards of an iterable dataset: which worker produces which batch, and when a shard is exhausted. Pure.
+"""Shards of an iterable dataset: which worker produces which batch, and when a shard is exhausted. Performs no I/O.
 
-An iterable dataset has no indices to distribute: each worker iterates over a shard of its own, which the dataset
-chooses by `get_worker_info()`. What is dispatched instead of indices is a ticket: "batch `position` of shard `shard`".
+An iterable dataset has no indices to distribute: each worker iterates over its own shard, which the dataset chooses
+using `get_worker_info()`. A ticket is dispatched in place of indices: "batch `position` of shard `shard`".
 
     take()            a ticket, round robin over the shards that are not known to be exhausted
     assign()          the ticket goes to a worker, with the state to start from if the worker lacks the iterator
-    mark_exhausted()  the worker found the shard exhausted: the ticket is no batch, and its shard has no later ones
+    mark_exhausted()  the worker found the shard exhausted: it has neither the ticket's batch nor any later one
 
-A shard is not a worker: any worker can produce any batch of any shard by iterating to it. So nothing is lost when the
-worker that has the iterator dies, and a shard continues elsewhere when there are fewer workers than shards.
+A shard is not tied to a worker: any worker can produce any batch of any shard by iterating to it. So nothing is lost
+when the worker that has the iterator dies, and a shard continues on another worker when there are fewer workers than
+shards.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ class IterableOptions(NamedTuple):
     drop_last: bool
     """Whether an incomplete last batch of a shard is dropped."""
     fresh: bool
-    """Whether each iteration begins on a fresh copy of the dataset, as with torch's workers that do not persist."""
+    """Whether each iteration starts with a fresh copy of the dataset, as with torch's non-persistent workers."""
     alone: bool
-    """Whether there is one shard, of the dataset itself, as with torch without workers."""
+    """Whether there is a single shard that uses the dataset itself, as in torch without workers."""
     prepare: Callable[[Any, int, int, int], None] | None = None
     """Prepares a dataset for one pass over a shard. Called with (dataset, shard, shards, base seed of the epoch)."""
 
 
 class Item(NamedTuple):
-    """A sample of an iterable dataset, where a map-style dataset has an index."""
+    """A sample of an iterable dataset. Takes the place of an index of a map-style dataset."""
 
     number: int
     """Sample number within the shard, from 0."""
     shard: int
 
     def __repr__(self) -> str:
-        """As it is shown in messages."""
+        """Return the text that messages show."""
         return f"{self.number} of shard {self.shard}"
 
 
@@ -48,19 +49,19 @@ class IteratorState(NamedTuple):
     """The state of a shard's iterator, from its `state_dict()`."""
 
     position: int
-    """Batches of the shard that were produced before."""
+    """Number of batches of the shard that were produced before."""
     json: str
 
 
 class Ticket:
-    """One batch of a shard. Dispatched where a map-style dataset has the indices of a batch.
+    """One batch of a shard. Dispatched in place of the indices of a batch of a map-style dataset.
 
     Args:
         shard: Number of the shard, from 0.
-        shards: Number of shards: the workers when the epoch began; 0 for a single shard, without `get_worker_info()`,
-            in the notebook's process.
+        shards: Number of shards, which is the number of workers when the epoch began; 0 for a single shard in the
+            notebook's process, without `get_worker_info()`.
         position: Batch number within the shard, from 0.
-        size: Samples per batch; None where automatic batching is off.
+        size: Samples per batch; None if automatic batching is off.
         seed: The epoch's base seed.
     """
 
@@ -75,25 +76,25 @@ class Ticket:
         self.exhausted = False
         """Whether the shard is known to have no such batch."""
         self.resume: IteratorState | None = None
-        """For a worker without the iterator: the last known state at or before `position`."""
+        """The last known state at or before `position`, for a worker that does not have the iterator."""
 
     def seed_of(self, position: int) -> int:
-        """The seed of any batch of the shard: the same on every worker and at any time."""
+        """Return the seed of any batch of the shard. It is the same on every worker and at any time."""
         return mix(self.seed, position * max(self.shards, 1) + self.shard)
 
     def __getitem__(self, position: int | slice) -> Any:
-        """The name of the sample at a position in the batch; for a slice, a list of names."""
+        """Return the name of the sample at a position in the batch; for a slice, a list of names."""
         if isinstance(position, slice):
             return [self[i] for i in range(*position.indices(self.size or 1))]
         number = self.position * (self.size or 1) + position
         return Item(number, self.shard) if self.shards else number
 
     def __repr__(self) -> str:
-        """As it is shown in messages."""
+        """Return the text that messages show."""
         return f"<batch {self.position} of shard {self.shard}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A small pickle: each batch sends a ticket to a worker."""
+        """Keep the pickle small: a ticket is sent to a worker for each batch."""
         resume = None if self.resume is None else tuple(self.resume)
         return _ticket, (self.shard, self.shards, self.position, self.size, self.seed, self.exhausted, resume)
 
@@ -111,10 +112,10 @@ class ShardProgress:
     """Progress of one shard.
 
     Args:
-        position: Batches delivered, without gaps.
-        beyond: Numbers of batches delivered beyond that (only where batches are not in order).
-        over: Whether all its batches were delivered.
-        state: State of its iterator at `position` or before.
+        position: Number of batches delivered without gaps.
+        beyond: Numbers of the batches delivered beyond that (only if batches are not in order).
+        over: Whether all batches of the shard were delivered.
+        state: State of the shard's iterator at `position` or before.
     """
 
     __slots__ = ("beyond", "end", "position", "problem", "states")
@@ -130,19 +131,19 @@ class ShardProgress:
         self.position = position
         self.beyond = set(beyond)
         self.end: int | None = position if over else None
-        """Number of batches of the shard; None until that is known."""
+        """Number of batches of the shard; None until it is known."""
         self.states: dict[int, str] = {} if state is None else {state.position: state.json}
-        """JSON of states that workers sent, by position: the last one that was delivered, and later ones."""
+        """JSON of the states that workers sent, by position: the last one that was delivered, and later ones."""
         self.problem = ""
-        """Why its state cannot be saved."""
+        """Why the shard's state cannot be saved; empty if it can."""
 
     @property
     def over(self) -> bool:
-        """Whether all its batches were delivered."""
+        """Whether all batches of the shard were delivered."""
         return self.end is not None and self.position >= self.end
 
     def state(self, position: int) -> IteratorState | None:
-        """The last state at or before a position."""
+        """Return the last state at or before a position; None if there is none."""
         known = max((at for at in list(self.states) if at <= position), default=None)
         return None if known is None else IteratorState(known, self.states[known])
 
@@ -164,12 +165,12 @@ class ShardPlan:
     """The shards of one iterator over an iterable dataset.
 
     Args:
-        count: Number of shards; 0 for a single one without `get_worker_info()`.
-        size: Samples per batch; None where automatic batching is off.
+        count: Number of shards; 0 for a single shard without `get_worker_info()`.
+        size: Samples per batch; None if automatic batching is off.
         seed: The epoch's base seed.
         progress: Progress of each shard, to resume from.
-        in_order: Whether tickets are issued round robin. Otherwise the shard with the fewest outstanding batches is
-            next, so that a slow one does not fill the prefetch window.
+        in_order: Whether tickets are issued round robin. Otherwise, the shard with the fewest outstanding batches is
+            next, so that a slow shard does not fill the prefetch window.
     """
 
     def __init__(
@@ -185,16 +186,16 @@ class ShardPlan:
         self.size = size
         self.seed = seed
         self.progress = progress or [ShardProgress() for _ in range(max(count, 1))]
-        """By shard."""
+        """Progress of each shard."""
         self.worker_of: dict[int, int] = {}
-        """Shard -> uid of the worker that has its iterator."""
+        """Maps a shard to the uid of the worker that has its iterator."""
         self._in_order = in_order
-        # By shard: position of the next ticket, and tickets whose batch was not received.
+        # Both by shard: position of the next ticket, and number of tickets whose batch was not received.
         self._next = {shard: p.position for shard, p in enumerate(self.progress) if not p.over}
         self._outstanding = dict.fromkeys(self._next, 0)
 
     def take(self) -> Ticket | None:
-        """The next ticket; None when all shards are exhausted."""
+        """Issue the next ticket; None when all shards are exhausted."""
         while self._next:
             shard = min(self._next, key=self._priority)
             position = self._next[shard]
@@ -228,18 +229,18 @@ class ShardPlan:
         self.worker_of[ticket.shard] = worker
 
     def mark_exhausted(self, ticket: Ticket) -> None:
-        """Record that there is no such batch: the shard was exhausted before."""
+        """Record that the ticket's batch does not exist: the shard was exhausted before."""
         progress = self.progress[ticket.shard]
         progress.end = ticket.position if progress.end is None else min(progress.end, ticket.position)
 
     def advance(self, shard: int, position: int, state: str | None, problem: str) -> None:
-        """Record the state of an iterator, from the worker that has it.
+        """Record the state of a shard's iterator, sent by the worker that has the iterator.
 
         Args:
             shard: Number of the shard.
-            position: Batches produced before.
-            state: As JSON; None if it cannot be saved.
-            problem: Why it cannot.
+            position: Number of batches produced before.
+            state: The state as JSON; None if it cannot be saved.
+            problem: Why the state cannot be saved.
         """
         progress = self.progress[shard]
         progress.problem = problem

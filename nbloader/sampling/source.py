@@ -1,9 +1,9 @@
-"""Batches from a source: a function that returns what to process next, as DI-engine's `data_source`.
+"""Batches from a source: a function that returns what to process next, like DI-engine's `data_source`.
 
     source(batch_size), on its own thread -> one batch is buffered -> dispatched -> a worker calls what is callable
 
-The thread calls the source again when the loader has taken its batch. So the prefetch window gives backpressure to the
-source, which is never more than two batches ahead of what was dispatched.
+The thread calls the source again when the loader has taken the buffered batch. So the prefetch window applies
+backpressure to the source, which is never more than two batches ahead of what was dispatched.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class Item:
         self.value = value
 
     def __repr__(self) -> str:
-        """The number, which stands for a dataset index in errors and records."""
+        """Return the number, which takes the place of a dataset index in errors and records."""
         return str(self.number)
 
 
 def item_numbers(items: list[Any]) -> list[Any]:
-    """The numbers of a batch's items."""
+    """Return the numbers of a batch's items."""
     return [item.number if isinstance(item, Item) else item for item in items]
 
 
 class SourceDataset:
-    """The dataset of a loader over a source: produces the samples of items."""
+    """The dataset of a loader over a source: turns items into samples."""
 
     def __getitem__(self, item: Item) -> Any:
-        """The sample."""
+        """Produce the sample of an item."""
         return item.value() if callable(item.value) else item.value
 
 
@@ -50,8 +50,8 @@ class SourceSampler:
     """The batch sampler of a loader over a source.
 
     Args:
-        source: Called with `batch_size`; returns a list of functions that workers call, of samples, or of both. Raises
-            StopIteration at its end.
+        source: Called with `batch_size`. Returns a list of functions that workers call, of samples, or of both. Raises
+            StopIteration when it is exhausted.
         batch_size: Samples per batch.
     """
 
@@ -61,7 +61,7 @@ class SourceSampler:
         self._readers: weakref.WeakSet[SourceReader] = weakref.WeakSet()
 
     def __iter__(self) -> SourceReader:
-        """Start to call the source."""
+        """Start calling the source."""
         reader = SourceReader(self.source, self.batch_size)
         self._readers.add(reader)
         return reader
@@ -88,19 +88,19 @@ class SourceReader(Iterator[list[Item]]):
             raise NbloaderError(thread_message("the thread that calls the source", error)) from error
 
     def when_ready(self, call: Callable[[], object]) -> None:
-        """Register a function that is called on the reader's thread whenever something is buffered."""
+        """Register a function that the reader's thread calls whenever something is buffered; `close` calls it, too."""
         self._buffer.call = call
 
     def ready(self) -> int:
-        """Number of batches (or the end) that `next()` returns without blocking."""
+        """Return the number of batches that `next()` returns without blocking. The end counts as one."""
         return 1 if self._buffer.over else len(self._buffer.items)
 
     def __next__(self) -> list[Item]:
-        """The items of the next batch; blocks until the source has returned them.
+        """Return the items of the next batch. Blocks until the source has returned them.
 
         Raises:
-            StopIteration: The source has ended.
-            Exception: What the source raised.
+            StopIteration: The source is exhausted.
+            Exception: Whatever the source raised.
         """
         values = self._buffer.take()
         if values is None or isinstance(values, StopIteration):
@@ -116,28 +116,36 @@ class SourceReader(Iterator[list[Item]]):
 
 
 class _Buffer:
-    """Passes what the source returned from its thread to the consumer; holds one batch."""
+    """Passes the results of the source from its thread to the consumer. Holds one batch."""
 
     def __init__(self) -> None:
         self.items: deque[Sequence[Any] | Exception] = deque()
         self.over = False
-        """Whether the end was taken."""
+        """Whether the consumer has taken the exception that ended the source."""
         self.call: Callable[[], object] | None = None
         self._changed = threading.Condition()
         self._stopped = False
 
     def put(self, values: Sequence[Any] | Exception) -> bool:
-        """Add a batch, or what ended the source; blocks while the buffer is full. Returns whether to continue."""
+        """Add a batch or the exception that ended the source; block while the buffer is full.
+
+        Returns:
+            Whether to continue.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or not self.items)
             self.items.append(values)
             self._changed.notify_all()
-            if self.call is not None:  # with the lock: once `stop` has returned, it is called no more
+            if self.call is not None:  # with the lock held: it is not called after `stop` has returned
                 self.call()
         return not self._stopped
 
     def take(self) -> Sequence[Any] | Exception | None:
-        """Take the oldest entry; blocks. What ended the source is returned once (its traceback grows); then None."""
+        """Take the oldest entry; block until there is one.
+
+        The exception that ended the source is returned only once, because its traceback grows; after that, None is
+        returned.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self.items or self.over)
             values = self.items.popleft() if self.items else None
@@ -146,9 +154,9 @@ class _Buffer:
             return values
 
     def stop(self) -> None:
-        """End the thread, and wake whoever waits for it."""
+        """End the thread, and wake all threads that wait for the buffer."""
         self._stopped = True
-        with self._changed:  # reentrant: a finalizer may stop it at any moment
+        with self._changed:  # the lock is reentrant: a finalizer may call `stop` at any moment
             self._changed.notify_all()
             call, self.call = self.call, None
             if call is not None:

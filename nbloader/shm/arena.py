@@ -5,7 +5,7 @@
     worker:   ArenaMaps.memory(number) -> write a part
     notebook: ArenaWriter.reader.lend() -> arrays on the arena -> collected -> the arena is free
 
-A worker cannot be stopped from writing. So an arena to which a worker may still write by mistake (a poisoned arena)
+A worker cannot be prevented from writing. So an arena to which a worker may still write by mistake (a poisoned arena)
 is never used again.
 """
 
@@ -21,12 +21,13 @@ from nbloader.shm.segment import Block, FreeSegments, SegmentReader, anonymous_f
 
 
 class ArenaWriter:
-    """The arenas of one loader; a `BlockWriter`.
+    """The arenas of one loader; implements `BlockWriter`.
 
     Args:
-        workers: The uids of the workers that run now.
-        announce: Sends an arena (number, descriptor) to all workers; returns the uids of those who have it.
-        retire: Has these workers forget an arena: (number, uids).
+        workers: Returns the uids of the workers that are running.
+        announce: Sends an arena to all workers, given its number and descriptor. Returns the uids of the workers that
+            have it.
+        retire: Tells workers to forget an arena, given its number and their uids.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class ArenaWriter:
         self._aborted: collections.deque[int] = collections.deque()
 
     def begin(self, nbytes: int) -> Block:
-        """See `BlockWriter`. Workers that start later do not have the arena (`has`)."""
+        """See `BlockWriter`. Workers that start later do not have the arena: see `has`."""
         self._collect()
         size = segment_size(nbytes)
         number = self._free.take(size)
@@ -58,14 +59,14 @@ class ArenaWriter:
         return Block(number, self.reader.mapping(number))
 
     def commit(self, block: Block) -> None:
-        """See `BlockWriter`. The caller reads the arena through `reader`, or has the reader discard it."""
+        """See `BlockWriter`. The caller then reads or discards the arena through `reader`."""
 
     def abort(self, block: Block) -> None:
-        """See `BlockWriter`. Workers may still write to it. Takes no lock: finalizers may call it."""
+        """See `BlockWriter`. Workers may still write to the arena. Takes no lock, since finalizers may call it."""
         self._aborted.append(block.number)
 
     def poison(self, block: Block) -> None:
-        """A worker may still write to it when its batch was read: never use it again."""
+        """Never use an arena again: a worker may still write to it after its batch was read."""
         self._poisoned.add(block.number)
 
     def has(self, worker: int, block: Block) -> bool:
@@ -73,7 +74,7 @@ class ArenaWriter:
         return worker in self._holders.get(block.number, ())
 
     def rest(self) -> None:
-        """There is nothing to do for now: keep one arena of each size."""
+        """Keep only one arena of each size. Called when the loader is idle."""
         self._collect()
         for number in self._free.all_but(1):
             self._forget(number)
@@ -96,7 +97,7 @@ class ArenaWriter:
         return number
 
     def _collect(self) -> None:
-        """Process what was returned: an arena that all workers have and nobody else writes to is free."""
+        """Process the returned arenas: an arena that all workers have and to which nobody still writes is free."""
         while self._aborted:
             number = self._aborted.popleft()
             self._poisoned.add(number)
@@ -118,22 +119,22 @@ class ArenaWriter:
 
 
 class ArenaMaps:
-    """A worker's view of the arenas."""
+    """The arenas, as a worker sees them."""
 
     def __init__(self) -> None:
         self._maps: dict[int, Any] = {}
 
     def add(self, number: int, fd: int) -> None:
-        """Map a new arena; takes ownership of the descriptor."""
+        """Map a new arena. Takes ownership of the descriptor."""
         try:
             self._maps[number] = mapped(fd, os.fstat(fd).st_size)
         finally:
             os.close(fd)
 
     def forget(self, number: int) -> None:
-        """The arena is not used any more."""
+        """Drop an arena that is no longer used."""
         del self._maps[number]
 
     def memory(self, number: int) -> Any:
-        """The memory of an arena; None if this worker does not have it."""
+        """Return the memory of an arena; None if this worker does not have it."""
         return self._maps.get(number)

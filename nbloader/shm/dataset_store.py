@@ -1,7 +1,7 @@
 """Arrays of datasets in memory files that the notebook and all workers share.
 
-`share_array` puts an array into such a file explicitly. `Store` holds the arrays that a dataset's pickle leaves out
-(dataset_payload.py). `file_of` finds the memory file of an array that is in one already, and need not be copied.
+`share_array` explicitly copies an array to such a file. `Store` holds the arrays that a dataset's pickle leaves out
+(dataset_payload.py). `file_of` finds the memory file of an array that is already in one and need not be copied.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from nbloader._util.system import pages_written
 from nbloader.shm.segment import filled_file, mapped
 
 SHARE_FROM = 64 * 1024
-"""Arrays in a dataset from this size on are shared by all workers, bytes; smaller ones are copied to each."""
+"""Arrays in a dataset of at least this size, in bytes, are shared by all workers; smaller ones are copied to each."""
 
 
 class Store:
-    """A memory file with arrays, to which nobody can write any more. The file lives as long as this object.
+    """A sealed memory file that holds arrays. The file exists as long as this object.
 
     Args:
         pieces: The memory of the arrays.
 
     Raises:
-        MemoryError: There is not that much memory left.
+        MemoryError: Not enough memory is left.
     """
 
     def __init__(self, pieces: Sequence[memoryview]) -> None:
@@ -44,20 +44,20 @@ class Store:
         weakref.finalize(self, os.close, self.fd)
 
     def map(self) -> Any:
-        """Map the file copy-on-write: memory to build arrays on, which keeps the store alive."""
+        """Map the file copy-on-write. Returns memory to build arrays on, which keeps the store alive."""
         memory = mapped(self.fd, self.size, private=True)
         memory.store = self
         return memory
 
 
 def share_array(array: np.ndarray[Any, Any]) -> Any:
-    """See `nbloader.share`.
+    """Copy an array to a memory file: see `nbloader.share`.
 
     Args:
-        array: Of any dtype but object.
+        array: An array of any dtype but object.
 
     Raises:
-        MemoryError: There is not that much memory left.
+        MemoryError: Not enough memory is left.
     """
     dense: Any = np.asarray(array, order="K")
     if not (dense.flags.c_contiguous or dense.flags.f_contiguous):
@@ -73,13 +73,13 @@ def share_array(array: np.ndarray[Any, Any]) -> Any:
 
 
 def address_of(raw: memoryview) -> int:
-    """The address at which it begins."""
+    """Return the address at which the memory begins."""
     address: int = np.frombuffer(raw, np.uint8).ctypes.data
     return address
 
 
 def owner_of(raw: memoryview) -> Any:
-    """The object that owns the memory."""
+    """Return the object that owns the memory."""
     owner: Any = raw.obj
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base
@@ -87,7 +87,7 @@ def owner_of(raw: memoryview) -> Any:
 
 
 def store_of(owner: Any) -> Store | None:
-    """The store that is mapped where this object's memory is; None where there is none."""
+    """Return the store whose mapping is this object's memory; None if there is none."""
     return getattr(owner, "store", None) if isinstance(owner, ctypes.Array) else None
 
 
@@ -96,15 +96,19 @@ class Location(NamedTuple):
 
     fd: int
     start: int
-    """Bytes."""
+    """Position of the array in the file, in bytes."""
     private: bool
-    """Whether it is to be mapped copy-on-write."""
+    """Whether to map the file copy-on-write."""
     keeper: Any
-    """Keeps the descriptor open."""
+    """Object that keeps the descriptor open."""
 
 
 def file_of(raw: memoryview) -> Location | None:
-    """The memory file that holds these bytes now; None where there is none, or the notebook has written to its copy."""
+    """Return the memory file that holds these bytes.
+
+    Returns:
+        None if there is none, or if the notebook has written to its private copy.
+    """
     owner = owner_of(raw)
     store = store_of(owner)
     if store is not None:
@@ -122,7 +126,7 @@ def file_of(raw: memoryview) -> Location | None:
 
 
 def _fd_of(storage: Any) -> tuple[int, int]:
-    """The descriptor of a tensor's shared memory and its size, as torch gives them to its own workers; -1 for none."""
+    """Return the descriptor and the size of a tensor's shared memory, which torch sends to its workers; -1 if none."""
     try:
         fd, size = storage._share_fd_cpu_()
         return (fd, size) if os.fstat(fd).st_size >= size else (-1, 0)
@@ -131,7 +135,7 @@ def _fd_of(storage: Any) -> tuple[int, int]:
 
 
 class Origin:
-    """The identity of a buffer's memory: equal for the same memory of the same object, while that object lives."""
+    """The identity of a buffer's memory: equal for the same memory of the same object, as long as the object lives."""
 
     def __init__(self, raw: memoryview) -> None:
         self._span = address_of(raw), raw.nbytes
@@ -149,5 +153,5 @@ class Origin:
 def _reference(owner: Any) -> Any:
     try:
         return weakref.ref(owner)
-    except TypeError:  # bytes and the like
+    except TypeError:  # bytes and similar objects have no weak references
         return lambda: owner

@@ -1,6 +1,6 @@
 """`np.memmap` in a dataset: each worker maps the file itself, and no data is sent.
 
-NumPy's own pickle of a memmap contains all mapped data, once for each worker.
+NumPy's own pickle of a memmap would send all mapped data to each worker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAPS = Path("/proc/self/maps")
 
 
 class MappedFile(NamedTuple):
-    """The identity of a file: there may be another file at its path when a worker opens it."""
+    """The identity of a file: when a worker opens the path, another file may be there."""
 
     path: str
     inode: int
@@ -32,8 +32,9 @@ def reduce(array: Any) -> tuple[Any, tuple[Any, ...]] | None:
         array: An `np.memmap`, or a view of one.
 
     Returns:
-        None if the file does not have the contents of the array: it is no longer at its path, or the array was mapped
-        copy-on-write and written to.
+        A function and its arguments. None if the file does not have the contents of the array: the file is no longer at
+        its path, or the array was mapped copy-on-write and written to. Also None if the array is empty, has negative
+        strides or is not backed by a map.
     """
     memory = getattr(array, "_mmap", None)
     if not isinstance(memory, mmap.mmap) or not array.size or min(array.strides, default=0) < 0:
@@ -56,7 +57,7 @@ def reduce(array: Any) -> tuple[Any, tuple[Any, ...]] | None:
 
 
 def map_contiguous(file: MappedFile, mode: Any, position: int, dtype: Any, shape: tuple[int, ...], order: Any) -> Any:
-    """In a worker: map an array without gaps.
+    """Map an array without gaps. Called in a worker.
 
     Raises:
         FileNotFoundError: The file was deleted, or replaced by another one.
@@ -75,7 +76,7 @@ def map_strided(
     strides: tuple[int, ...],
     writeable: bool,
 ) -> Any:
-    """In a worker: map the part of the file that contains a strided array.
+    """Map the part of the file that contains a strided array. Called in a worker.
 
     Raises:
         FileNotFoundError: The file was deleted, or replaced by another one.

@@ -1,21 +1,23 @@
-"""Shared memory: segments that one process writes a batch into and another reads without a copy.
+"""Shared memory: segments into which one process writes a batch and from which another reads it without a copy.
 
-A segment belongs to the worker that created it. It is lent to the notebook's process with a batch, and goes back when
-the last array or tensor that views it is collected: a consumer that keeps batches costs memory, never correctness. If
-the notebook's process was forked meanwhile, the child may view it as long as it likes: then it is not written again.
+A segment belongs to the worker that created it. It is lent to the notebook's process together with a batch, and is
+returned when the last array or tensor that views it is garbage-collected. So a consumer that keeps batches costs
+memory, never correctness. If the notebook's process was forked in the meantime, the child process may view the segment
+for any length of time; such a segment is not written again.
 
-    worker:   SegmentWriter.begin() -> write -> commit() -> send the number    (abort() where writing failed)
+    worker:   SegmentWriter.begin() -> write -> commit() -> send the number    (abort() if writing failed)
     notebook: SegmentReader.lend() -> arrays on the owner -> the owner is collected -> number back with the next task
 
-A batch that arrives in its message is copied to a slab, where it lies beside others (`SegmentReader.store`).
+A batch that arrives inside its message is copied to a slab, which holds several small batches (`SegmentReader.store`).
 
-`BlockWriter` and `BlockReader` are the protocol of both ends. arena.py has the other writer: segments that several
-workers write at the same time.
+`BlockWriter` and `BlockReader` are the protocols of the two ends. arena.py has the other writer: it creates segments
+that several workers write at the same time.
 
-Segments are memfds: not limited by the size of /dev/shm, and nothing is left behind however a process ends. They are
-allocated when they are created, after a check of the memory that is left, so that exhausted memory is an error here and
-not a SIGBUS later. Reuse is what makes them fast: fresh pages are written at a third of the speed of used ones, so the
-most recently used segment is taken first. Those that were not needed for a while are returned to the system.
+Segments are memfds: they are not limited by the size of /dev/shm, and nothing is left behind, however a process ends.
+Their memory is allocated when they are created, after a check of the available memory. So exhausted memory raises an
+error here and does not cause a SIGBUS later. Reuse makes segments fast: fresh pages are written at a third of the speed
+of used ones, so the most recently used segment is taken first. Segments that were not needed for a while are returned
+to the system.
 """
 
 from __future__ import annotations
@@ -36,37 +38,39 @@ from typing import Any, NamedTuple, Protocol
 from nbloader._util.system import available_memory, cores
 
 ALIGN = 64
-"""Arrays begin at multiples of this within a segment, bytes: a cache line, and enough for any vector instruction."""
+"""Alignment of arrays within a segment, in bytes: a cache line, and sufficient for any vector instruction."""
 
 INLINE_LIMIT = 16 * 1024
-"""A batch smaller than this is sent in its message, bytes: one copy of it is cheaper than a segment's bookkeeping."""
+"""Batches smaller than this (in bytes) are sent inside their message: one copy is cheaper than managing a segment."""
 
 SLAB_SIZE = 4 * INLINE_LIMIT
-"""Memory for small batches: it is free again when nobody views any of them, bytes."""
+"""Size of a slab in bytes. A slab holds small batches, and is free again when nobody views any of them."""
 _SLAB = ctypes.c_char * SLAB_SIZE
 _NO_SLAB = memoryview(bytearray())
 FREE_SLABS = 8
-"""Slabs of one worker that are kept to be used again."""
+"""Maximum number of free slabs per worker that are kept for reuse."""
 
 NO_SEGMENT = -1
-"""In place of a segment's number: the memory is a buffer of this process."""
+"""Takes the place of a segment's number if the memory is a buffer of this process."""
 
 MAX_LENT = 1024
-"""Segments lent at once by one worker before batches are copied out instead: the kernel bounds mappings (65,530)."""
+"""Maximum number of segments of one worker that are lent at a time. Further batches are copied out instead, because the
+kernel limits the number of mappings (65,530)."""
 
 CHECK_FROM = 1 << 20
-"""Memory files from this size on are created only if that much memory is available, bytes: the allocation of a memfd
-does not fail when memory is exhausted, the kernel kills processes instead."""
+"""Memory files of at least this size, in bytes, are created only if that much memory is available. When memory is
+exhausted, allocating a memfd does not fail: the kernel kills processes instead."""
 
 KEEP = 5.0
-"""Seconds for which an unused segment is kept at least, and twice that at most, while others are used. The prefetch
-window grows by up to 16 batches per worker while a batch is late, and their segments would stay until the workers end.
-But fresh pages are slow: while a segment is created a batch is late, for which the window would grow again."""
+"""Minimum time, in seconds, for which an unused segment is kept while others are used; the maximum is twice that. While
+a batch is late, the prefetch window grows by up to 16 batches per worker, and without a limit their segments would stay
+until the workers end. But the time must not be too short, since fresh pages are slow: creating a segment delays a
+batch, and the window would grow again."""
 
 WRITE_SIZE = 16 << 20
-"""Bytes of an array that are written to a memory file with one system call."""
+"""Number of bytes of an array that one system call writes to a memory file."""
 WRITERS = 4
-"""Threads at most that do so."""
+"""Maximum number of threads that write to a memory file."""
 
 
 def aligned(nbytes: int) -> int:
@@ -75,16 +79,19 @@ def aligned(nbytes: int) -> int:
 
 
 def segment_size(nbytes: int) -> int:
-    """The size of the segment for a batch of `nbytes`: rounded up by at most 1/16, so that similar batches reuse it."""
+    """Return the size of the segment for a batch of `nbytes`.
+
+    The size is rounded up by at most 1/16, or to a whole page, so that similar batches can reuse the segment.
+    """
     step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 5))
     return max(1, -(-nbytes // step)) * step
 
 
 def anonymous_file(size: int) -> int:
-    """A memory file that no other user can open and that is deleted with its last descriptor.
+    """Create a memory file that no other user can open and that is deleted when its last descriptor is closed.
 
     Returns:
-        Its descriptor, with `size` bytes allocated.
+        The descriptor of the file, which has `size` bytes allocated.
 
     Raises:
         MemoryError: The machine (or the container) does not have that much memory left.
@@ -103,21 +110,21 @@ def anonymous_file(size: int) -> int:
 
 
 def filled_file(size: int, pieces: list[tuple[int, memoryview]]) -> int:
-    """A memory file that is written now and sealed against later writes.
+    """Create a memory file with the given contents and seal it against later writes.
 
-    Writing 1 GB takes 0.7 s; allocating it first and writing to a mapping takes 0.95 s.
+    Writing 1 GB takes 0.7 s; allocating the file first and writing to a mapping of it takes 0.95 s.
 
     Args:
-        size: Bytes.
-        pieces: What to write where.
+        size: Size of the file in bytes.
+        pieces: Data to write, each with its position in the file.
 
     Returns:
-        Its descriptor.
+        The descriptor of the file.
 
     Raises:
         MemoryError: The machine (or the container) does not have that much memory left.
     """
-    from concurrent.futures import ThreadPoolExecutor  # workers do without
+    from concurrent.futures import ThreadPoolExecutor  # workers do not need it
 
     check_memory(size)
     fd = new_file()
@@ -142,7 +149,7 @@ def filled_file(size: int, pieces: list[tuple[int, memoryview]]) -> int:
 
 
 def seal(fd: int) -> None:
-    """Refuse later writes to a memory file, by any process."""
+    """Seal a memory file, so that no process can write to it any more."""
     if hasattr(fcntl, "F_ADD_SEALS"):
         with contextlib.suppress(OSError):  # a file that is no memfd
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
@@ -168,7 +175,7 @@ def check_memory(size: int) -> None:
 
 
 def new_file() -> int:
-    """An empty memory file. Returns its descriptor."""
+    """Create an empty memory file and return its descriptor."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("nbloader", os.MFD_CLOEXEC | getattr(os, "MFD_ALLOW_SEALING", 0))
     import tempfile  # macOS: an unlinked file
@@ -179,7 +186,7 @@ def new_file() -> int:
 
 
 def no_memory(size: int, why: str) -> MemoryError:
-    """The error for a memory file of `size` bytes that cannot be created."""
+    """Return the error for a memory file of `size` bytes that cannot be created."""
     return MemoryError(
         f"{size / 1e6:,.1f} MB of shared memory could not be allocated ({why}). Use a smaller batch_size, fewer "
         "workers or a smaller prefetch_factor, or give the machine more memory."
@@ -189,17 +196,17 @@ def no_memory(size: int, why: str) -> MemoryError:
 def mapped(fd: int, size: int, *, private: bool = False) -> Any:
     """Map a file into memory, writable, without keeping a descriptor of it.
 
-    `mmap.mmap` keeps a duplicate of the descriptor (optional only since Python 3.13), and a consumer that keeps batches
-    would soon have too many open files. Also, it unmaps before callbacks of weak references run, but pinned memory must
-    be unpinned first.
+    `mmap.mmap` keeps a duplicate of the descriptor (this is optional only since Python 3.13), so a consumer that keeps
+    batches would soon have too many open files. Also, `mmap.mmap` unmaps the memory before the callbacks of weak
+    references run, but pinned memory must be unpinned before it is unmapped.
 
     Args:
-        fd: Its descriptor.
-        size: Bytes.
-        private: Whether to map copy-on-write: what is written stays in this process.
+        fd: Descriptor of the file.
+        size: Size in bytes.
+        private: Whether to map the file copy-on-write, so that writes stay in this process.
 
     Returns:
-        A ctypes array of `size` bytes; whatever is built on it keeps it mapped.
+        A ctypes array of `size` bytes. The file stays mapped as long as this array or anything built on it exists.
 
     Raises:
         OSError: The system's limit on mappings is reached.
@@ -223,27 +230,27 @@ def _libc() -> Any:
 
 
 class FreeSegments:
-    """Segments that are free, the most recently used of each size first. Without I/O.
+    """Free segments; the most recently used segment of each size is taken first. Performs no I/O.
 
-    The last one that was put back is the first to be taken. So the segments that were never needed since the last check
-    are at the other end, and their number is the smallest number of free segments since then.
+    The segment that was put back last is taken first. So the segments that were not needed since the last check are at
+    the other end of the list, and their number is the smallest number of free segments since then.
 
     Args:
-        now: Seconds, of any clock.
+        now: Current time in seconds, of any clock.
     """
 
     def __init__(self, now: float) -> None:
         self._free: dict[int, list[int]] = {}  # by size, the most recently used last
-        self._fewest: dict[int, int] = {}  # smallest number of free ones since the last check, by size
+        self._fewest: dict[int, int] = {}  # smallest number of free segments since the last check, by size
         self._next_check = now + KEEP
 
     def put(self, number: int, size: int) -> None:
-        """A segment of `size` bytes is free."""
+        """Add a free segment of `size` bytes."""
         self._free.setdefault(size, []).append(number)
         self._fewest.setdefault(size, 0)
 
     def take(self, size: int) -> int | None:
-        """A segment of at least `size` bytes and at most twice that; None where there is none."""
+        """Take a segment of at least `size` bytes and at most twice that; None if there is none."""
         fitting = [other for other, free in self._free.items() if free and size <= other <= 2 * size]
         if not fitting:
             return None
@@ -254,7 +261,7 @@ class FreeSegments:
         return number
 
     def unused(self, now: float) -> list[int]:
-        """Take out those that were not needed for `KEEP` seconds. It checks no more often than that."""
+        """Remove and return the segments that were not needed for `KEEP` seconds. Checks at most once in that time."""
         if now < self._next_check:
             return []
         self._next_check = now + KEEP
@@ -269,7 +276,7 @@ class FreeSegments:
         return out
 
     def all_but(self, kept: int) -> list[int]:
-        """Take out all but `kept` of each size."""
+        """Remove and return all but `kept` segments of each size."""
         out: list[int] = []
         for size, free in self._free.items():
             excess = max(0, len(free) - kept)
@@ -292,44 +299,45 @@ class BlockWriter(Protocol):
     """The end that writes batches."""
 
     def begin(self, nbytes: int) -> Block:
-        """Memory for a batch.
+        """Provide memory for a batch.
 
         Args:
-            nbytes: Its size.
+            nbytes: Size of the batch in bytes.
 
         Raises:
-            MemoryError: There is not that much memory left.
-            OSError: It cannot be mapped.
+            MemoryError: Not enough memory is left.
+            OSError: The memory cannot be mapped.
         """
 
     def commit(self, block: Block) -> None:
-        """The batch is written: the reader may read it. The block is used again when the reader returns it."""
+        """Hand a written batch to the reader. The block is reused when the reader has returned it."""
 
     def abort(self, block: Block) -> None:
-        """The batch is not written, and nobody will read it."""
+        """Give up a block whose batch was not written; nobody will read it."""
 
 
 class BlockReader(Protocol):
     """The end that reads batches."""
 
     def lend(self, number: int, nbytes: int) -> Any:
-        """The memory of a batch; the segment is returned when nobody views it any more.
+        """Provide the memory of a batch; the segment is returned when nobody views it any more.
 
         Args:
-            number: Of the segment.
-            nbytes: Size of the batch.
+            number: Number of the segment.
+            nbytes: Size of the batch in bytes.
         """
 
     def discard(self, number: int) -> None:
-        """The batch in this segment is not wanted: return the segment."""
+        """Return a segment whose batch is not needed."""
 
 
 class SegmentWriter:
-    """A worker's segments.
+    """The segments of one worker.
 
     Args:
-        announce: Notifies the reader of a new segment: (number, descriptor). Called before the segment's first batch.
-        retire: Notifies the reader that these segments are no longer used: (numbers).
+        announce: Notifies the reader of a new segment, given its number and its descriptor. Called before the segment's
+            first batch is sent.
+        retire: Notifies the reader that segments are no longer used, given their numbers.
     """
 
     def __init__(self, announce: Callable[[int, int], object], retire: Callable[[list[int]], object]) -> None:
@@ -367,16 +375,16 @@ class SegmentWriter:
             self.give_back([block.number])
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Nobody views these segments any more: they are written again."""
+        """Reuse these segments: nobody views them any more."""
         for number in numbers:
             self._free.put(number, self._sizes[number])
 
     def discard(self, numbers: list[int]) -> None:
-        """These segments must not be written again: see `SegmentReader.inherited`."""
+        """Drop segments that must not be written again: see `SegmentReader.inherited`."""
         self._drop(numbers)
 
     def rest(self) -> None:
-        """There is nothing to do for now: keep one segment of each size, for the first batch of the next epoch."""
+        """Keep only one segment of each size, for the first batch of the next epoch. Called when idle."""
         self._drop(self._free.all_but(1))
 
     def _create(self, size: int) -> int:
@@ -404,11 +412,11 @@ class SegmentWriter:
 
 
 class _Forks:
-    """How often this process was forked, or about to be."""
+    """A counter that changes whenever this process forks, before and after the fork."""
 
     def __init__(self) -> None:
         self.count = 0
-        if hasattr(os, "register_at_fork"):  # twice: other threads run between the first one and the fork
+        if hasattr(os, "register_at_fork"):  # twice: other threads run between the first call and the fork
             os.register_at_fork(before=self._add, after_in_parent=self._add)
 
     def _add(self) -> None:
@@ -419,25 +427,25 @@ _forks = _Forks()
 
 
 class SegmentReader:
-    """The notebook's view of the segments of one writer."""
+    """The segments of one writer, as the notebook's process sees them."""
 
     def __init__(self) -> None:
         self._maps: dict[int, tuple[Any, Any]] = {}
         self._lent: dict[int, weakref.ref[Any]] = {}
         self.returned: collections.deque[int] = collections.deque()
-        """Segments without views: the worker may write them again. It is notified with its next task."""
+        """Segments that nobody views: the worker may write to them again. It is notified with its next task."""
         self.inherited: collections.deque[int] = collections.deque()
-        """Segments without views in this process that a forked copy of it may still view: they must not be written
-        again. The worker is notified before its next task."""
+        """Segments that this process does not view any more, but that a forked copy of it may still view: they must not
+        be written again. The worker is notified before its next task."""
         self._slab = _NO_SLAB
-        """Where small batches are stored, one behind the other."""
+        """The current slab: small batches are stored in it one after the other."""
         self._stored = 0
-        """Bytes of it that are in use, or were."""
+        """Number of bytes of the slab that are or were in use."""
         self._slabs: dict[int, weakref.ref[Any]] = {}
         self._free_slabs: list[Any] = []
 
     def add(self, number: int, fd: int) -> None:
-        """Map a new segment; takes ownership of the descriptor."""
+        """Map a new segment. Takes ownership of the descriptor."""
         try:
             size = os.fstat(fd).st_size
             self._maps[number] = mapped(fd, size), ctypes.c_char * size
@@ -445,14 +453,14 @@ class SegmentReader:
             os.close(fd)
 
     def forget(self, number: int) -> None:
-        """The segment is not used any more; it is unmapped when nobody views it."""
+        """Drop a segment that is no longer used. It is unmapped when nobody views it any more."""
         del self._maps[number]
 
     def store(self, batch: memoryview) -> Any:
-        """Copy a batch that has arrived in a message.
+        """Copy a batch that has arrived inside a message.
 
         Returns:
-            A buffer of the same size, in shared memory unless that is exhausted.
+            A buffer of the same size: in shared memory, unless that is exhausted or the batch is larger than a slab.
         """
         start, end = self._stored, self._stored + batch.nbytes
         if end > self._slab.nbytes:
@@ -465,8 +473,8 @@ class SegmentReader:
         return memory
 
     def _begin_slab(self) -> bool:
-        """Store batches in another slab. False if the system provides none."""
-        self._slab = _NO_SLAB  # it may be free now
+        """Continue with another slab. Returns False if the system provides none."""
+        self._slab = _NO_SLAB  # the old slab may become free now
         if self._free_slabs:
             memory = self._free_slabs.pop()
         else:
@@ -487,11 +495,11 @@ class SegmentReader:
         return True
 
     def lend(self, number: int, nbytes: int) -> Any:
-        """The memory of a segment to build arrays on; when the last of them is collected the segment is returned.
+        """Provide a segment's memory to build arrays on; the segment is returned when the last array is collected.
 
         Returns:
             A buffer of at least `nbytes` bytes: a ctypes array on the segment, or a private copy if so many segments
-            are lent already that the kernel's limit on mappings is near.
+            are already lent that the kernel's limit on mappings is near.
         """
         memory, array_type = self._maps[number]
         if len(self._lent) >= MAX_LENT:
@@ -499,7 +507,7 @@ class SegmentReader:
             self.returned.append(number)
             return copy
         # The object of the weak reference must be the one that NumPy keeps as the arrays' base. NumPy looks through a
-        # memoryview to the object below it, so a reference to one would die while arrays still use the memory.
+        # memoryview to the object below it, so a reference to a memoryview would die while arrays use the memory.
         owner = array_type.from_buffer(memory)
         self._lent[number] = weakref.ref(
             owner, functools.partial(_return, self._lent, self.returned, self.inherited, number, _forks.count)
@@ -507,23 +515,23 @@ class SegmentReader:
         return owner
 
     def mapping(self, number: int) -> Any:
-        """The whole segment, a ctypes array; it stays mapped as long as this or anything built on it lives."""
+        """Return the whole segment as a ctypes array; it stays mapped while this or anything built on it lives."""
         memory, _array_type = self._maps[number]
         return memory
 
     def discard(self, number: int) -> None:
-        """The batch in this segment is not wanted."""
+        """Return a segment whose batch is not needed."""
         self.returned.append(number)
 
     def take_returned(self) -> list[int]:
-        """Empty `returned`. Safe while another thread drops arrays."""
+        """Remove and return all numbers in `returned`. Safe while another thread drops arrays."""
         out = []
         while self.returned:
             out.append(self.returned.popleft())
         return out
 
     def take_inherited(self) -> list[int]:
-        """Empty `inherited`. Safe while another thread drops arrays."""
+        """Remove and return all numbers in `inherited`. Safe while another thread drops arrays."""
         out = []
         while self.inherited:
             out.append(self.inherited.popleft())

@@ -36,25 +36,26 @@ def share(obj: Any) -> Any:
     **Arrays.** Without `share`, an array of 64 kB or more exists twice: once in the notebook, and once for all workers
     together. An `np.memmap` needs no `share`: every process reads it from its file. Writes are private
     (copy-on-write): a process that writes to the array gets its own copy of the page, and the other processes do not
-    see the change. Workers that start later see what the notebook has written; they then have a copy of the array in
-    common.
+    see the change. Workers that start later see what the notebook has written; these workers then share a separate copy
+    of the array.
 
-    **Lists, tuples and dicts.** Without `share`, Python objects exist once more in each worker that uses them. A shared
-    list or dict is read-only. It has the pickles of its items in one piece of memory, and each access unpickles one of
-    them (a dict with a list of four numbers: 3 us), so that every access returns a new object. Texts, `bytes` and
-    numbers are kept as they are and take less memory than in Python. What two items have in common is in both.
+    **Lists, tuples and dicts.** Without `share`, each worker that uses Python objects has its own copy of them. A
+    shared list or dict is read-only. It stores the pickles of its items in one block of memory. Each access unpickles
+    one item (3 us for a dict with a list of four numbers), so every access returns a new object. Strings, `bytes` and
+    numbers are stored without pickling and take less memory than in Python. An object that two items have in common is
+    stored with both.
 
     Args:
         obj: A NumPy array of any shape, and of any dtype but object; a list, tuple or dict with items that can be
-            pickled. The keys of a dict are texts, `bytes`, numbers, None, or tuples or frozensets of these.
+            pickled. The keys of a dict are strings, `bytes`, numbers, None, or tuples or frozensets of these.
 
     Returns:
         An array of the same shape, dtype and contents; a read-only `Sequence` for a list or tuple, a read-only
         `Mapping` for a dict.
 
     Raises:
-        TypeError: It is none of these. A tensor is shared by its own `share_memory_()`, and not copied either.
-        MemoryError: There is not that much memory left.
+        TypeError: `obj` is none of these. Share a tensor with its method `share_memory_()`: it is not copied either.
+        MemoryError: Not enough memory is left.
     """
     if isinstance(obj, (SharedSequence, SharedMapping)):
         return obj

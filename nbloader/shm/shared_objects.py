@@ -2,12 +2,13 @@
 
     list -> one memory file: the pickles of the items, one after the other, and where each begins
 
-Processes that read Python objects write to them: each access changes a reference count. Objects that are shared by
-fork are therefore copied to each worker page by page, as an epoch goes on. Bytes are not, so that one copy serves the
-notebook and all workers. Texts, `bytes`, and numbers of one type are kept without pickles.
+A process that reads a Python object also writes to it, because each access changes a reference count. Objects that are
+shared by fork are therefore copied to each worker, page by page, as an epoch goes on. Pickles in a memory file are not
+copied, so one copy serves the notebook and all workers. Strings, `bytes`, and numbers of one type are stored without
+pickling.
 
-Classes and functions of the notebook, which workers cannot import, are in a table beside the items: an item's pickle
-holds their number.
+Workers cannot import classes and functions that are defined in the notebook. These are kept in a table next to the
+items, and an item's pickle refers to them by number.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ _NUMBERS: dict[type, type] = {int: np.int64, float: np.float64, bool: np.bool_}
 
 
 class _Globals:
-    """Classes and functions that the items of one container refer to and that workers cannot import."""
+    """Table of the classes and functions that the items of one container refer to and that workers cannot import."""
 
     def __init__(self) -> None:
         self.key = uuid.uuid4().bytes
-        """Says in a pickle which table is meant."""
+        """Identifies the table in a pickle."""
         self.objects: list[Any] = []
         self._numbers: dict[int, int] = {}
 
     def number_of(self, obj: Any) -> int:
-        """Its number in the table; it is added if it is new."""
+        """Return the number of an object in the table; an object that is not in the table is added."""
         number = self._numbers.setdefault(id(obj), len(self.objects))
         if number == len(self.objects):
             self.objects.append(obj)
@@ -68,7 +69,7 @@ _tables: weakref.WeakValueDictionary[bytes, _Globals] = weakref.WeakValueDiction
 
 
 def _global(key: bytes, number: int) -> Any:
-    """In the pickle of an item: a class or function of the notebook."""
+    """Look up a class or function of the notebook. The pickles of items refer to this function."""
     return _tables[key].objects[number]
 
 
@@ -92,14 +93,14 @@ class _ItemPickler(pickle.Pickler):
 
 
 class _Packed(Protocol):
-    """Items in arrays."""
+    """Items that are stored in arrays."""
 
     @property
     def arrays(self) -> list[np.ndarray[Any, Any]]:
-        """The arrays that hold them."""
+        """The arrays that hold the items."""
 
     def item(self, position: int) -> Any:
-        """One of them, from 0 to their number - 1."""
+        """Return the item at a position, from 0 to the number of items - 1."""
 
 
 class _Numbers:
@@ -115,7 +116,7 @@ class _Numbers:
 
 
 class _Records:
-    """Items of various sizes: pickles, texts or bytes."""
+    """Items of various sizes: pickles, strings or bytes."""
 
     decode: Callable[[memoryview], Any]
 
@@ -160,7 +161,7 @@ def _pack(items: Sequence[Any], table: _Globals) -> _Packed:
     if kind is str:
         try:
             return _Texts(*_joined([text.encode() for text in items]))
-        except UnicodeEncodeError:  # half of a surrogate pair
+        except UnicodeEncodeError:  # a lone surrogate
             return _pickled(items, table)
     return _pickled(items, table)
 
@@ -182,7 +183,7 @@ def _pickled(items: Sequence[Any], table: _Globals) -> _Pickles:
 
 
 def _shared(*packed: _Packed) -> list[Any]:
-    """The same in one memory file."""
+    """Copy packed items to one memory file and return the copies."""
     arrays = [array for part in packed for array in part.arrays]
     memory = Store([array.data.cast("B") if array.nbytes else memoryview(b"") for array in arrays]).map()
     copies = []
@@ -197,7 +198,7 @@ def _shared(*packed: _Packed) -> list[Any]:
 
 
 class _Fixed:
-    """What cannot be changed."""
+    """Base class of the containers: they cannot be changed."""
 
     _name: str
 
@@ -217,10 +218,10 @@ class _Fixed:
 
 
 class SharedSequence(_Fixed, Sequence[T], Generic[T]):
-    """A list in shared memory, read-only. `nbloader.share(list)` creates it.
+    """A read-only list in shared memory, created by `nbloader.share(list)`.
 
-    Each access to an item returns a new object, equal to the one that was shared: what is done to that object is seen
-    by nobody else. A slice is a list.
+    Each access to an item returns a new object that equals the shared one. Changes to this object are visible nowhere
+    else. A slice is a list.
     """
 
     _name = "list"
@@ -263,7 +264,7 @@ class SharedSequence(_Fixed, Sequence[T], Generic[T]):
 
     @property
     def nbytes(self) -> int:
-        """Its size in memory, bytes."""
+        """Size in memory, in bytes."""
         return sum(array.nbytes for array in self._items.arrays)
 
     def __repr__(self) -> str:
@@ -273,10 +274,10 @@ class SharedSequence(_Fixed, Sequence[T], Generic[T]):
 
 
 class SharedMapping(_Fixed, Mapping[K, V], Generic[K, V]):
-    """A dict in shared memory, read-only. `nbloader.share(dict)` creates it.
+    """A read-only dict in shared memory, created by `nbloader.share(dict)`.
 
-    Each access to a value returns a new object, equal to the one that was shared: what is done to that object is seen
-    by nobody else. Keys are found by a hash of their own, since Python's hashes of texts differ between processes.
+    Each access to a value returns a new object that equals the shared one. Changes to this object are visible nowhere
+    else. Keys are looked up with a separate hash function, since Python's hashes of strings differ between processes.
     """
 
     _name = "dict"
@@ -311,8 +312,8 @@ class SharedMapping(_Fixed, Mapping[K, V], Generic[K, V]):
         return self._find(key) >= 0
 
     def _find(self, key: Any) -> int:
-        """The position of a key; -1 if it is not there."""
-        hash(key)  # a TypeError for what cannot be a key
+        """Return the position of a key; -1 if it is not there."""
+        hash(key)  # raises TypeError for an object that cannot be a key
         try:
             hashed = _hash(key)
         except TypeError:
@@ -331,7 +332,7 @@ class SharedMapping(_Fixed, Mapping[K, V], Generic[K, V]):
 
     @property
     def nbytes(self) -> int:
-        """Its size in memory, bytes."""
+        """Size in memory, in bytes."""
         parts = self._keys, self._values, self._hashes, self._positions
         return sum(array.nbytes for part in parts for array in part.arrays)
 
@@ -342,7 +343,7 @@ class SharedMapping(_Fixed, Mapping[K, V], Generic[K, V]):
 
 
 def _hash(key: Any) -> int:
-    """A number from 0 to 2**64 - 1 that is the same in all processes, and for equal keys.
+    """Return a number from 0 to 2**64 - 1 that is the same in all processes, and the same for equal keys.
 
     Raises:
         TypeError: See `_canonical`.
@@ -352,17 +353,17 @@ def _hash(key: Any) -> int:
     if isinstance(key, (int, float, np.number, np.bool_)):
         try:
             whole = int(key)
-        except (OverflowError, ValueError):  # infinity, not a number
+        except (OverflowError, ValueError):  # infinity or NaN
             return 0
         return (whole if whole == key else hash(float(key))) & _MASK
     return int.from_bytes(hashlib.blake2b(_canonical(key), digest_size=8).digest(), "little")
 
 
 def _canonical(key: Any) -> bytes:
-    """Bytes that are equal for equal keys: 1, 1.0, True and np.int64(1) are equal.
+    """Return bytes that are equal for equal keys: 1, 1.0, True and np.int64(1) are equal.
 
     Raises:
-        TypeError: For keys of another type it is not known when they are equal.
+        TypeError: The key has another type, for which it is not known when keys are equal.
     """
     if isinstance(key, str):
         return b"s" + key.encode("utf-8", "surrogatepass")

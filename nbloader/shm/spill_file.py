@@ -1,4 +1,4 @@
-"""What a pickler writes to: small pickles stay in memory, large ones go to a memory file while they are written."""
+"""The file that a pickler writes to: small pickles stay in memory, large ones are written to a memory file."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ import weakref
 from nbloader.shm.segment import CHECK_FROM, check_memory, new_file, no_memory, seal
 
 SPILL_FROM = 1 << 20
-"""Pickles from this size on are in a memory file, bytes; smaller ones are sent to each worker in its first message."""
+"""Pickles of at least this size, in bytes, are kept in a memory file; each worker gets smaller ones in a message."""
 CHECK_EVERY = 64 << 20
-"""Bytes after which the memory that is left is checked again."""
+"""Number of bytes after which the available memory is checked again."""
 ENDS = 256 * 1024
-"""Size of each end of a large pickle that is searched for the modules that it needs, bytes."""
+"""Number of bytes at each end of a large pickle that are searched for the modules that the pickle needs."""
 
 
 class SpillFile:
-    """A file object that is written to once.
+    """A file object that is written once.
 
-    A pickle of 200 MB would otherwise be in memory three times: in the pickler's buffer, in the bytes that it returns,
-    and in each message to a worker. Objects of 64 KiB and more are written by `pickle` without a copy of its own.
+    Without it, a pickle of 200 MB would be in memory three times: in the pickler's buffer, in the bytes that the
+    pickler returns, and in each message to a worker. `pickle` writes objects of 64 KiB and more without copying them.
     """
 
     def __init__(self) -> None:
-        import hashlib  # 3 ms, which workers do without
+        import hashlib  # takes 3 ms; workers do not need it
 
         self.fd = -1
-        """The memory file; -1 while the content is small."""
+        """Descriptor of the memory file; -1 while the content is small."""
         self.size = 0
-        """Bytes written."""
+        """Number of bytes written."""
         self._buffer = bytearray()
         self._checked = 0
         self._hash = hashlib.sha256(usedforsecurity=False)
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Append.
+        """Append data.
 
         Raises:
-            MemoryError: There is not that much memory left.
+            MemoryError: Not enough memory is left.
         """
         view = memoryview(data).cast("B")
         self.size += view.nbytes
@@ -65,27 +65,27 @@ class SpillFile:
                 raise no_memory(self.size, error.strerror or "unknown reason") from error
 
     def finish(self) -> bytes:
-        """Nothing more follows. Returns the content, or nothing if it is in the file."""
+        """Finish writing. Returns the content, or empty bytes if the content is in the file."""
         if self.fd >= 0:
             seal(self.fd)
         return bytes(self._buffer)
 
     def view(self) -> memoryview:
-        """The content, if it is in the file."""
+        """Map the file and return its content. The content must be in the file."""
         return memoryview(mmap.mmap(self.fd, self.size, prot=mmap.PROT_READ))
 
     @property
     def digest(self) -> bytes:
-        """Equal for equal contents of a file; empty for a small content."""
+        """Hash of the content of a file, equal for equal contents; empty if the content is small."""
         return self._hash.digest() if self.fd >= 0 else b""
 
     @property
     def ends(self) -> bytes:
-        """The first and the last bytes of a file: there a pickle has the code of the notebook, not in the data."""
+        """The first and the last bytes of the file: a pickle has the notebook's code there, not among the data."""
         return os.pread(self.fd, ENDS, 0) + os.pread(self.fd, ENDS, max(0, self.size - ENDS))
 
     def close(self) -> None:
-        """Release the memory of the file; processes that have it mapped keep it."""
+        """Release the memory of the file. Processes that have mapped the file keep it."""
         if self.fd >= 0:
             self._finalizer()
             self.fd = -1
