@@ -298,7 +298,7 @@ def _python_words(seed: int) -> list[tuple[int, ...]]:
 
 
 def _numpy_words(seed: int) -> list[bytes]:
-    """Return the state words of a new `np.random.RandomState(seed)`, before the first draw and after up to 624 draws."""
+    """Return the state words of a new `np.random.RandomState(seed)`, before any draw and after up to 624 draws."""
     generator = np.random.MT19937()
     generator._legacy_seeding(seed)
     words = [generator.state["state"]["key"].tobytes()]
@@ -380,7 +380,7 @@ class _NumpyMemory:
         self._known: tuple[Any, memoryview | None, memoryview | None] = (None, None, None)
 
     def _memory_of(self, generator: Any) -> tuple[memoryview | None, memoryview | None]:
-        """Return the memory of the global generator and of the cached normal number; None if the layout is not known."""
+        """Return the memory of the global generator and of the cached normal number; None if it is not known."""
         known, memory, gauss = self._known
         if known is not generator:
             memory = gauss = None
