@@ -275,7 +275,7 @@ def test_after_a_timeout_another_worker_produces_the_batch():
     dataset = Hangs(40, 13, once=True)
     with threaded(dataset, batch_size=4, timeout=1, on_timeout="restart") as loader:
         assert flat(loader) == list(range(40))
-    assert dataset.cancelled == [13]
+        wait_for(lambda: dataset.cancelled == [13])
 
 
 # ---- random numbers

@@ -404,7 +404,7 @@ def test_exhausted_memory_raises_an_error_with_advice(monkeypatch):
 
 @pytest.mark.parametrize("chunk", [None, 8])
 def test_workers_free_memory_between_epochs_and_the_next_epoch_is_right(chunk, monkeypatch):
-    monkeypatch.setattr(engine, "REST", 0.1)
+    monkeypatch.setattr(engine, "MEMORY_RELEASE_DELAY", 0.1)
     with DataLoader(Images(160), 16, num_workers=2, chunk_size=chunk, persistent_workers=True) as loader:
 
         def segments():

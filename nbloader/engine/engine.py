@@ -324,7 +324,7 @@ class Engine:
         """
         while True:
             kind = self._config.kind
-            setup = self._group.pack(dataset, collate_fn, worker_init_fn, on_error)
+            setup = self._group.pack(kind, dataset, collate_fn, worker_init_fn, on_error)
             if setup is None:
                 return False
             differs: bool | None = self._exclusively(self._load, kind, setup)

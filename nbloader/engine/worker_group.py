@@ -27,7 +27,7 @@ from nbloader.transport.messages import (
     WorkerLaunched,
     WorkerMessage,
 )
-from nbloader.workers.api import WorkerHandle, WorkerPool, WorkerSetup
+from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerPool, WorkerSetup
 from nbloader.workers.status import PRODUCING
 from nbloader.workers.worker_view import WorkerView
 
@@ -114,16 +114,25 @@ class WorkerGroup:
 
     # ---- start --------------------------------------------------------------------------------------------------
 
-    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> WorkerSetup | None:
+    def pack(
+        self, kind: WorkerKind, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any
+    ) -> WorkerSetup | None:
         """What workers are given when they start; None if they have it already. Called without holding the lock.
+
+        Args:
+            kind: The kind of the workers, as the caller knows it: the group may be given another one meanwhile.
+            dataset: See `WorkerKind.pack`.
+            collate_fn: See `WorkerKind.pack`.
+            worker_init_fn: See `WorkerKind.pack`.
+            on_error: See `WorkerKind.pack`.
 
         Raises:
             DatasetTransferError: It cannot be given to them.
         """
         old = self._setup
-        if old is not None and self._config.kind.connected and old.holds(dataset, collate_fn, worker_init_fn, on_error):
+        if old is not None and kind.connected and old.holds(dataset, collate_fn, worker_init_fn, on_error):
             return None
-        return self._config.kind.pack(dataset, collate_fn, worker_init_fn, on_error)
+        return kind.pack(dataset, collate_fn, worker_init_fn, on_error)
 
     def load(self, setup: WorkerSetup) -> bool:
         """Take what workers are given when they start. Running workers keep what they have until they are restarted.

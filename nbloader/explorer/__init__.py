@@ -1,13 +1,13 @@
-"""The explorer: browse the samples of a dataset or of a loader, also while the loader runs.
+"""The explorer: browse the samples of a dataset or a loader, even while the loader runs.
 
     statistics.js, explorer.js  what is on screen -> {"kind": "want", "indices": [...]}     one view, any number of them
     widget.Explorer          messages in, cards and samples out; selection; the static form
     fetcher.SampleFetcher    one thread: requests -> workers of the loader's kinds -> descriptions
-    requests.RequestQueue    which sample is read next: on screen first, what was scrolled past dropped
+    requests.RequestQueue    which sample is read next: those on screen first; those scrolled past are dropped
     reader.SampleReader      in a worker: dataset[i], timed, with its own seed -> description
     fields, pictures, values in a worker: what a sample consists of, figures, PNG
     sources                  what can be explored
-    scan, table, problems    which samples a scan reads next; what is known of samples; what is wrong with them
+    scan, table, problems    which samples a scan reads next; facts about samples; problems of samples
 
 **State.** Each worker has the dataset. The notebook's own object is called only by worker threads, which are used for
 data in memory, for streams, and for a dataset that cannot be sent to processes. The fetcher keeps
@@ -21,7 +21,7 @@ ends after a minute without a request, with its workers.
 **Messages.** From a view: `want` (what is on screen; replaces the last one), `open`, `draws`, `order`, `select`,
 `give_up`, `retry`, `scan`, `stats`, `filter`. To views: `state`, `cards`, `sample`, `draw`, `delivered`, `order`,
 `selected`, `again`, `show`, `scan`, `stats`. Cards and samples carry pictures as binary buffers. A lost view (a
-reloaded page) starts anew with `ready`; a lost kernel leaves the static form.
+reloaded page) starts over with `ready`; a lost kernel leaves the static form.
 
 **Failures.** A sample that raises, hangs or kills its worker is shown in its place (`fetcher.py` lists them). Nothing
 that a sample contains becomes HTML: `textContent` in the browser, `html.escape` in the static form.

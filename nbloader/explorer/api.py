@@ -1,4 +1,4 @@
-"""`nbloader.explore`: opens an explorer; `nbloader.explore.renderer` registers how values are drawn."""
+"""`nbloader.explore`: opens an explorer; `nbloader.explore.renderer` registers a function that draws values."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ class Explore:
         are not affected.
 
         Args:
-            x: A map dataset, an iterable dataset, torch's loader, a loader of nbloader (also while it runs), an array,
-                a list, or a dict of columns. For a loader, the samples of its dataset are shown.
+            x: A map dataset, an iterable dataset, torch's loader, an nbloader loader (even while it runs), an array, a
+                list, or a dict of columns. For a loader, the samples of its dataset are shown.
             num_workers: Number of workers, each of which reads one sample at a time. A stream is read by one worker.
-            workers: "process", "thread", or None: the kind of the loader; threads for data in memory and streams;
-                otherwise processes. A dataset that cannot be sent to processes is read in threads, and a line says so.
+            workers: "process" or "thread"; by default the loader's kind, threads for data in memory and streams, and
+                otherwise processes. A dataset that cannot be sent to processes is read in threads, and a note says so.
             seed: Seed of random augmentation: sample `i` is the same each time it is read.
             buffer: Number of samples of a stream that can be shown, from its beginning. They are kept in memory.
-            normalization: Mean and standard deviation of the channels, which are undone where pictures of floats are
-                drawn; figures stay as they are. None: that of a `Normalize` among the dataset's transforms, if there is
-                one. False: pictures are drawn as they are.
+            normalization: Mean and standard deviation of the channels, to undo the normalization when pictures of
+                floats are drawn; figures are not affected. None uses the `Normalize` among the dataset's transforms, if
+                there is one. False draws pictures as they are.
 
         Returns:
-            The explorer. It is shown where a cell ends with it, or by `show()`.
+            The explorer. It is shown if it is the last expression of a cell, or by `show()`.
 
         Raises:
             TypeError: `x` has no samples.
-            ValueError: A number is not positive, or `normalization` is none.
+            ValueError: A number is not positive, or `normalization` is invalid.
             RuntimeError: This is not a notebook.
         """
         from IPython import get_ipython
@@ -82,7 +82,7 @@ class Explore:
                 return matplotlib.cm.viridis(value / value.max())[..., :3]
 
         Args:
-            applies: The name of a field ("depth", or "meta.depth"), a type, or a function of name and value.
+            applies: The name of a field ("depth", or "meta.depth"), a type, or a predicate on name and value.
 
         Returns:
             A decorator that returns the function unchanged.
@@ -95,11 +95,11 @@ class Explore:
         return register
 
     def clear_renderers(self) -> None:
-        """Forget the renderers that were registered."""
+        """Unregister all renderers."""
         self._renderers.clear()
 
     def __repr__(self) -> str:
-        """The name by which it is called."""
+        """Return one line that says how to use it."""
         return "<nbloader.explore: call it with a dataset or a loader>"
 
 

@@ -1,4 +1,4 @@
-"""A batch in the explorer: its samples as they were delivered, and the batch itself, as the loop got it."""
+"""A batch in the explorer: its samples as they were delivered, and the batch itself, as the loop received it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from nbloader.workers.in_process import FailedSample, fetch_samples
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 MAX_LISTED = 32
-"""Dataset indices that a note lists."""
+"""Maximum number of dataset indices that a note lists."""
 WHOLE = -1
-"""In place of a position: the batch itself."""
+"""Stands for the batch itself, in place of a position."""
 
 
 class BatchSamples:
-    """The samples of one batch, by their position. All of them are made when the first one is asked for, and kept.
+    """The samples of one batch, by position. All of them are produced when the first one is requested, and kept.
 
     Args:
         dataset: The loader's dataset.
-        parts: Dataset indices and seed of each part of the batch that has a seed of its own.
+        parts: Dataset indices and seed of each part of the batch that has its own seed.
         on_error: What the loader does with a sample that raises.
-        batched: Whether samples make batches.
-        asynchronous: Whether samples are awaited. Each of them has a seed of its own.
-        title: What it is called.
-        whole: Makes the batch with a dataset, on the thread of a worker.
-        workers: The kind of workers that suits it.
-        worker_init_fn: The loader's.
+        batched: Whether samples are collated into batches.
+        asynchronous: Whether samples are awaited. Then each of them has its own seed.
+        title: Name of the batch.
+        whole: Produces the batch from a dataset, on the thread of a worker.
+        workers: The kind of workers that suits the dataset.
+        worker_init_fn: The loader's `worker_init_fn`.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class BatchSamples:
         self._batched = batched
         self._asynchronous = asynchronous
         self.title = title
-        """What it is called."""
+        """Name of the batch."""
         self.workers = workers
-        """The kind of workers that suits it."""
+        """The kind of workers that suits the dataset."""
         self.worker_init_fn = worker_init_fn
-        """The loader's."""
+        """The loader's `worker_init_fn`."""
         self._whole = whole
         indices = self.indices
         more = ", ..." if len(indices) > MAX_LISTED else ""
         listed = ", ".join(clean(index, 40) for index in indices[:MAX_LISTED])
         self.note = f"Numbers are positions in the batch; dataset indices: {listed}{more}."
-        """Which samples it has."""
+        """Describes which samples the batch has."""
         self._made: list[Any] | None = None
 
     @property
@@ -75,7 +75,7 @@ class BatchSamples:
         return sum(len(indices) for indices, _seed in self._parts)
 
     def __getitem__(self, position: int) -> Any:
-        """A sample, or the whole batch; a coroutine, if the dataset is asynchronous.
+        """Return a sample, or a coroutine if the dataset is asynchronous; for `WHOLE`, return the batch.
 
         Raises:
             Exception: Whatever the dataset raises.
@@ -92,7 +92,7 @@ class BatchSamples:
         return sample
 
     def forget(self) -> None:
-        """Make the samples anew when they are asked for again."""
+        """Forget the samples: they are produced again when they are requested."""
         self._made = None
 
     def _make(self, indices: Any, seed: int) -> Sequence[Any]:
@@ -109,7 +109,7 @@ class BatchSamples:
 
 
 def facts(content: Mapping[str, Any]) -> str:
-    """What a batch consists of, in one line.
+    """Describe what a batch consists of, in one line.
 
     Args:
         content: What was read of the batch itself (`ReadSample.content`).

@@ -3,13 +3,13 @@
     any thread      want, scan, ask, give_up, retry -> RequestQueue, under the lock -> wake
     this thread     take -> Task (one sample, its own seed) -> WorkerPool -> ReadSample -> on_read([(request, sample)])
 
-One thread owns the pool: it starts workers, gives each of them one request at a time, and receives. It blocks on the
-pool's descriptor and a wake-up. It starts with the first request and ends, with its workers, after `IDLE` seconds
-without one; the next request starts another.
+One thread owns the pool: it starts workers, gives each of them one request at a time, and receives the samples. It
+blocks on the pool's file descriptor and a wake-up. It starts with the first request and ends, with its workers, after
+`IDLE` seconds without a request; the next request starts a new thread.
 
-A worker that has read a sample gets its next request before the sample is reported. The first sample of what a view
-wants is reported at once, and so is one that was asked for; the others are collected for up to `COLLECT` seconds, since
-each report becomes a message, which costs three processes a millisecond each.
+A worker that has read a sample gets its next request before the sample is reported. The first sample that a view wants
+is reported at once, and so is one requested by `ask`; the others are collected for up to `COLLECT` seconds, since each
+report becomes a message, which costs three processes a millisecond each.
 
 | what fails                             | consequence                                                               |
 |----------------------------------------|---------------------------------------------------------------------------|
@@ -53,22 +53,23 @@ log = logging.getLogger(__name__)
 IDLE = 60.0
 """Seconds without a request after which the workers end."""
 PATIENCE = 2.0
-"""Seconds that all workers may be busy with one sample each, until another worker is started for the others."""
+"""Seconds that all workers may be busy with one sample each, until another worker is started for the waiting
+requests."""
 COLLECT = 0.016
 """Seconds between two reports of samples that are only on screen. A page draws no more often."""
 SPARE = 4
-"""Workers that may be started beyond the usual number, because others hang."""
+"""Number of extra workers that may be started because others hang."""
 GRACE = 0.5
-"""Seconds that workers get to end by themselves."""
+"""Seconds that workers get to exit by themselves."""
 CACHE_BYTES = 64 << 20
 """Memory for samples that were read."""
 MAX_FAILED_STARTS = 3
-"""Workers in a row that may die before they are ready."""
+"""Number of consecutive workers that may die before they are ready."""
 
 
 @dataclass(slots=True)
 class _Reading:
-    """A request that a worker has."""
+    """A request that a worker is processing."""
 
     request: Request
     job: int
@@ -80,11 +81,11 @@ class SampleFetcher:
 
     Args:
         source: The samples.
-        renderers: Of the user.
-        normalization: Is undone where pictures are drawn.
-        num_workers: Workers that read at the same time.
+        renderers: User-defined renderers.
+        normalization: The normalization to undo when pictures are drawn.
+        num_workers: Number of workers that read at the same time.
         kind: "process" or "thread".
-        seed: Sample `i` is drawn with a seed made of this, `i` and the number of the draw.
+        seed: Sample `i` is drawn with a seed derived from this one, `i` and the number of the draw.
         on_read: Called on the fetcher's thread with the samples that were read since the last call.
         on_note: Called with a line of text for the user.
         on_problem: Called with an error that concerns all samples, as JSON; with "" when samples are read again.
@@ -116,10 +117,10 @@ class SampleFetcher:
         self._wakeup = Wakeup()
         self._given_up: set[int] = set()
         self._first: dict[str, Request] = {}
-        """By view, the most urgent of what it wants."""
+        """The most urgent request of each view."""
         self._repack = False
         self._closed = False
-        # The rest belongs to the thread.
+        # Only the thread uses the rest.
         self._kind: WorkerKind | None = None
         self._setup: Any = None
         self._pool: WorkerPool | None = None
@@ -144,23 +145,23 @@ class SampleFetcher:
         return there
 
     def scan(self, indices: Iterable[int]) -> None:
-        """Scan these samples, too, while nothing else is wanted; `on_read` gets them. They are not kept here."""
+        """Scan these samples, too, while nothing else is wanted; `on_read` gets them. They are not cached."""
         with self._lock:
             self._queue.scan(map(scan_request, indices))
             self._run()
 
     def stop_scan(self) -> None:
-        """Scan no more than what is being read."""
+        """Stop the scan after the samples that are being read."""
         with self._lock:
             self._queue.stop_scan()
 
     def there(self, indices: Iterable[int]) -> list[tuple[Request, ReadSample]]:
-        """Those of these samples that were read and are still kept."""
+        """Return those of the samples that were read and are still cached."""
         with self._lock:
             return [(r, sample) for r in map(Request, indices) if (sample := self._cache.get(r)) is not None]
 
     def ask(self, request: Request) -> ReadSample | None:
-        """Read one sample before the others. Returns it if it was already read; otherwise `on_read` gets it."""
+        """Read a sample before the others. Returns the sample if it was already read; otherwise `on_read` gets it."""
         with self._lock:
             sample = self._cache.get(request)
             if sample is None:
@@ -169,13 +170,13 @@ class SampleFetcher:
         return sample
 
     def forget(self, view: str) -> None:
-        """A view is gone."""
+        """Forget a view that was closed."""
         with self._lock:
             self._queue.forget(view)
             self._first.pop(view, None)
 
     def give_up(self, index: int) -> None:
-        """Stop reading a sample, by ending its worker."""
+        """Stop reading a sample by killing its worker."""
         with self._lock:
             self._given_up.add(index)
         self._wakeup.set()
@@ -190,7 +191,7 @@ class SampleFetcher:
             self._run()
 
     def close(self) -> None:
-        """End the workers. Closing twice is harmless."""
+        """Stop the workers. Closing twice is a no-op."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -239,7 +240,7 @@ class SampleFetcher:
             self._unreported.clear()
             self._stop()
             self._setup = None
-            with self._lock:  # together: a request that comes now must not be dropped
+            with self._lock:  # together: a request that arrives now must not be dropped
                 self._queue.clear()
                 self._queue.reading.clear()
                 self._thread = None
@@ -247,7 +248,7 @@ class SampleFetcher:
             self._on_problem(failure(f"The explorer failed: {info.summary}", info.traceback))
 
     def _timeout(self, quiet_since: float) -> float | None:
-        """Seconds until something is due without a message."""
+        """Return the seconds until the thread must act even without a message; None for no limit."""
         now = time.monotonic()
         if self._unreported:
             return max(0.0, self._reported_at + COLLECT - now)
@@ -269,12 +270,12 @@ class SampleFetcher:
         return [] if self._pool is None else [h for h in self._pool.handles.values() if not h.expected]
 
     def _refresh(self) -> None:
-        """Begin anew with the dataset as it is now, if that was requested."""
+        """Start over with the dataset as it is now, if that was requested."""
         with self._lock:
             repack, self._repack = self._repack, False
             if repack:
                 self._queue.reading.clear()
-                # What was read again is no longer kept: its earlier content is not reported either.
+                # Samples to read again are no longer cached: their earlier content is not reported either.
                 self._unreported = [read for read in self._unreported if read[0].view.scan or read[0] in self._cache]
         if repack:
             interrupted = [reading.request for reading in self._busy.values()]
@@ -286,7 +287,7 @@ class SampleFetcher:
                     self._queue.ask(request)
 
     def _dispatch(self) -> None:
-        """Give each idle worker a request; start workers where there are too few."""
+        """Give each idle worker a request; start workers if there are too few."""
         while True:
             with self._lock:
                 if self._closed or not self._queue.waiting:
@@ -316,7 +317,7 @@ class SampleFetcher:
             self._finish(handle.uid, ReadSample(failure(f"{type(error).__name__}: {error}"), [], 0.0, 0.0, failed=True))
 
     def _start_worker(self, worker: int) -> bool:
-        """Start a worker. False if that failed, which was reported."""
+        """Start a worker. Returns False if that failed; the failure was reported."""
         options = WorkerOptions(kind=self.kind, batched=False, output="numpy", num_workers=self.num_workers)
         try:
             if self._kind is None or self._setup is None:
@@ -338,7 +339,7 @@ class SampleFetcher:
         return True
 
     def _report_problem(self, problem: str) -> None:
-        """No sample can be read for now. What is wanted is dropped: the user tries again."""
+        """Report that no sample can be read for now. All requests are dropped: the user has to try again."""
         with self._lock:
             self._queue.clear()
         self._setup = None
@@ -354,7 +355,7 @@ class SampleFetcher:
             self._failed_starts = 0
             self._on_problem("")
         elif isinstance(message, WorkerInitFailed):
-            self._starting.discard(message.uid)  # its end follows, and says less
+            self._starting.discard(message.uid)  # a `WorkerGone` follows, and says less
             summary = f"The dataset cannot be used in a worker: {message.error.summary}"
             self._report_problem(failure(summary, message.error.traceback))
         elif isinstance(message, BatchDone):
@@ -364,7 +365,7 @@ class SampleFetcher:
 
     def _on_done(self, message: BatchDone) -> None:
         reading = self._busy.get(message.uid)
-        if reading is None or reading.job != message.number:  # it was given up
+        if reading is None or reading.job != message.number:  # the sample was given up
             message.outcome.discard()
             return
         outcome: Any = message.outcome
@@ -403,7 +404,7 @@ class SampleFetcher:
         self._unreported.append((reading.request, sample))
 
     def _report(self) -> None:
-        """Call `on_read`, unless more samples are about to come and nobody waits for these."""
+        """Call `on_read`, unless more samples are about to arrive and none of these is urgent."""
         if not self._unreported:
             return
         now = time.monotonic()
@@ -429,7 +430,7 @@ class SampleFetcher:
                     handle.kill()
 
     def _stop(self) -> None:
-        """End all workers; what they are reading is dropped."""
+        """Stop all workers; what they are reading is dropped."""
         pool, self._pool = self._pool, None
         self._busy.clear()
         self._starting.clear()
@@ -444,15 +445,15 @@ class SampleFetcher:
 
 
 def sample_seed(seed: int, request: Request) -> int:
-    """What the generators are seeded with for a request.
+    """Return the seed of the random generators for a request.
 
     Args:
-        seed: That of the explorer.
-        request: The sample.
+        seed: Seed of the explorer.
+        request: The request.
     """
     if request.delivery is not None:
         return request.delivery.seed
-    if request.view.scan:  # one seed for all: what is equal stays equal after random augmentation
+    if request.view.scan:  # one seed for all: equal samples stay equal after random augmentation
         return mix(seed)
     return mix(seed, request.index, request.draw)
 
@@ -462,6 +463,6 @@ _fetchers: weakref.WeakSet[SampleFetcher] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """End all workers when the interpreter exits."""
+    """Stop all workers when the interpreter exits."""
     for fetcher in list(_fetchers):
         fetcher.close()

@@ -1,11 +1,11 @@
-"""What a sample consists of: its fields, with their type, shape and figures, and how each of them is drawn.
+"""Describes a sample: its fields, with their types, shapes and figures, and how each field is drawn.
 
     describe(sample, names, renderers, request) -> Description: fields, and binary buffers that they refer to
     with View(scan=True): a check of all elements for the finders of problems, and no pictures
 
 A card is what the gallery and the table show of a sample: one picture and short strings. The full description has
-figures, large pictures and long strings. Both are bounded in size whatever the sample is, never raise, and contain no
-markup: the browser shows every string as plain text.
+figures, large pictures and long strings. Both have a bounded size for any sample, never raise, and contain no markup:
+the browser shows every string as plain text.
 
 The kind of a field is determined in this order:
 
@@ -49,22 +49,22 @@ Kind: TypeAlias = Literal[
 ]  # fmt: skip
 
 MAX_FIELDS = 200
-"""Fields of a sample that are described."""
+"""Maximum number of fields of a sample that are described."""
 MAX_DEPTH = 8
 MAX_ITEMS = 40
-"""Items of a list that are described one by one."""
+"""Maximum number of items of a list that are described one by one."""
 CARD_SIDE, FULL_SIDE = 192, 1024
 """Largest width and height of a picture, pixels."""
 CARD_POINTS, FULL_POINTS = 96, 600
-"""Sections of a signal."""
+"""Maximum number of sections of a signal."""
 SUMMARY, CARD_TEXT, FULL_TEXT = 80, 240, 20_000
 """Maximum lengths of strings, characters."""
 FEW = 6
-"""Elements of an array that its summary shows."""
+"""Maximum number of elements of an array that its summary shows."""
 CARD_FIELDS = 24
 """Maximum number of fields whose text a card shows."""
 AUDIO_SECONDS = 60
-"""Length of the sound that is sent to the browser, at most."""
+"""Maximum length, in seconds, of the sound that is sent to the browser."""
 LABEL_NAMES = ("label", "labels", "target", "targets", "class", "category", "y", "1", "")
 """Names of fields to which the dataset's `classes` apply; "" is a sample that is a number itself."""
 RATE_NAMES = ("sampling_rate", "sample_rate", "rate")
@@ -80,10 +80,10 @@ _long.maxlist = _long.maxtuple = _long.maxdict = _long.maxset = 100
 
 
 class Renderer(NamedTuple):
-    """A renderer of the user."""
+    """A user-defined renderer."""
 
     applies: str | type | Callable[[str, Any], bool]
-    """The name of a field, a type, or a function of name and value."""
+    """The name of a field, a type, or a predicate on name and value."""
     draw: Callable[[Any], Any]
     """Returns what to show instead of the value: a picture, a string, an array, a dict."""
 
@@ -97,13 +97,13 @@ class Renderer(NamedTuple):
 
 
 class View(NamedTuple):
-    """What is wanted of a sample."""
+    """How a sample is to be described."""
 
     full: bool = False
     scan: bool = False
-    """Only facts, of all elements: nothing is drawn."""
+    """Collect only facts, from all elements, without drawing anything."""
     slices: tuple[tuple[str, int], ...] = ()
-    """Positions in volumes, by field; the middle by default."""
+    """Slices of volumes to show, by field; by default the middle one."""
 
 
 @dataclass(slots=True)
@@ -124,22 +124,22 @@ class Field:
     note: str = ""
     """How it was drawn, or what was left out."""
     text: str = ""
-    """The whole text, or the whole repr, of a field that has one."""
+    """The full text or repr of a field that has one."""
     figures: ArrayFigures | None = None
     facts: dict[str, float | str] = field(default_factory=dict)
-    """For tables and histograms: shape, mean, least and greatest number, length."""
+    """For tables and histograms: shape, mean, minimum, maximum, length."""
     picture: int = -1
-    """Buffer with a PNG; -1 for none."""
+    """Number of the buffer with a PNG; -1 if there is none."""
     sound: int = -1
-    """Buffer with a WAV file; -1 for none."""
+    """Number of the buffer with a WAV file; -1 if there is none."""
     size: tuple[int, int] | None = None
     """Width and height of the picture in the sample."""
     points: list[tuple[float, float]] = field(default_factory=list)
-    """The course of a signal: least and greatest value of each section, 0 to 1."""
+    """The envelope of a signal: minimum and maximum of each section, 0 to 1."""
     slices: int = 0
-    """Slices of a volume."""
+    """Number of slices of a volume."""
     slice: int = 0
-    """The one that is shown."""
+    """The slice that is shown."""
 
 
 @dataclass(slots=True)
@@ -149,10 +149,10 @@ class Description:
     fields: list[Field] = field(default_factory=list)
     buffers: list[bytes] = field(default_factory=list)
     cover: int = -1
-    """The field that stands for the sample in the gallery; -1 for none."""
+    """Number of the field that represents the sample in the gallery; -1 if there is none."""
     nbytes: int = 0
     left_out: int = 0
-    """Fields beyond `MAX_FIELDS`."""
+    """Number of fields beyond `MAX_FIELDS`."""
     check: Check | None = None
     """What a scan has found."""
 
@@ -169,9 +169,9 @@ def describe(
     Args:
         sample: Anything.
         names: Names of classes.
-        renderers: Of the user; the first that matches a field draws it.
-        view: What is wanted.
-        normalization: Is undone where pictures are drawn. Figures are those of the sample.
+        renderers: User-defined renderers; the first that matches a field draws it.
+        view: How to describe the sample.
+        normalization: The normalization to undo when pictures are drawn. Figures are not affected.
     """
     return _Describer(names, renderers, view or View(), normalization).describe(sample)
 
@@ -190,7 +190,7 @@ class _Describer:
         self._slices = dict(view.slices)
         self._side = FULL_SIDE if view.full else CARD_SIDE
         self._out = Description()
-        self._open: set[int] = set()  # containers that are being described: one may contain itself
+        self._open: set[int] = set()  # containers being described: one may contain itself
         self._arrays: dict[str, NDArray[Any]] = {}
         self._boxes: dict[str, Any] = {}
         self._has_cover_picture = False
@@ -243,7 +243,7 @@ class _Describer:
         return value, ""
 
     def _children(self, path: str, value: Any) -> Iterator[tuple[str, Any]] | None:
-        """The parts of a container by name; None for anything else."""
+        """Return the parts of a container by name; None if it is not a container."""
         if isinstance(value, Mapping):
             if _sound_of(value) is not None:
                 return None
@@ -371,7 +371,7 @@ class _Describer:
         undone = None if self._normalization is None or self._view.scan else self._normalization.undone(array, layout)
         if undone is not None:
             array, layout = undone, "HWC"
-            self._arrays[item.path] = undone  # what masks and boxes are drawn over
+            self._arrays[item.path] = undone  # masks and boxes are drawn over it
         if not self._view.scan and (self._full or not self._has_cover_picture):  # a card shows one
             self._replace_picture(item, pictures.picture_of(array, layout, self._side))
             self._has_cover_picture = item.picture >= 0
@@ -446,7 +446,7 @@ class _Describer:
     # ---- fields that belong together ------------------------------------------------------------------------------
 
     def _draw_over(self) -> None:
-        """Draw masks and boxes over the picture of the sample that they belong to: on a card, all over the same one."""
+        """Draw masks and boxes over the picture that they belong to; on a card, all over the same picture."""
         drawn_on: dict[str, pictures.Pixels] = {}  # on cards: by the path of the picture
         images = [item for item in self._out.fields if item.kind == "image" and item.picture >= 0 and item.size]
         for item in self._out.fields:
@@ -479,7 +479,7 @@ class _Describer:
                 )
 
     def _choose_cover(self) -> None:
-        """Which field represents the sample: a picture, else a waveform, else a string, else the first one."""
+        """Choose the field that represents the sample: a picture, else a waveform, a string, or the first field."""
         fields = self._out.fields
         ranks: list[Callable[[Field], bool]] = [
             lambda item: item.picture >= 0,
@@ -498,7 +498,7 @@ _FAMILIES: Mapping[Kind, str] = {
     "image": "picture", "volume": "picture", "audio": "signal", "signal": "signal", "array": "signal", "text": "text",
     "number": "value", "label": "value", "none": "value",
 }  # fmt: skip
-"""What a sample is compared by, see `problems`; boxes and masks describe the picture."""
+"""Kinds of content by which samples are compared, see `problems`; boxes and masks describe the picture."""
 
 
 class Inspector:
@@ -513,11 +513,11 @@ class Inspector:
         self._digests: dict[str, Any] = {}
 
     def inspect_array(self, path: str, array: NDArray[Any]) -> None:
-        """The numbers of a field; `inspect` follows."""
+        """Note the array of a field; a call of `inspect` follows."""
         self._arrays[path] = array
 
     def inspect(self, item: Field, value: Any) -> None:
-        """A field that was described."""
+        """Check a field that was described."""
         array = self._arrays.pop(item.path, None)
         self._forms.append(_form(item, array))
         if item.kind == "label" or (item.kind == "number" and item.path.rpartition(".")[2] in LABEL_NAMES):
@@ -548,7 +548,7 @@ class Inspector:
             digest.update(f"{item.type} {value!r}".encode("utf-8", "surrogatepass"))
 
     def check(self) -> Check:
-        """What was found."""
+        """Return what was found."""
         family = next((name for name in ("picture", "signal", "text", "value") if name in self._digests), None)
         digest = "" if family is None else f"{family} {self._digests[family].hexdigest()}"
         return Check(digest, tuple(self._forms), tuple(self._constant), tuple(self._not_finite), tuple(self._labels))
@@ -594,14 +594,14 @@ def _safe_repr(value: Any, brief: reprlib.Repr, limit: int) -> str:
 
 
 def _without_nul(text: str) -> str:
-    """A text that JSON and a page can carry: control characters and halves of surrogate pairs are made visible."""
+    """Make a string safe for JSON and HTML: control characters and lone surrogates become visible."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _few_numbers(array: NDArray[Any]) -> str:
-    """A short array as text; empty for a longer one."""
+    """Format a short array; empty for a longer one."""
     if array.size > FEW:
         return ""
     try:
@@ -611,7 +611,7 @@ def _few_numbers(array: NDArray[Any]) -> str:
 
 
 def _plain_picture(value: Any) -> Any:
-    """A PIL image whose pixels are not brightness or color, such as one with a palette, in colors."""
+    """Convert a PIL image whose pixels are neither brightness nor RGB, such as one with a palette, to RGB."""
     mode = getattr(value, "mode", None)
     if mode in ("P", "PA", "CMYK", "YCbCr", "LAB", "HSV", "LA", "La", "RGBa") and hasattr(value, "getbands"):
         return value.convert("RGBA" if mode in ("PA", "LA", "La", "RGBa") else "RGB")
@@ -630,10 +630,10 @@ def _mask_picture(array: NDArray[Any], side: int) -> pictures.Picture:
 
 
 def _corners(value: Any, boxes: NDArray[Any], path: str, size: tuple[int, int]) -> tuple[NDArray[np.float64], str]:
-    """Boxes as left, top, right, bottom in pixels of the picture, and how they were read.
+    """Return boxes as left, top, right, bottom in pixels of the picture, and the format in which they were read.
 
-    torchvision's boxes name their format. For others the name of the field may ("boxes_xywh", COCO's "bbox"); else the
-    second pair is the opposite corner if it is right of and below the first one in every box.
+    torchvision's boxes state their format. For others, the name of the field may state it ("boxes_xywh", COCO's
+    "bbox"); otherwise the second pair is the opposite corner if it is right of and below the first one in every box.
     """
     corners = np.nan_to_num(boxes[:1000].astype(np.float64))
     stated = clean(getattr(getattr(value, "format", None), "value", "") or "", SUMMARY).lower()
@@ -655,7 +655,7 @@ def _corners(value: Any, boxes: NDArray[Any], path: str, size: tuple[int, int]) 
 
 
 def _sound_of(value: Mapping[Any, Any]) -> tuple[NDArray[Any], int] | None:
-    """The samples and the rate of a mapping that is a sound, such as Hugging Face's audio feature; None for others."""
+    """Return samples and rate of a mapping that is a sound, such as Hugging Face's audio feature; else None."""
     rate = next((value[name] for name in RATE_NAMES if name in value), None)
     waves = next((value[name] for name in ("array", "waveform", "audio", "wave", "samples") if name in value), None)
     if rate is None or waves is None:
@@ -668,7 +668,7 @@ def _sound_of(value: Mapping[Any, Any]) -> tuple[NDArray[Any], int] | None:
 
 
 def _wave_file(channel: NDArray[Any], rate: int) -> bytes:
-    """A sound as a WAV file with 16 bits."""
+    """Encode a sound as a 16-bit WAV file."""
     if channel.dtype == np.int16:
         data = channel
     else:
@@ -682,7 +682,7 @@ def _wave_file(channel: NDArray[Any], rate: int) -> bytes:
 
 
 def figure_lines(figures: ArrayFigures) -> list[str]:
-    """Figures as text."""
+    """Format figures as lines of text."""
     lines = []
     if figures.minimum is not None and figures.maximum is not None and figures.mean is not None:
         lines.append(f"{number(figures.minimum)} to {number(figures.maximum)}, mean {number(figures.mean)}")
@@ -696,7 +696,7 @@ def figure_lines(figures: ArrayFigures) -> list[str]:
 
 
 def to_json(item: Field) -> dict[str, Any]:
-    """A field as JSON values, without what is empty."""
+    """Convert a field to JSON values, leaving out empty ones."""
     out: dict[str, Any] = {"path": item.path, "kind": item.kind, "type": item.type, "summary": item.summary}
     for name in ("depth", "dtype", "nbytes", "note", "text", "points", "slices", "slice", "size", "shape"):
         value = getattr(item, name)
@@ -721,5 +721,5 @@ def to_json(item: Field) -> dict[str, Any]:
 
 
 def card_fields(description: Description) -> list[Field]:
-    """The fields whose text a card shows: the first leaves."""
+    """Return the fields whose text a card shows: the first leaves."""
     return [item for item in description.fields if item.kind != "tree"][:CARD_FIELDS]

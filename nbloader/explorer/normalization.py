@@ -1,4 +1,4 @@
-"""The normalization of pictures that a dataset applies: found in its transforms, and undone where they are drawn."""
+"""The normalization that a dataset applies to pictures: found in its transforms, and undone when they are drawn."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from nbloader._util.format import number
 from nbloader.explorer import pictures
 
 DEPTH = 8
-"""Depth of transforms in transforms."""
+"""Maximum depth of nested transforms."""
 PARTS = 200
-"""Objects that are looked at."""
+"""Maximum number of objects that are examined."""
 ATTRIBUTES = ("transform", "augment", "preprocess", "processor", "normal")
-"""Words in the names of a dataset's attributes that may hold transforms."""
+"""Words in the names of dataset attributes that may hold transforms."""
 TOLERANCE = 0.01
-"""How far rounding may bring a picture out of the range from 0 to 1."""
+"""How far rounding may move a picture outside the range from 0 to 1."""
 
 
 class Normalization(NamedTuple):
-    """What was subtracted from the channels, and by what they were divided then."""
+    """What was subtracted from the channels, and what they were then divided by."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     @classmethod
     def of(cls, mean: Any, std: Any) -> Normalization | None:
-        """Of numbers or sequences of numbers, one per channel; None if they are none.
+        """Create a normalization from numbers, or from one number per channel; None if they are not valid.
 
         Args:
             mean: A number, a list, an array or a tensor.
-            std: The same.
+            std: Likewise.
         """
         try:
             means, stds = (tuple(np.asarray(part, np.float64).reshape(-1).tolist()) for part in (mean, std))
@@ -48,11 +48,11 @@ class Normalization(NamedTuple):
         return f"mean {mean}, standard deviation {std}"
 
     def undone(self, array: NDArray[Any], layout: pictures.Layout) -> NDArray[np.float32] | None:
-        """A picture before it was normalized, with its channels last; None if this one has not been.
+        """Return a picture as before normalization, with the channels last; None if it cannot have been normalized.
 
         Args:
             array: The picture.
-            layout: Its axes.
+            layout: Layout of its axes.
         """
         pixels = pictures.rows_columns(array, layout)
         if pixels.dtype.kind != "f" or len(self.mean) not in (1, pixels.shape[2]):
@@ -68,10 +68,10 @@ class Normalization(NamedTuple):
 
 
 def declared(dataset: Any) -> Normalization | None:
-    """The normalization among the transforms of a dataset: torchvision's, albumentations', a processor of transformers.
+    """Find the normalization in a dataset's transforms: of torchvision, albumentations or a transformers processor.
 
     Args:
-        dataset: Any dataset; for a `Subset`, the dataset inside.
+        dataset: Any dataset; for a `Subset`, the inner dataset is searched, too.
     """
     for part in _parts(dataset):
         if "normalize" in type(part).__name__.lower():
@@ -84,7 +84,7 @@ def declared(dataset: Any) -> Normalization | None:
 
 
 def _parts(dataset: Any) -> Iterator[Any]:
-    """The transforms of a dataset, those inside others too."""
+    """Yield the transforms of a dataset, including nested ones."""
     waiting = [(dataset, 0)]
     seen: set[int] = set()
     while waiting and len(seen) < PARTS:

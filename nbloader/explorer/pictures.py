@@ -1,4 +1,4 @@
-"""Arrays as pictures: which axes are rows, columns and channels, how values become brightness, PNG.
+"""Converts arrays to pictures: which axes are rows, columns and channels, how values become brightness, PNG.
 
 PNG files are encoded here: Pillow is not required, and pixels are exact.
 """
@@ -20,9 +20,9 @@ Pixels: TypeAlias = "NDArray[np.uint8]"
 
 CHANNELS = (1, 3, 4)
 MIN_SIDE = 8
-"""Smallest height and width of an array that is taken for a picture because of its shape."""
+"""Minimum height and width of an array that is taken for a picture because of its shape."""
 MASK_LABELS = 256
-"""Distinct values of a mask, at most."""
+"""Maximum number of distinct values of a mask."""
 BYTE, SHORT = 255, 65535
 INVALID = (214, 39, 140)
 """Color of a pixel that is NaN or infinite."""
@@ -33,26 +33,26 @@ LABEL_COLORS = np.array(
     ],
     np.uint8,
 )  # fmt: skip
-"""Of labels in a mask; 0 is the background."""
+"""Colors of the labels in a mask; 0 is the background."""
 
 
 class Picture(NamedTuple):
-    """What the browser gets of an array."""
+    """An array as the browser gets it."""
 
     png: bytes
     width: int
-    """Of the array; the PNG may be smaller."""
+    """Width of the array; the PNG may be smaller."""
     height: int
     note: str
     """How values became brightness; empty for bytes."""
 
 
 def layout_of(shape: tuple[int, ...], *, least: int = MIN_SIDE) -> Layout | None:
-    """Which axes of an array are rows, columns and channels; None if it does not look like a picture.
+    """Return which axes of an array are rows, columns and channels; None if it does not look like a picture.
 
     Args:
-        shape: Of the array.
-        least: Smallest height and width.
+        shape: Shape of the array.
+        least: Minimum height and width.
     """
     if len(shape) == 2 and min(shape) >= least:
         return "HW"
@@ -69,24 +69,24 @@ def has_slices(shape: tuple[int, ...]) -> bool:
     """Whether an array with these axes is a stack of pictures.
 
     Args:
-        shape: Of an array that is no picture itself.
+        shape: Shape of an array that is not a picture itself.
     """
     return len(shape) >= 3 and (min(shape[-2:]) >= MIN_SIDE or layout_of(shape[-3:]) == "HWC")
 
 
 def rows_columns(array: NDArray[Any], layout: Layout) -> NDArray[Any]:
-    """The array with the channels last."""
+    """Return the array with the channels last."""
     if layout == "HW":
         return array[:, :, None]
     return array if layout == "HWC" else np.moveaxis(array, 0, 2)
 
 
 def picture_of(array: NDArray[Any], layout: Layout, side: int) -> Picture | None:
-    """A picture of an array; None if its elements are no numbers.
+    """Draw an array as a picture; None if its elements are not numbers.
 
     Args:
-        array: Of numbers.
-        layout: Its axes.
+        array: An array of numbers.
+        layout: Layout of its axes.
         side: Maximum width and height of the PNG.
     """
     pixels = rows_columns(array, layout)
@@ -99,11 +99,11 @@ def picture_of(array: NDArray[Any], layout: Layout, side: int) -> Picture | None
 
 
 def _to_bytes(small: NDArray[Any], whole: NDArray[Any]) -> tuple[Pixels, str] | None:
-    """Values as brightness, and how.
+    """Convert values to brightness, and describe how.
 
     Args:
         small: The pixels to convert.
-        whole: All pixels, whose range decides.
+        whole: All pixels, whose range determines the scale.
     """
     if small.dtype == np.uint8:
         return small, ""
@@ -131,7 +131,7 @@ def _to_bytes(small: NDArray[Any], whole: NDArray[Any]) -> tuple[Pixels, str] | 
 
 
 def _range(low: float, high: float, dtype: np.dtype[Any]) -> tuple[float, float, str]:
-    """Which values are black and white: a range that is usual for the type if the values fill it, else their own."""
+    """Return which values are black and white: a range usual for the type if the values fill it, else their own."""
     if dtype.kind in "iu":
         if low >= 0 and high <= BYTE and high > 1:
             return 0.0, BYTE, "0 to 255"
@@ -154,7 +154,7 @@ def shrink(pixels: NDArray[Any], side: int, *, average: bool = True) -> NDArray[
     Args:
         pixels: Height, width, channels.
         side: Maximum height and width.
-        average: Otherwise one pixel of each block is taken, for labels.
+        average: Whether to average blocks; otherwise one pixel of each block is taken, for labels.
     """
     height, width = pixels.shape[:2]
     factor = -(-max(height, width) // side)
@@ -177,20 +177,20 @@ def shrink(pixels: NDArray[Any], side: int, *, average: bool = True) -> NDArray[
 
 
 def is_mask(array: NDArray[Any]) -> bool:
-    """Whether a two-dimensional array has few distinct whole numbers, as labels have."""
+    """Whether a two-dimensional array has few distinct whole numbers, like labels."""
     if array.ndim != 2 or array.dtype.kind not in "biu":
         return False
     return len(np.unique(thinned(array, CARD_ELEMENTS))) <= MASK_LABELS
 
 
 def colored_labels(mask: NDArray[Any]) -> Pixels:
-    """The labels of a mask in colors; 0 is black."""
+    """Return the labels of a mask as colors; 0 is black."""
     labels = mask.astype(np.int64)
     return LABEL_COLORS[np.where(labels == 0, 0, (labels - 1) % (len(LABEL_COLORS) - 1) + 1)]
 
 
 def to_rgb(array: NDArray[Any], layout: Layout, side: int) -> Pixels | None:
-    """The pixels of a picture in three channels, to be drawn on."""
+    """Return the pixels of a picture in three channels, for drawing on them."""
     pixels = rows_columns(array, layout)
     converted = _to_bytes(shrink(pixels, side), pixels)
     if converted is None:
@@ -200,7 +200,7 @@ def to_rgb(array: NDArray[Any], layout: Layout, side: int) -> Pixels | None:
 
 
 def mask_over(image: Pixels, mask: NDArray[Any]) -> Pixels:
-    """Labels as colors over a picture of the same proportions."""
+    """Draw labels as colors over a picture of the same proportions."""
     height, width = image.shape[:2]
     rows = np.arange(height) * mask.shape[0] // height
     columns = np.arange(width) * mask.shape[1] // width
@@ -210,10 +210,10 @@ def mask_over(image: Pixels, mask: NDArray[Any]) -> Pixels:
 
 
 def boxes_over(image: Pixels, corners: NDArray[np.float64]) -> Pixels:
-    """Outlines of boxes over a picture.
+    """Draw outlines of boxes over a picture.
 
     Args:
-        image: Is drawn on.
+        image: The picture, which is modified.
         corners: Left, top, right and bottom of each box, in pixels of `image`.
     """
     height, width = image.shape[:2]
@@ -237,7 +237,7 @@ def png(image: Pixels) -> bytes:
     """Encode a picture.
 
     Args:
-        image: Height, width, 1 to 4 channels.
+        image: An array of height, width and 1 to 4 channels.
     """
     height, width, channels = image.shape
     lines = np.zeros((height, width * channels + 1), np.uint8)

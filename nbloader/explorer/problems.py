@@ -10,7 +10,7 @@
 | `shape`     | differs from nearly all others: in the shape of a field, or, where shapes vary, in its type, number of |
 |             | axes or channels; or in the fields that it has                                                         |
 
-What most samples have is not a problem: a field that is constant in every second sample is not listed.
+What most samples have is not a problem: a field that is constant in more than half of the samples is not listed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ProblemKind: TypeAlias = Literal["failed", "duplicate", "not finite", "constant"
 KINDS: tuple[ProblemKind, ...] = get_args(ProblemKind)
 
 USUAL = 0.9
-"""Share of the samples that have something in common, from which the others differ."""
+"""Share of the samples that must have something in common for the others to count as different."""
 COMMON = 0.5
-"""Share of the samples with a constant or not finite field, above which this is how the field is."""
+"""Share of the samples with a constant or non-finite field above which this is normal for the field."""
 FEWEST = 8
-"""Samples that are needed to say what is usual."""
+"""Minimum number of samples for determining what is usual."""
 
 
 class Form(NamedTuple):
@@ -42,10 +42,10 @@ class Form(NamedTuple):
 
 
 class Check(NamedTuple):
-    """What a scan has found out about one sample."""
+    """What a scan has found about one sample."""
 
     digest: str
-    """Of its content; empty if it has none that could be compared."""
+    """Digest of the content; empty if there is nothing to compare."""
     forms: tuple[Form, ...]
     constant: tuple[str, ...]
     """Fields with a single value."""
@@ -56,7 +56,7 @@ class Check(NamedTuple):
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Check:
-        """Of what a worker has sent."""
+        """Create a check from the JSON values that a worker has sent."""
         return cls(
             content["digest"],
             tuple(Form(*form) for form in content["forms"]),
@@ -67,15 +67,15 @@ class Check(NamedTuple):
 
 
 Found: TypeAlias = "dict[ProblemKind, dict[int, str]]"
-"""By kind: the samples that have the problem, by dataset index, and what it is."""
+"""By kind: the samples that have the problem, by dataset index, with a description."""
 
 
 def find_problems(errors: Mapping[int, str], checks: Mapping[int, Check]) -> Found:
     """List the problems.
 
     Args:
-        errors: Of the samples that could not be read, by dataset index.
-        checks: Of the others, as far as they were scanned.
+        errors: Errors of the samples that could not be read, by dataset index.
+        checks: Checks of the other samples, if they were scanned, by dataset index.
     """
     ordered = dict(sorted(checks.items()))
     return {
@@ -90,10 +90,10 @@ def find_problems(errors: Mapping[int, str], checks: Mapping[int, Check]) -> Fou
 
 
 def groups(checks: Mapping[int, Check]) -> list[list[int]]:
-    """Samples with equal content, each group in the order of the indices.
+    """Return groups of samples with equal content, each in the order of the indices.
 
     Args:
-        checks: In the order of the indices.
+        checks: Checks in the order of the indices.
     """
     equal: dict[str, list[int]] = {}
     for index, check in checks.items():
@@ -158,7 +158,7 @@ def _different(checks: Mapping[int, Check]) -> dict[int, str]:
 
 
 def _deviation(own: Form, shapes: collections.Counter[tuple[str, str]], forms: collections.Counter[str]) -> str:
-    """How a field differs from what is usual; empty if nothing is, or if it does not."""
+    """Describe how a field differs from what is usual; empty if it does not differ, or nothing is usual."""
     total = forms.total()
     name = own.path or "the sample"
     (form, shape), count = shapes.most_common(1)[0]

@@ -1,8 +1,8 @@
-"""Read one sample in a worker: `SampleReader` is the dataset that the explorer's workers have.
+"""Reads samples in a worker: `SampleReader` is the dataset of the explorer's workers.
 
     dataset[Request] -> the sample, timed -> describe -> ReadSample, some kB -> the notebook's process
 
-So a picture of 40 megapixels stays in the worker. An error of a sample is returned as a value, not raised.
+So a 40-megapixel picture stays in the worker. An error of a sample is returned as a value, not raised.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ PATH_NAMES = ("filename", "path")
 
 
 class Request(NamedTuple):
-    """One sample, under one seed, as one view wants it."""
+    """A request for one sample, under one seed, as one view needs it."""
 
     index: int  # type: ignore[assignment]  # it hides tuple.index
     draw: int = 0
-    """Which random draw: the same number gives the same augmentation."""
+    """Number of the random draw: the same number gives the same augmentation."""
     view: View = View()
     delivery: Delivery | None = None
-    """As it was delivered in this batch; None for a random draw of its own."""
+    """The delivery to reproduce; None for a separate random draw."""
 
 
 def scan_request(index: int) -> Request:
-    """The request for what a scan reads of a sample."""
+    """Return the request with which a scan reads a sample."""
     return Request(index, view=View(scan=True))
 
 
 class ReadSample(NamedTuple):
-    """What became of a request."""
+    """The result of a request."""
 
     content: str
     """JSON object: fields, or the error."""
@@ -52,16 +52,16 @@ class ReadSample(NamedTuple):
     seconds: float
     """Time that the dataset took for the sample."""
     cpu_seconds: float
-    """CPU time of that, on the thread that called the dataset."""
+    """CPU time that this took on the thread that called the dataset."""
     failed: bool = False
     end: int | None = None
     """Length of the stream, if it has no such sample."""
     worker: int | None = None
-    """Id of the explorer's worker that has read it; None if none has, since it could not be read."""
+    """Id of the explorer's worker that read the sample; None if no worker has returned it."""
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes here, about."""
+        """Approximate memory that the result takes in this process."""
         return len(self.content) + sum(map(len, self.buffers))
 
 
@@ -69,7 +69,7 @@ class EndOfStreamError(Exception):
     """The stream has fewer samples.
 
     Args:
-        length: How many it has.
+        length: Number of samples in the stream.
     """
 
     def __init__(self, length: int) -> None:
@@ -78,7 +78,7 @@ class EndOfStreamError(Exception):
 
 
 class _OwnLoop:
-    """An event loop of one worker thread, closed with it: what a dataset keeps open belongs to one loop."""
+    """The event loop of one worker thread, closed with the thread: what a dataset keeps open is bound to one loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -102,13 +102,13 @@ async def _wait_for(sample: Awaitable[Any]) -> Any:
 
 
 class SampleReader:
-    """The dataset of the explorer's workers: gives descriptions of the samples of another dataset.
+    """The dataset of the explorer's workers: returns descriptions of the samples of another dataset.
 
     Args:
-        dataset: Is subscripted with dataset indices.
+        dataset: Map-style dataset.
         names: Names of classes.
-        renderers: Of the user.
-        normalization: Is undone where pictures are drawn.
+        renderers: User-defined renderers.
+        normalization: The normalization to undo when pictures are drawn.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class SampleReader:
         self._normalization = normalization
 
     def __getitem__(self, request: Request) -> ReadSample:
-        """Read a sample. Its generators are seeded: the request is a task with a seed of its own.
+        """Read a sample. The random generators are already seeded: each request is a task with its own seed.
 
         Raises:
             Exception: Only what a signal handler raised.
@@ -170,19 +170,19 @@ class SampleReader:
 
 
 def as_read(sample: ReadSample) -> ReadSample:
-    """The `collate_fn` of the explorer's workers: descriptions are no batches."""
+    """Return a description unchanged, as the `collate_fn` of the explorer's workers."""
     return sample
 
 
 def error_content(error: BaseException) -> str:
-    """An exception as JSON: its text, its traceback, and the path of the file if it names one."""
+    """Convert an exception to JSON: its text, its traceback, and the path of the file if it names one."""
     info = describe_error(error, by_value=False)
     path = next((value for name in PATH_NAMES if isinstance(value := getattr(error, name, None), str)), "")
     return failure(info.summary, info.traceback, path)
 
 
 def failure(summary: str, details: str = "", path: str = "") -> str:
-    """What stands in the place of a sample that cannot be shown, as JSON.
+    """Return the content for a sample that cannot be shown, as JSON.
 
     Args:
         summary: One line.
@@ -198,11 +198,11 @@ def _printable(text: str) -> str:
 
 
 class Stream:
-    """Samples of something that can only be iterated, by their position. The first ones are kept, the rest not read.
+    """Access to an iterable's samples by position. The first ones are kept, and the rest is not read.
 
     Args:
         samples: Iterated once, in the explorer's worker, as far as samples are requested.
-        limit: Samples that are kept.
+        limit: Maximum number of samples that are kept.
     """
 
     def __init__(self, samples: Iterable[Any], limit: int) -> None:
@@ -214,15 +214,15 @@ class Stream:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Number of samples that can be requested while the end is not known."""
+        """Return the number of samples that can be requested while the end is not known."""
         return self._limit
 
     def __getitem__(self, index: int) -> Any:
-        """The sample at a position.
+        """Return the sample at a position.
 
         Raises:
-            EndOfStreamError: The stream ends before it.
-            Exception: What the iterator raised there.
+            EndOfStreamError: The stream ends before this position.
+            Exception: Whatever the iterator raised at this position.
         """
         with self._lock:
             if self._iterator is None:
@@ -230,7 +230,7 @@ class Stream:
             while len(self._seen) <= index:
                 if self._error is not None:
                     if index == len(self._seen) and not isinstance(self._error, StopIteration):
-                        raise self._error  # again: the sample may be looked at again
+                        raise self._error  # again: the sample may be requested again
                     raise EndOfStreamError(len(self._seen) + (not isinstance(self._error, StopIteration)))
                 try:
                     self._seen.append(next(self._iterator))
@@ -244,11 +244,11 @@ class Stream:
 
 
 class Adapted:
-    """A dataset whose samples another function gives, as for a dict of columns.
+    """A dataset whose samples are returned by a function, such as for a dict of columns.
 
     Args:
-        length: Samples.
-        getter: Gives a sample.
+        length: Number of samples.
+        getter: Returns the sample with an index.
     """
 
     def __init__(self, length: int, getter: Callable[[int], Any]) -> None:
@@ -260,5 +260,5 @@ class Adapted:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        """The sample."""
+        """Return the sample with an index."""
         return self._getter(index)

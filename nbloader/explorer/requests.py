@@ -1,13 +1,13 @@
-"""Which sample is read next: a state machine without I/O, threads or a clock.
+"""Decides which sample is read next: a state machine without I/O, threads or a clock.
 
     want(view, requests) what a view has on screen, the middle first; replaces what the view wanted before
-    scan(requests)       what is read while nothing else is wanted; added to what is to be scanned
+    scan(requests)       what is read while nothing else is wanted; added to the scan
     ask(request)         one sample in full, or under another seed: before anything that is only on screen
     take() -> Request    what to read next
     finish(request)      it was read, it failed, or it was given up
 
-What was scrolled past is dropped by being replaced. A request that is being read is not read twice: a second view that
-wants it gets it with the first.
+Requests for samples that were scrolled past are dropped, because they are replaced. A request that is being read is not
+read twice: a second view that wants the sample gets it together with the first one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from nbloader.explorer.reader import ReadSample, Request
 
 
 class RequestQueue:
-    """What is wanted and what is being read."""
+    """The requests that are waiting and those that are being read."""
 
     def __init__(self) -> None:
         self._asked: OrderedDict[Request, None] = OrderedDict()
         self._wanted: dict[str, list[Request]] = {}
         self._scanned: OrderedDict[Request, None] = OrderedDict()
         self.reading: set[Request] = set()
-        """What was taken and has not finished."""
+        """Requests that were taken and have not finished."""
 
     def want(self, view: str, indices: Iterable[int], have: Container[Request]) -> None:
         """Replace what a view has on screen.
@@ -35,36 +35,36 @@ class RequestQueue:
         Args:
             view: The view.
             indices: Dataset indices, the most urgent first.
-            have: What was read already.
+            have: Requests that were already read.
         """
         self._wanted[view] = [request for request in map(Request, indices) if request not in have]
 
     def scan(self, requests: Iterable[Request]) -> None:
-        """Read these, too, while nothing else is wanted."""
+        """Read these requests, too, while nothing else is wanted."""
         self._scanned.update((request, None) for request in requests if request not in self.reading)
 
     def stop_scan(self) -> None:
-        """Scan no more."""
+        """Drop the requests of the scan."""
         self._scanned.clear()
 
     def ask(self, request: Request) -> None:
-        """Read this next; what was asked for before follows."""
+        """Read this request next, before those that were passed to `ask` earlier."""
         if request not in self.reading:
             self._asked[request] = None
             self._asked.move_to_end(request, last=False)
 
     def forget(self, view: str) -> None:
-        """A view is gone."""
+        """Forget a view that was closed."""
         self._wanted.pop(view, None)
 
     def clear(self) -> None:
-        """Nothing is wanted any more."""
+        """Drop all waiting requests."""
         self._asked.clear()
         self._wanted.clear()
         self._scanned.clear()
 
     def take(self) -> Request | None:
-        """The next request; None if nothing is wanted that is not being read."""
+        """Take the next request; None if nothing is waiting."""
         while self._asked:
             request, _ = self._asked.popitem(last=False)
             if request not in self.reading:
@@ -86,7 +86,7 @@ class RequestQueue:
         return None
 
     def finish(self, request: Request) -> None:
-        """It is no longer being read, nor wanted."""
+        """Mark a request as finished: it is no longer waiting or being read."""
         self.reading.discard(request)
         self._asked.pop(request, None)
         self._scanned.pop(request, None)
@@ -96,16 +96,16 @@ class RequestQueue:
 
     @property
     def waiting(self) -> bool:
-        """Whether something is wanted that is not being read."""
+        """Whether there is a request that is not being read yet."""
         pending = itertools.chain(self._asked, *self._wanted.values(), self._scanned)
         return any(request not in self.reading for request in pending)
 
 
 class SampleCache:
-    """What was read, by request; the oldest use is dropped first.
+    """An LRU cache of the samples that were read, by request.
 
     Args:
-        limit: Bytes.
+        limit: Maximum size in bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -114,14 +114,14 @@ class SampleCache:
         self._nbytes = 0
 
     def get(self, request: Request) -> ReadSample | None:
-        """What was read, which counts as a use."""
+        """Return a cached sample, which counts as a use; None if it is not cached."""
         sample = self._samples.get(request)
         if sample is not None:
             self._samples.move_to_end(request)
         return sample
 
     def put(self, request: Request, sample: ReadSample) -> None:
-        """Keep what was read."""
+        """Cache a sample that was read."""
         self.drop(request)
         self._samples[request] = sample
         self._nbytes += sample.nbytes
@@ -129,21 +129,21 @@ class SampleCache:
             self.drop(next(iter(self._samples)))
 
     def drop_sample(self, index: int) -> None:
-        """Forget all that was read of a sample."""
+        """Drop everything that was read of a sample."""
         for request in [request for request in self._samples if request.index == index]:
             self.drop(request)
 
     def drop(self, request: Request) -> None:
-        """Forget it, if it is there."""
+        """Drop a request's sample, if it is cached."""
         sample = self._samples.pop(request, None)
         if sample is not None:
             self._nbytes -= sample.nbytes
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         self._samples.clear()
         self._nbytes = 0
 
     def __contains__(self, request: object) -> bool:
-        """Whether it was read and kept."""
+        """Whether a request's sample is cached."""
         return request in self._samples

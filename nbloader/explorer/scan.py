@@ -1,4 +1,4 @@
-"""A scan of a dataset: which samples it reads next. A state machine without I/O, threads or a clock."""
+"""Decides which samples a scan of a dataset reads next. A state machine without I/O, threads or a clock."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 AHEAD = 64
-"""Samples that are requested at a time, at most: a pause takes effect after those that workers have."""
+"""Maximum number of samples that are requested at a time. A pause takes effect after those that workers are reading."""
 
 
 class Scan:
-    """The samples that are still to be read.
+    """The samples that a scan has not read yet.
 
     Args:
-        indices: Of the samples, in this order.
+        indices: Dataset indices of the samples, in order.
     """
 
     def __init__(self, indices: Iterable[int]) -> None:
@@ -27,7 +27,7 @@ class Scan:
 
     @property
     def left(self) -> int:
-        """Samples that were not requested."""
+        """Number of samples that were not requested yet."""
         return len(self._left)
 
     @property
@@ -36,7 +36,7 @@ class Scan:
         return not (self._left or self._reading)
 
     def request(self) -> list[int]:
-        """What to request now."""
+        """Return the samples to request now."""
         if self.paused or len(self._reading) > AHEAD // 2:
             return []
         chosen = [self._left.popleft() for _ in range(min(AHEAD - len(self._reading), len(self._left)))]
@@ -44,7 +44,7 @@ class Scan:
         return chosen
 
     def finish(self, index: int) -> None:
-        """A sample was read, or cannot be read."""
+        """Count a sample that was read, or that could not be read."""
         if index in self._reading:
             del self._reading[index]
         elif index in self._left:  # it was being read when the scan was paused
@@ -54,14 +54,14 @@ class Scan:
         self._done += 1
 
     def pause(self, *, paused: bool) -> None:
-        """Request nothing more, or go on. What was requested is requested again."""
+        """Pause or resume. Samples that were requested but not read before a pause are requested again."""
         self.paused = paused
         if paused:
             self._left.extendleft(reversed(self._reading))
             self._reading.clear()
 
     def to_json(self) -> dict[str, Any]:
-        """How far it is."""
+        """Return the progress, as JSON values."""
         return {
             "total": self._total,
             "done": self._done,

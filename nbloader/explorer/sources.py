@@ -1,4 +1,4 @@
-"""What `nbloader.explore(x)` takes, as samples by index: datasets, loaders, streams, arrays, dicts of columns."""
+"""Converts the argument of `nbloader.explore` (a dataset, loader, stream, array, ...) to samples by index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nbloader.workers.in_process import Delivery
 
 
 class FollowedLoader(Protocol):
-    """What the explorer uses of a loader of nbloader."""
+    """The part of an nbloader loader that the explorer uses."""
 
     events: EventBus
     dataset: Any
@@ -36,26 +36,26 @@ class FollowedLoader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Samples by index, and what is known of them."""
+    """Samples by index, and what is known about them."""
 
     dataset: Any
-    """Is subscripted with 0 to `total - 1`."""
+    """Map-style dataset with indices 0 to `total - 1`."""
     total: int
     title: str
     streaming: bool = False
-    """Whether `total` is a limit, and samples are read one after the other."""
+    """Whether `total` is only a limit, and samples are read one after another."""
     names: Names = field(default_factory=dict)
     workers: str = "process"
     """The kind of workers that suits it."""
     worker_init_fn: Callable[[int], object] | None = None
     loader: FollowedLoader | None = None
-    """The loader of nbloader whose dataset it is."""
+    """The nbloader loader that the dataset belongs to; None if there is none."""
     original: Any = None
     """The dataset itself."""
     fixed: bool = False
-    """Whether they are one batch: samples have one form, whatever is drawn, and `WHOLE` is the batch itself."""
+    """Whether the samples are one batch: they are the same in each draw, and `WHOLE` is the batch itself."""
     note: str = ""
-    """A line of text about it."""
+    """A line of text about the source."""
 
 
 def source_of(x: Any, buffer: int) -> Source:
@@ -63,7 +63,7 @@ def source_of(x: Any, buffer: int) -> Source:
 
     Args:
         x: A loader, a dataset, an array, a dict of columns, or anything that can be iterated.
-        buffer: Samples of a stream that are kept.
+        buffer: Maximum number of samples of a stream that are kept.
 
     Raises:
         TypeError: It has no samples.
@@ -79,7 +79,7 @@ def source_of(x: Any, buffer: int) -> Source:
 
 
 def _is_of_torch(x: Any, name: str) -> bool:
-    """Whether it is an instance of a class of `torch.utils.data`, or of what nbloader has in its place without torch.
+    """Whether it is an instance of a class of `torch.utils.data`, or of nbloader's stand-in for it without torch.
 
     Importing torch takes 2 s. If nothing has imported it yet, there is no such instance.
     """
@@ -91,7 +91,7 @@ def _is_of_torch(x: Any, name: str) -> bool:
 
 
 def _workers_of(loader: Any) -> str:
-    """The kind of workers for its dataset: of this machine, also if its own are elsewhere."""
+    """Return the kind of workers for a loader's dataset: on this machine, even if the loader's own are elsewhere."""
     return "thread" if loader.workers == "thread" else "process"
 
 
@@ -149,7 +149,7 @@ def _entry(values: Mapping[Any, Any], keys: Sequence[Any], index: int) -> dict[s
 
 
 def _of_mapping(x: Mapping[Any, Any]) -> Adapted:
-    """The rows of a dict of columns, as scikit-learn's datasets are; for any other dict its entries."""
+    """Return the rows of a dict of columns, such as scikit-learn's datasets; for any other dict, its entries."""
     lengths = {name: _length(value) for name, value in x.items()}
     columns = [name for name, length in lengths.items() if length]
     length = next((lengths[name] for name in ("data", "images", *columns) if lengths.get(name)), None)
@@ -161,20 +161,20 @@ def _of_mapping(x: Mapping[Any, Any]) -> Adapted:
 
 
 def _length(value: Any) -> int | None:
-    """Length of a column; None for a value that is not a column."""
+    """Return the length of a column; None if the value is not a column."""
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__getitem__") or hasattr(value, "columns"):
         return None
     try:
         return len(value)
-    except TypeError:  # an array without axes
+    except TypeError:  # a zero-dimensional array
         return None
 
 
 def class_names(dataset: Any) -> Names:
-    """The names of classes by field: torchvision's `classes`, scikit-learn's `target_names`, Hugging Face's features.
+    """Return class names by field: torchvision's `classes`, scikit-learn's `target_names`, Hugging Face's features.
 
     Args:
-        dataset: Any dataset; for a `Subset`, the dataset inside.
+        dataset: Any dataset; for a `Subset`, the inner dataset is used.
     """
     for _ in range(8):  # a Subset of a Subset
         classes = dataset.get("target_names") if isinstance(dataset, Mapping) else getattr(dataset, "classes", None)
@@ -192,12 +192,12 @@ def class_names(dataset: Any) -> Names:
 
 
 def _names_of(feature: Any) -> list[str]:
-    """The names of a feature of Hugging Face's datasets; of its elements, if it is a list."""
+    """Return the class names of a Hugging Face feature; those of its elements, if it is a list."""
     return _names(getattr(feature, "names", None)) or _names(getattr(getattr(feature, "feature", None), "names", None))
 
 
 def _names(value: Any) -> list[str]:
-    """Names of classes; empty if these are none."""
+    """Return a list of class names; empty if the value is not one."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         return []
     names = list(value)
@@ -205,12 +205,12 @@ def _names(value: Any) -> list[str]:
 
 
 def delivered(loader: FollowedLoader | None, limit: int) -> list[int]:
-    """Dataset indices of the samples that a loader has delivered last, the newest batch first.
+    """Return dataset indices of the samples that a loader has delivered last, the newest batch first.
 
-    A record names the first eight of its batch.
+    A record contains only the first eight indices of its batch.
 
     Args:
-        loader: A loader of nbloader.
+        loader: An nbloader loader.
         limit: Maximum number of indices.
     """
     found: dict[int, None] = {}

@@ -1,4 +1,4 @@
-"""What was on screen as static HTML that needs no kernel, no script and no network. It stays below 300 kB."""
+"""Renders what was on screen as static HTML that needs no kernel, script or network. It stays below 300 kB."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from nbloader._util.format import duration, plural
 from nbloader.explorer.reader import ReadSample
 
 MAX_PICTURES = 200_000
-"""Characters of all pictures."""
+"""Maximum number of characters of all pictures."""
 MAX_CARDS = 60
 _CAPTION_FIRST = {"label": 0, "number": 1, "text": 2}
-"""Kinds of fields that a caption begins with, as in `explorer.js`."""
+"""Kinds of fields that come first in a caption, in this order, as in `explorer.js`."""
 
 
 def html(name: str, styles: str, title: str, total: int, cards: Iterable[tuple[int, ReadSample]]) -> str:
-    """A page of cards.
+    """Render a page of cards.
 
     Args:
         name: Identity of the explorer; its live views hide the static form.
         styles: The style sheet.
-        title: Of the dataset.
+        title: Title of the dataset.
         total: Number of samples.
-        cards: Index and description of what was on screen.
+        cards: Index and content of each sample that was on screen.
 
     Returns:
         A fragment of HTML with its own styles.

@@ -1,10 +1,10 @@
-"""What is known of the samples that were read: rows, columns, histograms that filter one another, costs, problems.
+"""Facts about the samples that were read: rows, columns, histograms that filter one another, costs, problems.
 
     reader -> content of a sample -> SampleTable.add: a row, and a check if a scan has read it
     SampleTable.statistics(filters) -> counts per bin, for the browser, of the rows that pass all *other* filters
 
-A column is numeric or has categories: names of labels, shapes, types. Texts have no histogram, but their lengths have.
-Columns are made of the rows when they are needed, and kept until a sample is added. Thread-safe.
+A column is numeric or has categories: names of labels, shapes, types. Strings have no histogram, but their lengths do.
+Columns are created from the rows when they are needed, and cached until a sample is added. Thread-safe.
 """
 
 from __future__ import annotations
@@ -25,53 +25,53 @@ from nbloader.explorer.problems import Check, Form, Found, ProblemKind, find_pro
 from nbloader.explorer.reader import ReadSample
 
 Row: TypeAlias = "dict[str, Any]"
-"""What is known of a sample, see `Explorer.rows`."""
+"""Facts about a sample, see `Explorer.rows`."""
 Filters: TypeAlias = "Mapping[str, Sequence[float] | Sequence[str]]"
-"""By column: the least and the greatest number, or categories."""
+"""By column: minimum and maximum, or categories."""
 
 MAX_ROWS = 100_000
-"""Samples of which costs and values are kept, about 1.2 kB each."""
+"""Maximum number of samples whose costs and values are kept, about 1.2 kB each."""
 BINS = 24
-"""Bars of a histogram."""
+"""Number of bars of a histogram."""
 LARGEST_GROUPS = 12
-"""Categories that have a bar of their own; the others share one."""
+"""Number of categories that have their own bar; the others share one."""
 MAX_CATEGORIES = 200
-"""Distinct values of a column with categories; one with more of them is a text."""
+"""Maximum number of distinct values of a categorical column; a column with more is treated as text."""
 MAX_COLUMNS = 60
 MAX_SHARED = 1000
-"""Sets of names, and of forms, that rows share."""
+"""Maximum number of sets of names, and of forms, that rows share."""
 POINTS = 4000
-"""Points of a scatter plot, at most."""
+"""Maximum number of points of a scatter plot."""
 LOGARITHMIC = 100
-"""Positive numbers whose largest is more than so many times the smallest have a logarithmic axis."""
+"""If all numbers are positive and the largest exceeds this multiple of the smallest, the axis is logarithmic."""
 LARGEST_EXACT = 2.0**52
-"""Below it, all whole numbers are floats."""
+"""Limit below which floats represent all whole numbers exactly."""
 OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The values of one name in all rows, as numbers: themselves, or the numbers of their categories."""
+    """The values of one name in all rows: numbers, or codes of categories."""
 
     name: str
     values: NDArray[np.float64]
-    """NaN where a row has none."""
+    """NaN if a row has no value."""
     categories: tuple[str, ...] | None
     """The most frequent one first; None for a numeric column."""
     edges: NDArray[np.float64]
-    """Of the bins."""
+    """Edges of the bins."""
     logarithmic: bool
     whole: bool = False
     """Whether each bin is one whole number."""
 
     def bins(self) -> NDArray[np.int64]:
-        """The bin of each row; -1 for none."""
+        """Return the bin of each row; -1 if it is in none."""
         found = np.searchsorted(self.edges, self.values, "right") - 1
-        found[self.values == self.edges[-1]] -= 1  # the last bin has both of its edges
+        found[self.values == self.edges[-1]] -= 1  # the last bin includes both of its edges
         return np.where(np.isfinite(self.values) & (found >= 0), np.minimum(found, len(self.edges) - 2), -1)
 
     def passes(self, chosen: Sequence[Any]) -> NDArray[np.bool_]:
-        """Which rows pass a filter of this column."""
+        """Return which rows pass a filter of this column."""
         if self.categories is None:
             low, high = float(chosen[0]), float(chosen[1])
             return (self.values >= low) & (self.values <= high)
@@ -82,30 +82,30 @@ class Column:
 
 
 class _Line(NamedTuple):
-    """A row in little memory: rows with the same names share them."""
+    """A compact row: rows with the same names share the mapping of names."""
 
     places: dict[str, int]
     """Position of the value, by name."""
     values: tuple[Any, ...]
 
     def get(self, name: str) -> Any:
-        """A value; None if there is none."""
+        """Return a value; None if there is none."""
         at = self.places.get(name)
         return None if at is None else self.values[at]
 
     def row(self) -> Row:
-        """As a dict."""
+        """Return the row as a dict."""
         return dict(zip(self.places, self.values, strict=True))
 
 
 class SampleTable:
-    """What is known of samples, by dataset index; the last `MAX_ROWS` are kept."""
+    """Facts about samples, by dataset index; the last `MAX_ROWS` are kept."""
 
     def __init__(self) -> None:
         self._rows: dict[int, _Line] = {}
         self._places: dict[tuple[str, ...], dict[str, int]] = {}
         self._checks: dict[int, Check] = {}
-        self._forms: dict[tuple[Form, ...], tuple[Form, ...]] = {}  # those of most samples are equal
+        self._forms: dict[tuple[Form, ...], tuple[Form, ...]] = {}  # most samples have equal ones
         self._columns: dict[str, Column] | None = None
         self._problems: Found | None = None
         self._lock = threading.RLock()
@@ -113,11 +113,11 @@ class SampleTable:
     # ---- rows -------------------------------------------------------------------------------------------------------
 
     def add(self, index: int, sample: ReadSample) -> None:
-        """A sample was read.
+        """Add a sample that was read.
 
         Args:
-            index: Its dataset index.
-            sample: What was read of it.
+            index: Dataset index of the sample.
+            sample: What was read.
         """
         content = json.loads(sample.content)
         row, check = _row(index, sample, content), content.get("check")
@@ -143,7 +143,7 @@ class SampleTable:
             self._columns = self._problems = None
 
     def drop(self, indices: Iterable[int]) -> None:
-        """Forget samples, as they are read again."""
+        """Forget samples that are about to be read again."""
         with self._lock:
             for index in indices:
                 self._forget(index)
@@ -162,12 +162,12 @@ class SampleTable:
         return index in self._rows
 
     def checked(self, index: int) -> bool:
-        """Whether a scan has read the sample, or found that it cannot be read."""
+        """Whether a scan has read the sample, or reading it has failed."""
         with self._lock:
             return index in self._checks or (index in self._rows and self._rows[index].get("error") is not None)
 
     def rows(self) -> list[Row]:
-        """A copy, in the order of the indices."""
+        """Return a copy of the rows, in the order of the indices."""
         with self._lock:
             return [self._rows[index].row() for index in sorted(self._rows)]
 
@@ -193,7 +193,7 @@ class SampleTable:
             return self._problems
 
     def listed(self, kind: ProblemKind) -> dict[int, str]:
-        """What to show of a problem: duplicates beside the sample that they repeat."""
+        """Return what to show for a kind of problem; duplicates are listed with the sample that they repeat."""
         with self._lock:
             found = self.problems()[kind]
             if kind != "duplicate":
@@ -220,7 +220,7 @@ class SampleTable:
             return self._columns
 
     def indices(self) -> NDArray[np.int64]:
-        """Of the rows, in the order of the columns' values."""
+        """Return the dataset indices of the rows, in the order of the columns' values."""
         with self._lock:
             return np.array(sorted(self._rows), np.int64)
 
@@ -250,11 +250,11 @@ class SampleTable:
         return _costs(grouped)
 
     def statistics(self, filters: Filters, x: str, y: str, by: str) -> tuple[dict[str, Any], list[bytes]]:
-        """What the browser draws, as JSON values and buffers.
+        """Return what the browser draws, as JSON values and buffers.
 
         Args:
-            filters: By column.
-            x: Column of the scatter plot; any other text for none.
+            filters: Filters by column.
+            x: Column of the scatter plot; any other string for no plot.
             y: Column of the scatter plot.
             by: Column whose costs are listed.
         """
@@ -298,11 +298,11 @@ def _passed(columns: Mapping[str, Column], filters: Filters) -> dict[str, NDArra
 
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-"""Numbers that JSON lacks, by their text."""
+"""Numbers that JSON cannot represent, by their text."""
 
 
 def _row(index: int, sample: ReadSample, content: Mapping[str, Any]) -> Row:
-    """What is known of a sample. Its own fields cannot replace the first ones."""
+    """Build the row of a sample. The sample's fields cannot replace the built-in names."""
     values: Row = {}
     derived: Row = {}
     for field in content.get("fields", ()):
@@ -365,11 +365,11 @@ def _numeric(name: str, values: list[Any]) -> Column | None:
 
 
 def _axis(column: Column, drawn: NDArray[np.intp]) -> dict[str, Any]:
-    """What an axis needs to know.
+    """Return the properties of an axis.
 
     Args:
         column: The column.
-        drawn: Rows of the points, whose numbers the axis spans.
+        drawn: Rows of the points, whose range the axis spans.
     """
     low, high = float(column.edges[0]), float(column.edges[-1])
     if column.categories is None and len(drawn):
@@ -384,7 +384,7 @@ def _axis(column: Column, drawn: NDArray[np.intp]) -> dict[str, Any]:
 
 
 def _drawn(column: Column, passed: NDArray[np.bool_]) -> dict[str, Any]:
-    """A histogram: of all rows, and of those that pass the filters of the other columns."""
+    """Return a histogram of all rows, and of those that pass the filters of the other columns."""
     bins, count = column.bins(), len(column.edges) - 1
     there = bins >= 0
     labels = None
@@ -410,7 +410,7 @@ def _mean(values: NDArray[np.float64]) -> float:
 
 
 def _cost_lines(column: Column, seconds: NDArray[np.float64], passed: NDArray[np.bool_]) -> list[Row]:
-    """Costs by category, or by bin of a numeric column."""
+    """Return the costs by category, or by bin of a numeric column."""
     bins = column.bins()
     names = _drawn(column, passed)["labels"]
     grouped: dict[Any, list[float]] = {}
@@ -425,7 +425,7 @@ def _cost_lines(column: Column, seconds: NDArray[np.float64], passed: NDArray[np
 
 
 def _costs(grouped: Mapping[Any, list[float]]) -> list[Row]:
-    """The share of the samples and of the time of each group, the most expensive first."""
+    """Return each group's share of the samples and of the time, the most expensive group first."""
     samples, seconds = sum(map(len, grouped.values())), sum(map(sum, grouped.values()))
     table = [
         {

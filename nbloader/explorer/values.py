@@ -1,6 +1,6 @@
-"""Any value of a sample as an array, and figures of it: range, mean, shares of NaN and Inf, a histogram.
+"""Converts a value of a sample to an array and computes its figures: range, mean, NaN and Inf shares, histogram.
 
-Nothing here raises for an odd array: an empty one, one of NaN only, of objects, of complex numbers, of type bfloat16.
+Nothing here raises for an unusual array: empty, only NaN, of objects, of complex numbers, of type bfloat16.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 BINS = 32
-"""Bins of a histogram."""
+"""Number of bins of a histogram."""
 CARD_ELEMENTS = 1 << 15
-"""Elements that the figures of a card are made of, at most; a sample in full takes `FULL_ELEMENTS`."""
+"""Maximum number of elements from which the figures of a card are computed; `FULL_ELEMENTS` for a full sample."""
 FULL_ELEMENTS = 1 << 21
 LIST_ELEMENTS = 1 << 16
-"""Elements of a list of numbers that are read, at most."""
+"""Maximum number of elements of a list of numbers that are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayFigures:
-    """Figures of an array of numbers. They are of the finite elements; complex numbers count by their magnitude."""
+    """Figures of an array of numbers, from its finite elements; complex numbers count by their magnitude."""
 
     count: int
-    """Elements of the array."""
+    """Number of elements of the array."""
     read: int
-    """Elements that the figures are made of: a regular part of a large array."""
+    """Number of elements from which the figures are computed: a regular subset of a large array."""
     minimum: float | None
     """None if no element is finite."""
     maximum: float | None
@@ -39,14 +39,14 @@ class ArrayFigures:
     inf: float
     """Share of the elements that are infinite, 0 to 1."""
     histogram: tuple[int, ...]
-    """Elements by value, in equal bins from `minimum` to `maximum`; empty if these are equal or None."""
+    """Number of elements per bin, in equal bins from `minimum` to `maximum`; empty if these are equal or None."""
 
 
 def as_array(value: Any) -> NDArray[Any] | None:
-    """A value as an array that shares its memory where possible; None if it cannot be one.
+    """Convert a value to an array that shares its memory if possible; None if it cannot be converted.
 
     Args:
-        value: An array, a tensor of any framework, a PIL image, a number of NumPy, or a list of numbers.
+        value: An array, a tensor of any framework, a PIL image, a NumPy number, or a list of numbers.
     """
     if isinstance(value, np.ndarray):
         return value if type(value) is np.ndarray else np.asarray(value)
@@ -83,7 +83,7 @@ def _from_torch(torch: Any, tensor: Any) -> NDArray[Any] | None:
 
 
 def _from_list(values: Sequence[Any]) -> NDArray[Any] | None:
-    """A list of numbers, or of equally long lists of numbers, as boxes are."""
+    """Convert a list of numbers, or of equally long lists of numbers, such as boxes."""
     if not values or len(values) > LIST_ELEMENTS:
         return None
     lines: Sequence[Sequence[Any]] = [values]
@@ -100,7 +100,7 @@ def _from_list(values: Sequence[Any]) -> NDArray[Any] | None:
 
 
 def numbers(array: NDArray[Any], limit: int) -> NDArray[np.float64] | None:
-    """The elements as floats, or a regular part of them; None if they are no numbers.
+    """Return the elements as floats, or a regular subset of them; None if they are not numbers.
 
     Args:
         array: Any array.
@@ -120,7 +120,7 @@ def numbers(array: NDArray[Any], limit: int) -> NDArray[np.float64] | None:
 
 
 def thinned(array: NDArray[Any], limit: int) -> NDArray[Any]:
-    """Every k-th element along the long axes, so that about `limit` remain. No element is copied."""
+    """Return every k-th element along the long axes, at most about `limit` in total. No element is copied."""
     while array.size > limit:
         axis = int(np.argmax(array.shape))
         step = min(array.shape[axis], max(2, array.size // limit)) if array.ndim == 1 else 2
@@ -129,7 +129,7 @@ def thinned(array: NDArray[Any], limit: int) -> NDArray[Any]:
 
 
 def facts_of(array: NDArray[Any]) -> dict[str, float]:
-    """Mean, least and greatest of the finite numbers of an array, or of a regular part of a large one."""
+    """Return mean, minimum and maximum of the finite numbers of an array, or of a regular subset of a large one."""
     values = numbers(array, CARD_ELEMENTS)
     if values is None:
         return {}
@@ -144,16 +144,16 @@ def facts_of(array: NDArray[Any]) -> dict[str, float]:
 
 
 class Extremes(NamedTuple):
-    """Of all elements of an array."""
+    """Properties of all elements of an array."""
 
     constant: bool
-    """Whether all are equal."""
+    """Whether all elements are equal."""
     finite: bool
-    """Whether none is NaN or infinite."""
+    """Whether no element is NaN or infinite."""
 
 
 def extremes(array: NDArray[Any]) -> Extremes | None:
-    """See `Extremes`; None if the elements are no numbers, or there is none. Nothing is copied for real numbers."""
+    """See `Extremes`; None if the array is empty or not numeric. Nothing is copied for real numbers."""
     if array.dtype.kind not in "biufc" or not array.size:
         return None
     if array.dtype.kind == "c":
@@ -165,7 +165,7 @@ def extremes(array: NDArray[Any]) -> Extremes | None:
 
 
 def content_of(array: NDArray[Any]) -> Iterator[bytes | memoryview]:
-    """The content of an array, for a digest: equal for equal elements, types and shapes."""
+    """Yield the content of an array, for a digest: equal for equal elements, types and shapes."""
     yield f"{array.dtype.str} {array.shape}".encode()
     if array.dtype.kind in "biufc":
         yield np.ascontiguousarray(array).reshape(-1).data.cast("B") if array.size else b""
@@ -176,7 +176,7 @@ def content_of(array: NDArray[Any]) -> Iterator[bytes | memoryview]:
 
 
 def figures_of(array: NDArray[Any], limit: int = FULL_ELEMENTS) -> ArrayFigures | None:
-    """Figures of an array; None if its elements are no numbers.
+    """Compute the figures of an array; None if its elements are not numbers.
 
     Args:
         array: Any array.
@@ -210,7 +210,7 @@ def _histogram(finite: NDArray[np.float64], low: float, high: float) -> tuple[in
 
 
 def unit_range(values: NDArray[Any], low: float, high: float) -> NDArray[np.float64]:
-    """Map values from [low, high] to [0, 1], whatever the size of these; what is not finite becomes 0."""
+    """Map values from [low, high] to [0, 1] without overflow; NaN and -Inf become 0, and Inf becomes 1."""
     with np.errstate(all="ignore"):
         half = high / 2 - low / 2
         mapped = (values.astype(np.float64) / 2 - low / 2) / half if half else np.zeros(values.shape)
@@ -218,10 +218,10 @@ def unit_range(values: NDArray[Any], low: float, high: float) -> NDArray[np.floa
 
 
 def envelope(values: NDArray[Any], points: int) -> list[tuple[float, float]]:
-    """A signal in few points: the least and the greatest value of each section, scaled to 0 to 1.
+    """Reduce a signal to a few points: minimum and maximum of each section, scaled to 0 to 1.
 
     Args:
-        values: One dimension.
+        values: A one-dimensional array.
         points: Maximum number of sections.
     """
     read = numbers(values, 1 << 22)

@@ -46,23 +46,23 @@ HERE = Path(__file__).parent
 TEXT = "nbloader explorer"
 """The plain-text form. It is constant, so that executed notebooks can be compared."""
 STATIC_PAUSE = 1.0
-"""Seconds without news after which the static form is written."""
+"""Seconds without new samples after which the static form is written."""
 BEGIN, FIRST = "begin", 24
-"""Stands for a view that is being opened, in the fetcher's queue, and how many samples are read for it."""
+"""The name, in the fetcher's queue, of a view that is being opened, and the number of samples to read for it."""
 MAX_WANTED = 400
-"""Samples that a view may have on screen."""
+"""Maximum number of samples that a view may have on screen."""
 MAX_DRAWS = 16
-"""Draws of one sample side by side."""
+"""Maximum number of draws of one sample that are shown side by side."""
 PUMP_INTERVAL = 0.1
-"""Seconds between handling the messages of views during a scan, which blocks the main thread."""
+"""Interval, in seconds, at which messages of views are handled during a scan, which blocks the main thread."""
 SCAN_INTERVAL = 0.25
-"""Seconds between two messages about how far a scan is."""
+"""Seconds between two messages about the progress of a scan."""
 MAX_NOTES = 2000
-"""Samples of a list for which it says why they are on it."""
+"""Maximum number of samples in a list that come with the reason why they are listed."""
 MAX_NESTED = 8
-"""Depth of datasets in datasets, as with a `Subset`."""
+"""Maximum depth of nested datasets, as with a `Subset`."""
 MAX_DELIVERED = 2000
-"""Maximum length of the list of samples that a loader has delivered last."""
+"""Maximum length of the list of samples that a loader has delivered most recently."""
 
 
 def styles() -> str:
@@ -80,7 +80,7 @@ class Explorer:
 
     Args:
         x: See `nbloader.explore`.
-        renderers: Of the user.
+        renderers: User-defined renderers.
         num_workers: See `nbloader.explore`.
         workers: See `nbloader.explore`.
         seed: See `nbloader.explore`.
@@ -119,7 +119,7 @@ class Explorer:
         if undone is not None:
             self._notes.append(f"Pictures are shown without their normalization ({undone}).")
         self._views: set[str] = set()
-        self._draws: dict[Request, set[str]] = {}  # views that asked for this
+        self._draws: dict[Request, set[str]] = {}  # views that requested this
         self._opened: int | None = None
         self._facts = ""
         """What a batch consists of, once a worker has made it."""
@@ -128,11 +128,11 @@ class Explorer:
         self._on_screen: list[int] = []
         self._static_due = False
         self._static_at = 0.0  # when to write the static form
-        self._timing = False  # whether the timer is going to look at that
+        self._timing = False  # whether a timer is running that checks this
         self._timer: threading.Timer | None = None
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
-        """Notified when a sample was read, and when none can be."""
+        """Notified when a sample was read, or when no sample can be read."""
         self._scan: Scan | None = None
         self._scan_shown = 0.0
         self._closed = False
@@ -165,7 +165,7 @@ class Explorer:
         return TEXT
 
     def __len__(self) -> int:
-        """Number of samples; of a stream whose end is not known, how many can be seen."""
+        """Return the number of samples; for a stream whose end is not known, how many can be seen."""
         return self._total
 
     def _ipython_display_(self) -> None:
@@ -173,7 +173,7 @@ class Explorer:
             self.show()
 
     def show(self) -> None:
-        """Show the explorer below the running cell, as one more view of it."""
+        """Show the explorer below the running cell, as an additional view."""
         self._shown, self._shown_in = True, running_cell()
         _shown.append(self)
         if self._closed:
@@ -191,7 +191,7 @@ class Explorer:
         """Dataset indices of the selected samples, in the order of selection. Can be assigned.
 
         Raises:
-            IndexError: An index is not that of a sample.
+            IndexError: There is no sample with one of the indices.
         """
         with self._lock:
             return list(self._selected)
@@ -210,7 +210,7 @@ class Explorer:
         """Show a sample in full, in all views.
 
         Args:
-            index: Its dataset index.
+            index: Dataset index of the sample.
 
         Raises:
             IndexError: There is no such sample.
@@ -222,9 +222,10 @@ class Explorer:
         self._send({"kind": "show", "index": index})
 
     def good(self) -> Any:
-        """The dataset without the selected samples, as a `torch.utils.data.Subset`.
+        """Return the dataset without the selected samples, as a `torch.utils.data.Subset`.
 
-        If nothing has imported torch, it is a subset of nbloader's own, with the same attributes: `dataset`, `indices`.
+        If torch has not been imported, nbloader's own `Subset` is returned, with the same attributes `dataset` and
+        `indices`.
 
         Raises:
             TypeError: The dataset is a stream, which has no indices.
@@ -242,17 +243,17 @@ class Explorer:
         return self._table.failed()
 
     def rows(self) -> list[Row]:
-        """One row for each sample that was read or has failed (the last 100,000), in the order of their indices.
+        """Return one row for each sample that was read or failed (the last 100,000), in the order of their indices.
 
-        Each is a dict with `index`, `seconds` and `cpu_seconds` (to read it), `nbytes`, `worker` (which of the
-        explorer's), `error` (None if it was read), and the fields of the sample by name: numbers, names of labels, and
-        strings cut to one line. Any other field (an array, a picture) is a short string, and has figures of its own:
-        `image.shape`, `image.mean`, `image.min`, `image.max`; a text has `text.length`.
+        Each row is a dict with `index`, `seconds` and `cpu_seconds` (to read the sample), `nbytes`, `worker` (id of the
+        explorer's worker), `error` (None if the sample was read), and the fields of the sample by name: numbers, names
+        of labels, and strings cut to one line. Any other field (an array, a picture) is a short string, with separate
+        keys for its figures: `image.shape`, `image.mean`, `image.min`, `image.max`; a string has `text.length`.
         """
         return self._table.rows()
 
     def to_pandas(self) -> Any:
-        """`rows()` as a `pandas.DataFrame`, with the dataset index as its index.
+        """Return `rows()` as a `pandas.DataFrame`, with the dataset index as its index.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -264,15 +265,15 @@ class Explorer:
     def scan(self, count: int = 1000) -> int:
         """Read samples that are spread evenly over the dataset, for `rows()`, `costs()`, `filter()` and `problems()`.
 
-        Nothing is drawn, and all samples have one seed, so that what is equal stays equal after random augmentation.
-        The call blocks until all were read; the browser shows how far it is. An interrupt ends it, and the samples that
-        were read are kept. Views work meanwhile, and their samples are read first.
+        No pictures are drawn, and all samples share one seed, so that equal samples stay equal after random
+        augmentation. The call blocks until all samples were read; the browser shows the progress. An interrupt ends the
+        scan, and the samples that were read are kept. Views keep working meanwhile, and their samples are read first.
 
         Args:
             count: Number of samples.
 
         Returns:
-            Number of samples for which there are rows now.
+            Number of samples that have a row now.
 
         Raises:
             NbloaderError: No sample can be read.
@@ -302,7 +303,7 @@ class Explorer:
         self._feed_scan()
 
     def _feed_scan(self) -> None:
-        """Request the next samples of a scan; tell the views how far it is."""
+        """Request the next samples of a scan, and send its progress to the views."""
         with self._lock:
             scan = self._scan
             if scan is None:
@@ -327,12 +328,12 @@ class Explorer:
             self._send({"kind": "scan", "scan": None})
 
     def _scanning(self) -> dict[str, Any] | None:
-        """How far a scan is."""
+        """Return the progress of a scan; None if none is running."""
         with self._lock:
             return None if self._scan is None else self._scan.to_json()
 
     def problems(self) -> Found:
-        """Problems of the samples that were scanned: `view.problems()["duplicate"]`.
+        """Return the problems of the samples that were scanned: `view.problems()["duplicate"]`.
 
         | kind | samples that |
         |---|---|
@@ -343,12 +344,12 @@ class Explorer:
         | `"shape"` | differ in shape, type or fields from nearly all others |
 
         Returns:
-            By kind, the dataset indices, each with a line that says what it is.
+            By kind, the dataset indices, each with a line that describes the problem.
         """
         return {kind: dict(found) for kind, found in self._table.problems().items()}
 
     def costs(self, by: str) -> list[Row]:
-        """The cost of the samples that were read, by the value of a field; the most expensive value first.
+        """Return the cost of the samples that were read, by the value of a field; the most expensive value first.
 
         Args:
             by: The name of a field, such as "label".
@@ -366,8 +367,8 @@ class Explorer:
         """List only some of the samples that were read: `view.filter(lambda row: row["seconds"] > 0.1)`.
 
         Args:
-            function: Gets a row as in `rows()`, and returns whether to list the sample. One that raises `KeyError` or
-                `TypeError` for a row (a sample that failed has no fields) does not list it.
+            function: Called with a row as in `rows()`; returns whether to list the sample. If it raises `KeyError` or
+                `TypeError` (a sample that failed has no fields), the sample is not listed.
 
         Returns:
             The dataset indices.
@@ -386,8 +387,8 @@ class Explorer:
     def retry(self, indices: Iterable[int] | None = None) -> None:
         """Read samples again, with new workers and the dataset as it is now.
 
-        If its class was defined anew, in a cell that was edited or in a module that was reloaded, the dataset gets the
-        new one, as with `DataLoader.reload()`.
+        If the class of the dataset was redefined, in an edited cell or a reloaded module, the dataset gets the new
+        class, as with `DataLoader.reload()`.
 
         Args:
             indices: Which samples; None for those that failed.
@@ -397,7 +398,7 @@ class Explorer:
         """
         chosen = self.failed if indices is None else [int(index) for index in indices]
         part = self._source.original
-        for _ in range(MAX_NESTED):  # the dataset, and for a Subset the one inside
+        for _ in range(MAX_NESTED):  # the dataset and, for a Subset, the inner one
             with_current_class(part)
             part = getattr(part, "dataset", None)
         scanned = [index for index in chosen if self._table.checked(index)]
@@ -410,24 +411,24 @@ class Explorer:
 
     @property
     def _debuggable(self) -> bool:
-        """Whether a sample is the result of the dataset's own `__getitem__`."""
+        """Whether samples are results of the dataset's own `__getitem__`, so that they can be debugged."""
         source = self._source
         return source.dataset is source.original and not (source.streaming or is_async(source.dataset))
 
     def batch(self, epoch: int, batch: int) -> Explorer:
-        """A batch of the loader: each of its samples as it was delivered, and types, shapes and bytes of the batch.
+        """Explore a batch of the loader: its samples as they were delivered, and types, shapes and bytes of the batch.
 
         Args:
             epoch: Number of the epoch, as in `BatchRecord.epoch`.
             batch: Number of the batch, as in `BatchRecord.index`.
 
         Returns:
-            An explorer of its own, whose samples are numbered by their position in the batch. It is shown where a cell
-            ends with it, or by `show()`.
+            A separate explorer, whose samples are numbered by their position in the batch. It is shown if it is the
+            last expression of a cell, or by `show()`.
 
         Raises:
-            TypeError: This is not the explorer of an nbloader loader.
-            ReplayError: The batch cannot be made again; see `DataLoader.replay`.
+            TypeError: This is not the explorer of an nbloader loader that still exists.
+            ReplayError: The batch cannot be reproduced; see `DataLoader.replay`.
         """
         loader = self._loader()
         if loader is None:
@@ -436,15 +437,15 @@ class Explorer:
         return explorer
 
     def debug(self, index: int, draw: int = 0, *, post_mortem: bool = False) -> None:
-        """Read a sample in the debugger, in this process and with the seed that it has here: IPython's debugger or pdb.
+        """Read a sample in IPython's debugger or pdb, in this process and with the seed that it has in this explorer.
 
-        The prompt comes at the first line of the dataset's `__getitem__` and at the line that raises, as with
-        `DataLoader.debug`, which makes a sample as it was delivered in a batch.
+        The debugger stops at the first line of the dataset's `__getitem__` and at the line that raises, as with
+        `DataLoader.debug`, which reproduces a sample as it was delivered in a batch.
 
         Args:
-            index: Its dataset index.
-            draw: Which random draw.
-            post_mortem: Whether the prompt comes only at the line that raises.
+            index: Dataset index of the sample.
+            draw: Number of the random draw.
+            post_mortem: Whether to stop only at the line that raises.
 
         Raises:
             TypeError: The dataset is a stream or asynchronous, or its `__getitem__` is not written in Python.
@@ -467,7 +468,7 @@ class Explorer:
             debugger.debug(lambda: dataset[index], () if post_mortem else stop_in)
 
     def close(self) -> None:
-        """End the workers and leave the static form. Closing twice is harmless."""
+        """Stop the workers and leave the static form. Closing twice is a no-op."""
         with self._lock:
             if self._closed:
                 return
@@ -496,7 +497,7 @@ class Explorer:
         self._views.add(view)
         self._send(self._state(), to=view)
         first = self._fetcher.there(range(min(FIRST, self._total)))
-        if first:  # they were read while the page loaded the view
+        if first:  # read while the page loaded the view
             self._send_cards(first, to=view)
 
     def _on_gone(self, view: str, _message: Mapping[str, Any]) -> None:
@@ -515,7 +516,7 @@ class Explorer:
             self._ask(view, Request(index, draw))
 
     def _deliveries(self, view: str, index: int) -> list[Delivery]:
-        """The batches of the last epochs with a sample; also send them to a view."""
+        """Find the batches of the last epochs that contain a sample, and send them to a view."""
         loader, found, problem = self._loader(), list[Delivery](), ""
         if loader is None:
             return found
@@ -569,7 +570,7 @@ class Explorer:
         self._on_order(view, {"name": "filtered"})
 
     def _listed(self, kind: str) -> Mapping[int, str]:
-        """The samples with a problem, and what it is."""
+        """Return the samples with a kind of problem, each with a description."""
         return next((self._table.listed(known) for known in KINDS if known == kind), {})
 
     def _valid(self, indices: list[int]) -> list[int]:
@@ -594,7 +595,7 @@ class Explorer:
             self._answer(request, sample)
 
     def _on_order(self, view: str, message: Mapping[str, Any]) -> None:
-        """Send the list of samples that a view shows instead of all."""
+        """Send the list of samples that a view shows instead of all samples."""
         name = message["name"]
         with self._lock:
             filtered = list(self._filtered)
@@ -612,7 +613,7 @@ class Explorer:
             indices = [i for i in delivered(self._loader(), MAX_DELIVERED) if 0 <= i < self._total]
         else:
             return
-        buffer = np.asarray(indices, np.float64).tobytes()  # what JavaScript reads exactly
+        buffer = np.asarray(indices, np.float64).tobytes()  # which JavaScript reads exactly
         shown = {index: clean(notes[index], 300) for index in list(notes)[:MAX_NOTES]} if name != "failed" else {}
         self._send({"kind": "order", "name": name, "length": len(indices), "notes": shown}, [buffer], to=view)
 
@@ -630,7 +631,7 @@ class Explorer:
         "stats": _on_stats,
         "filter": _on_filter,
     }
-    """By the kind of message from a view."""
+    """Handlers by the kind of message from a view."""
 
     def _state(self) -> dict[str, Any]:
         with self._lock:
@@ -678,7 +679,7 @@ class Explorer:
             self._plan_static()
 
     def _on_end(self, request: Request, length: int) -> None:
-        """A stream has no such sample."""
+        """Handle the end of a stream, which has no such sample."""
         with self._lock:
             ends, self._open_ended = self._open_ended, False
             self._total = min(self._total, length)
@@ -705,7 +706,7 @@ class Explorer:
             self._send(self._state())
 
     def _answer(self, request: Request, sample: ReadSample) -> None:
-        """Send a sample to the views that asked for it."""
+        """Send a sample to the views that requested it."""
         with self._lock:
             views = self._draws.pop(request, set())
         for view in views:
@@ -727,7 +728,7 @@ class Explorer:
     # ---- the static form --------------------------------------------------------------------------------------------
 
     def _plan_static(self) -> None:
-        """Write the static form soon, once no more samples arrive."""
+        """Schedule writing the static form for when no more samples arrive."""
         with self._lock:
             self._static_due = True
             self._static_at = time.monotonic() + STATIC_PAUSE
@@ -742,7 +743,7 @@ class Explorer:
         self._timer.start()
 
     def _on_timer(self) -> None:
-        """Write the static form, or wait longer, as samples have arrived since. One timer for all of them."""
+        """Write the static form, or wait longer if samples have arrived since. Only one timer runs at a time."""
         with self._lock:
             rest = self._static_at - time.monotonic()
             if rest > 0 and self._static_due and not self._closed:
@@ -767,14 +768,14 @@ class Explorer:
 
 
 def _normalization(given: tuple[Any, Any] | Literal[False] | None, dataset: Any) -> Normalization | None:
-    """What is undone where pictures are drawn.
+    """Return the normalization to undo when pictures are drawn.
 
     Args:
-        given: Mean and standard deviation; None for what the dataset declares.
+        given: Mean and standard deviation; None for those that the dataset declares; False for no normalization.
         dataset: The dataset.
 
     Raises:
-        ValueError: What is given is no normalization.
+        ValueError: `given` is not a valid normalization.
     """
     if given is None:
         return declared(dataset)
@@ -789,12 +790,12 @@ def _normalization(given: tuple[Any, Any] | Literal[False] | None, dataset: Any)
 
 
 def _content(request: Request, sample: ReadSample, first_buffer: int) -> dict[str, Any]:
-    """A sample as a message.
+    """Convert a sample to a message.
 
     Args:
-        request: What was asked for.
+        request: What was requested.
         sample: What was read.
-        first_buffer: Number of its first buffer in the message.
+        first_buffer: Number of the sample's first buffer in the message.
     """
     return {
         **json.loads(sample.content),
@@ -808,7 +809,7 @@ def _content(request: Request, sample: ReadSample, first_buffer: int) -> dict[st
 
 
 def _call(ref: weakref.ref[Explorer], method: str, *arguments: Any) -> None:
-    """Call a method of an explorer that may be gone."""
+    """Call a method of an explorer, unless it was garbage-collected."""
     explorer = ref()
     if explorer is not None:
         getattr(explorer, method)(*arguments)
@@ -823,7 +824,7 @@ def _close(fetcher: SampleFetcher, widget: LiveWidget, unregister: Callable[[], 
 
 _explorers: weakref.WeakSet[Explorer] = weakref.WeakSet()
 _shown: collections.deque[Explorer] = collections.deque(maxlen=8)
-"""Those that were shown last: they live as long as their views, also if no variable refers to them."""
+"""The explorers that were shown last: they are kept alive for their views, even if no variable refers to them."""
 
 
 @cache

@@ -553,8 +553,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
     def stack(self, worker: int) -> str:
         """Return the current Python stack of a worker, innermost frame first, even while it hangs in C code.
 
-        Thread-safe. Frames of nbloader that call the dataset's code are left out, and a line says how many. The stack
-        of a worker that executes no such code is complete.
+        Thread-safe. Frames of nbloader that call the dataset's code are omitted, and a line says how many. The stack of
+        a worker that executes no such code is complete.
 
         The request to a worker process is a signal. It interrupts C functions that sleep and do not resume by
         themselves (the C library's `sleep`, not Python's).

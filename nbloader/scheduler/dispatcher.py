@@ -489,7 +489,7 @@ class Dispatcher(Generic[R]):
         return max(halves, key=_size, default=None)
 
     def revoked(self, worker: int, tasks: Collection[Task]) -> None:
-        """Return jobs that a worker will not begin to the waiting jobs.
+        """Put jobs that a worker will not begin back among the waiting jobs.
 
         Args:
             worker: Unique number of the worker.

@@ -16,8 +16,7 @@ DEEPEST_QUEUE = 64
 batches in half a millisecond; then it sleeps, and waking it takes longer than producing a batch."""
 DEEP_BYTES = 16 << 20
 """Memory that the batches of a window deeper than `DEEP_QUEUE` may take. Batches that have left the CPU caches before
-the loop receives them cost more than the saved wake-ups: with 64 batches of 330 kB per worker, the batch rate fell by 5
-%."""
+the loop receives them cost more than the saved wake-ups: with 64 batches of 330 kB per worker, the rate fell by 5 %."""
 FAST_NS = 2_000_000
 """Production time, in ns, below which a batch is fast."""
 SMALL_BYTES = 512 * 1024
