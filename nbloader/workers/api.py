@@ -1,10 +1,10 @@
-"""The interface of workers, whatever kind they are: the engine knows these classes only.
+"""The interface of all kinds of workers. The engine only knows these classes.
 
 To add a kind of worker, write a module with a `WorkerKind`, a `WorkerPool` and a `WorkerHandle`, and add a line to
 `registry`. `tests/test_worker_kinds.py` is an example.
 
     kind = registry.create_kind(options)               one per loader
-    kind.pack(dataset, ...) -> WorkerSetup             what workers are given when they start
+    kind.pack(dataset, ...) -> WorkerSetup             given to workers when they start
     kind.create_pool() -> WorkerPool
     pool.start(worker, options, setup) -> WorkerHandle
     pool.submit(uid, tasks); pool.poll() -> messages   WorkerLaunched, WorkerInitialized, BatchDone, ..., WorkerGone
@@ -41,12 +41,12 @@ _clock = time.perf_counter_ns
 _uids = itertools.count(1)
 
 TAIL_SIZE = 4096
-"""Characters of a worker's standard error that are kept."""
+"""Number of characters of a worker's standard error that are kept."""
 TAIL_LINE_SIZE = 300
-"""Characters of a line of it: after a crash faulthandler lists all native modules in one line of kilobytes, which would
-leave no room for what the worker wrote."""
+"""Number of characters that are kept of each line of standard error. After a crash, faulthandler lists all native
+modules in one line of several kilobytes, which would leave no space for the worker's own output."""
 LISTED = 8
-"""Batches that a gauge lists as held by one worker."""
+"""Maximum number of batches that a gauge lists as held by one worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,29 +56,29 @@ class WorkerOptions:
     kind: str
     """The name of the kind of workers, as in the registry."""
     batched: bool
-    """Whether samples make batches."""
+    """Whether samples are collated into batches."""
     output: str = "torch"
     """"torch" or "numpy": what the arrays of a batch become."""
     iterable: IterableOptions | None = None
     """How an iterable dataset is read; None for a map-style one."""
     num_workers: int = 1
     seed: int = 0
-    """The base seed of the epoch in which the worker starts. Its own seed is this plus its id."""
+    """The base seed of the epoch in which the worker starts. The worker's seed is the base seed plus the worker id."""
     start_method: str = "forkserver"
-    """"forkserver", "spawn" or "fork": for processes."""
+    """"forkserver", "spawn" or "fork". Only for worker processes."""
     fork_fallback: bool = False
-    """Whether processes are forked from this one all the same where what they need cannot be pickled."""
+    """Whether worker processes are forked from this process if the dataset or functions cannot be pickled."""
     transport: str = "shared_memory"
-    """"shared_memory" or "pickle": for processes."""
+    """"shared_memory" or "pickle". Only for worker processes."""
     in_order: bool = True
-    """Whether batches are delivered in order, so that those behind a slow one wait for it anyway."""
+    """Whether batches are delivered in order, so that a slow batch delays the batches behind it anyway."""
     fresh: bool = False
     """Whether each iteration begins as in new workers: with the dataset as it was sent, new seeds and a call of
     `worker_init_fn` (torch's `persistent_workers=False`)."""
     concurrency: int = 1
-    """Samples of an asynchronous dataset that a worker may fetch at a time."""
+    """Maximum number of samples of an asynchronous dataset that a worker has in flight."""
     ray: RayOptions | None = None
-    """How a Ray cluster is used: for its workers."""
+    """How a Ray cluster is used. Only for Ray workers."""
 
 
 class OutputTail:
@@ -97,52 +97,52 @@ class OutputTail:
 
 
 class WorkerHandle:
-    """One worker, from its start to its end. A replacement has a handle of its own.
+    """One worker, from its start to its end. A replacement worker has a new handle.
 
     Args:
         worker: Worker id.
-        kind: The name of its kind, as in the registry.
-        status: Where the worker publishes what it is doing. It is read while the worker writes.
+        kind: The name of the worker's kind, as in the registry.
+        status: Where the worker publishes what it is doing. It may be read while the worker writes.
     """
 
     def __init__(self, worker: int, kind: str, status: WorkerStatus) -> None:
         self.uid = next(_uids)
-        """Unique number of this worker. Messages name their worker by it."""
+        """Unique number of this worker. Messages refer to their worker by this number."""
         self.worker = worker
-        """Worker id; a replacement has the same."""
+        """Worker id. A replacement worker has the same id."""
         self.kind = kind
         self.status = status
         self.pid = 0
         """Process id; 0 until the process exists."""
         self.pid_known = threading.Event()
-        """Set when `pid` is known, or will never be."""
+        """Set when `pid` is known, or when it is certain that it never will be."""
         self.ready = False
-        """Whether it can be given batches."""
+        """Whether the worker can be given batches."""
         self.gone = False
-        """Whether it has ended or was abandoned. Nothing that it sends counts any more."""
+        """Whether the worker has ended or was abandoned. Anything that it still sends is ignored."""
         self.ended = threading.Event()
-        """Set together with `gone`, for threads that wait."""
+        """Set together with `gone`, for threads that wait for the end of the worker."""
         self.exitcode: int | None = None
-        """As in `multiprocessing`; None while it runs, or if it is unknown."""
+        """The exit code, as in `multiprocessing`; None while the worker runs, or if the exit code is unknown."""
         self.expected = False
-        """Whether its end was requested."""
+        """Whether the end of the worker was requested."""
         self.held: tuple[int, ...] = ()
-        """Numbers of the batches that were taken from it when its end was requested."""
+        """Numbers of the batches that were taken from the worker when its end was requested."""
         self.produced = 0
-        """Batches that it produced and that were accepted."""
+        """Number of batches that the worker produced and that were accepted."""
         self.requested = _clock()
-        """When its start was requested, `time.perf_counter_ns()`."""
+        """When the start of the worker was requested, `time.perf_counter_ns()`."""
 
     def mark_launched(self, pid: int) -> None:
-        """Its process, or its thread in the process `pid`, exists."""
+        """Record that the worker's process, or its thread in the process `pid`, exists."""
         self.pid = pid
         self.pid_known.set()
 
     def mark_ended(self, exitcode: int | None) -> None:
-        """It has ended, or was abandoned.
+        """Record that the worker has ended, or was abandoned.
 
         Args:
-            exitcode: As in `multiprocessing`; None if it is unknown.
+            exitcode: The exit code, as in `multiprocessing`; None if unknown.
         """
         self.gone = True
         self.exitcode = exitcode
@@ -151,60 +151,62 @@ class WorkerHandle:
 
     @property
     def native_id(self) -> int:
-        """The kernel's id of the thread that loads; of a process its main thread. 0 until it exists."""
+        """The kernel's id of the thread that loads, which in a process is the main thread; 0 until it exists."""
         return self.pid
 
     @property
     def node(self) -> str:
-        """The node of a cluster that it runs on; "" for none."""
+        """The cluster node that the worker runs on; "" if it runs on none."""
         return ""
 
     @property
     def machine(self) -> Machine | None:
-        """The machine that it runs on; None for this one."""
+        """The machine that the worker runs on; None for this machine."""
         return None
 
     @property
     def stderr_tail(self) -> str:
-        """The last lines that it wrote to its standard error."""
+        """The last lines that the worker wrote to its standard error."""
         return ""
 
     def begun(self, held: list[Task]) -> list[Task]:
-        """Those of the tasks that it holds that it is processing: the first one, unless its dataset is asynchronous."""
+        """Return the held tasks that are being processed: only the first one, unless the dataset is asynchronous."""
         return held[:1]
 
     def kill(self) -> None:
-        """End it at once, whatever it is doing. The pool reports `WorkerGone`."""
+        """End the worker at once, whatever it is doing. The pool reports `WorkerGone`."""
         raise NotImplementedError
 
     def stack_request(self) -> Callable[[], str]:
         """Return a function that requests the worker's Python stack and waits for it.
 
-        This is called with the engine's lock held, and the function without it.
+        This method is called with the engine's lock held, the returned function without it.
 
         Raises:
-            NbloaderError: There is no stack. The function raises it if the worker does not respond.
+            NbloaderError: There is no stack. The returned function raises it if the worker does not respond.
         """
         raise NbloaderError(f"workers of the kind {self.kind!r} do not report their stack")
 
     def sample_stack(self) -> StackCount | None:
-        """Sample its stack, if it produces a batch. Called without the engine's lock, on the line profiler's thread.
+        """Sample the worker's stack, if it is producing a batch.
+
+        This is called on the line profiler's thread, without holding the engine's lock.
 
         Returns:
-            The sample. None if it comes later, with `StacksSampled`, or if there is none.
+            The sample; None if it arrives later in `StacksSampled`, or if there is none.
         """
         return None
 
     def busy_since(self) -> float:
-        """When it began to fetch or collate, `time.perf_counter_ns()`; infinity if it does neither."""
+        """Return when the worker began to fetch or collate, `time.perf_counter_ns()`; infinity if it does neither."""
         status = self.status
         return status.since if status.state in (WorkerState.FETCHING, WorkerState.COLLATING) else math.inf
 
     def fetch_progress(self, held: list[Task]) -> FetchProgress | None:
-        """How far it has come with the batch that it fetches sample by sample; None if it does not do so now.
+        """Return the worker's progress with the batch that it fetches sample by sample; None if there is none.
 
         Args:
-            held: The batches that it was given.
+            held: The batches that the worker was given.
         """
         status = self.status
         position, since, number = status.position, status.since, status.number
@@ -217,13 +219,13 @@ class WorkerHandle:
         return FetchProgress(task.number, since, min(position, len(indices)), len(indices))
 
     def gauge(self, held: list[Task], runs: Collection[int], exit_reason: str, produced: int) -> WorkerGauge:
-        """What is known of it now. This reads its status and does not ask it.
+        """Return the current state of the worker. This reads its status and sends it no message.
 
         Args:
-            held: The batches that it was given.
+            held: The batches that the worker was given.
             runs: Numbers of the iterations that are open.
-            exit_reason: Why the worker before it ended.
-            produced: Batches produced under its id.
+            exit_reason: Why the previous worker with this id ended.
+            produced: Number of batches produced by workers with this id.
         """
         status = self.status
         state, number = status.state, status.number
@@ -256,7 +258,7 @@ class WorkerHandle:
 
 
 def _sample(indices: Any, position: int) -> Any:
-    """The index of the sample at a position. Both are read while the worker continues, so they may not match."""
+    """Return the index of the sample at a position. The worker keeps running, so the two may not match exactly."""
     if position < 0:
         return None
     if not isinstance(indices, (list, tuple, IndexArray)):
@@ -265,7 +267,7 @@ def _sample(indices: Any, position: int) -> Any:
 
 
 class Produced(Protocol):
-    """A batch that the consumer's thread has produced and not reported yet."""
+    """A batch that the consumer's thread has produced and has not reported yet."""
 
     @property
     def task(self) -> Task:
@@ -273,13 +275,13 @@ class Produced(Protocol):
 
     @property
     def message(self) -> WorkerMessage | None:
-        """The report; None if there is none, since the worker was killed meanwhile."""
+        """The report; None if there is none because the worker was killed in the meantime."""
 
     def report(self) -> None:
-        """Have `WorkerPool.poll` report it."""
+        """Queue the report for `WorkerPool.poll`."""
 
     def release(self) -> None:
-        """It was reported or taken: forget the task."""
+        """Forget the task, after the batch was reported or taken."""
 
 
 class WorkerSetup(Protocol):
@@ -287,14 +289,17 @@ class WorkerSetup(Protocol):
 
     @property
     def identity(self) -> Any:
-        """Equal for two setups if workers that have one of them need not be given the other."""
+        """A value that is equal for two setups if workers that have one of them do not need the other."""
 
     @property
     def self_contained(self) -> bool:
-        """Whether `identity` covers everything: of two setups that are equal, new workers may be given either."""
+        """Whether `identity` covers everything: new workers may be given either of two setups with equal identities."""
 
     def holds(self, *parts: Any) -> bool:
-        """Whether it was made of these, and they are unchanged. False if only another setup could show it."""
+        """Whether the setup was made from these parts, and they have not changed since.
+
+        Returns False if this cannot be determined without packing another setup.
+        """
 
 
 class LocalSetup(NamedTuple):
@@ -321,16 +326,17 @@ class LocalSetup(NamedTuple):
 
 
 class WorkerPool(ABC):
-    """The workers of one loader. It decides nothing: it does what the engine asks for and reports what happens.
+    """The workers of one loader. A pool makes no decisions: it carries out the engine's requests and reports events.
 
-    All methods are called with the engine's lock held. The last ones are optional: not every kind needs them.
+    All methods are called with the engine's lock held, unless their docstring says otherwise. The methods that are not
+    abstract are optional: not every kind needs them.
     """
 
     seeds: Mapping[int, int] = MappingProxyType({})
-    """The base seeds of the open iterations, by their number; kept up to date by the engine."""
+    """The base seeds of the open iterations, by iteration number. The engine keeps them up to date."""
 
     wakes_for_each: ClassVar[bool] = False
-    """Whether each batch that arrives wakes a consumer that waits for `fileno()`, and interrupts a worker for that."""
+    """Whether each batch that arrives wakes a consumer that waits for `fileno()`, which interrupts a worker."""
 
     @property
     @abstractmethod
@@ -339,10 +345,11 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def fileno(self, uid: int | None = None) -> int | None:
-        """A file descriptor that is readable while `poll` has something to report; None for an inline pool.
+        """Return a file descriptor that is readable while `poll` has something to report; None for an inline pool.
 
         Args:
-            uid: The worker whose batches alone are awaited, if the pool can tell them apart; None for everything.
+            uid: Wait only for the batches of this worker, if the pool can tell workers apart; None to wait for any
+                event.
         """
 
     @abstractmethod
@@ -351,7 +358,7 @@ class WorkerPool(ABC):
 
         Args:
             worker: Worker id.
-            options: Its configuration.
+            options: The configuration of the worker.
             setup: What `WorkerKind.pack` returned.
 
         Raises:
@@ -360,11 +367,13 @@ class WorkerPool(ABC):
 
     @property
     def usable(self) -> bool:
-        """Whether it can have workers. If not, it is ended, and another one is created, when an epoch begins."""
+        """Whether the pool can have workers. An unusable pool is closed and replaced when an epoch begins."""
         return True
 
     def can_start(self, setup: Any) -> bool:  # noqa: ARG002 - optional
-        """Whether `start` serves its purpose on any thread, or else this is the right one: the consumer's.
+        """Whether `start` can be called on the current thread.
+
+        For most setups any thread will do; some only work on one thread, which is the consumer's.
 
         Args:
             setup: What `WorkerKind.pack` returned.
@@ -373,26 +382,26 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def submit(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
-        """Have a worker produce batches, one after the other. It reports `BatchDone` or `ShardExhausted` for each.
+        """Send tasks to a worker, which reports `BatchDone` or `ShardExhausted` for each.
 
         Returns:
-            The tasks that cannot be sent, and why. The worker does not get them.
+            The tasks that cannot be sent, each with the reason. The worker does not receive them.
         """
 
     @abstractmethod
     def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
-        """Have a worker drop tasks of an iteration that has ended. What it has begun may still be reported.
+        """Tell a worker to drop tasks of an iteration that has ended. Tasks that it has begun may still be reported.
 
         Args:
             uid: The worker; it may have ended.
             run: Number of the iteration.
-            jobs: Their job numbers; None for the whole iteration. Then `ShardExhausted` is reported for each task that
-                is dropped, and iterators over its shards are released.
+            jobs: Job numbers of the tasks; None for the whole iteration. In that case `ShardExhausted` is reported for
+                each task that is dropped, and the iterators over the shards of the iteration are released.
         """
 
     @abstractmethod
     def poll(self, timeout: float | None) -> list[WorkerMessage]:
-        """Wait until something happens, and report it.
+        """Wait until there is something to report, and report it.
 
         Args:
             timeout: Seconds; 0 does not wait, None waits without limit.
@@ -400,22 +409,22 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def close(self, grace: float) -> list[WorkerMessage]:
-        """End all workers: those that have not ended after `grace` seconds are killed.
+        """Shut down all workers, and kill those that have not ended after `grace` seconds.
 
         Returns:
-            What there was to report meanwhile, with a `WorkerGone` for each worker.
+            The messages that arrived in the meantime, with a `WorkerGone` for each worker.
         """
 
     def revoke(self, uid: int, tasks: Sequence[Task]) -> list[Task]:  # noqa: ARG002 - optional
-        """Take tasks back from a worker, so that another one can produce them. Never waits.
+        """Take tasks back from a worker, so that another worker can produce them. Never waits.
 
-        Without a fault each sample is fetched exactly once: a task that the worker has begun, or may be about to begin,
-        is not revoked. A pool that cannot tell revokes nothing; its workers then keep what they were given. A pool that
-        must ask another machine returns nothing, and reports `TasksRevoked` later.
+        Unless a worker fails, each sample is fetched exactly once: a task that the worker has begun, or may be about to
+        begin, is not revoked. A pool that cannot tell which tasks were begun revokes nothing, and its workers keep
+        their tasks. A pool that must ask another machine returns nothing, and reports `TasksRevoked` later.
 
         Args:
             uid: The worker; it may have ended.
-            tasks: What to take back, of what was submitted to it.
+            tasks: The submitted tasks to take back.
 
         Returns:
             The tasks that this worker will not begin, and will not report.
@@ -423,21 +432,21 @@ class WorkerPool(ABC):
         return []
 
     def next_task(self, run: int) -> Task | None:  # noqa: ARG002 - for inline pools
-        """What `run_next` would produce first; None if it would produce nothing."""
+        """Return the task that `run_next` would produce first; None if it would produce nothing."""
         return None
 
     def run_next(self, run: int) -> bool:  # noqa: ARG002 - for inline pools
-        """Produce the tasks of an iteration on this thread, where a consumer would block.
+        """Produce the tasks of an iteration on this thread, at the point where a consumer would otherwise block.
 
-        This is called without the engine's lock.
+        This is called without holding the engine's lock.
 
         Returns:
-            Whether `poll` has something to report. Otherwise the consumer blocks.
+            Whether `poll` has something to report. If not, the consumer blocks.
         """
         return False
 
     def produce_first(self, run: int) -> Produced | None:  # noqa: ARG002 - for inline pools
-        """Produce the first task of an iteration as `run_next`, and leave it to the caller to report it.
+        """Produce the first task of an iteration like `run_next`, but leave the report to the caller.
 
         Returns:
             None if there is no task.
@@ -445,38 +454,38 @@ class WorkerPool(ABC):
         return None
 
     def wake_after(self, batches: int) -> bool:  # noqa: ARG002 - optional
-        """Let `fileno()` become readable only when so many batches have arrived, or anything else.
+        """Make `fileno()` readable only when this many batches, or any other message, have arrived.
 
-        It is for a consumer that is about to block, and looks again soon; it ends with the next `poll`. Each wake-up
-        of a thread beside another one that computes costs both of them a switch of the interpreter lock.
+        A consumer calls this when it is about to block and will look again soon. The setting ends with the next `poll`.
+        Each wake-up of a thread while another thread computes costs both of them a switch of the interpreter lock.
 
         Args:
-            batches: Their number; 1 to wake for each.
+            batches: Number of batches; 1 to wake up for each batch.
 
         Returns:
-            Whether this pool does so.
+            Whether this pool supports it.
         """
         return False
 
     def learn_layout(self, payload: BatchPayload) -> None:  # noqa: B027 - optional
-        """A chunk of a batch has arrived: the next batches may have the same layout."""
+        """Learn the layout of a chunk that has arrived, because the next batches may have the same layout."""
 
     def release_memory(self) -> None:  # noqa: B027 - optional
-        """There is nothing to do for now: release memory that the next epoch does not need at once."""
+        """Release memory that the next epoch does not need at once. Called when the workers are idle."""
 
     def partial_output(self) -> list[tuple[str, str]]:
-        """Take what workers wrote after their last line end, as (stream, text)."""
+        """Take the incomplete last lines of the workers' output, as (stream, text)."""
         return []
 
     def abandon(self) -> None:
-        """End all workers at once and ignore what they report: an interrupt may have left the pool in any state."""
+        """End all workers at once and ignore their messages, since an interrupt may have left the pool in any state."""
         for handle in list(self.handles.values()):
             handle.mark_ended(None)
             handle.kill()
         self.dispose()
 
     def dispose(self) -> None:  # noqa: B027 - optional
-        """Release what the pool itself holds, after all workers have ended."""
+        """Release the resources of the pool itself, after all workers have ended."""
 
 
 class WorkerKind(ABC):
@@ -511,7 +520,7 @@ class WorkerKind(ABC):
         return LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
 
     def inherits(self, setup: Any) -> bool:  # noqa: ARG002 - optional
-        """Whether workers have got the setup by being forked from this process: only new ones see it as it is now.
+        """Whether workers inherit the setup by being forked, so that only new workers see its current state.
 
         Args:
             setup: What `pack` returned.

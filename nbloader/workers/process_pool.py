@@ -1,10 +1,11 @@
-"""Worker processes: start them, send them tasks, read what they report, end them.
+"""Worker processes: start them, send them tasks, read their messages, and shut them down.
 
     ProcessPool.submit() -> socket -> process_worker.WorkerLoop: fetch, collate -> socket -> ProcessPool.poll()
 
-Everything that a worker can do to the notebook's process makes a file descriptor readable: its socket, its lifeline
-(process id, then wait status), its standard output and error. All of them are in one selector, so that one blocking
-call waits for everything and a death is noticed at once.
+Whenever a worker has something to tell the notebook's process, one of its file descriptors becomes readable: its
+socket, its lifeline (which carries the process id and later the wait status), its standard output or its standard
+error. One selector watches all of them, so a single blocking call waits for every event, and the death of a worker is
+noticed at once.
 """
 
 from __future__ import annotations
@@ -77,21 +78,21 @@ from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
 
-# Members of an enumeration that are needed for each batch: before Python 3.12 each access takes 0.1 us.
+# Enum members that are used for each batch: before Python 3.12, each access to an enum member takes 0.1 us.
 _TASK, _BATCH = Kind.TASK, Kind.BATCH
 
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 STATUS_TIMEOUT = 1.0
 """Seconds to wait for the wait status of a worker whose connection has closed."""
 MAX_DYING = 4
-"""Killed processes that may still be ending when another one is started."""
+"""Maximum number of killed processes that may still be exiting when another process is started."""
 
 _PLAIN_TYPES = {int, str, bool, float, bytes, Ticket, IndexArray}
-"""Types of indices that need no cloudpickle."""
+"""Types of indices that the standard pickle handles, so that cloudpickle is not needed."""
 
 
 class ForkSetup:
-    """What workers have that are forked from this process: the objects themselves.
+    """The setup of workers that are forked from this process: the objects themselves.
 
     Args:
         parts: The objects.
@@ -101,10 +102,11 @@ class ForkSetup:
     """See `WorkerSetup`."""
 
     def __init__(self, parts: LocalSetup) -> None:
-        importlib.import_module("numpy.random")  # else each of them would import it, to seed its generator
+        importlib.import_module("numpy.random")  # otherwise each worker would import it to seed its generator
         self.parts = parts
         self.thread = get_ident() if holds_for_this_thread(*parts) else None
-        """Identifier of the only thread that forks, since they hold what only that thread may use."""
+        """Identifier of the only thread that may fork, because the objects hold something that only this thread may
+        use; None if any thread may fork."""
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -112,7 +114,7 @@ class ForkSetup:
         return self.thread, *self.parts.identity
 
     def holds(self, *parts: Any) -> bool:
-        """See `WorkerSetup`. They may have got hold since of what only this thread may use."""
+        """See `WorkerSetup`. The objects may since have acquired something that only this thread may use."""
         return self.parts.holds(*parts) and (self.thread is not None or not holds_for_this_thread(*parts))
 
 
@@ -122,11 +124,12 @@ class ProcessKind(WorkerKind):
 
     options: WorkerOptions
     warned: set[str] = field(default_factory=set)
-    """Warnings that were given. Parts that cannot be pickled are packed again when one of them is replaced."""
+    """Warnings that were already shown. If parts cannot be pickled, they are packed again whenever one of them is
+    replaced, and the warning must not be repeated."""
     in_process: ClassVar[bool] = False
 
     def prepare(self, dataset: Any, *functions: Any) -> None:
-        """Start the fork server, so that it is ready when the loop begins. Forked workers need none."""
+        """Start the fork server, so that it is ready when the loop begins. The other start methods do not need it."""
         if self.options.start_method == "forkserver":
             packages = preload.packages_of(dataset, *functions)
             by_torch = self.options.transport == "pickle" or preload.need_torch(packages)
@@ -136,7 +139,7 @@ class ProcessKind(WorkerKind):
         """Pickle the dataset and functions, unless workers are forked from this process.
 
         Raises:
-            DatasetTransferError: They cannot be pickled, and workers must not be forked.
+            DatasetTransferError: The dataset or a function cannot be pickled, and workers must not be forked.
         """
         parts = LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
         if self.options.start_method == "fork":
@@ -163,7 +166,7 @@ class ProcessKind(WorkerKind):
 
 
 class Descriptors(NamedTuple):
-    """One side's file descriptors between the notebook's process and a worker."""
+    """The file descriptors that connect the notebook's process and a worker, as one of the two sides holds them."""
 
     sock: socket.socket
     stdout: int
@@ -174,14 +177,14 @@ class Descriptors(NamedTuple):
 
 
 def connect(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[Descriptors, Descriptors]:
-    """Create the descriptors for a worker.
+    """Create the descriptors that connect this process to a worker.
 
     Args:
-        ours: Closes those of the notebook's process.
-        theirs: Closes those of the worker, after they were sent to it.
+        ours: Closes the descriptors of the notebook's process.
+        theirs: Closes the descriptors of the worker, after they were sent to it.
 
     Returns:
-        Those of the notebook's process, and those of the worker.
+        The descriptors of the notebook's process, and the descriptors of the worker.
 
     Raises:
         OSError: There are too many open files.
@@ -216,7 +219,7 @@ class OutputStream:
     name: str
     """"stdout" or "stderr"."""
     partial: bytearray
-    """What was read after the last line end."""
+    """The bytes that were read after the last newline."""
 
 
 class ProcessHandle(WorkerHandle):
@@ -224,7 +227,7 @@ class ProcessHandle(WorkerHandle):
 
     Args:
         worker: Worker id.
-        descriptors: Those of the notebook's process.
+        descriptors: The descriptors of the notebook's process.
     """
 
     status: SharedStatus
@@ -239,25 +242,27 @@ class ProcessHandle(WorkerHandle):
         self.segments = SegmentReader()
         self.layouts: dict[int, Layout] = {}
         self.chunk_layout = -1
-        """Number of the layout of chunks that it was sent last."""
+        """Number of the chunk layout that was last sent to the worker."""
         self.lifeline = -1
         self.template: Template | None = None
-        """The process that it was forked from, if not from the fork server; it runs as long as this refers to it."""
+        """The template process that the worker was forked from; None if it was forked by the fork server. The template
+        keeps running while this attribute refers to it."""
         self.child: subprocess.Popen[bytes] | ForkedProcess | None = None
-        """The process, if it is a child of this one and not of the fork server."""
+        """The worker process, if it is a child of this process; None if it is a child of the fork server."""
         self.outputs = {
             descriptors.stdout: OutputStream("stdout", bytearray()),
             descriptors.stderr: OutputStream("stderr", bytearray()),
         }
-        """By file descriptor."""
+        """The output streams by file descriptor."""
         self.channel = Channel(descriptors.sock, blocking=False)
         self.stderr = OutputTail()
         self.failed_samples: list[SampleFailure] = []
-        """Samples that were skipped or replaced in the batch that it sends next."""
+        """Samples that were skipped or replaced in the next batch that the worker sends."""
         self.run = -1
-        """The iteration of the last task that it was sent."""
+        """The iteration of the last task that was sent to the worker."""
         self.environment: Environment | None = None
-        """What it has taken over from the notebook, if it follows changes at the beginning of an iteration."""
+        """The environment that the worker last took over from the notebook; None if it does not follow changes at the
+        beginning of an iteration."""
 
     @property
     def stderr_tail(self) -> str:
@@ -265,20 +270,20 @@ class ProcessHandle(WorkerHandle):
         return str(self.stderr)
 
     def take_failed_samples(self) -> list[SampleFailure]:
-        """Take those of the batch that has just arrived."""
+        """Return and clear the failed samples of the batch that has just arrived."""
         if not self.failed_samples:
             return self.failed_samples
         taken, self.failed_samples = self.failed_samples, []
         return taken
 
     def take_descriptors(self) -> list[int]:
-        """Take the descriptors of its outputs, its lifeline, its stack and its status, to close them."""
+        """Detach the descriptors of the outputs, lifeline, stack and status, and return them for closing."""
         fds = [fd for fd in (*self.outputs, self.lifeline, self.stack_pipe.fd, self.status_fd) if fd >= 0]
         self.outputs, self.lifeline, self.stack_pipe.fd, self.status_fd = {}, -1, -1, -1
         return fds
 
     def disown(self) -> None:
-        """In a forked process: close this end of the connection, which is the parent's."""
+        """Close this end of the connection in a forked process: it belongs to the parent."""
         self.channel.close()
         for fd in self.take_descriptors():
             with contextlib.suppress(OSError):  # another thread of the parent was just closing it
@@ -292,11 +297,11 @@ class ProcessHandle(WorkerHandle):
         return self.stack_pipe.stack_request(pid, lambda: self.gone)
 
     def sample_stack(self) -> None:
-        """See `WorkerHandle`. The sample comes with a message of the worker."""
+        """See `WorkerHandle`. The sample arrives later, in a message from the worker."""
         status = self.status
         if self.gone or line_sampler.SIGNAL is None or status.state not in PRODUCING:
             return
-        pid = status.pid  # set: it produces a batch
+        pid = status.pid  # not 0, since the worker is producing a batch
         if line_sampler.is_running(pid):
             status.computing += 1
         else:
@@ -319,7 +324,10 @@ class ProcessHandle(WorkerHandle):
 
 
 def dump_task(task: Task, returned: list[int], slot: ChunkSlot | None = None) -> bytes:
-    """Pickle a task: the fields of `process_worker.TaskMessage`. Indices of the notebook's own types go by value."""
+    """Pickle a task as the fields of `process_worker.TaskMessage`.
+
+    Index types that are defined in the notebook are pickled by value.
+    """
     indices = task.indices
     sent = indices if slot is None else slot
     message = (task.run, task.job, sent, task.seed, returned, task.sequence, task.deaths)
@@ -336,7 +344,8 @@ class ProcessPool(WorkerPool):
     Args:
         start_method: "forkserver", "spawn" or "fork".
         output: "torch" or "numpy": what the arrays of a batch become.
-        environment: What workers take over from the notebook's process, found when an iteration begins.
+        environment: Returns the environment that workers take over from the notebook's process. It is called when an
+            iteration begins.
     """
 
     wakes_for_each = True
@@ -348,14 +357,14 @@ class ProcessPool(WorkerPool):
         self._find_environment = environment
         self._output = output
         self._selector = selectors.DefaultSelector()
-        self._unreported: list[WorkerMessage] = []  # from before the next poll
+        self._unreported: list[WorkerMessage] = []  # messages that the next poll reports first
         self._arenas = ArenaWriter(lambda: frozenset(self._handles), self._announce_arena, self._retire_arena)
         self._allocator = ArenaAllocator(output, self._arenas)
         self._handles: dict[int, ProcessHandle] = {}
         self._forker: Forker | None = None
         self._environment: Environment | None = None
         self._environment_of = -1
-        """The iteration at whose beginning that was the notebook's."""
+        """The iteration at whose beginning `_environment` was read."""
         _pools.add(self)
 
     @property
@@ -382,7 +391,7 @@ class ProcessPool(WorkerPool):
             concurrency=options.concurrency,
         )  # fmt: skip
         if isinstance(setup, ProcessSetup):
-            setup.pickled.files()  # they may not fit into memory
+            setup.pickled.files()  # raises here if they do not fit into memory
         with contextlib.ExitStack() as closing_theirs, contextlib.ExitStack() as closing_ours:
             ours, theirs = connect(closing_ours, closing_theirs)
             handle = ProcessHandle(worker, ours)
@@ -426,9 +435,10 @@ class ProcessPool(WorkerPool):
         self._send(handle, (Kind.INIT, pickle.dumps(message, 5)), fds=fds)
 
     def _await_dying(self) -> None:
-        """Wait until few killed processes have not ended: each of them has open descriptors.
+        """Wait until at most `MAX_DYING` killed processes are still exiting: each of them has open descriptors.
 
-        No other worker is read. If one has died, that must be reported before it is given batches: by the next poll.
+        This reads from no other worker. The death of another worker must be reported, by the next poll, before that
+        worker is given batches.
         """
         deadline = time.monotonic() + STATUS_TIMEOUT
         while len(dying := [handle for handle in self._handles.values() if handle.killed]) > MAX_DYING:
@@ -457,14 +467,14 @@ class ProcessPool(WorkerPool):
     def _fork(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: ForkSetup) -> None:
         if self._forker is None:
             self._forker = Forker()
-        sample_cache.share()  # a cache that is created later would be another one
+        sample_cache.share()  # a cache that is created after the fork would not be shared
 
         def work() -> None:
-            # Above 2: if the notebook has no standard streams, these numbers may be theirs.
+            # Use descriptors above 2: if the notebook has no standard streams, 0 to 2 may be in use for these.
             fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (theirs.sock.fileno(), *theirs[1:])]
             handle.disown()
             for fd in (theirs.sock.detach(), *theirs[1:]):
-                with contextlib.suppress(OSError):  # that of the status was closed just now
+                with contextlib.suppress(OSError):  # `disown` has already closed the status descriptor
                     os.close(fd)
             sock, stdout, stderr, stack, status = fds
             forkserver.use_outputs(stdout, stderr)
@@ -486,7 +496,7 @@ class ProcessPool(WorkerPool):
     # ---- sending --------------------------------------------------------------------------------------------------
 
     def submit(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
-        """See `WorkerPool`. All tasks go with one system call, which costs more than everything else."""
+        """See `WorkerPool`. All tasks are sent with one system call, because the call is the most expensive part."""
         handle = self._handles[uid]
         segments = handle.segments
         frames, refused = [], []
@@ -509,16 +519,16 @@ class ProcessPool(WorkerPool):
                     handle.run = task.run
                     frames.append((Kind.ITERATION, self._announcement(handle, task.run)))
                 frames.append((_TASK, message))
-        segments.returned.extend(returned)  # no task went
+        segments.returned.extend(returned)  # not empty only if no task was sent
         if frames:
             self._send(handle, *frames)
         return refused
 
     def _announcement(self, handle: ProcessHandle, run: int) -> bytes:
-        """The message before the first task of an iteration: its seed, and what has changed since the last one."""
+        """Pickle the message that precedes the first task of an iteration: its seed, and any change of environment."""
         changed = None
         if handle.environment is not None:
-            if self._environment_of != run:  # found once for all workers
+            if self._environment_of != run:  # read once per iteration for all workers
                 self._environment_of, self._environment = run, self._find_environment()
             if handle.environment != self._environment:
                 handle.environment = changed = self._environment
@@ -530,7 +540,7 @@ class ProcessPool(WorkerPool):
             self._allocator.learn(payload)
 
     def _slot(self, handle: ProcessHandle, task: Task, batch: ChunkedBatch[Any]) -> ChunkSlot | None:
-        """Where a worker writes a chunk; None if it sends the chunk on its own."""
+        """Return where a worker writes a chunk; None if the worker sends the chunk by itself."""
         if not batch.started:
             batch.started = True
             batch.arena = self._allocator.allocate(len(batch.task.indices))
@@ -544,7 +554,11 @@ class ProcessPool(WorkerPool):
         return slot
 
     def _announce_arena(self, number: int, fd: int) -> frozenset[int]:
-        """Send a new arena to all workers. Returns those that get it; the others send their chunks by themselves."""
+        """Send a new arena to all workers. Workers that do not get it send their chunks by themselves.
+
+        Returns:
+            The uids of the workers that get the arena.
+        """
         holders = set(self._handles)
         for uid, handle in self._handles.items():
             try:
@@ -580,7 +594,7 @@ class ProcessPool(WorkerPool):
             self._send(self._handles[uid], (Kind.CANCEL, pickle.dumps((run, jobs))))
 
     def _send(self, handle: ProcessHandle, *frames: tuple[Kind, bytes], fds: tuple[int, ...] = ()) -> None:
-        """Send frames to a worker. If it has died meanwhile, `poll` will report that.
+        """Send frames to a worker. If the worker has died in the meantime, `poll` will report that.
 
         Raises:
             OSError: This process has too many open files to keep `fds` until the worker reads. Nothing is sent.
@@ -615,12 +629,12 @@ class ProcessPool(WorkerPool):
                     if error.errno not in TOO_MANY_FILES:
                         raise
                     messages.append(DescriptorsExhausted(handle.uid))
-                    handle.kill()  # what it sends refers to memory that was not received
+                    handle.kill()  # its later frames may refer to memory whose descriptor was not received
                     self._end(handle, self._wait_status(handle), messages)
         return messages
 
     def _flush(self, handle: ProcessHandle) -> None:
-        with contextlib.suppress(OSError):  # the worker has died: its end is reported by a read
+        with contextlib.suppress(OSError):  # the worker has died: reading from it will report that
             handle.channel.flush()
             if not handle.channel.backlogged:
                 self._selector.modify(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
@@ -703,9 +717,10 @@ class ProcessPool(WorkerPool):
         self._end(handle, exitcode, messages)
 
     def _read_channel_to_the_end(self, handle: ProcessHandle, messages: list[WorkerMessage]) -> None:
-        """What a worker sent before it died still counts. One read may give no whole frame, or no message.
+        """Read everything that a worker sent before it died: it still counts.
 
-        There is no end of the connection where a child process that the worker left behind holds it open.
+        This loops because one read may return no complete frame, or no message. It does not wait for the end of the
+        connection, since a child process that the worker left behind may hold the connection open.
         """
         readable = select.poll()
         readable.register(handle.channel, select.POLLIN)
@@ -714,7 +729,7 @@ class ProcessPool(WorkerPool):
                 self._handle_frames(handle, handle.channel.receive(), messages)
 
     def _wait_status(self, handle: ProcessHandle) -> int | None:
-        """Wait for the exit code of a worker whose connection has closed. It is killed if it keeps running."""
+        """Wait for the exit code of a worker whose connection has closed. Kill the worker if it keeps running."""
         if handle.child is not None:
             try:
                 return handle.child.wait(STATUS_TIMEOUT)
@@ -738,7 +753,7 @@ class ProcessPool(WorkerPool):
             handle.mark_launched(value)
 
     def _read_output(self, handle: ProcessHandle, fd: int, messages: list[WorkerMessage]) -> bool:
-        """Read once what a worker has written, and report whole lines. Returns whether there may be more to read."""
+        """Read once from a worker's output, and report complete lines. Return whether there may be more to read."""
         partial = handle.outputs[fd].partial
         try:
             data = os.read(fd, 1 << 16)
@@ -753,7 +768,7 @@ class ProcessPool(WorkerPool):
         return False
 
     def _end(self, handle: ProcessHandle, exitcode: int | None, messages: list[WorkerMessage]) -> None:
-        """A process has ended. What it wrote last is read first, even if no line end follows."""
+        """Handle the end of a process. Its remaining output is read first, even if no newline follows."""
         if handle.gone:
             return
         handle.mark_ended(exitcode)
@@ -811,7 +826,7 @@ class ProcessPool(WorkerPool):
             handle.mark_ended(None if handle.child is None else handle.child.returncode)
             handle.channel.close()
             for fd in handle.take_descriptors():
-                with contextlib.suppress(OSError):  # the interrupt came while it was closed
+                with contextlib.suppress(OSError):  # the interrupt came while the descriptor was being closed
                     os.close(fd)
         self._handles.clear()
         self.dispose()
@@ -823,7 +838,10 @@ class ProcessPool(WorkerPool):
             self._forker.close()
 
     def disown(self) -> None:
-        """In a forked process: the workers are the parent's, which is to notice when they close their connections."""
+        """Close the connections to all workers in a forked process: the workers belong to the parent.
+
+        If the child kept the descriptors open, the parent would not notice that a worker has closed its connection.
+        """
         while self._handles:
             self._handles.popitem()[1].disown()
         self._selector.close()
@@ -841,7 +859,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _report_output(handle: ProcessHandle, fd: int, end: int, messages: list[WorkerMessage]) -> None:
-    """Report the first `end` bytes of what was read and not reported."""
+    """Report the first `end` bytes that were read from a stream and have not been reported."""
     if not end:
         return
     output = handle.outputs[fd]

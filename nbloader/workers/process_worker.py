@@ -1,9 +1,9 @@
-"""What runs in a worker process: receive a task, fetch its samples, collate them into shared memory, send the header.
+"""The code of a worker process: receive a task, fetch its samples, collate them into shared memory, send the header.
 
     main() -> _initialize(): environment, dataset -> WorkerLoop.run(): next task -> fetch -> encode -> send
 
-A worker ends when its connection closes. It ignores SIGINT, which the children of a kernel would otherwise receive
-together with it.
+A worker ends when its connection closes. It ignores SIGINT, which the children of a notebook kernel would otherwise
+receive together with the kernel.
 """
 
 from __future__ import annotations
@@ -61,24 +61,24 @@ _clock = time.perf_counter_ns
 _cpu_clock = time.process_time_ns
 
 LISTEN_NS = 1_000_000
-"""How long a CANCEL may stay unread while tasks that came before it are waiting, ns. To read the connection before each
-of some tiny batches took 5 % of their time. Only batches of an iteration that has ended are cancelled: what is produced
-all the same is discarded."""
+"""How long a CANCEL may stay unread while tasks that arrived before it are waiting, ns. Reading the connection before
+each batch took 5 % of the time for tiny batches. Only batches of an iteration that has ended are cancelled, so a batch
+that is produced in spite of a CANCEL is simply discarded."""
 MAX_LAYOUTS = 256
-"""Layouts of batches that a worker remembers."""
+"""Maximum number of batch layouts that a worker remembers."""
 
-# Members of an enumeration that are needed for each batch: before Python 3.12 each access takes 0.1 us.
+# Enum members that are used for each batch: before Python 3.12, each access to an enum member takes 0.1 us.
 _IDLE, _COLLATING, _SENDING = WorkerState.IDLE, WorkerState.COLLATING, WorkerState.SENDING
 _TASK, _CANCEL, _BATCH = Kind.TASK, Kind.CANCEL, Kind.BATCH
 
 
 def main(fd: int, *, watched: bool = True) -> None:
-    """Run a worker on its connection until that closes.
+    """Run a worker on its connection until the connection closes.
 
     Args:
         fd: Descriptor of the connected socket.
-        watched: Whether another process ends this one after the notebook's has ended, even if this one hangs. The fork
-            server does so; a spawned worker looks after itself.
+        watched: Whether another process ends the worker after the notebook's process has ended, even if the worker
+            hangs. The fork server does so; a spawned worker must watch for the end of its parent itself.
     """
     if not watched:
         threading.Thread(target=_exit_with_parent, name="nbloader-watch", daemon=True).start()
@@ -93,9 +93,9 @@ def main_forked(fd: int, status: int, stack: int, start: WorkerStart, parts: Par
 
     Args:
         fd: Descriptor of the connected socket.
-        status: Descriptor of the file for its `SharedStatus`.
-        stack: Descriptor of the pipe for its stack.
-        start: Its options.
+        status: Descriptor of the file for the worker's `SharedStatus`.
+        stack: Descriptor of the pipe for the worker's stack.
+        start: The options of the worker.
         parts: The dataset and functions themselves.
     """
     _work(fd, lambda _channel: Assets(start, status, stack, lambda: InheritedParts(parts), []))
@@ -116,7 +116,7 @@ def _work(fd: int, get_assets: Callable[[Channel], Assets]) -> None:
 
 
 def _exit_with_parent() -> None:
-    """End this process as soon as nobody can read its standard output."""
+    """Exit this process as soon as no process can read its standard output any more."""
     poll = select.poll()
     poll.register(1, 0)
     poll.poll()
@@ -124,26 +124,26 @@ def _exit_with_parent() -> None:
 
 
 def line_writer(fd: int) -> TextIO:
-    """A worker's standard output or error: each line is written when it is complete."""
+    """Open a worker's standard output or error as a line-buffered text stream."""
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 class Assets(NamedTuple):
-    """What a worker has when it begins."""
+    """What a worker is given when it starts."""
 
     start: WorkerStart
     status: int
-    """Descriptor of the file for its `SharedStatus`."""
+    """Descriptor of the file for the worker's `SharedStatus`."""
     stack: int
-    """Descriptor of the pipe for its stack."""
+    """Descriptor of the pipe for the worker's stack."""
     source: Callable[[], PartsSource]
-    """Where the dataset and functions come from. It raises OSError if their files could not be received."""
+    """Returns the source of the dataset and functions. Raises OSError if their files could not be received."""
     frames: list[tuple[int, Bytes]]
     """Frames that were received already."""
 
 
 def _receive_assets(channel: Channel) -> Assets:
-    """Receive them from the notebook's process, and take over its environment."""
+    """Receive the assets from the notebook's process, and take over its environment."""
     frames: list[tuple[int, Bytes]] = []
     while not frames:
         frames = [(kind, body) for kind, body in channel.receive() if kind != Kind.HANDED]
@@ -161,7 +161,7 @@ def _receive_assets(channel: Channel) -> Assets:
 
 
 def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWorkerLoop | None:
-    """Set up the process and rebuild the dataset. None if that failed, which has been reported."""
+    """Set up the process and rebuild the dataset. Return None if that failed; the failure has then been reported."""
     start = assets.start
     memory = mmap.mmap(assets.status, SHARED_STATUS_SIZE + CLAIMS_SIZE)
     status = SharedStatus.at(memory)
@@ -187,7 +187,10 @@ def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWork
 
 
 class HungUpError(Exception):
-    """The notebook's process has closed the connection. A type of its own: datasets raise EOFError and the like too."""
+    """The notebook's process has closed the connection.
+
+    This is a separate type, because datasets may raise EOFError and similar exceptions, too.
+    """
 
 
 class TaskMessage(NamedTuple):
@@ -195,20 +198,20 @@ class TaskMessage(NamedTuple):
 
     run: int
     number: int
-    """Job number: of the batch, or of the chunk."""
+    """Job number of the batch or chunk."""
     indices: Any
-    """What was drawn for the batch; a `ChunkSlot` for a chunk that goes into the arena of its batch."""
+    """What was drawn for the batch; a `ChunkSlot` for a chunk that is written into the arena of its batch."""
     seed: int
     returned: list[int]
-    """Segments of this worker that nobody views any more."""
+    """Segments of this worker that are no longer in use in the notebook's process."""
     sequence: int
-    """Its number among the tasks that were sent to this worker."""
+    """The position of the task in the sequence of tasks that were sent to this worker."""
     deaths: int
     """See `Task`."""
 
 
 def _read_task(body: Bytes) -> TaskMessage:
-    return tuple.__new__(TaskMessage, pickle.loads(body))  # half the time of a call of the class
+    return tuple.__new__(TaskMessage, pickle.loads(body))  # takes half as long as calling the class
 
 
 class WorkerLoop:
@@ -219,8 +222,8 @@ class WorkerLoop:
         start: The options of the worker.
         iterations: The copies of the dataset and functions.
         status: Where the worker publishes what it is doing.
-        claims: Tells which queued tasks were given to other workers.
-        lines: Samples what this process executes, if that is requested.
+        claims: Tells which queued tasks were revoked and given to other workers.
+        lines: Samples what this process executes, on request.
         frames: Frames that were received already.
     """
 
@@ -248,11 +251,11 @@ class WorkerLoop:
         self._shares = start.transport == "shared_memory"
         self._map_fetcher: MapFetcher | SampleLoop
         self.samples: SampleLoop | None = None
-        """What fetches the samples of an asynchronous dataset."""
+        """Fetches the samples of an asynchronous dataset; None for other datasets."""
         self._seeded = False
         self._use(iterations.current)
         if start.streaming is not None:
-            from nbloader.workers.iterable_fetcher import IterableFetcher  # other workers start without it
+            from nbloader.workers.iterable_fetcher import IterableFetcher  # not imported by other workers
 
             self._iterable_fetcher = IterableFetcher(
                 iterations.copy_dataset, dataset, (start.worker, start.num_workers), start.streaming, status, on_error,
@@ -260,22 +263,22 @@ class WorkerLoop:
             )  # fmt: skip
         self._chunk_writer = ChunkWriter()
         self._pending = deque(frames)
-        """Frames that were received and not processed."""
+        """Frames that were received and have not been processed."""
         self._collates = start.batched and collate_fn is None
         """Whether samples are collated by nbloader."""
         self._hung_up = False
         """Whether the notebook's process has closed the connection."""
         self._slow = True
-        """Whether the last batch took so long that the CPU time of the next one is measured."""
+        """Whether the last batch took long enough for the CPU time of the next batch to be measured."""
         self._listened = 0
-        """When the connection was read last, `time.perf_counter_ns()`."""
+        """When the connection was last read, `time.perf_counter_ns()`."""
 
     def run(self) -> None:
         """Produce batches until the connection closes.
 
         Raises:
-            EOFError: It was closed while the worker waited.
-            HungUpError: It was closed while the worker sent something.
+            EOFError: The connection was closed while the worker waited.
+            HungUpError: The connection was closed while the worker sent something.
         """
         self._process_cancels()
         while True:
@@ -292,7 +295,7 @@ class WorkerLoop:
                 self._report_error(task, error)
 
     def _switch(self, run: int) -> bool:
-        """Process the tasks of another iteration from now on. False if it cannot begin, which has been reported."""
+        """Switch to the tasks of another iteration. Return False if it cannot begin; the failure has been reported."""
         self._run = run
         before = self._iterations.current
         try:
@@ -317,7 +320,7 @@ class WorkerLoop:
         status = self._status
         now = _clock()
         status.state, status.number, status.since = _IDLE, -1, now
-        if not self._pending or now - self._listened >= LISTEN_NS:  # a CANCEL that waits counts before the next task
+        if not self._pending or now - self._listened >= LISTEN_NS:  # an unread CANCEL takes effect before the next task
             self._listened = now
             self._receive(wait=False)
         while True:
@@ -340,7 +343,7 @@ class WorkerLoop:
             self._process_cancels()
 
     def _process_cancels(self) -> None:
-        """Drop cancelled tasks: those that came before the CANCEL, since the same batch may be requested again."""
+        """Drop cancelled tasks. A CANCEL only covers earlier tasks, because the same batch may be requested again."""
         kept: list[tuple[Bytes, TaskMessage]] = []
         for kind, body in self._pending:
             if kind == _TASK:
@@ -357,7 +360,7 @@ class WorkerLoop:
             dropped = [task for _body, task in kept if task.run == run and (numbers is None or task.number in numbers)]
             for task in dropped:
                 self._encoder.give_back(task.returned)
-                if numbers is None:  # one of them is counted as begun, and is waited for
+                if numbers is None:  # the scheduler counts one of them as begun, and waits for its report
                     self._send(Kind.END, pickle.dumps((task.run, task.number)))
             kept = [(body, task) for body, task in kept if task not in dropped]
         self._pending = deque((_TASK, body) for body, _task in kept)
@@ -384,7 +387,7 @@ class WorkerLoop:
             self._encoder.rest()
 
     def _produce(self, task: TaskMessage) -> None:
-        """Fetch, collate and send a batch, or a chunk of one."""
+        """Fetch, collate and send a batch or a chunk."""
         status = self._status
         indices, slot = task.indices, None
         if type(indices) is ChunkSlot:
@@ -404,7 +407,7 @@ class WorkerLoop:
         try:
             encoded = None if slot is None else self._write_chunk(fetched.samples, slot)
             layout, extras, nbytes, memory, segment = encoded or self._encoder.encode(fetched.samples)
-        except Exception:  # the samples make no batch: the type of the error depends on what they are
+        except Exception:  # the samples cannot be collated: the type of the error depends on the samples
             if self._collates and not self._hung_up:
                 raise_if_none(fetched, indices)
             raise
@@ -427,14 +430,14 @@ class WorkerLoop:
             self._send(_BATCH, header, extras)
 
     def _fetch(self, run: int, indices: Any, *, whole: bool) -> FetchedBatch | None:
-        """Fetch the samples of a batch or chunk. None if there is no such batch in the shard of this worker."""
+        """Fetch the samples of a batch or chunk. Return None if the shard of this worker has no such batch."""
         if self._iterable_fetcher is not None:
             return self._iterable_fetcher.fetch(run, indices)
         fetcher = self._map_fetcher
         return (fetcher.from_memory(run, indices) if whole and fetcher.in_memory else None) or fetcher.fetch(indices)
 
     def _write_chunk(self, samples: Any, slot: ChunkSlot) -> EncodedBatch | None:
-        """Write a chunk into the arena of its batch. None if it does not fit there."""
+        """Write a chunk into the arena of its batch. Return None if the chunk does not fit there."""
         written = self._chunk_writer.write(samples if isinstance(samples, list) else list(samples), slot)
         if written is None:
             return None
@@ -462,12 +465,12 @@ class ConcurrentWorkerLoop:
     """The loop of a worker process whose dataset is asynchronous: the `BatchSource` of a `SampleLoop`.
 
     Args:
-        worker: What receives tasks, collates and sends.
-        concurrency: Samples that may run at a time.
+        worker: The worker loop that receives tasks, collates and sends.
+        concurrency: Maximum number of samples in flight.
     """
 
     def __init__(self, worker: WorkerLoop, concurrency: int) -> None:
-        from nbloader.workers.sample_loop import SampleLoop  # other workers start without asyncio
+        from nbloader.workers.sample_loop import SampleLoop  # imports asyncio, which other workers do not need
         from nbloader.workers.thread_rng import TaskContext
 
         self._worker = worker
@@ -476,7 +479,7 @@ class ConcurrentWorkerLoop:
         )
         self._random: TaskContext = TaskContext(threaded=False)
         self._readable = True
-        """Whether the connection is to be read."""
+        """Whether the connection may have something to read."""
         self._loop: asyncio.AbstractEventLoop
         self._wake: Callable[[], None]
 
@@ -570,7 +573,7 @@ arrays in bytes, their memory, segment (or `NO_SEGMENT`, or `IN_ARENA`)."""
 
 
 class BatchEncoder:
-    """Collates samples into a segment of shared memory, or into a buffer if the batch is small.
+    """Collate samples into a segment of shared memory, or into a buffer if the batch is small.
 
         samples -> the layout of the last batch (layout_cache), or a new plan (collate), or an object (serialize)
                 -> memory
@@ -587,7 +590,7 @@ class BatchEncoder:
         self._as_tensor = ArrayToBeTensor if start.output == "torch" else np.asarray
         self._shared_memory = start.transport == "shared_memory"
         self.collate_fn = collate_fn
-        """The user's function, or None for the default; that of the present iteration."""
+        """The user's function in the current iteration; None for the default."""
         self._send = send
         self._segments = SegmentWriter(self._announce, self._retire)
         self._layouts: dict[Any, int] = {}
@@ -597,7 +600,7 @@ class BatchEncoder:
         """Collate and write a batch.
 
         Raises:
-            Exception: Whatever the collation raises; no segment is lost by it.
+            Exception: Whatever the collation raises. No segment is leaked.
         """
         if self.collate_fn is not None:
             return self._encode_object(self.collate_fn(samples))
@@ -612,19 +615,19 @@ class BatchEncoder:
         return self._encode_like_last(samples) or self._encode_planned(samples)
 
     def give_back(self, segments: list[int]) -> None:
-        """Take back segments that nobody views any more."""
+        """Take back segments that are no longer in use, so that they can be written again."""
         self._segments.give_back(segments)
 
     def discard(self, segments: list[int]) -> None:
-        """Write these segments no more: a forked process may view them."""
+        """Stop writing to these segments: a forked process may have views of them."""
         self._segments.discard(segments)
 
     def rest(self) -> None:
-        """Release most of the memory: there is nothing to do for now."""
+        """Release most of the memory because the worker is idle."""
         self._segments.rest()
 
     def _encode_like_last(self, samples: list[Any]) -> EncodedBatch | None:
-        """Write a batch that has the layout of the last one of this size. None if it has not."""
+        """Write a batch with the layout of the last batch of this size. Return None if the layout does not fit."""
         known = self._known.get(len(samples))
         if known is None:
             return None
@@ -634,7 +637,7 @@ class BatchEncoder:
             block = self._write(nbytes, lambda memory: fill(samples, memory, extras))
         except HungUpError:
             raise
-        except Exception:  # samples may differ in any way; the plan raises the right error
+        except Exception:  # samples may differ in any way; planning the batch raises the right error
             log.debug("a batch of %d samples differs from the layout of the last one", len(samples), exc_info=True)
             self._known.forget(len(samples))
             return None
@@ -669,7 +672,7 @@ class BatchEncoder:
         return layout
 
     def _write(self, nbytes: int, write: Callable[[Any], None]) -> Block:
-        """Write a batch. A small one is sent in the frame and has no segment."""
+        """Write a batch to memory. A small batch is sent in the frame and needs no segment."""
         block = self._segments.begin(nbytes)
         try:
             write(block.memory)
@@ -684,5 +687,5 @@ class BatchEncoder:
         self._send(Kind.SEGMENT, number.to_bytes(8, "little"), fds=(fd,))
 
     def _retire(self, numbers: list[int]) -> None:
-        """Have the notebook's process forget these segments."""
+        """Tell the notebook's process to forget these segments."""
         self._send(Kind.DROP, pickle.dumps(numbers))

@@ -1,4 +1,4 @@
-"""The event loop of a worker: samples of an asynchronous dataset, many at a time and across batches.
+"""The event loop of a worker: fetch samples of an asynchronous dataset concurrently, within and across batches.
 
     source.next_batch() -> begun batches -> a task per sample -> complete batches -> source.produce(): collate, send
             ^                                    |                       |
@@ -6,21 +6,22 @@
             |                                    +-- at most `concurrency`; one that ends starts the next one
             +-- the worker's connection or inbox, which wakes `_main`
 
-A worker holds several batches at once. It begins a batch when there is room for its first sample; from then on the
-batch cannot be revoked. Samples start in the order of the batches and of their positions. A batch is handed over when
-all of its samples are complete, so batches may overtake each other: the consumer puts them in order.
+A worker holds several batches at once. It begins a batch when fewer than `concurrency` samples are running, so that the
+first sample can start. After that the batch cannot be revoked. Samples start in the order of the batches and of their
+positions in the batch. A batch is handed over when all of its samples are complete, so batches may overtake each other.
+The consumer puts them in order.
 
-Whatever lies between the end of a sample and the start of the next one is time in which one sample less is in flight,
-and many samples often end in the same turn of the loop, such as all that were started together. So the task of the one
-creates the task of the other, and `_main` lets new tasks run before it collates a batch.
+Between the end of a sample and the start of the next one, one sample fewer is in flight. Many samples often end in the
+same turn of the loop, for example all samples that were started together. The task of a sample that ends therefore
+creates the task of the next sample directly, and `_main` lets new tasks run before it collates a batch.
 
-Iterations do not overlap in a worker: `_main` begins the next one when all batches of the one before are handed over.
-If a batch was among those that were being processed when two workers died, it is produced alone, which shows whether it
-is the cause.
+Iterations do not overlap in a worker: `_main` begins the next iteration when all batches of the previous one have been
+handed over. If two workers died while they were processing a certain batch, that batch is produced alone, to show
+whether it is the cause.
 
-Each sample draws from its own random generators, which are seeded by the seed of its batch and its position
-(`rng.seed_task`): it draws the same numbers, in whatever order samples continue. `collate_fn` and `__getitems__` draw
-from generators that are seeded by the seed of the batch.
+Each sample draws from its own random generators. They are seeded with the seed of the batch and the position of the
+sample (`rng.seed_task`), so a sample draws the same numbers in whatever order the samples run. `collate_fn` and
+`__getitems__` draw from generators that are seeded with the seed of the batch.
 """
 
 from __future__ import annotations
@@ -49,48 +50,48 @@ _clock = time.perf_counter_ns
 CLOSE_TIMEOUT = 5.0
 """Seconds that a dataset's `aclose()` may take."""
 AT_ONCE = -1
-"""In place of the position of a sample: all samples of a batch are fetched by one call."""
+"""Stands for the position of a sample if one call fetches all samples of a batch."""
 FD_SETSIZE = 1024
-"""The descriptors that `select` can wait for are smaller."""
+"""`select` can only wait for descriptors below this number."""
 
 
 class QueuedBatch(NamedTuple):
     """A batch, or a chunk of one, that the worker may begin."""
 
     task: Any
-    """What the source calls it."""
+    """The task object of the source, which is passed back to it."""
     run: int
     job: int
     indices: Any
-    """A list of indices; one index if the samples make no batch."""
+    """A list of indices; a single index if batching is off."""
     seed: int
     alone: bool
-    """Whether no other batch may be processed meanwhile."""
+    """Whether no other batch may be processed at the same time."""
 
 
 class BatchSource(Protocol):
-    """What feeds a `SampleLoop`: the connection of a worker process, or the inbox of a worker thread."""
+    """The source of batches for a `SampleLoop`: the connection of a worker process, or the inbox of a worker thread."""
 
     def attach(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
-        """Start calling `wake` in this loop when there is something to receive."""
+        """Start calling `wake` on the thread of this event loop whenever there is something to receive."""
 
     def detach(self) -> None:
         """Stop calling `wake`."""
 
     def receive(self) -> bool:
-        """Process the messages that have arrived, without waiting. False if the worker must end."""
+        """Process the messages that have arrived, without waiting. Return False if the worker must end."""
 
     def next_batch(self) -> QueuedBatch | None:
         """Take the next batch from the queue; None if there is none."""
 
     def claim(self, task: Any) -> bool:
-        """Begin a batch of the queue. False if it was revoked."""
+        """Claim a batch that was taken from the queue. Return False if the batch was revoked."""
 
     def switch(self, run: int) -> bool:
-        """Begin with another iteration. False if that failed, which has been reported."""
+        """Begin another iteration. Return False if that failed; the failure has then been reported."""
 
     def produce(self, task: Any) -> None:
-        """Collate and send a batch. `SampleLoop.fetch` returns its samples."""
+        """Collate and send a batch, whose samples `SampleLoop.fetch` returns."""
 
 
 class BegunBatch:
@@ -110,41 +111,41 @@ class BegunBatch:
         self.queued = queued
         self.indices = indices
         self.samples: Any = [_MISSING] * len(indices)
-        """By position; what `__getitems__` returned if that has fetched them."""
+        """The samples by position; or what `__getitems__` returned, if it has fetched them."""
         self.failed: list[SampleFailure] = []
         self.started = 0
-        """Samples that were started."""
+        """Number of samples that were started."""
         self.running = 0
-        """Samples that count as running."""
+        """Number of samples that count as running."""
         self.tasks: dict[int, asyncio.Task[None]] = {}
-        """Those that have not ended, by position in ascending order."""
+        """The tasks that have not ended, by position in ascending order."""
         self.begin = _clock()
         self.slowest = AT_ONCE
         self.slowest_ns = 0
         self.error: Exception | None = None
-        """Why there is no batch."""
+        """The exception because of which the batch failed; None if it has not failed."""
         self.position = AT_ONCE
         """Position of the sample that raised `error`."""
         self.closed = False
-        """Whether the outcome of its samples is ignored from now on."""
+        """Whether the outcome of samples that are still running is ignored."""
 
     @property
     def complete(self) -> bool:
-        """Whether nothing of it is left to be done."""
+        """Whether all samples have been started and have ended."""
         return not self.tasks and self.started == len(self.indices)
 
 
 _MISSING = object()
-"""In place of a sample that was not fetched or is skipped."""
+"""Stands for a sample that was not fetched or was skipped."""
 
 
 if sys.platform == "linux":
 
     class PreciseSelector(selectors.EpollSelector):
-        """Waits to the microsecond, unlike `epoll_wait`, which rounds timeouts up to a millisecond."""
+        """A selector with timeouts precise to the microsecond; `epoll_wait` rounds timeouts up to a millisecond."""
 
         def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-            """See `selectors.BaseSelector`. An epoll instance is a descriptor that can itself be waited for."""
+            """See `selectors.BaseSelector`. This waits with `select.select` for the epoll descriptor itself."""
             if timeout is not None and timeout > 0 and self.fileno() < FD_SETSIZE:
                 select.select([self.fileno()], [], [], timeout)
                 timeout = 0
@@ -152,7 +153,7 @@ if sys.platform == "linux":
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Create the event loop of a worker: asyncio's own with a `PreciseSelector`, or that of the user's policy."""
+    """Create the event loop of a worker: asyncio's with a `PreciseSelector`, or the loop of the user's policy."""
     loop = asyncio.new_event_loop()
     if sys.platform != "linux" or type(loop) is not asyncio.SelectorEventLoop:
         return loop
@@ -161,17 +162,17 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 class SampleLoop:
-    """Runs the samples of several batches concurrently on an event loop of its own.
+    """Run the samples of several batches concurrently on an event loop of its own.
 
-    It has the interface of a `MapFetcher` for the code that collates: `fetch` returns the samples of the batch that
-    `BatchSource.produce` is called for.
+    The code that collates uses it like a `MapFetcher`: while `BatchSource.produce` runs for a batch, `fetch` returns
+    the samples of that batch.
 
     Args:
         source: Where batches come from, and where they go.
-        status: Where the worker publishes what it is doing: that of the batch that it began first.
-        concurrency: Samples that may run at a time.
-        batched: Whether samples make batches.
-        cpu_clock: The CPU time that the worker has used, ns.
+        status: Where the worker publishes what it is doing. It shows the oldest batch that is being fetched.
+        concurrency: Maximum number of samples in flight.
+        batched: Whether samples are collated into batches.
+        cpu_clock: Returns the CPU time that the worker has used, ns.
     """
 
     in_memory = False
@@ -192,44 +193,44 @@ class SampleLoop:
         self._batched = batched
         self._cpu_clock = cpu_clock
         self._cpu_used = cpu_clock()
-        """CPU time that was attributed to batches, or spent on collating them."""
+        """CPU time that has already been attributed to batches, or was spent on collating them."""
         self._dataset: Any = None
         self._datasets: list[Any] = []
-        """Those that were used and not closed."""
+        """The datasets that were used and have not been closed."""
         self._on_error: OnError = "raise"
         self._at_once = False
         self._run: int | None = None
         self._running = 0
-        """Samples that are running."""
+        """Number of samples that are running."""
         self._begun: dict[tuple[int, int], BegunBatch] = {}
-        """By run and job, in the order in which they were begun."""
+        """The batches that are being fetched, by run and job, in the order in which they were begun."""
         self._starting: BegunBatch | None = None
-        """The batch with samples that were not started."""
+        """The batch that has samples that were not started yet."""
         self._next: QueuedBatch | None = None
-        """A batch of the queue that is not begun before all others are complete."""
+        """A batch that was taken from the queue and can only begin when all others are complete."""
         self._done: deque[BegunBatch] = deque()
-        """Those that are to be handed over."""
+        """The batches that wait to be handed over."""
         self._produced: BegunBatch | None = None
-        """The one that is being handed over."""
+        """The batch that is being handed over."""
         self._shown: BegunBatch | None = None
-        """The one that `status` shows."""
+        """The batch that `status` shows."""
         self._leaving: set[asyncio.Task[Any]] = set()
-        """Tasks that were cancelled, or that close a dataset: the event loop alone would not keep them."""
+        """Tasks that were cancelled, or that close a dataset. The event loop holds only weak references to tasks."""
         self._fatal: BaseException | None = None
-        """What ends the worker."""
+        """The exception that ends the worker."""
         self._loop: Any = None
         self._context: contextvars.Context
-        """The context that each sample begins with a copy of; never that of another sample."""
+        """Each sample runs in a copy of this context, never in a copy of another sample's context."""
         self._wakeup: asyncio.Event
-        """Wakes `_main`: something has arrived, or a batch is complete."""
+        """Wakes `_main` when something has arrived, or a batch is complete."""
 
     def use(self, dataset: Any, on_error: OnError, open_datasets: Collection[Any] = ()) -> None:
-        """Fetch from this dataset from now on.
+        """Change the dataset that samples are fetched from.
 
         Args:
             dataset: The dataset.
             on_error: What to do with a sample that raises.
-            open_datasets: Others that may be used again. Those that were used before and are not among them are closed.
+            open_datasets: Other datasets that may be used again. All other datasets that were used before are closed.
         """
         self._dataset = dataset
         self._on_error = on_error
@@ -242,10 +243,10 @@ class SampleLoop:
             self._datasets.append(dataset)
 
     def run(self) -> None:
-        """Produce batches until the worker is to end.
+        """Produce batches until the worker must end.
 
         Raises:
-            BaseException: What `BatchSource` raises, and what samples raise that is not an `Exception`.
+            BaseException: Whatever `BatchSource` raises, or what a sample raises if it is not an `Exception`.
         """
         if sys.version_info >= (3, 11):
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -262,7 +263,7 @@ class SampleLoop:
             while self._fatal is None and self._source.receive() and self._context.run(self._start_samples):
                 self._publish()
                 if self._done:
-                    await asyncio.sleep(0)  # what was started just now goes first
+                    await asyncio.sleep(0)  # let the samples that were just started run first
                     self._hand_over(self._done.popleft())
                 else:
                     await self._wakeup.wait()
@@ -278,7 +279,7 @@ class SampleLoop:
     # ---- samples --------------------------------------------------------------------------------------------------
 
     def _start_samples(self) -> bool:
-        """Start samples as far as there is room, in `_context`. False if the worker is to end."""
+        """Start samples in `_context`, up to `concurrency` at a time. Return False if the worker must end."""
         while self._running < self._concurrency:
             batch = self._starting
             if batch is None:
@@ -304,7 +305,7 @@ class SampleLoop:
         return first is None or (queued.run == self._run and not queued.alone and not first.queued.alone)
 
     def _begin(self, queued: QueuedBatch) -> BegunBatch | None:
-        """Begin a batch. None if it has no samples, and is complete."""
+        """Begin a batch. Return None if it has no samples and so is already complete."""
         indices = queued.indices
         if not self._batched:
             indices = [indices]
@@ -320,7 +321,7 @@ class SampleLoop:
         return batch
 
     def _start(self, batch: BegunBatch) -> None:
-        """Start the next sample of a batch; all samples, if one call fetches them."""
+        """Start the next sample of a batch, or all samples if one call fetches them."""
         if self._at_once:
             position, count = AT_ONCE, len(batch.indices)
             seed_task(batch.queued.seed)
@@ -340,11 +341,11 @@ class SampleLoop:
         begin = _clock()
         try:
             sample = self._dataset[batch.indices[position]]
-            if hasattr(type(sample), "__await__"):  # else it is of a `ConcatDataset` with other datasets, too
+            if hasattr(type(sample), "__await__"):  # not so if a `ConcatDataset` also contains synchronous datasets
                 sample = await sample
         except Exception as error:  # noqa: BLE001 - whatever the dataset raises goes to the consumer, or to `on_error`
             self._replace(batch, position, error)
-        except BaseException as error:  # noqa: BLE001 - it is raised in `_main`, unless it is the task's own end
+        except BaseException as error:  # noqa: BLE001 - it is raised in `_main`, unless this loop cancelled the task
             self._replace(batch, position, self._interrupted(batch, error))
         else:
             batch.samples[position] = sample
@@ -361,7 +362,7 @@ class SampleLoop:
         self._ended(batch, AT_ONCE, len(batch.indices), 0)
 
     async def _fetch_again(self, batch: BegunBatch, error: Exception) -> None:
-        """Find out which samples raise, after `__getitems__` has raised."""
+        """Find out which samples raise, after `__getitems__` has raised for the whole batch."""
         if self._on_error == "raise":
             batch.error = error
             return
@@ -376,10 +377,10 @@ class SampleLoop:
         await asyncio.gather(*map(fetch, range(len(batch.indices))))
 
     def _interrupted(self, batch: BegunBatch, error: BaseException) -> Exception:
-        """What a sample failed with if it has raised something that is not an `Exception`.
+        """Return the error of a sample that has raised something that is not an `Exception`.
 
         Raises:
-            BaseException: The same, if the task was cancelled by this loop, or if it ends the worker.
+            BaseException: The error itself, if this loop cancelled the task, or if the error ends the worker.
         """
         if isinstance(error, asyncio.CancelledError) and not batch.closed:
             cancelled = RuntimeError("the coroutine of the sample raised asyncio.CancelledError: it was cancelled")
@@ -408,7 +409,7 @@ class SampleLoop:
             batch.failed.append(failed_sample(position, error, "replaced" if callable(on_error) else "skipped"))
 
     def _ended(self, batch: BegunBatch, position: int, count: int, begin: int) -> None:
-        """Samples have ended: as many others begin."""
+        """Handle the end of one or more samples, and start others in their place."""
         if batch.closed:
             return
         self._running -= count
@@ -419,7 +420,7 @@ class SampleLoop:
         if batch.error is not None or batch.complete:
             self._finish(batch)
         try:
-            self._context.run(self._start_samples)  # of this iteration: a batch of it is begun, or in `_done`
+            self._context.run(self._start_samples)  # never switches iterations: this one has a batch begun or done
         except BaseException as error:  # noqa: BLE001 - it is raised in `_main`
             self._fatal = error
             self._wakeup.set()
@@ -429,13 +430,13 @@ class SampleLoop:
     # ---- batches --------------------------------------------------------------------------------------------------
 
     def _finish(self, batch: BegunBatch) -> None:
-        """A batch is complete, or has failed: have `_main` hand it over."""
+        """Let `_main` hand over a batch that is complete or has failed."""
         self._close(batch)
         self._done.append(batch)
         self._wakeup.set()
 
     def _close(self, batch: BegunBatch) -> None:
-        """End a batch: what is still running of it is cancelled."""
+        """Close a batch, and cancel its samples that are still running."""
         batch.closed = True
         for task in batch.tasks.values():
             task.cancel()
@@ -452,11 +453,11 @@ class SampleLoop:
         task.add_done_callback(self._leaving.discard)
 
     def cancel(self, run: int, jobs: Collection[int] | None) -> None:
-        """Drop batches of an iteration that has ended: their samples are cancelled, and nothing is reported.
+        """Drop batches of an iteration that has ended. Their samples are cancelled, and nothing is reported.
 
         Args:
             run: Number of the iteration.
-            jobs: Their job numbers; None for all.
+            jobs: Job numbers of the batches; None for all batches of the iteration.
         """
 
         def dropped(queued: QueuedBatch) -> bool:
@@ -478,13 +479,13 @@ class SampleLoop:
         self._cpu_used = self._cpu_clock()
 
     def from_memory(self, _run: int, _indices: Any) -> None:
-        """See `MapFetcher`: there is never anything in memory."""
+        """See `MapFetcher`. Samples of an asynchronous dataset are never in memory."""
 
     def fetch(self, _indices: Any) -> FetchedBatch:
-        """The samples of the batch that is being handed over.
+        """Return the samples of the batch that is being handed over.
 
         Raises:
-            Exception: Whatever the dataset or `on_error` raised. The status then says at which sample.
+            Exception: Whatever the dataset or `on_error` raised. The status then shows the position of the sample.
         """
         batch, status = self._produced, self._status
         if batch is None:
@@ -508,7 +509,7 @@ class SampleLoop:
     # ---- what is shown --------------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        """Publish the batch that was begun first, and its first sample that has not ended."""
+        """Publish the oldest batch that is being fetched, and its first sample that has not ended."""
         status = self._status
         batch = self._shown = next(iter(self._begun.values()), None)
         if batch is None:
@@ -519,19 +520,19 @@ class SampleLoop:
         status.state = WorkerState.FETCHING
 
     def awaited(self) -> Any:
-        """The coroutine of the sample that `status` names, if it is suspended; else None.
+        """Return the coroutine of the sample that `status` shows, if it is suspended; otherwise None.
 
-        It may be called in a signal handler or on another thread, while the loop runs.
+        This may be called in a signal handler or on another thread while the loop runs.
         """
         if self._loop is None or asyncio.current_task(self._loop) is not None:
-            return None  # then the stack of the thread shows where it is
+            return None  # a task is running, so the stack of the thread shows where it is
         batch = next(iter(tuple(self._begun.values())), None)
         task = None if batch is None else next(iter(tuple(batch.tasks.values())), None)
         return None if task is None else task.get_coro()
 
 
 async def _result(value: Any) -> Any:
-    """The result of an awaitable; any other value unchanged."""
+    """Await an awaitable and return its result; return any other value unchanged."""
     return await value if hasattr(type(value), "__await__") else value
 
 
@@ -540,7 +541,7 @@ def _position(failure: SampleFailure) -> int:
 
 
 async def _close(dataset: Any) -> None:
-    """Await the dataset's `aclose()`, if it has one, such as to close its connections."""
+    """Await the dataset's `aclose()` if it has one, so that it can close connections, for example."""
     for part in innermost(dataset):
         aclose = getattr(part, "aclose", None)
         if aclose is None:

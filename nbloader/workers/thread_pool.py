@@ -1,13 +1,14 @@
-"""Worker threads of the notebook's own process.
+"""Worker threads in the notebook's own process.
 
     ThreadPool.submit() -> ThreadHandle.tasks -> ThreadWorker.run(): fetch, collate -> MessageQueue -> ThreadPool.poll()
 
 Nothing is pickled or copied: workers use the dataset itself, and a batch is handed over as it is. The interpreter runs
-the Python code of one thread at a time, so threads are for datasets that wait (files, networks) or that spend their
-time in native code which releases the interpreter lock (image decoding, decompression, NumPy on large arrays).
+the Python code of one thread at a time. Threads therefore suit datasets that wait for I/O (files, networks) or that
+spend their time in native code that releases the interpreter lock (image decoding, decompression, NumPy on large
+arrays).
 
-A thread cannot be killed. One that is to be replaced is abandoned: it is a daemon, what it produces is discarded, and
-it ends before its next sample.
+A thread cannot be killed. A thread that must be replaced is abandoned instead: it is a daemon thread, whatever it
+produces is discarded, and it ends before its next sample.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ if TYPE_CHECKING:
 
 _clock = time.perf_counter_ns
 
-# Members of an enumeration that are needed for each batch: before Python 3.12 each access takes 0.1 us.
+# Enum members that are used for each batch: before Python 3.12, each access to an enum member takes 0.1 us.
 _IDLE, _SENDING = WorkerState.IDLE, WorkerState.SENDING
 
 JOIN_TIMEOUT = 1.0
-"""Seconds to wait for the end of a thread that has reported it and has nothing left to do."""
+"""Seconds to wait for a thread to finish after it has reported its end and has nothing left to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,12 @@ class ThreadKind(WorkerKind):
         """See `WorkerKind`.
 
         Raises:
-            DatasetTransferError: Each thread needs a copy of the dataset, and it cannot be copied.
+            DatasetTransferError: Each thread needs a copy of the dataset, and the dataset cannot be copied.
         """
         if self.options.iterable is not None and not self.options.iterable.alone:
             try:
                 copy.copy(dataset)
-            except Exception as error:  # it runs the user's code, which may raise anything
+            except Exception as error:  # copying runs the user's code, which may raise anything
                 if raised_by_handler(error):
                     raise
                 raise DatasetTransferError(
@@ -99,24 +100,24 @@ class ThreadKind(WorkerKind):
 
 
 class ForgetIteration(NamedTuple):
-    """Has a worker thread release its iterators over the shards of an iteration that has ended."""
+    """Tell a worker thread to release its iterators over the shards of an iteration that has ended."""
 
     run: int
 
 
 class CancelJobs(NamedTuple):
-    """Has a worker thread that processes several batches at a time drop those of an iteration that has ended."""
+    """Tell a worker thread that processes several batches at a time to drop the jobs of an iteration that has ended."""
 
     run: int
     jobs: tuple[int, ...]
 
 
 Item: TypeAlias = "Task | ForgetIteration | CancelJobs | None"
-"""A message to a worker thread; None to end."""
+"""A message to a worker thread; None tells it to end."""
 
 
 class LoopInbox:
-    """What to do, for a worker thread that runs an event loop. It replaces a `SimpleQueue`."""
+    """The inbox of a worker thread that runs an event loop. It takes the place of a `queue.SimpleQueue`."""
 
     def __init__(self) -> None:
         self._items: collections.deque[Item] = collections.deque()
@@ -124,14 +125,14 @@ class LoopInbox:
         self._wake: Callable[[], object] | None = None
 
     def put(self, item: Item) -> None:
-        """Add an item. Any thread may do so."""
+        """Add an item. This method is thread-safe."""
         with self._lock:
             self._items.append(item)
             if self._wake is not None:
                 self._wake()
 
     def attach(self, wake: Callable[[], object] | None) -> None:
-        """Call this for each item from now on, on the thread that adds it; None for nothing."""
+        """Set the function that is called for each added item, on the thread that adds it; None for no function."""
         with self._lock:
             self._wake = wake
 
@@ -139,7 +140,7 @@ class LoopInbox:
         """Take the oldest item.
 
         Raises:
-            IndexError: There is none.
+            IndexError: There is no item.
         """
         return self._items.popleft()
 
@@ -149,8 +150,8 @@ class ThreadHandle(WorkerHandle):
 
     Args:
         worker: Worker id.
-        messages: Where the thread reports.
-        inbox: Messages to it.
+        messages: The queue to which the thread reports.
+        inbox: The queue of messages to the thread.
     """
 
     status: LocalStatus
@@ -161,11 +162,12 @@ class ThreadHandle(WorkerHandle):
         self.killed = False
         self.thread: threading.Thread
         self.tasks = inbox
-        """What to do; None to end."""
+        """The queue of messages to the thread; None tells it to end."""
         self.awaited: Callable[[], Any] | None = None
         """See `SampleLoop`."""
         self.pending: set[tuple[int, int]] = set()
-        """(run, job) of the tasks that it has not begun. A task that is not in here was cancelled."""
+        """(run, job) of the tasks that the thread has not begun. A queued task that is not in this set was cancelled or
+        revoked."""
         self.traceback = ""
         self._lines = ThreadSampler(BatchBuilder.build.__code__)
         self._messages = messages
@@ -177,7 +179,7 @@ class ThreadHandle(WorkerHandle):
 
     @property
     def stderr_tail(self) -> str:
-        """The traceback of the exception that ended it."""
+        """The traceback of the exception that ended the thread."""
         return self.traceback
 
     def stack_request(self) -> Callable[[], str]:
@@ -196,12 +198,12 @@ class ThreadHandle(WorkerHandle):
         return [task for task in held if (task.run, task.job) not in self.pending]
 
     def stop(self) -> None:
-        """Have it end after the batch that it is producing."""
+        """Tell the thread to end after the batch that it is producing."""
         self.pending.clear()
         self.tasks.put(None)
 
     def kill(self) -> None:
-        """Abandon it: it ends before its next sample, and what it reports is ignored."""
+        """Abandon the thread: it ends before its next sample, and what it reports is ignored."""
         if self.killed:
             return
         self.killed = True
@@ -228,7 +230,7 @@ class ThreadPool(WorkerPool):
         return self._handles
 
     def fileno(self, uid: int | None = None) -> int:  # noqa: ARG002
-        """See `WorkerPool`: there is one for all workers."""
+        """See `WorkerPool`: all workers share one descriptor."""
         return self._messages.fileno()
 
     def start(self, worker: int, options: WorkerOptions, setup: LocalSetup) -> ThreadHandle:
@@ -268,7 +270,7 @@ class ThreadPool(WorkerPool):
         if handle is None:
             return revoked
         for task in tasks:
-            with contextlib.suppress(KeyError):  # the thread has begun it; removing from a set is atomic
+            with contextlib.suppress(KeyError):  # raised if the thread has begun the task; `set.remove` is atomic
                 handle.pending.remove((task.run, task.job))
                 revoked.append(task)
         return revoked
@@ -281,7 +283,7 @@ class ThreadPool(WorkerPool):
         if jobs is None:
             jobs = tuple(job for of_run, job in list(handle.pending) if of_run == run)
             handle.tasks.put(ForgetIteration(run))
-            for job in jobs:  # one of them is counted as begun, and is waited for
+            for job in jobs:  # the scheduler counts one of them as begun, and waits for its report
                 self._messages.put(ShardExhausted(uid, run, job))
         handle.pending.difference_update((run, job) for job in jobs)
         if isinstance(handle.tasks, LoopInbox):
@@ -295,7 +297,7 @@ class ThreadPool(WorkerPool):
         for message in waiting:
             handle = self._handles.get(message.uid)
             if handle is None or (handle.killed and not isinstance(message, WorkerGone)):
-                continue  # it was abandoned
+                continue  # the worker was abandoned
             if isinstance(message, WorkerInitialized):
                 handle.ready = True
             elif isinstance(message, BatchDone) and isinstance(message.outcome, LocalPayload):
@@ -340,14 +342,14 @@ class ThreadPool(WorkerPool):
 
 
 class ThreadWorker:
-    """What runs in a worker thread.
+    """The code of a worker thread.
 
     Args:
-        handle: Its handle.
-        options: Its configuration.
+        handle: The handle of the worker.
+        options: The configuration of the worker.
         setup: The dataset and functions.
-        messages: Where it reports.
-        seeds: The base seeds of the open iterations, by their number.
+        messages: The queue to which the worker reports.
+        seeds: The base seeds of the open iterations, by iteration number.
     """
 
     def __init__(
@@ -367,7 +369,7 @@ class ThreadWorker:
         self._status = handle.status
 
     def run(self) -> None:
-        """Run the thread. Like a process, it is ended by `sys.exit()` and by what is no `Exception`."""
+        """Run the thread. As in a process, `sys.exit()` or an exception that is not an `Exception` ends the worker."""
         handle, options = self._handle, self._options
         code = 0
         try:
@@ -381,17 +383,18 @@ class ThreadWorker:
                         self._produce_batches(context, handle.tasks)
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        except BaseException as error:  # noqa: BLE001 - it ends this worker, as it would end a process
+        except BaseException as error:  # noqa: BLE001 - it ends this worker as it would end a process
             code = 1
             handle.traceback = describe(error, by_value=False).traceback
             self._messages.put(OutputText(handle.uid, "stderr", handle.traceback))
         self._messages.put(WorkerGone(handle.uid, code))
 
     def _own_setup(self) -> LocalSetup:
-        """The setup of this thread.
+        """Return the setup of this thread, with a shallow copy of the dataset where threads must not share it.
 
-        `worker_init_fn` may set up its shard of an iterable dataset. What samples of an asynchronous dataset keep in
-        it, such as the session of an HTTP client, belongs to the event loop of one thread.
+        Threads need copies of an iterable dataset because `worker_init_fn` may configure the shard on it. They need
+        copies of an asynchronous dataset because what its samples store on it, such as the session of an HTTP client,
+        belongs to the event loop of one thread.
         """
         shared, options = self._shared, self._options
         if options.iterable is not None and not options.iterable.alone:
@@ -405,7 +408,7 @@ class ThreadWorker:
         return WorkerInfo(worker, self._options.num_workers, base_seed + worker, self._setup.dataset)
 
     def _initialize(self, context: ThreadContext, base_seed: int) -> bool:
-        """Seed, and call `worker_init_fn`. False if it raised, which has been reported."""
+        """Seed, and call `worker_init_fn`. Return False if that raised; the error has then been reported."""
         uid, init_fn = self._handle.uid, self._setup.worker_init_fn
         context.seed(base_seed + self._handle.worker)
         if init_fn is not None:
@@ -418,12 +421,12 @@ class ThreadWorker:
         return True
 
     def _in_turn(self, context: ThreadContext) -> bool:
-        """Whether it draws from generators that are not seeded for each batch."""
+        """Whether the worker draws from generators that are not seeded for each batch."""
         setup = self._setup
         return context.was_seeded() or (self._options.iterable is None and holds_generator(*setup))
 
     def _begin_iteration(self, context: ThreadContext, run: int) -> bool:
-        """Begin another iteration as a new worker would. False if that failed, which has been reported."""
+        """Begin another iteration as a new worker would. Return False if that failed; the failure has been reported."""
         base_seed = self._seeds.get(run, self._options.seed)
         context.set_worker_info(self._info(base_seed))
         return self._initialize(context, base_seed)
@@ -431,7 +434,7 @@ class ThreadWorker:
     def _create_builder(
         self, context: ThreadContext, *, seeded: bool, samples: SampleLoop | None = None
     ) -> BatchBuilder:
-        """Iterable datasets are read from shallow copies, whose iterators share nothing else."""
+        """Create the batch builder. Iterable datasets are read from shallow copies, whose attributes are not shared."""
         options, setup, uid = self._options, self._setup, self._handle.uid
         iterable_fetcher = None
         if options.iterable is not None:
@@ -486,7 +489,7 @@ class ThreadWorker:
             self._messages.put(done, urgent=outcome.failed)
 
     def _next_task(self, iterable_fetcher: IterableFetcher | None, tasks: queue.SimpleQueue[Item]) -> Task | None:
-        """The next task that was not cancelled; None to end."""
+        """Wait for the next task that was not cancelled. Return None if the worker must end."""
         handle, status = self._handle, self._status
         status.state, status.number, status.since = _IDLE, -1, _clock()
         while True:
@@ -497,23 +500,23 @@ class ThreadWorker:
                 if iterable_fetcher is not None:
                     iterable_fetcher.forget(task.run)
                 continue
-            with contextlib.suppress(KeyError):  # it was cancelled
+            with contextlib.suppress(KeyError):  # raised if the task was cancelled or revoked
                 handle.pending.remove((task.run, task.job))
                 return task
 
 
 class ConcurrentThreadWorker:
-    """What a worker thread runs if its dataset is asynchronous: the `BatchSource` of a `SampleLoop`.
+    """The code of a worker thread whose dataset is asynchronous: the `BatchSource` of a `SampleLoop`.
 
     Args:
-        worker: The thread.
-        context: Its random generators.
+        worker: The worker thread.
+        context: The random generators of the thread.
         random: The random generators of asyncio tasks.
-        inbox: Messages to it.
+        inbox: The messages to the thread.
     """
 
     def __init__(self, worker: ThreadWorker, context: ThreadContext, random: TaskContext, inbox: LoopInbox) -> None:
-        from nbloader.workers.sample_loop import SampleLoop  # other workers do without asyncio
+        from nbloader.workers.sample_loop import SampleLoop  # imports asyncio, which other workers do not need
 
         self._worker = worker
         self._context = context
@@ -567,7 +570,7 @@ class ConcurrentThreadWorker:
         """See `BatchSource`."""
         try:
             self._handle.pending.remove((task.run, task.job))
-        except KeyError:  # it was cancelled, or taken back
+        except KeyError:  # it was cancelled or revoked
             return False
         return True
 
@@ -590,5 +593,5 @@ class ConcurrentThreadWorker:
         handle, status, messages = self._handle, self._worker._status, self._worker._messages
         outcome = self._builder.build_outcome(task)
         status.state, status.since = _SENDING, _clock()
-        if outcome is not None:  # always, without shards
+        if outcome is not None:  # always true, since the dataset has no shards
             messages.put(BatchDone(handle.uid, task.run, task.job, outcome, self._builder.failed_samples))

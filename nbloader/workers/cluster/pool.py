@@ -1,4 +1,4 @@
-"""The workers of one loader on the nodes of a cluster: see the package's docstring."""
+"""The pool of one loader's workers on the nodes of a cluster: see the package's docstring."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ from nbloader.workers.ray_options import RayOptions
 log = logging.getLogger(__name__)
 
 LOOK_FOR_NODES = 2.0
-"""Seconds between two looks at the nodes of the cluster: Ray has no public notification of a node that joins."""
+"""Seconds between two queries for the nodes of the cluster: Ray has no public notification of a node that joins."""
 SUSPECT = 30.0
-"""Seconds for which a node is avoided after a link to it was lost: Ray may take that long to find that a node died."""
+"""Seconds for which a node is avoided after a link to it was lost: Ray may take this long to notice a dead node."""
 LONG_OPENING = 8.0
 """Seconds after which a line in the cell says that a node has not started its actor."""
 MAX_PLACEMENTS = 5
-"""Nodes that may be lost, one after the other, while they start one worker."""
+"""Maximum number of nodes on which the pool tries to start a worker, if they are lost one after the other."""
 CLOSE_TIMEOUT = 3.0
-"""Seconds beyond the grace of `close` that a node gets to report the ends of its workers."""
+"""Seconds beyond the grace period of `close` that a node gets to report that its workers have ended."""
 MAX_WINDOW = 1 << 30
-"""The default of `RayOptions.window_bytes` at most."""
+"""Upper limit for the default of `RayOptions.window_bytes`."""
 WINDOW_PART = 4
-"""The default is one part in so many of the smallest object store."""
+"""The default of `RayOptions.window_bytes` is 1/`WINDOW_PART` of the smallest object store."""
 MIN_CREDIT, MAX_CREDIT = 256 << 10, 32 << 20
-"""Bytes of batches in one report, at least and at most."""
+"""Minimum and maximum number of bytes of batches in one report."""
 _PLAIN_TYPES = {int, str, bool, float, bytes, Ticket, IndexArray}
-"""Types of indices that need no cloudpickle."""
+"""Types of indices that the standard pickle handles, so that cloudpickle is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +85,24 @@ class RayKind(WorkerKind):
     options: WorkerOptions
     cluster: RayCluster
     in_process: ClassVar[bool] = False
-    deep_bytes: ClassVar[int | None] = 128 << 20  # a message to another machine and its answer take some ms
+    deep_bytes: ClassVar[int | None] = 128 << 20  # a round trip to another machine takes a few ms
 
     @classmethod
     def of(cls, options: WorkerOptions) -> RayKind:
-        """Create it for one loader."""
+        """Create the kind for one loader."""
         return cls(options, RayCluster())
 
     @property
     def connected(self) -> bool:
-        """See `WorkerKind`. False after Ray was shut down: then `pack` connects again."""
+        """See `WorkerKind`. False after Ray was shut down; `pack` then connects again."""
         return self.cluster.current
 
     def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ClusterSetup:
-        """See `WorkerKind`. Connects to the cluster, too: without the engine's lock, and before workers are started.
+        """See `WorkerKind`. Also connects to the cluster, without holding the engine's lock and before workers start.
 
         Raises:
-            DatasetTransferError: They cannot be pickled.
-            NbloaderError: This process is connected to a cluster in a way that does not serve.
+            DatasetTransferError: The dataset or a function cannot be pickled or sent to other machines.
+            NbloaderError: This process is connected to a cluster in an unsupported way.
         """
         self.cluster.connect()
         pickled = pickle_parts(dataset, collate_fn, worker_init_fn, on_error)
@@ -124,11 +124,11 @@ class RayKind(WorkerKind):
 
 
 class ClusterSetup:
-    """A version of the dataset and functions: pickled once, and put into the object store when a worker needs it.
+    """A version of the dataset and functions. It is pickled once, and put into the object store when a worker needs it.
 
     Args:
-        setup: The pickle.
-        cluster: Where it is put.
+        setup: The pickled dataset and functions.
+        cluster: The cluster that has the object store.
     """
 
     _versions = itertools.count()
@@ -143,7 +143,7 @@ class ClusterSetup:
         """See `WorkerSetup`."""
         self.command = LoadSetup(self.version, setup.preload, setup.packages)
         self.reference: Any = None
-        """To the pickle in the object store; None before `put`."""
+        """Reference to the pickle in the object store; None before `put`."""
         self._session: str | None = None
 
     def holds(self, *parts: Any) -> bool:
@@ -151,10 +151,10 @@ class ClusterSetup:
         return self._setup.holds(*parts)
 
     def put(self, options: RayOptions) -> None:
-        """Put it into the object store, once for each connection of this process. Nothing happens without one.
+        """Put the pickle into the object store, once for each connection of this process. No-op if not connected.
 
         Raises:
-            DatasetTransferError: It does not fit.
+            DatasetTransferError: The pickle does not fit into the object store.
         """
         cluster = self._cluster
         if cluster.connected and cluster.session != self._session:
@@ -165,7 +165,7 @@ class ClusterSetup:
 
 @dataclass(slots=True)
 class _Start:
-    """A worker that waits for a node."""
+    """A worker that waits to be placed on a node."""
 
     handle: RayHandle
     options: WorkerOptions
@@ -178,7 +178,7 @@ class RayPool(WorkerPool):
 
     Args:
         cluster: The cluster.
-        options: How it is used.
+        options: How the cluster is used.
         output: "torch" or "numpy": what the arrays of a batch become.
     """
 
@@ -192,9 +192,9 @@ class RayPool(WorkerPool):
         self._batches = IncomingBatches()
         self._seeds_sent: dict[NodeLink, dict[int, int]] = {}
         self._environment = Environment.of_this_process()
-        self._run = -1  # the iteration at whose beginning that was found
+        self._run = -1  # the iteration at whose beginning `_environment` was read
         self._changed = threading.Condition()
-        """Guards what follows."""
+        """Guards the attributes below."""
         self._links: list[NodeLink] = []
         self._suspects: dict[str, float] = {}  # when a link was lost, by node id
         self._to_start: list[_Start] = []
@@ -213,11 +213,11 @@ class RayPool(WorkerPool):
 
     @property
     def usable(self) -> bool:
-        """See `WorkerPool`. Not if its thread has failed, or if Ray was shut down and connected anew."""
+        """See `WorkerPool`. False if the pool's thread has failed, or if Ray was shut down or connected again since."""
         return self._failure is None and self._session == self._cluster.session
 
     def fileno(self, uid: int | None = None) -> int:  # noqa: ARG002
-        """See `WorkerPool`: there is one for all workers."""
+        """See `WorkerPool`: all workers share one descriptor."""
         return self._messages.fileno()
 
     # ---- from the engine --------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class RayPool(WorkerPool):
         return refused
 
     def _announce(self, run: int) -> None:
-        """Before the first task of an iteration: what workers take over from this process."""
+        """Before the first task of an iteration, send the nodes the environment of this process if it has changed."""
         if run != self._run:
             self._run, before, self._environment = run, self._environment, Environment.of_this_process()
             if self._environment != before:
@@ -282,7 +282,7 @@ class RayPool(WorkerPool):
         return SetEnvironment(self._environment, self._options.runtime_env is not None)
 
     def revoke(self, uid: int, tasks: Sequence[Task]) -> list[Task]:
-        """See `WorkerPool`: the node reports later which of them its worker had not begun."""
+        """See `WorkerPool`. Returns nothing; the node reports later which tasks it took back."""
         handle = self._handles.get(uid)
         if handle is not None:
             jobs = [job for task in tasks if (job := (task.run, task.job)) not in handle.asked]
@@ -314,14 +314,14 @@ class RayPool(WorkerPool):
             if handle is None:
                 if hasattr(message, "outcome"):
                     message.outcome.discard()
-                continue  # it has ended
+                continue  # the worker has ended
             if isinstance(message, BatchDone):
                 if handle.asked:
                     handle.asked.discard((message.run, message.number))
             elif isinstance(message, WorkerInitialized):
                 handle.ready = True
             elif isinstance(message, TasksRevoked):
-                handle.asked.difference_update(message.jobs)  # it may be given them again
+                handle.asked.difference_update(message.jobs)  # the worker may be given these tasks again
             elif isinstance(message, WorkerGone):
                 handle.mark_ended(message.exitcode)
                 del self._handles[message.uid]
@@ -332,7 +332,7 @@ class RayPool(WorkerPool):
         return messages
 
     def _drop_setups(self) -> None:
-        """Have nodes release the versions of the dataset that no worker was started with."""
+        """Tell nodes to release the versions of the dataset that no worker uses."""
         used = {start.setup.version for start in (*self._to_start, *self._starts.values())}
         for link in self._links:
             unused = link.setups - used
@@ -347,7 +347,7 @@ class RayPool(WorkerPool):
                 link.outbox.append(command)
                 self._changed.notify()
                 return
-            if handle.killed:  # it has no node yet
+            if handle.killed:  # the worker was killed before it had a node
                 self._to_start = [start for start in self._to_start if start.handle is not handle]
                 self._messages.put(WorkerGone(handle.uid, None))
 
@@ -360,7 +360,7 @@ class RayPool(WorkerPool):
     # ---- ending -------------------------------------------------------------------------------------------------
 
     def close(self, grace: float) -> list[WorkerMessage]:
-        """See `WorkerPool`. A node that does not report in time is given up: Ray ends its processes."""
+        """See `WorkerPool`. The pool stops waiting for a node that is late, and Ray ends its processes."""
         with self._changed:
             self._closing = True
             self._to_start.clear()
@@ -393,7 +393,7 @@ class RayPool(WorkerPool):
         self.dispose()
 
     def dispose(self) -> None:
-        """See `WorkerPool`. The threads end by themselves when the actors have."""
+        """See `WorkerPool`. The threads end by themselves when the actors have ended."""
         with self._changed:
             links = [link for link in self._links if link.state is not LinkState.ENDED]
         for link in links:
@@ -409,7 +409,7 @@ class RayPool(WorkerPool):
     # ---- the pool's thread ------------------------------------------------------------------------------------------
 
     def _run_thread(self) -> None:
-        """Place workers, watch for nodes, and send commands, until the pool is closed and they are sent."""
+        """Place workers, watch for nodes, and send commands, until the pool is closed and all commands are sent."""
         try:
             while self._work():
                 pass
@@ -438,7 +438,7 @@ class RayPool(WorkerPool):
         return bool(self._closing or self._to_start or opened)
 
     def _flush(self, link: NodeLink) -> None:
-        """Send the commands for a node. Those for one that is lost are dropped with it."""
+        """Send the queued commands to a node. If the node is lost, its commands are dropped."""
         setups: dict[int, ClusterSetup] = {}
         commands: list[Command] = []
         with self._changed:
@@ -446,13 +446,13 @@ class RayPool(WorkerPool):
                 command = link.outbox.popleft()
                 if isinstance(command, StartWorker):
                     start = self._starts.get(command.uid)
-                    if start is None:  # it has been given up meanwhile
+                    if start is None:  # the worker was given up in the meantime
                         continue
                     if command.setup not in link.setups:
                         setups[command.setup] = start.setup
                 commands.append(command)
         try:
-            for version, setup in setups.items():  # one call each: a call has one pickle
+            for version, setup in setups.items():  # one call each, since a call carries one pickle
                 setup.put(self._options)
                 link.connection.execute(pickle.dumps([setup.command], 5), setup.reference)
                 link.setups.add(version)
@@ -462,7 +462,7 @@ class RayPool(WorkerPool):
             log.debug("commands for node %s were not sent", link.node.name, exc_info=True)
 
     def _place(self, starts: list[_Start]) -> None:
-        """Start workers on the nodes that are alive now, and move some of them to nodes that have joined."""
+        """Start workers on the nodes that are alive, and move running workers to nodes that have joined."""
         try:
             alive = self._cluster.nodes()
             nodes = usable(alive, self._options)
@@ -484,7 +484,7 @@ class RayPool(WorkerPool):
         self._known = {node.node_id for node in nodes}
 
     def _limit_window(self, nodes: list[NodeInfo]) -> None:
-        """Divide the window among the nodes."""
+        """Divide the window of bytes in the object stores among the nodes."""
         smallest = min((node.store_bytes for node in nodes), default=0)
         window = self._options.window_bytes or min(MAX_WINDOW, smallest // WINDOW_PART)
         credit = window // (REPORTS * max(1, len(nodes)))
@@ -519,14 +519,14 @@ class RayPool(WorkerPool):
         with self._changed:
             if start.handle.killed or start.handle.gone:  # its end has been reported
                 return
-            if not link.alive:  # it was lost just now
+            if not link.alive:  # the link has just been lost
                 self._to_start.append(start)
                 return
             start.handle.link = link
             link.handles[start.handle.uid] = start.handle
             self._starts[start.handle.uid] = start
             link.outbox.append(StartWorker(start.handle.uid, start.handle.worker, start.options, start.setup.version))
-        if not link.thread.ident:  # begin when it has a worker, to whom a failure is reported
+        if not link.thread.ident:  # start the thread only now: a failure is reported in the name of a worker
             link.thread.start()
         elif link.state is not LinkState.OPENING:
             self._flush(link)
@@ -546,7 +546,7 @@ class RayPool(WorkerPool):
         return link
 
     def _notice_long_openings(self) -> None:
-        """Say which nodes take long to start their actors: Ray waits without limit, and says so to nobody."""
+        """Report nodes that take long to start their actors: Ray itself waits without limit and without a message."""
         before = time.monotonic() - LONG_OPENING
         for link in self._links:
             if link.state is LinkState.OPENING and link.created < before and not link.noticed and link.handles:
@@ -562,7 +562,10 @@ class RayPool(WorkerPool):
                 self._messages.put(OutputText(next(iter(link.handles)), "stderr", text))
 
     def _rebalance(self, nodes: list[NodeInfo]) -> None:
-        """Move workers to a node that has joined: they are replaced, and what they held is produced by others."""
+        """Move workers to nodes that have joined.
+
+        The moved workers are killed and replaced. The batches that they held are dispatched again.
+        """
         with self._changed:
             for donor in surplus(self._loads(nodes), self._options):
                 link = next((link for link in self._links if link.node.node_id == donor and link.alive), None)
@@ -591,7 +594,7 @@ class RayPool(WorkerPool):
             self._changed.notify()
 
     def _on_lost(self, link: NodeLink) -> None:
-        """Report what a node held, and place again what had not begun there."""
+        """Report the workers of a lost node as gone, and place again those whose processes had not been launched."""
         self._suspects[link.node.node_id] = time.monotonic()
         if self._closing:
             return
@@ -631,7 +634,7 @@ class RayPool(WorkerPool):
 
 
 def _dump(task: Task) -> bytes:
-    """Pickle a task. Indices of the notebook's own types go by value."""
+    """Pickle a task. Index types that are defined in the notebook are pickled by value."""
     indices = task.indices
     sent = SentTask(task.run, task.job, indices, task.seed, task.deaths)
     plain = _PLAIN_TYPES.issuperset(map(type, indices if type(indices) is list else (indices,)))
