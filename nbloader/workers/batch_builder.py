@@ -1,4 +1,4 @@
-"""Builds batches in the notebook's own process: used by worker threads and by the inline pool."""
+"""Build batches in the notebook's own process, for worker threads and the inline pool."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
 _cpu_clock = time.thread_time_ns
-_COLLATING = WorkerState.COLLATING  # before Python 3.12 each access to a member takes 0.1 us
+_COLLATING = WorkerState.COLLATING  # before Python 3.12, each access to an enum member takes 0.1 us
 
 Seed: TypeAlias = "Callable[[int], object]"
 """Seeds the random generators."""
 
 
 def keep_state(_seed: int) -> None:
-    """In the place of a function that seeds the generators: they are seeded already, or not at all."""
+    """Do nothing. This is passed as the seed function if generators are already seeded, or must not be seeded."""
 
 
 class BatchBuilder:
-    """Fetches samples and collates them.
+    """Fetch samples and collate them.
 
     Args:
         dataset: The dataset itself, not a copy.
         collate_fn: The user's function, or None for the default.
         status: Where the worker publishes what it is doing.
-        batched: Whether samples make batches.
+        batched: Whether samples are collated into batches.
         output: "torch" or "numpy": what the arrays of a batch become.
         on_error: What to do with a sample that raises.
-        worker: Worker id; -1 for none.
-        iterable_fetcher: Reads an iterable dataset; None for a map-style one.
-        samples: Has fetched the samples already, of an asynchronous dataset; None for other ones.
+        worker: Worker id; -1 if the consumer's thread produces the batches.
+        iterable_fetcher: Reads an iterable dataset; None for a map-style dataset.
+        samples: Has already fetched the samples of an asynchronous dataset; None for other datasets.
     """
 
     def __init__(
@@ -86,20 +86,20 @@ class BatchBuilder:
 
             self._stack_tensors = collate_to_tensors
         self._worker = worker
-        self._slow = True  # whether the last batch took so long that the CPU time of the next one is measured
+        self._slow = True  # whether the last batch took long enough for the CPU time of the next batch to be measured
         self._known = LayoutCache()
         self._writer = ThreadChunkWriter()
         self.iterable_fetcher = iterable_fetcher
         self.failed_samples: Sequence[SampleFailure] = ()
-        """Samples of the last batch that were skipped or replaced; also if its collation raised."""
+        """Samples of the last batch that were skipped or replaced, even if its collation raised."""
 
     def build(self, task: Task, seed: Seed = keep_state) -> LocalPayload | EmptyBatch | None:
-        """Build a batch, or a chunk of one.
+        """Build a batch or a chunk.
 
         Args:
             task: The batch or chunk.
-            seed: Called with its seed before any code of the user; not at all if the batch runs none. Not needed where
-                the generators were seeded before.
+            seed: Called with the seed of the task before any user code runs; not called if the batch runs no user code.
+                Not needed if the generators are already seeded.
 
         Returns:
             The batch; `EmptyBatch` if all its samples were skipped; None if the shard of an iterable dataset has no
@@ -116,7 +116,7 @@ class BatchBuilder:
         from_memory = False
         if self._in_memory and task.parent is None:
             cpu_begin = _cpu_clock() if measured else 0
-            with without_mode():  # in which each attribute of a tensor takes 1 us
+            with without_mode():  # the mode would add 1 us to each access to an attribute of a tensor
                 fetched = self._fetcher.from_memory(task.run, task.indices)
             from_memory = fetched is not None
         if fetched is None:
@@ -140,7 +140,7 @@ class BatchBuilder:
                 batch, nbytes = self._collate(fetched.samples, partial(seed, task.seed) if from_memory else None)
             else:
                 extras, nbytes = written
-        except Exception:  # the samples make no batch: the type of the error depends on what they are
+        except Exception:  # the samples cannot be collated: the type of the error depends on the samples
             if self._batched and self._collate_fn is None:
                 raise_if_none(fetched, task.indices)
             raise
@@ -149,14 +149,14 @@ class BatchBuilder:
             fetch_cpu, collate_cpu = cpu_fetched - cpu_begin + fetched.cpu, _cpu_clock() - cpu_fetched
         end = _clock()
         self._slow = end - fetched.begin >= MEASURE_NS
-        header = tuple.__new__(BatchHeader, (  # half the time of a call of the class
+        header = tuple.__new__(BatchHeader, (  # takes half as long as calling the class
             task.run, task.number, 0, NO_SEGMENT, nbytes, 0, fetched.size, fetched.begin, fetched.end, end,
             fetch_cpu, collate_cpu, fetched.slowest, fetched.slowest_ns,
         ))  # fmt: skip
         return LocalPayload(batch, header, self._worker, in_arena=written is not None, extras=extras)
 
     def build_outcome(self, task: Task, seed: Seed = keep_state) -> LocalPayload | EmptyBatch | WorkerFailure | None:
-        """Build a batch as `build`. An exception that it raises becomes a `WorkerFailure`.
+        """Build a batch like `build`, but return a `WorkerFailure` if that raises an exception.
 
         Raises:
             WorkerAbandonedError: The worker must end.
@@ -174,7 +174,7 @@ class BatchBuilder:
             return WorkerFailure(self._worker, self._status.pid, stage, position, described, raised)
 
     def _write_chunk(self, samples: Any, task: Task) -> WrittenChunk | None:
-        """Write a chunk into the arena of its batch. None if there is no arena, or the chunk does not fit there."""
+        """Write a chunk into the arena of its batch. Return None if there is no arena, or if the chunk does not fit."""
         arena = None if task.parent is None else task.parent.arena
         if not isinstance(arena, MemoryArena) or self._collate_fn is not None:
             return None
@@ -185,11 +185,11 @@ class BatchBuilder:
         """Collate a batch.
 
         Args:
-            samples: Its samples.
-            seed: Seeds the random generators; None if they are seeded.
+            samples: The samples of the batch.
+            seed: Seeds the random generators; None if they are already seeded.
 
         Returns:
-            The batch and its size in bytes, 0 if that is not known.
+            The batch and its size in bytes, or 0 if the size is unknown.
         """
         if self._collate_fn is None and self._batched and (stacked := self._collate_quickly(samples)) is not None:
             return stacked
@@ -205,7 +205,7 @@ class BatchBuilder:
         return (collate_object(samples, self._output), 0) if stacked is None else stacked
 
     def _collate_quickly(self, samples: Any) -> tuple[Any, int] | None:
-        """Collate a batch without any code of the user; None where that cannot be done."""
+        """Collate a batch without running user code. Return None if that is not possible."""
         selected = type(samples) is Selection
         stack = self._stack_tensors
         if not selected and (stack is None or type(samples) is not list):
@@ -215,14 +215,14 @@ class BatchBuilder:
                 return samples.to_batch(self._output) if selected or stack is None else stack(samples)
         except NotPlannedError:
             return None
-        except Exception as error:  # samples may differ in any way; the plan raises the right error
+        except Exception as error:  # samples may differ in any way; planning the batch raises the right error
             if selected or raised_by_handler(error):
                 raise
             log.debug("%d samples could not be stacked", len(samples), exc_info=True)
             return None
 
     def _stack(self, samples: list[Any]) -> tuple[Any, int] | None:
-        """Return the batch and its size in bytes; None if it must be collated to an object."""
+        """Return the batch and its size in bytes; None if the batch must be collated by `collate_object`."""
         known = self._known.get(len(samples))
         if known is not None:
             fill, nbytes, build = known
@@ -230,7 +230,7 @@ class BatchBuilder:
             extras: list[Any] = []
             try:
                 fill(samples, memory, extras)
-            except Exception:  # samples may differ in any way; the plan raises the right error
+            except Exception:  # samples may differ in any way; planning the batch raises the right error
                 log.debug("a batch of %d samples differs from the layout of the last one", len(samples), exc_info=True)
                 self._known.forget(len(samples))
             else:

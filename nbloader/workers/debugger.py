@@ -1,4 +1,4 @@
-"""Run a call in the debugger: IPython's where IPython is running, otherwise pdb.
+"""Run a call in the debugger: IPython's debugger if IPython is running, otherwise pdb.
 
 debug(call, stop_in) -> the call begins -> one of these functions is entered -> prompt at its first line
                                         -> it raises -> prompt at the line that raised
@@ -21,14 +21,16 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def code_of(dataset: Any, *names: str) -> set[CodeType]:
-    """The functions that give the samples of a dataset: of the one inside torch's `Subset` and `ConcatDataset`.
+    """Return the code of the methods that produce the samples of a dataset.
+
+    For torch's `Subset` and `ConcatDataset`, this uses the methods of the datasets inside them.
 
     Args:
         dataset: The dataset.
-        names: The names of these functions; what counts is the first that there is.
+        names: The names of the methods. The first one that exists is used.
 
     Returns:
-        Empty if the functions are not written in Python.
+        The code objects; empty if the methods are not written in Python.
     """
     codes = set()
     for part in innermost(dataset):
@@ -44,10 +46,10 @@ def debug(call: Callable[[], object], stop_in: Collection[CodeType] = ()) -> Exc
 
     Args:
         call: The function.
-        stop_in: The prompt comes at the first line of the first of these functions that is entered.
+        stop_in: The prompt appears at the first line of whichever of these functions is entered first.
 
     Returns:
-        What the call raised; the prompt has come at the line that raised it.
+        The exception that the call raised, after a prompt at the line that raised it; None if it raised none.
     """
     debugger: Any = _debugger()
     frames = list(_frames())
@@ -60,7 +62,7 @@ def debug(call: Callable[[], object], stop_in: Collection[CodeType] = ()) -> Exc
             call()
         finally:
             sys.settrace(before)
-            for frame, trace in tracing:  # the debugger leaves its own in the frames that it has stepped into
+            for frame, trace in tracing:  # the debugger leaves its trace function in the frames that it stepped into
                 frame.f_trace = trace
     except bdb.BdbQuit:
         return None
@@ -74,8 +76,8 @@ def post_mortem(error: Exception, debugger: Any = None) -> None:
     """Open the debugger at the line that raised.
 
     Args:
-        error: What it raised.
-        debugger: The debugger; None for a new one.
+        error: The exception that was raised.
+        debugger: The debugger; None to create one.
     """
     trace = user_traceback(error)
     if trace is None:
@@ -89,11 +91,11 @@ def post_mortem(error: Exception, debugger: Any = None) -> None:
 
 
 class _StopIn:
-    """A trace function that hands over to a debugger when one of some functions is entered.
+    """A trace function that starts a debugger when one of the given functions is entered.
 
     Args:
         debugger: The debugger.
-        codes: The functions.
+        codes: The code of the functions.
     """
 
     def __init__(self, debugger: Any, codes: Collection[CodeType]) -> None:
@@ -101,19 +103,19 @@ class _StopIn:
         self._codes = codes
 
     def __call__(self, frame: FrameType, event: str, _arg: object) -> Any:
-        """A function is entered."""
+        """Handle a trace event: start the debugger if the frame belongs to one of the functions."""
         if event != "call" or frame.f_code not in self._codes:
             return None
         debugger = self._debugger
         debugger.reset()
-        debugger.botframe = _outermost(frame)  # what it shows of the stack ends here
+        debugger.botframe = _outermost(frame)  # the outermost frame that the debugger shows
         debugger.set_step()
         sys.settrace(debugger.trace_dispatch)
         return debugger.trace_dispatch
 
 
 def _frames() -> Iterator[FrameType]:
-    """The frames of this thread, outwards from the caller's."""
+    """Yield the frames of this thread, from the caller's frame outwards."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -121,7 +123,7 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _outermost(frame: FrameType) -> FrameType:
-    """The frame from which nbloader was left."""
+    """Return the frame that nbloader called: the outermost one below its own frames."""
     while frame.f_back is not None and not frame.f_back.f_globals.get("__name__", "").startswith(_PACKAGE):
         frame = frame.f_back
     return frame
@@ -131,4 +133,4 @@ def _debugger() -> Any:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     cls: Any = getattr(shell, "debugger_cls", pdb.Pdb)
-    return cls(nosigint=True)  # otherwise Ctrl-C would open the debugger from now on
+    return cls(nosigint=True)  # otherwise the debugger would install a SIGINT handler, and Ctrl-C would open it

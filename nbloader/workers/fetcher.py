@@ -21,11 +21,11 @@ from nbloader.workers.status import LocalStatus, WorkerState, WorkerStatus
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
-_new = tuple.__new__  # half the time of a call of the class
+_new = tuple.__new__  # takes half as long as calling the class
 _FETCHING = WorkerState.FETCHING
 
 OnError: TypeAlias = "Literal['raise', 'skip'] | Callable[[Any, Exception], Any]"
-"""What to do with a sample that raises. A function gets (index, exception) and returns a replacement."""
+"""What to do with a sample that raises. A function is called with (index, exception) and returns a replacement."""
 Replace: TypeAlias = "Callable[[int, Exception], Any]"
 """Returns a replacement for the sample at a position in the batch."""
 
@@ -38,7 +38,7 @@ class Subscriptable(Protocol):
 
 
 class _OneByOne:
-    """Gets single samples from a function for whole batches."""
+    """Adapter that fetches single samples with a function for whole batches."""
 
     __slots__ = ("_getitems",)
 
@@ -53,7 +53,7 @@ class FetchedBatch(NamedTuple):
     """The samples of a batch, and how long they took."""
 
     samples: Any
-    """A list of samples; or what `__getitems__` returned; or a `Selection` of rows; or a single sample if batching is
+    """A list of samples, the return value of `__getitems__`, a `Selection` of rows, or a single sample if batching is
     off."""
     size: int
     """Number of samples."""
@@ -69,7 +69,7 @@ class FetchedBatch(NamedTuple):
     exhausted: bool = False
     """Whether an iterator ended before the batch was complete."""
     cpu: int = 0
-    """CPU time that was used for it before the fetch began, as the worker attributes it, ns."""
+    """CPU time that the worker attributes to the batch and that was used before the fetch began, ns."""
 
     @property
     def nothing_left(self) -> bool:
@@ -78,15 +78,15 @@ class FetchedBatch(NamedTuple):
 
 
 class MapFetcher:
-    """Fetches the samples of batches of a map-style dataset.
+    """Fetch the samples of batches of a map-style dataset.
 
-        from_memory(): a selection of rows, or the items of a list; runs no code of the user
+        from_memory(): a selection of rows, or the items of a list; does not run the user's code
         fetch():       `__getitems__`, or `__getitem__` for each sample
 
     Args:
-        dataset: Anything with `__getitem__`. `__getitems__` is called instead if it exists, as in torch.
-        batched: Whether the samples make a batch.
-        collates: Whether nbloader collates them: otherwise they are fetched as a list.
+        dataset: Map-style dataset. `__getitems__` is called instead of `__getitem__` if it exists, as in torch.
+        batched: Whether the samples are collated into a batch.
+        collates: Whether nbloader collates the samples. If not, they are fetched as a list.
         output: "torch" or "numpy": what the arrays of a batch become.
         status: Where the worker publishes what it is doing.
         on_error: What to do with a sample that raises.
@@ -103,7 +103,7 @@ class MapFetcher:
         self._is_list = batched and type(dataset) in (list, tuple, range)
         self._selector = RowSelector() if batched and collates and may_be_in_memory(dataset) else None
         self.in_memory = self._is_list or self._selector is not None
-        """Whether `from_memory` may find samples; otherwise it need not be called."""
+        """Whether `from_memory` may return samples. If not, it does not need to be called."""
 
     def from_memory(self, run: int, indices: Any) -> FetchedBatch | None:
         """Fetch the samples of one batch if they are in memory.
@@ -113,7 +113,8 @@ class MapFetcher:
             indices: A list of indices.
 
         Returns:
-            None if the dataset must be asked for them; also if one of them would raise.
+            The samples; None if `fetch` must be called, either because they are not in memory or because one of them
+            would raise.
         """
         if not self._is_list and self._selector is None:
             return None
@@ -122,7 +123,7 @@ class MapFetcher:
         if self._is_list:
             try:
                 samples = list(map(self._dataset.__getitem__, indices))
-            except Exception as error:  # whatever it raises, `fetch` raises it again, and `on_error` applies
+            except Exception as error:  # `fetch` raises the same exception again and applies `on_error`
                 if raised_by_handler(error):
                     raise
                 return None
@@ -138,7 +139,7 @@ class MapFetcher:
         """Fetch the samples of one batch.
 
         Args:
-            indices: A list of indices; one index if the samples make no batch.
+            indices: A list of indices; a single index if batching is off.
 
         Raises:
             Exception: Whatever the dataset raises, if `on_error` is "raise"; whatever `on_error` raises.
@@ -169,8 +170,8 @@ def _fetch_at_once(
 ) -> FetchedBatch:
     """Fetch all samples by one call of `__getitems__`.
 
-    If that raises and `on_error` is not "raise", the samples are fetched one by one, to find out which of them raises.
-    The first error is reported too, as "retried": each repeated fetch is counted.
+    If the call raises and `on_error` is not "raise", the samples are fetched one by one, to find out which of them
+    raises. The first error is also reported, as "retried", so that repeated fetches are counted.
     """
     begin = _clock()
     status.state, status.since = _FETCHING, begin
@@ -188,14 +189,14 @@ def _fetch_at_once(
 
 
 def raise_if_none(batch: FetchedBatch, indices: Any) -> None:
-    """Blame a sample that is None or a coroutine, if there is one, for a batch that could not be collated.
+    """Raise a clear error if a batch could not be collated because a sample is None or a coroutine.
 
     Args:
         batch: The batch.
-        indices: What was drawn for it.
+        indices: The indices that were drawn for the batch.
 
     Raises:
-        TypeError: A sample is None or a coroutine. The message names its index.
+        TypeError: A sample is None or a coroutine. The message names the index of the sample.
     """
     if type(batch.samples) is Selection:
         return
@@ -226,15 +227,15 @@ def fetch_each(
     on_error: Replace | Literal["raise", "skip"],
     stop: type[Exception] | tuple[()] = (),
 ) -> FetchedBatch:
-    """Fetch samples one by one. This is the only loop that does so, for every kind of dataset and of worker.
+    """Fetch samples one by one. Every kind of dataset and worker uses this loop, except for asynchronous datasets.
 
     Args:
         source: Returns the sample for a key when it is subscripted.
-        keys: One for each sample of the batch.
-        batched: Whether the samples make a batch.
-        status: Where the worker publishes what it is doing. `status.position` stays at a sample that raised.
+        keys: One key for each sample of the batch.
+        batched: Whether the samples are collated into a batch.
+        status: Where the worker publishes what it is doing. If a sample raises, `status.position` stays at it.
         on_error: What to do with a sample that raises.
-        stop: The exception by which `source` tells that there are no more samples; by default there is none.
+        stop: The exception that `source` raises when there are no more samples; by default there is none.
 
     Raises:
         Exception: Whatever `source` raises, if `on_error` is "raise"; whatever `on_error` raises.
@@ -246,7 +247,7 @@ def fetch_each(
     failed: list[SampleFailure] = []
     keys = keys if isinstance(keys, (list, range)) else list(keys)
     size = len(keys)
-    local = status if isinstance(status, LocalStatus) else None  # it counts by itself
+    local = status if isinstance(status, LocalStatus) else None  # a `LocalStatus` tracks the position by itself
     left = iter(keys) if local is None else local.fetching(keys)
     append, clock = samples.append, time.perf_counter  # Python subtracts floats faster than integers of this size
     exhausted = False
@@ -267,7 +268,7 @@ def fetch_each(
                 raise
             position = status.position
             if local is not None:
-                local.check()  # if it was abandoned, the position is wrong
+                local.check()  # if the worker was abandoned, the position is wrong
             if callable(on_error):
                 append(on_error(position, error))
             failed.append(failed_sample(position, error, "replaced" if callable(on_error) else "skipped"))
@@ -287,7 +288,7 @@ def failed_sample(position: int, error: Exception, done: str) -> SampleFailure:
 
     Args:
         position: See `SampleFailure`.
-        error: What it raised.
+        error: The exception that the sample raised.
         done: See `SampleFailure`.
     """
     info = describe(error, by_value=False)
@@ -298,9 +299,10 @@ def failed_sample(position: int, error: Exception, done: str) -> SampleFailure:
 
 
 def is_async(dataset: Any) -> bool:
-    """Whether the samples of a map-style dataset are awaited: by `async def __getitem__` or `async def __getitems__`.
+    """Whether a map-style dataset is asynchronous: it has `async def __getitem__` or `async def __getitems__`.
 
-    As in torch, `__getitems__` is what counts if there is one. torch's `Subset` and `ConcatDataset` are looked through.
+    As in torch, `__getitems__` takes precedence if it exists. For torch's `Subset` and `ConcatDataset`, the datasets
+    inside them are examined.
     """
     return any(map(_has_coroutines, innermost(dataset)))
 
@@ -315,12 +317,15 @@ def _has_coroutines(dataset: Any) -> bool:
 
 
 def fetches_at_once(dataset: Any) -> bool:
-    """Whether one call fetches a batch. A `Subset` has `__getitems__` for any dataset."""
+    """Whether one asynchronous call fetches a whole batch.
+
+    This examines the datasets inside a `Subset`, which itself has `__getitems__` whatever dataset it wraps.
+    """
     return all(inspect.iscoroutinefunction(getattr(type(part), "__getitems__", None)) for part in innermost(dataset))
 
 
 def innermost(dataset: Any) -> list[Any]:
-    """The datasets behind torch's `Subset` and `ConcatDataset`."""
+    """Return the datasets inside torch's `Subset` and `ConcatDataset`, at any depth."""
     wrapper = _wrapper(dataset)
     if wrapper == "Subset":
         return innermost(dataset.dataset)
@@ -330,11 +335,11 @@ def innermost(dataset: Any) -> list[Any]:
 
 
 def shallow_copy(dataset: Any) -> Any:
-    """A shallow copy of a dataset, and of those behind torch's wrappers; the dataset itself if it cannot be copied."""
+    """Copy a dataset, and the datasets inside torch's wrappers, shallowly. Return it unchanged if that fails."""
     wrapper = _wrapper(dataset)
     try:
         copied = copy.copy(dataset)
-    except Exception:  # it runs the user's code, which may raise anything
+    except Exception:  # copying runs the user's code, which may raise anything
         log.debug("%s cannot be copied for a worker thread", type(dataset).__name__, exc_info=True)
         return dataset
     if wrapper == "Subset":
@@ -345,7 +350,10 @@ def shallow_copy(dataset: Any) -> Any:
 
 
 def _wrapper(dataset: Any) -> str:
-    """The name of the wrapper that a dataset is; only these very classes: subclasses may do anything."""
+    """Return the name of the class if the dataset is one of torch's wrappers, otherwise "".
+
+    Subclasses do not count, because they may behave differently.
+    """
     torch = sys.modules.get("torch")
     of_torch = () if torch is None else (torch.utils.data.Subset, torch.utils.data.ConcatDataset)
     return type(dataset).__name__ if type(dataset) in (Subset, *of_torch) else ""

@@ -1,4 +1,4 @@
-"""Run a dataset on this thread as a worker would, and leave the random generators of the process as they were."""
+"""Run a dataset on this thread as a worker would, without changing the state of the process's random generators."""
 
 from __future__ import annotations
 
@@ -23,50 +23,57 @@ OWN_GENERATORS = (
     "cannot be made again alone. Draw from `random`, `numpy.random` or torch's global generator in __getitem__, which "
     "nbloader seeds for each batch"
 )
-"""Why a batch cannot be made again, if the generators are not seeded for each batch."""
+"""Why a batch cannot be reproduced if the generators are not seeded for each batch."""
 
 
 class Delivery(NamedTuple):
-    """How a sample was delivered, and how it is made again: seed the generators, fetch those before it, fetch it."""
+    """How a sample was delivered, so that it can be reproduced.
+
+    To reproduce the sample, seed the generators, fetch the samples before it, and fetch the sample itself.
+    """
 
     epoch: int
     """Number of the epoch, as in `BatchRecord.epoch`."""
     batch: int
     """Number of the batch, as in `BatchRecord.index`."""
     position: int
-    """Its position in the batch, from 0."""
+    """Position of the sample in the batch, from 0."""
     seed: int
-    """What the random generators are seeded with."""
+    """The seed of the random generators."""
     before: tuple[Any, ...]
-    """Dataset indices of the samples that drew from the same generators before."""
+    """Dataset indices of the earlier samples that drew from the same generators."""
 
 
 class FailedSample(NamedTuple):
-    """In the place of a sample that raised."""
+    """A placeholder for a sample that raised."""
 
     error: Exception
 
 
 def fetches_together(dataset: Any) -> bool:
-    """Whether one call of the user's code fetches several samples. A `Subset` has `__getitems__` for any dataset."""
+    """Whether one call of the user's code fetches several samples.
+
+    This examines the datasets inside a `Subset`, which itself has `__getitems__` whatever dataset it wraps.
+    """
     return any(hasattr(part, "__getitems__") for part in innermost(dataset))
 
 
 def fetch_samples(
     dataset: Any, indices: Any, *, on_error: OnError, batched: bool, output: str, count: int | None = None
 ) -> Sequence[Any]:
-    """Fetch samples as a worker does, after the generators were seeded. Those that raise are a `FailedSample`.
+    """Fetch samples as a worker does, after the generators were seeded. Samples that raise become a `FailedSample`.
 
     Args:
         dataset: The dataset.
-        indices: Those that are fetched under one seed.
-        on_error: What the loader does with a sample that raises. A function is called, since it may draw, too.
-        batched: Whether the samples make a batch.
+        indices: The indices that are fetched under one seed.
+        on_error: What the loader does with a sample that raises. A function is called, since it may draw random
+            numbers, too.
+        batched: Whether the samples are collated into a batch.
         output: "torch" or "numpy".
-        count: Fetch only the first samples, if they are fetched one by one; None for all.
+        count: If samples are fetched one by one, fetch only this many; None for all.
 
     Raises:
-        Exception: What `__getitems__` raises, if `on_error` is "raise".
+        Exception: Whatever `__getitems__` raises, if `on_error` is "raise".
     """
     handler: Any = on_error
 
@@ -90,11 +97,11 @@ def fetch_samples(
 
 @contextlib.contextmanager
 def private_generators() -> Iterator[WorkerContext]:
-    """Context manager in which this thread can seed and draw, and nothing else in the process notices.
+    """Context manager in which this thread can seed and draw random numbers without affecting the rest of the process.
 
-    The main thread uses the global generators, and restores them. Another thread may run while the main thread draws
-    from these in a loop: ipykernel handles clicks on threads of their own (subshells). Such a thread gets generators of
-    its own, as worker threads do (`thread_rng` says what is not covered), unless these are turned off.
+    The main thread uses the global generators, and restores them afterwards. Another thread may run while the main
+    thread draws from them in a loop: ipykernel handles clicks on separate threads (subshells). Such a thread gets its
+    own generators, as worker threads do (`thread_rng` says what is not covered), unless the patches are turned off.
 
     Yields:
         The context of the thread.
@@ -109,15 +116,16 @@ def private_generators() -> Iterator[WorkerContext]:
 
 
 def seeded_collate(collate_fn: Callable[[list[Any]], Any], batch: ChunkedBatch[Any]) -> Callable[[list[Any]], Any]:
-    """The function that collates the samples of all chunks of a batch, in the process of the loop.
+    """Return a function that collates the samples of all chunks of a batch in the process of the training loop.
 
-    What it draws follows from the seed of the batch, as in workers, and the generators of the process stay as they are.
+    As in workers, the seed of the batch determines the numbers that the function draws. The state of the process's
+    generators does not change.
 
     Args:
-        collate_fn: Of the user.
+        collate_fn: The user's function.
         batch: The batch.
     """
-    seed = mix(batch.task.seed, len(batch.chunks))  # the chunks have those before it
+    seed = mix(batch.task.seed, len(batch.chunks))  # smaller numbers are mixed into the seeds of the chunks
 
     def collate(samples: list[Any]) -> Any:
         with private_generators():
@@ -136,19 +144,19 @@ def as_in_worker(
     base_seed: int,
     process: bool,
 ) -> Iterator[Any]:
-    """Context manager for code of the user that a worker has run, or would run.
+    """Context manager in which the user's code runs as it did, or would, in a worker.
 
-    `worker_init_fn` is called for worker 0, and `get_worker_info()` answers as there. Without that function
-    `get_worker_info()` returns None, as without workers.
+    `worker_init_fn` is called for worker 0, and `get_worker_info()` returns the same as in that worker. If there is no
+    `worker_init_fn`, `get_worker_info()` returns None, as in a loader without workers.
 
     Args:
-        dataset: The dataset. Where `worker_init_fn` is called, a shallow copy of it is used, on which that function can
-            set attributes.
+        dataset: The dataset. If `worker_init_fn` is called, a shallow copy of the dataset is used, so that the function
+            can set attributes on it.
         worker_init_fn: The function, or None.
         num_workers: Number of workers.
         base_seed: Base seed of the epoch.
-        process: Whether the worker is a process, in which torch computes with one thread, so that sums are rounded as
-            there.
+        process: Whether the worker is a process. If so, torch computes with one thread, so that sums are rounded as in
+            the worker.
 
     Yields:
         The dataset to use.
@@ -176,7 +184,7 @@ def as_in_worker(
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch compute with one thread, as in worker processes."""
+    """Context manager in which torch computes with one thread, as in worker processes."""
     torch = sys.modules.get("torch")
     if torch is None or "OMP_NUM_THREADS" in os.environ:
         yield

@@ -1,13 +1,13 @@
 """The inline worker pool (`num_workers=0`): batches are produced on the consumer's own thread, when it waits for them.
 
-    engine, with its lock     submit() -> queue of the iteration      poll() <- messages
-    consumer, without it                     |                                    ^
+    engine, lock held         submit() -> queue of the iteration      poll() <- messages
+    consumer, lock not held                  |                                    ^
                                              +---> run_next(): fetch, collate ----+
 
-The engine drives it like processes and threads, except that a consumer produces (`run_next`) where it would block for
-other workers. Only `run_next` runs the user's code, without the engine's lock: that code may call `loader.stats()`, and
-`loader.stats()` on another thread never runs it. A debugger works in `__getitem__`, and the random generators of the
-notebook keep their state.
+The engine uses this pool like a pool of processes or threads, except that a consumer calls `run_next` to produce
+batches where it would otherwise block. Only `run_next` and `produce_first` run the user's code. They are called without
+holding the engine's lock, so that code may call `loader.stats()`, and `loader.stats()` on another thread never runs it.
+A debugger works in `__getitem__`, and the random generators of the notebook keep their state.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerSta
 from nbloader.workers.thread_sampler import ThreadSampler
 from nbloader.workers.worker_info import ProcessContext, WorkerInfo
 
-_new = tuple.__new__  # half the time of a call of the class
+_new = tuple.__new__  # takes half as long as calling the class
 
 INLINE = "inline"
-"""Name of this kind."""
+"""Name of this kind of worker."""
 NO_WORKER = -1
-"""Worker id in payloads and failures: the batch was produced in the notebook's process."""
+"""Worker id in payloads and failures of batches that were produced on the consumer's thread."""
 
 
 @dataclass(frozen=True)
 class InlineKind(WorkerKind):
-    """The inline worker."""
+    """The kind of the inline worker."""
 
     inline: ClassVar[bool] = True
     options: WorkerOptions
@@ -71,13 +71,13 @@ class InlineContext(ProcessContext):
         self._changed = False
 
     def set_worker_info(self, info: WorkerInfo | None) -> None:
-        """Set the result of `get_worker_info()`; without shards it stays what it is."""
+        """Set the result of `get_worker_info()`; None leaves it unchanged, for datasets without shards."""
         if info is not None:
             self._changed = True
             super().set_worker_info(info)
 
     def restore(self) -> None:
-        """A batch is produced: `get_worker_info()` returns None again, if this changed it."""
+        """After a batch, let `get_worker_info()` return None again, if this context has changed it."""
         if self._changed:
             self._changed = False
             super().set_worker_info(None)
@@ -88,18 +88,18 @@ class ConsumerThread(NamedTuple):
 
     ident: int
     native_id: int
-    """The system's id of it."""
+    """The system's id of the thread."""
 
 
 class InlineHandle(WorkerHandle):
     """The inline worker.
 
     Args:
-        worker: Its id.
-        setup: Dataset and functions.
-        options: Its configuration.
-        report: Takes its messages.
-        on_kill: Called when it is killed.
+        worker: Worker id.
+        setup: The dataset and functions.
+        options: The configuration of the worker.
+        report: Takes the messages of the worker.
+        on_kill: Called when the worker is killed.
     """
 
     status: LocalStatus
@@ -132,7 +132,7 @@ class InlineHandle(WorkerHandle):
         )  # fmt: skip
 
     def stack_request(self) -> Callable[[], str]:
-        """See `WorkerHandle`: the main thread is the worker."""
+        """See `WorkerHandle`. Requests the stack of the main thread."""
         return stack_probe.of_main_thread
 
     def sample_stack(self) -> StackCount | None:
@@ -141,15 +141,15 @@ class InlineHandle(WorkerHandle):
         return None if thread is None else self._lines.sample(thread.ident, thread.native_id, self.status)
 
     def kill(self) -> None:
-        """Stop before the next sample, also if another thread is processing a batch."""
+        """Stop before the next sample, even if another thread is processing a batch."""
         self.status.abandon()
         self._on_kill(self)
 
     def produce(self, task: Task) -> WorkerMessage | None:
-        """Produce a batch, or a chunk of one. None if the worker was killed meanwhile.
+        """Produce a batch or a chunk. Return None if the worker was killed in the meantime.
 
         Raises:
-            BaseException: What the user's code raises, if it is not an `Exception`.
+            BaseException: Whatever the user's code raises, if it is not an `Exception`.
         """
         status = self.status
         if self._thread is None or self._thread.ident != get_ident():
@@ -177,7 +177,7 @@ class Job(NamedTuple):
 
 
 class ProducedJob(NamedTuple):
-    """What became of a job. It stays in its queue until it is released."""
+    """The outcome of a job. The job stays in its queue until it is released."""
 
     task: Task
     """See `Produced`."""
@@ -185,9 +185,9 @@ class ProducedJob(NamedTuple):
     """See `Produced`."""
     job: Job
     queue: collections.deque[Job]
-    """The queue that it is in."""
+    """The queue that contains the job."""
     messages: collections.deque[WorkerMessage]
-    """Takes the report."""
+    """The queue to which the report is added."""
 
     def report(self) -> None:
         """See `Produced`."""
@@ -200,10 +200,11 @@ class ProducedJob(NamedTuple):
 
 
 class InlinePool(WorkerPool):
-    """A pool of one worker, which the consumer's thread runs.
+    """A pool with one worker, which runs on the consumer's thread.
 
-    `run_next` is called without the engine's lock, everything else with it. Deques are shared between the two. Nothing
-    needs to be revoked: each iteration has a queue of its own, and a consumer that works it off.
+    `run_next` and `produce_first` are called without holding the engine's lock, all other methods with the lock held.
+    The two sides share deques. No task needs to be revoked: each iteration has its own queue, and its consumer
+    processes that queue.
 
     Args:
         output: "torch" or "numpy": what the arrays of a batch become.
@@ -212,7 +213,7 @@ class InlinePool(WorkerPool):
     def __init__(self, output: str) -> None:
         self._output = output
         self._messages: collections.deque[WorkerMessage] = collections.deque()
-        self._queues: dict[int, collections.deque[Job]] = {}  # by iteration: each has a consumer of its own
+        self._queues: dict[int, collections.deque[Job]] = {}  # by iteration, since each iteration has its own consumer
         self._handles: dict[int, InlineHandle] = {}
 
     @property
@@ -221,7 +222,7 @@ class InlinePool(WorkerPool):
         return self._handles
 
     def fileno(self, uid: int | None = None) -> int | None:  # noqa: ARG002
-        """None: nothing arrives while the consumer blocks."""
+        """Return None: no message arrives while the consumer blocks."""
         return None
 
     def start(self, worker: int, options: WorkerOptions, setup: LocalSetup) -> InlineHandle:
@@ -232,7 +233,7 @@ class InlinePool(WorkerPool):
         return handle
 
     def submit(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
-        """Queue batches for `run_next`. None is refused."""
+        """Queue batches for `run_next`. No task is refused."""
         handle = self._handles[uid]
         for task in tasks:
             if task.parent is not None:
@@ -246,7 +247,7 @@ class InlinePool(WorkerPool):
         return []
 
     def next_task(self, run: int) -> Task | None:
-        """The batch or chunk that `run_next` would produce first."""
+        """See `WorkerPool`."""
         queue = self._queues.get(run)
         try:
             return queue[0].task if queue else None
@@ -254,13 +255,13 @@ class InlinePool(WorkerPool):
             return None
 
     def run_next(self, run: int) -> bool:
-        """Produce what is queued for an iteration, on this thread. Called without the engine's lock.
+        """Produce the queued batches of an iteration on this thread. Called without holding the engine's lock.
 
-        A message is reported before its job leaves the queue: an interrupt at any moment loses no batch. At worst it is
-        produced again, and the second result rejected.
+        Each message is reported before its job leaves the queue, so an interrupt at any moment loses no batch. At worst
+        a batch is produced again, and the second result is rejected.
 
         Returns:
-            Whether there is something to `poll`.
+            Whether `poll` has something to report.
         """
         while (produced := self.produce_first(run)) is not None:
             produced.report()
@@ -280,13 +281,13 @@ class InlinePool(WorkerPool):
         try:
             message = worker.produce(task)
         except BaseException:
-            if worker.iterable_fetcher is not None:  # it may have advanced: the next batch consists of what follows
+            if worker.iterable_fetcher is not None:  # the iterator may have advanced: the next batch continues there
                 self._messages.append(BatchDone(worker.uid, task.run, task.job, EmptyBatch()))
             raise
         return _new(ProducedJob, (task, message, job, queue, self._messages))
 
     def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
-        """Forget queued batches of an iteration; None: all of them, and its iterators over shards."""
+        """See `WorkerPool`. If `jobs` is None, this also drops the iterators over the shards of the iteration."""
         queue = self._queues.get(run)
         for job in list(queue or ()):
             if queue is not None and job.worker.uid == uid and (jobs is None or job.task.job in jobs):
@@ -296,16 +297,16 @@ class InlinePool(WorkerPool):
             handle.iterable_fetcher.forget(run)
 
     def poll(self, timeout: float | None) -> list[WorkerMessage]:  # noqa: ARG002
-        """What happened. Never waits, and never runs the user's code."""
+        """Return the messages. Never waits, and never runs the user's code."""
         messages: list[WorkerMessage] = []
         while self._messages:
             message = self._messages.popleft()
-            if message.uid in self._handles or type(message) is WorkerGone:  # not of a worker that was killed
+            if message.uid in self._handles or type(message) is WorkerGone:  # skip messages of a killed worker
                 messages.append(message)
         return messages
 
     def _remove(self, handle: InlineHandle) -> None:
-        """A worker is killed."""
+        """Remove a worker that was killed, and its jobs."""
         if self._handles.pop(handle.uid, None) is None:
             return
         handle.mark_ended(None)
@@ -316,7 +317,7 @@ class InlinePool(WorkerPool):
         self._messages.append(WorkerGone(handle.uid, None))
 
     def close(self, grace: float) -> list[WorkerMessage]:  # noqa: ARG002
-        """Stop the worker: before its next sample, if it is processing a batch.
+        """Stop the worker. If it is processing a batch, it stops before the next sample.
 
         Returns:
             The last messages.

@@ -1,9 +1,9 @@
-"""Fetch batches of an iterable dataset: one iterator per shard, brought to the batch that is requested.
+"""Fetch batches of an iterable dataset: keep one iterator per shard, and move it to the requested batch.
 
-The batches of a shard are requested one after the other, normally from the same worker, whose iterator then only
-continues. A worker that does not have the iterator (it replaces a dead one, or the epoch was resumed) creates a new one
-and moves it forward: from the last known state, if the dataset or its iterator has `state_dict()` and
-`load_state_dict()`, and then by producing and dropping the batches in between, with the same seeds.
+The batches of a shard are requested one after the other, normally from the same worker, whose iterator then simply
+continues. A worker that does not have the iterator (because it replaces a dead worker, or the epoch was resumed)
+creates a new iterator. It restores the last known state, if the dataset or its iterator has `state_dict()` and
+`load_state_dict()`. Then it produces and drops the batches up to the requested one, with the same seeds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
 
 STATE_SHARE = 20
-"""States are reported so rarely that this takes at most one part in so many of a worker's time."""
+"""States are reported so rarely that reporting takes at most 1/`STATE_SHARE` of a worker's time."""
 
 CopyDataset: TypeAlias = "Callable[[], tuple[Any, Callable[[int], Any] | None]]"
 """Returns a copy of the dataset, and `worker_init_fn`."""
@@ -39,14 +39,14 @@ class ReportState(Protocol):
         Args:
             run: Number of the iteration.
             shard: The shard.
-            position: Batches produced so far.
+            position: Number of batches produced so far.
             state: JSON; None if the state cannot be saved.
-            problem: Why it cannot be saved.
+            problem: Why the state cannot be saved.
         """
 
 
 class _Next:
-    """Gets the next sample of an iterator for any key."""
+    """Adapter that returns the next sample of an iterator, whatever the key."""
 
     __slots__ = ("_iterator",)
 
@@ -62,10 +62,10 @@ class ShardIterator:
 
     Args:
         iterator: Yields samples.
-        position: Batches produced so far.
-        source: The iterator or the dataset, whichever has `state_dict()`; None if neither has.
+        position: Number of batches produced so far.
+        source: The iterator or the dataset, whichever has `state_dict()`; None if neither has it.
         info: What `get_worker_info()` returns while the shard is read; None for a single shard.
-        seeded: Whether `worker_init_fn` has seeded a generator: then batches are not seeded.
+        seeded: Whether `worker_init_fn` has seeded a generator. If so, batches are not seeded.
     """
 
     __slots__ = ("exhausted", "info", "iterator", "position", "reported", "reporting_ns", "seeded", "source")
@@ -78,19 +78,19 @@ class ShardIterator:
         self.seeded = seeded
         self.exhausted = False
         self.reported = 0
-        """When the state was reported last, `time.perf_counter_ns()`."""
+        """When the state was last reported, `time.perf_counter_ns()`."""
         self.reporting_ns = 0
-        """Time that it takes to report the state."""
+        """Time that it takes to report the state, ns."""
 
     def fetch(
         self, ticket: Ticket, status: WorkerStatus, options: IterableOptions, on_error: OnError
     ) -> FetchedBatch | None:
-        """Fetch the next batch, which is that of the ticket or one before it. None if there is none.
+        """Fetch the next batch: the ticket's batch or an earlier one. Return None if the shard has no more batches.
 
         Raises:
             Exception: Whatever the iterator raises, if `on_error` is "raise"; whatever `on_error` raises.
         """
-        self.position += 1  # also of a batch that raises: the next one consists of the samples that follow
+        self.position += 1  # even if the batch raises: the next batch continues with the samples that follow
         if self.exhausted:
             return None
         batch = fetch_each(
@@ -108,18 +108,18 @@ class ShardIterator:
 
 
 class IterableFetcher:
-    """Fetches batches of an iterable dataset for one worker: it keeps the worker's iterators over shards.
+    """Fetch batches of an iterable dataset for one worker. This object keeps the worker's iterators over shards.
 
     Args:
         copy_dataset: Returns a copy of the dataset for another shard, and `worker_init_fn`.
-        dataset: The dataset that the worker has already.
-        shard: (shard, shards) that `dataset` was prepared for.
+        dataset: The dataset that the worker already has.
+        shard: The (shard, shards) that `dataset` was prepared for.
         options: How the dataset is read.
         status: Where the worker publishes what it is doing.
         on_error: What to do with a sample that raises.
-        context: Whose generators are seeded, and where `get_worker_info()` is answered.
+        context: Seeds the random generators, and sets the result of `get_worker_info()`.
         report_state: Takes the states of iterators.
-        seeded: Whether `worker_init_fn` has seeded a generator for `dataset`: then batches are not seeded.
+        seeded: Whether `worker_init_fn` has seeded a generator for `dataset`. If so, batches are not seeded.
     """
 
     def __init__(
@@ -146,9 +146,9 @@ class IterableFetcher:
         self._iterators: dict[tuple[int, int], ShardIterator] = {}  # by run and shard
 
     def fetch(self, run: int, ticket: Ticket) -> FetchedBatch | None:
-        """Fetch the samples of one batch. None if the shard has no such batch.
+        """Fetch the samples of one batch. Return None if the shard has no such batch.
 
-        That is no exception: the user's code could raise one of the same type.
+        This is not signalled by an exception, because the user's code could raise one of the same type.
 
         Raises:
             Exception: Whatever the dataset raises.
@@ -210,7 +210,7 @@ class IterableFetcher:
         return ShardIterator(iterator, position, source, info, seeded=seeded)
 
     def _skip(self, iterator: ShardIterator, ticket: Ticket) -> bool:
-        """Produce a batch that was produced before, and drop it. False if the shard has no such batch."""
+        """Produce a batch again, and drop it. Return False if the shard has no such batch."""
         position = iterator.position
         if not iterator.seeded:
             self._context.seed(ticket.seed_of(position))
@@ -234,7 +234,7 @@ class IterableFetcher:
         self._report_state(run, shard, iterator.position, text, problem)
         iterator.reported = _clock()
         took = iterator.reported - begin
-        # a single slow report, such as one that was interrupted, counts for little
+        # Limit the effect of a single slow report, such as one that was interrupted.
         iterator.reporting_ns = min(took, 2 * iterator.reporting_ns) if iterator.reporting_ns else took
 
 
@@ -242,7 +242,7 @@ def _resume(stateful: Any, state: Any, shard: int) -> None:
     """Load the state of the dataset, or of its iterator, in a shard that is resumed.
 
     Raises:
-        ValueError: It is refused, or there is nothing that takes it; the message names the shard.
+        ValueError: The object refuses the state or has no `load_state_dict()`. The message names the shard.
     """
     try:
         stateful.load_state_dict(state)

@@ -1,13 +1,14 @@
-"""What each iteration uses in a worker process: its copy of the dataset and functions, and its random generators.
+"""The state of each iteration in a worker process: its copy of the dataset and functions, and its random generators.
 
-torch's workers end with the iteration, unless they persist: the next one begins in new processes, with the dataset as
-the notebook has it and a call of `worker_init_fn`. Here the process stays, with its memory, its imported modules and
-its connection, and begins the next iteration on a new copy of what it was sent:
+torch's workers end with the iteration, unless they are persistent. The next iteration then begins in new processes,
+with the notebook's current dataset and a call of `worker_init_fn`. In nbloader the process keeps running, with its
+memory, its imported modules and its connection. It begins the next iteration with a new copy of what it was sent:
 
     first task of an iteration -> switch(): new copy, get_worker_info(), seeds, worker_init_fn
 
-A copy of a typical dataset takes 20 to 200 us: large arrays are mapped again, not copied. One that takes long is made
-only if the copy of the last iteration was changed, as far as a bounded look shows (`reachable.Snapshot`).
+Copying a typical dataset takes 20 to 200 us: large arrays are mapped again, not copied. If copying takes longer, a new
+copy is made only if the copy of the last iteration has changed, as far as a bounded comparison shows
+(`reachable.Snapshot`).
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from nbloader.workers.worker_info import (
 _clock = time.perf_counter_ns
 
 CHEAP_NS = 5_000_000
-"""A copy that is made in this time is made for each iteration."""
+"""If making a copy takes at most this time, a new copy is made for each iteration, ns."""
 SMALL_BYTES = 1 << 16
-"""Size of a pickle that is expected to be rebuilt in that time, although it took longer at first, with its imports."""
+"""Size up to which a pickle is expected to be rebuilt within `CHEAP_NS`, even if the first time took longer because
+modules were imported."""
 
 
 class Parts(NamedTuple):
-    """One copy of what a worker is sent."""
+    """One copy of the dataset and functions that a worker is sent."""
 
     dataset: Any
     collate_fn: Any
@@ -48,10 +50,11 @@ class Parts(NamedTuple):
 
 
 class PartsSource(Protocol):
-    """Where copies of the dataset and functions come from."""
+    """A source of copies of the dataset and functions."""
 
     small: bool
-    """Whether a copy is expected to be made in a short time, although the first one took longer, with its imports."""
+    """Whether making a copy is expected to be fast, even if the first copy took longer because modules were imported.
+    """
 
     def load(self) -> Parts:
         """Make a copy.
@@ -62,11 +65,11 @@ class PartsSource(Protocol):
 
 
 class PickledParts:
-    """Copies are rebuilt from a pickle.
+    """A source that rebuilds copies from a pickle.
 
     Args:
         payload: The pickle; see `InitMessage`.
-        files: Those of the dataset's large arrays. This object owns the descriptors.
+        files: The files of the dataset's large arrays. This object owns the descriptors.
     """
 
     def __init__(self, payload: bytes, files: Files) -> None:
@@ -81,13 +84,13 @@ class PickledParts:
 
 
 class InheritedParts:
-    """In a forked worker: the first copy is the objects themselves, which may hold anything, such as an open file.
+    """The source in a forked worker. The first "copy" is the inherited objects, which may hold open files, for example.
 
-    Others are made for an iterable dataset, if the worker takes over the shard of another one. The functions are the
-    same for all, and the dataset is copied as deeply as it can be.
+    Further copies are made for an iterable dataset, if the worker takes over the shard of another worker. All copies
+    share the functions. The dataset is deep-copied, or copied shallowly if that fails, or shared if that fails, too.
 
     Args:
-        parts: The notebook's.
+        parts: The objects of the notebook.
     """
 
     small = True
@@ -109,13 +112,13 @@ class InheritedParts:
 
 
 class Iteration:
-    """What one iteration uses, after `worker_init_fn`.
+    """The state of one iteration, after the call of `worker_init_fn`.
 
     Args:
-        parts: Its copy of the dataset and functions.
+        parts: The iteration's copy of the dataset and functions.
         info: What `get_worker_info()` returns.
         seed: The base seed of the epoch.
-        seeded: Whether `worker_init_fn` has seeded a generator. Then batches are not seeded: as in torch, each worker
+        seeded: Whether `worker_init_fn` has seeded a generator. If so, batches are not seeded: as in torch, each worker
             draws from its own generators throughout the iteration.
     """
 
@@ -125,7 +128,7 @@ class Iteration:
         self.seed = seed
         self.seeded = seeded
         self.generators: rng.PreservedRandomState | None = None
-        """The state of its generators while another iteration is processed."""
+        """The state of the iteration's random generators while another iteration is processed."""
 
 
 class Iterations:
@@ -146,21 +149,21 @@ class Iterations:
         self._open: dict[int, Iteration] = {}
         self._seeds: dict[int, int] = {}
         self._pristine: Snapshot | None = None
-        """The last copy as it was made; None if a copy is made in a short time."""
+        """Snapshot of the last copy when it was made; None if making a copy is fast."""
         parts = self._load(imports=True)
         self._run: int | None = None
         when_imported("torch", _set_up_torch)
         self.current = self._begin(parts, start.seed)
         self.in_turn = self.current.seeded or (start.streaming is None and holds_generator(*self.current.parts))
-        """Whether it draws from generators that are not seeded for each batch."""
+        """Whether the worker draws from generators that are not seeded for each batch."""
 
     def announce(self, run: int, seed: int, open_runs: tuple[int, ...]) -> None:
-        """Take note of an iteration to which later tasks belong.
+        """Register the iteration that the next tasks belong to.
 
         Args:
-            run: Its number.
+            run: Number of the iteration.
             seed: The base seed of its epoch.
-            open_runs: Numbers of all iterations that have not ended: the others need nothing any more.
+            open_runs: Numbers of all iterations that have not ended. The state of all others is released.
         """
         self._seeds[run] = seed
         for ended in [old for old in self._seeds if old != run and old not in open_runs]:
@@ -169,7 +172,7 @@ class Iterations:
                 self._open.pop(ended, None)
 
     def switch(self, run: int) -> Iteration:
-        """Process tasks of this iteration from now on.
+        """Make this the current iteration, and return its state.
 
         Raises:
             Exception: Whatever rebuilding the dataset or `worker_init_fn` raises.
@@ -179,7 +182,7 @@ class Iterations:
         if not self._fresh:
             return before
         seed = self._seeds.get(run, before.seed)
-        if of_run is None and seed == before.seed:  # begun when the worker started
+        if of_run is None and seed == before.seed:  # the iteration was begun when the worker started
             self._open[run] = before
             return before
         if of_run is not None and of_run not in self._seeds:
@@ -200,19 +203,19 @@ class Iterations:
         return iteration
 
     def open_datasets(self) -> list[Any]:
-        """The datasets of iterations that have not ended, as far as this worker has processed tasks of them."""
+        """Return the datasets of the open iterations that this worker has processed tasks of."""
         return [iteration.parts.dataset for iteration in self._open.values()]
 
     def copy_dataset(self) -> tuple[Any, Any]:
-        """Another copy of the dataset, and of `worker_init_fn`: for an `IterableFetcher`."""
+        """Make another copy of the dataset and `worker_init_fn`, for an `IterableFetcher`."""
         parts = self._load()
         return parts.dataset, parts.worker_init_fn
 
     def _next_parts(self, unused: Parts | None) -> Parts:
-        """Parts as they were sent.
+        """Return a copy of the parts as they were sent.
 
         Args:
-            unused: Those of the last iteration, if that has ended.
+            unused: The parts of the last iteration, if it has ended; they are reused if they are unchanged.
         """
         if self._pristine is not None and unused is not None and Snapshot(*unused) == self._pristine:
             return unused
@@ -222,7 +225,7 @@ class Iterations:
         """Make a copy.
 
         Args:
-            imports: Whether it may have to import modules, so that it takes longer than it will take the next time.
+            imports: Whether this may import modules, so that it takes longer than the next copy will.
         """
         prepared = is_prepared()
         begin = _clock()
@@ -232,7 +235,7 @@ class Iterations:
         return parts
 
     def _begin(self, parts: Parts, base_seed: int) -> Iteration:
-        """Answer `get_worker_info()`, ours and torch's; seed; call `worker_init_fn`."""
+        """Set the results of `get_worker_info()` (nbloader's and torch's), seed, and call `worker_init_fn`."""
         start = self._start
         seed = base_seed + start.worker
         info = WorkerInfo(start.worker, start.num_workers, seed, parts.dataset)
@@ -246,7 +249,7 @@ class Iterations:
 
 
 def _set_up_torch() -> None:
-    """Torch has just been imported, maybe by a sample: set it up and seed it like the other libraries."""
+    """Set up torch after it was imported, possibly by a sample, and seed it like the other libraries."""
     import torch
 
     set_torch_worker_info()

@@ -1,16 +1,16 @@
-"""Samples of what a worker executes: its Python stack at one moment, and whether it computed or waited.
+"""Sample what a worker executes: its Python stack at one moment, and whether it computed or waited.
 
     line profiler, in the notebook     WorkerHandle.sample_stack()
       process: reads from /proc whether it runs, counts that in its status, sends a signal
                     -> LineSampler, in the worker: counts the stack -> message, once in a while
       thread:  ThreadSampler reads its stack (`thread_sampler.py`)
 
-A worker process is sampled from outside, and at a signal. A thread in the worker would get the interpreter lock only
-when the worker releases it, and so find it mostly in calls that release it, such as reads of files; and each sample
-would stop a worker that computes until that thread has got a core.
+A worker process is sampled from outside, by a signal. A sampling thread inside the worker would be biased: it would get
+the interpreter lock only when the worker releases it, and would therefore mostly see calls that release the lock, such
+as file reads. Each sample would also stop a computing worker until the sampling thread gets a CPU core.
 
-Python runs the handler of a signal at the end of a call of C code, so several signals may be handled at once: the
-status has the number of samples, and the stack counts for all of them.
+Python runs a signal handler only after a call of C code returns, so several signals may be handled at once. The status
+has the number of samples, and the stack counts for all of them.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
 from nbloader.workers.status import SharedStatus, WorkerState
 
 SIGNAL: int | None = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
-"""None: worker processes cannot be sampled on this system. `stack_probe` uses the two signals before it."""
+"""The signal that requests a sample; None if worker processes cannot be sampled on this system. `stack_probe` uses the
+two signals before it."""
 MAX_FRAMES = 60
-"""Frames of a stack, the innermost ones."""
+"""Maximum number of frames that are kept of a stack, beginning with the innermost."""
 MAX_UNSENT = 500
-"""Stacks that a worker keeps between two messages; further ones are not counted."""
+"""Maximum number of different stacks that a worker keeps between two messages. Further stacks are not counted."""
 SEND_NS = 1_000_000_000
 """Time after which samples are sent, ns."""
 SENT_PER_UNSENT = 8
-"""Samples are sent before that if those before are no more than so many times as many: of a short epoch, nearly all
-arrive."""
+"""Samples are sent before `SEND_NS` has passed if at most `SENT_PER_UNSENT` times as many were sent before. This way
+nearly all samples of a short epoch arrive."""
 
 
 def user_lines(frame: FrameType | None, root: CodeType, stage: int) -> tuple[CodeLine, ...] | None:
-    """The lines on a stack, without those of nbloader, from the outermost that nbloader calls.
+    """Return the lines of a stack that do not belong to nbloader, from the outermost to the innermost.
 
     Args:
         frame: The innermost frame.
-        root: The function of nbloader that produces a batch; what is outside of it is cut off.
-        stage: The state of the worker, for a stack without a line of other code.
+        root: The function of nbloader that produces a batch. Frames outside of it are dropped.
+        stage: The state of the worker, which stands for a stack that has only lines of nbloader.
 
     Returns:
-        None if the thread does not produce a batch.
+        The lines; None if the thread is not producing a batch.
     """
     lines: list[CodeLine] = []
     while frame is not None and frame.f_code is not root:
@@ -60,10 +61,10 @@ def user_lines(frame: FrameType | None, root: CodeType, stage: int) -> tuple[Cod
 
 
 class LineSampler:
-    """In a worker process: counts the stack of the main thread at each signal.
+    """Count the stacks of a worker process's main thread, one at each signal.
 
     Args:
-        status: The status of the worker; the notebook counts samples there.
+        status: The status of the worker, in which the notebook counts samples.
         root: See `user_lines`.
     """
 
@@ -73,15 +74,15 @@ class LineSampler:
         self._counts: dict[tuple[CodeLine, ...], tuple[int, int]] = {}
         self._computing, self._waiting = status.computing, status.waiting
         self.unsent = 0
-        """Samples since the last message."""
+        """Number of samples since the last message."""
         self._sent = 0
         self._sent_at = 0
 
     def install(self) -> None:
-        """Let the main thread of this process respond to the signal."""
+        """Install the signal handler in the main thread of this process."""
         if SIGNAL is not None:
             signal.signal(SIGNAL, self._sample)
-            signal.siginterrupt(SIGNAL, False)  # reads and writes of C libraries go on
+            signal.siginterrupt(SIGNAL, False)  # do not interrupt system calls of C libraries
 
     def _sample(self, _signal: int, frame: FrameType | None) -> None:
         status = self._status
@@ -104,7 +105,7 @@ class LineSampler:
         return self.unsent * SENT_PER_UNSENT >= self._sent or now - self._sent_at >= SEND_NS
 
     def take(self, now: int) -> list[StackCount]:
-        """Take the samples since the last message. A signal may come at any moment.
+        """Return and clear the samples since the last message. A signal may arrive at any moment.
 
         Args:
             now: `time.perf_counter_ns()`.
@@ -117,17 +118,17 @@ class LineSampler:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the main thread of a process computes, or could if it had a core; also if the system does not say."""
+    """Whether the main thread of a process is running or runnable. True also if the system does not say."""
     return state_of(f"/proc/{pid}/task/{pid}/stat") in "R?"
 
 
 def state_of(path: str) -> str:
-    """Linux's letter for what a thread does; "?" if it is not known."""
+    """Return Linux's letter for the state of a thread; "?" if unknown."""
     return contents(path).rpartition(") ")[2][:1] or "?"
 
 
 def contents(path: str) -> str:
-    """The first 4 kB of a file of /proc; "?" if it cannot be read."""
+    """Return the first 4 kB of a file in /proc; "?" if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""A queue of messages from threads of this process, with a file descriptor to wait for them."""
+"""A queue of messages from threads of this process, with a file descriptor that becomes readable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nbloader.transport.messages import WorkerMessage
 
 
 class MessageQueue:
-    """Messages of workers in this process. `fileno()` is readable while there are any, except as `group` says."""
+    """A queue of messages from workers. `fileno()` is readable while it is not empty, unless `group` delays that."""
 
     def __init__(self) -> None:
         self._messages: list[WorkerMessage] = []
@@ -17,15 +17,15 @@ class MessageQueue:
         self._awake = False
         self._group = 1
         self._lock = threading.Lock()
-        """Held while `_awake` and the state of the descriptor may differ."""
+        """Held while the queue is changed, and while `_awake` may differ from the state of the descriptor."""
         self.fileno = self._wakeup.fileno
 
     def put(self, message: WorkerMessage, *, urgent: bool = True) -> None:
-        """Add a message. May be called from any thread.
+        """Add a message. This method is thread-safe.
 
         Args:
             message: The message.
-            urgent: Whether it does not wait for others; see `group`.
+            urgent: Whether to make the descriptor readable at once, without waiting for more messages; see `group`.
         """
         with self._lock:
             self._messages.append(message)
@@ -34,7 +34,10 @@ class MessageQueue:
                 self._wakeup.set()
 
     def group(self, count: int) -> None:
-        """Let the descriptor become readable for so many messages that are not urgent, until messages are taken."""
+        """Make the descriptor readable only when this many messages, or an urgent one, are waiting.
+
+        The setting ends when messages are taken.
+        """
         with self._lock:
             self._group = count
             if not self._awake and len(self._messages) >= count:
@@ -45,7 +48,7 @@ class MessageQueue:
         """Take all messages.
 
         Args:
-            timeout: Seconds to wait for one; 0 does not wait, None waits without limit.
+            timeout: Seconds to wait for a message; 0 does not wait, None waits without limit.
         """
         if timeout != 0 and not self._messages:
             self._wakeup.wait(None, timeout)

@@ -16,20 +16,21 @@ class RayOptions:
     """How `DataLoader(..., workers="ray")` uses a Ray cluster.
 
     Args:
-        nodes: Node ids or addresses of the nodes to use; None for all that are alive, also those that join later.
-        placement: "spread" gives nodes workers in proportion to their CPUs; "pack" fills one node after the other with
-            a worker per CPU.
-        workers_per_node: Workers that a node gets at most; None for no limit.
-        resources: What the actor on each node reserves, as in Ray: `{"CPU": 4}`. By default nothing, so that the
-            workers share the node with other tasks.
-        window_bytes: Bytes of batches that may be in Ray's object stores at a time; None for a quarter of the smallest
-            store, and 1 GB at most. Batches of any size travel in pieces of less than that.
-        runtime_env: Ray's runtime environment of the actors and their workers, such as `{"working_dir": "."}` where the
+        nodes: Node ids or addresses of the nodes to use; None for all nodes that are alive, including those that join
+            later.
+        placement: "spread" distributes workers over nodes in proportion to their CPUs; "pack" fills one node after the
+            other with one worker per CPU.
+        workers_per_node: Maximum number of workers on a node; None for no limit.
+        resources: Resources that the actor on each node reserves, as in Ray: `{"CPU": 4}`. By default it reserves
+            nothing, so that the workers share the node with other tasks.
+        window_bytes: Maximum number of bytes of batches in Ray's object stores at a time; None for a quarter of the
+            smallest store, but at most 1 GB. Batches of any size are sent in pieces smaller than that.
+        runtime_env: Ray's runtime environment for the actors and their workers, such as `{"working_dir": "."}` if the
             nodes share no file system with the notebook.
 
     Raises:
-        ValueError: A wrong value.
-        TypeError: A wrong type.
+        ValueError: An option has an invalid value.
+        TypeError: An option has an invalid type.
     """
 
     nodes: Sequence[str] | None = None

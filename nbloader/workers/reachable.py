@@ -1,7 +1,8 @@
-"""A bounded look at what a dataset refers to: a random generator, what belongs to a thread, and whether it was changed.
+"""A bounded search of the objects that a dataset refers to, for random generators, thread-bound objects and changes.
 
-A dataset may refer to millions of objects. At most `MAX_OBJECTS` of them are visited, those near to it first, and of a
-large container its first items: a generator is an attribute of the dataset or of a transform, rarely item 5,000.
+A dataset may refer to millions of objects. At most `MAX_OBJECTS` of them are visited, the nearest ones first, and only
+the first items of large containers. A generator is usually an attribute of the dataset or of a transform, and rarely
+item 5,000 of a list.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ import numpy as np
 
 MAX_OBJECTS = 5000
 MAX_ITEMS = 200
-"""Items of one container that are visited."""
+"""Maximum number of items of one container that are visited."""
 MAX_BYTES = 1 << 16
-"""Size up to which the content of an array is compared."""
+"""Size up to which the content of an array is compared, in bytes."""
 _LEAVES = (type(None), bool, int, float, complex, str, bytes, np.ndarray, np.generic, ModuleType, CodeType)
 _CONSTRUCTORS = frozenset({"default_rng", "RandomState", "Generator", "Random"})
-"""Names by which code creates a generator: those of NumPy, torch and `random`."""
+"""Names of the constructors of random generators in NumPy, torch and `random`."""
 _SETS_UP = frozenset({"__init__", "__new__", "__setstate__"})
-"""Methods that have run when a worker has its dataset: what they created is found in the object."""
+"""Methods that have already run when a worker has its dataset. A generator that they created is found in the object."""
 
 
 def holds_generator(*roots: Any) -> bool:
-    """Whether objects refer to a random generator of their own, or their methods create one and keep it."""
+    """Whether objects refer to a private random generator, or have methods that create a generator and keep it."""
     shared = _global_generators()
     for obj in _visit(roots):
         if isinstance(obj, type):
@@ -48,7 +49,7 @@ def holds_generator(*roots: Any) -> bool:
 
 
 def holds_for_this_thread(*roots: Any) -> bool:
-    """Whether objects, or their functions by globals, hold a connection of sqlite3 that only this thread may use."""
+    """Whether objects, or the globals that their functions use, hold an sqlite3 connection of only this thread."""
     connection_type = getattr(sys.modules.get("sqlite3"), "Connection", None)
     if connection_type is None:
         return False
@@ -61,7 +62,7 @@ def holds_for_this_thread(*roots: Any) -> bool:
 
 
 def _globals_of(obj: Any) -> list[Any]:
-    """The values of the globals that a function names, or the methods of a class."""
+    """Return the values of the globals that a function, or the methods of a class, refer to."""
     functions = vars(obj).values() if isinstance(obj, type) else (obj,)
     return [
         function.__globals__.get(name)
@@ -72,7 +73,7 @@ def _globals_of(obj: Any) -> list[Any]:
 
 
 def _usable(connection: Any) -> bool:
-    """Whether a connection of sqlite3 is open, and this thread may use it."""
+    """Whether an sqlite3 connection is open, and this thread may use it."""
     import sqlite3
 
     try:
@@ -83,7 +84,7 @@ def _usable(connection: Any) -> bool:
 
 
 def _usable_elsewhere(connection: Any) -> bool:
-    """Whether other threads may use it, too (`check_same_thread=False`)."""
+    """Whether other threads may use the connection, too (`check_same_thread=False`)."""
     answers: list[bool] = []
     thread = threading.Thread(target=lambda: answers.append(_usable(connection)))
     thread.start()
@@ -92,7 +93,7 @@ def _usable_elsewhere(connection: Any) -> bool:
 
 
 def is_generator(obj: Any) -> bool:
-    """Whether it is a random generator that has a state."""
+    """Whether an object is a random generator that has a state."""
     torch = sys.modules.get("torch")
     if isinstance(obj, random.Random):
         return not isinstance(obj, random.SystemRandom)
@@ -102,7 +103,7 @@ def is_generator(obj: Any) -> bool:
 
 
 def _global_generators() -> set[int]:
-    """The ids of the generators behind the functions of `random`, NumPy and torch: each batch seeds them."""
+    """Return the ids of the global generators of `random`, NumPy and torch, which are seeded for each batch."""
     legacy: Any = np.random.mtrand._rand
     found = {id(random._inst), id(legacy), id(legacy._bit_generator)}
     torch = sys.modules.get("torch")
@@ -110,7 +111,7 @@ def _global_generators() -> set[int]:
 
 
 class Snapshot:
-    """What objects referred to at some moment, to be compared with another one.
+    """A record of what objects referred to at some moment, for comparison with another snapshot.
 
     Args:
         roots: The objects.
@@ -118,10 +119,11 @@ class Snapshot:
 
     def __init__(self, *roots: Any) -> None:
         self._visited = [(obj, _describe(obj), list(_referents(obj))) for obj in _visit(roots)]
-        """Objects, what was said of them, and what they referred to: kept, so that no other object gets their ids."""
+        """The objects, their descriptions, and their referents. References are kept so that no new object can get the
+        same id."""
 
     def __eq__(self, other: object) -> bool:
-        """Whether nothing was changed, as far as was looked."""
+        """Whether nothing has changed in the part that the snapshots cover."""
         return isinstance(other, Snapshot) and self._described() == other._described()
 
     __hash__ = None  # type: ignore[assignment]
@@ -138,12 +140,12 @@ def _describe(obj: Any) -> tuple[Any, ...]:
     if isinstance(obj, (list, tuple, dict, set, frozenset)):
         return (len(obj),)
     if is_generator(obj):
-        return (object(),)  # its state changes with each number: never equal
+        return (object(),)  # never equal, because its state changes with each number that is drawn
     return ()
 
 
 def _visit(roots: Iterable[Any]) -> Iterator[Any]:
-    """The objects, and what they refer to, breadth first. Classes and functions too, but not their globals."""
+    """Visit the objects and what they refer to, breadth first. This includes classes and functions, but no globals."""
     queue = collections.deque(roots)
     seen: set[int] = set()
     while queue and len(seen) < MAX_OBJECTS:
@@ -170,14 +172,14 @@ def _referents(obj: Any) -> Iterable[Any]:
 
 
 def _instance(obj: Any) -> Iterable[Any]:
-    """The attributes of an instance, and its class with those above it. The user's code is not run."""
+    """Return the referents of an instance, its class and its base classes, without running the user's code."""
     classes = [cls for cls in type(obj).__mro__ if cls.__module__ != "builtins"]
     return [*itertools.islice(gc.get_referents(obj), MAX_ITEMS), *classes]
 
 
 @functools.lru_cache(maxsize=1024)
 def _class_draws(cls: type) -> bool:
-    """Whether a class holds a generator, or one of its methods uses a global one or keeps one that it creates."""
+    """Whether a class holds a generator, or has a method that uses a generator in a global or creates and keeps one."""
     for name, value in vars(cls).items():
         if is_generator(value):
             return True
@@ -195,6 +197,6 @@ def _function_draws(function: FunctionType) -> bool:
             return True
     if _CONSTRUCTORS.isdisjoint(code.co_names):
         return False
-    import dis  # rarely needed, and a worker starts sooner without it
+    import dis  # rarely needed, and a worker starts faster without it
 
     return any(instruction.opname in ("STORE_ATTR", "STORE_GLOBAL") for instruction in dis.get_instructions(code))

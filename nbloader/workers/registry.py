@@ -1,4 +1,4 @@
-"""The kinds of workers by name: those that `DataLoader(workers=...)` takes, and the inline kind for `num_workers=0`."""
+"""The kinds of workers by name: the values of `DataLoader(workers=...)`, and the inline kind for `num_workers=0`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def register(name: str, factory: KindFactory) -> None:
     """Register a kind of worker.
 
     Args:
-        name: Its name.
-        factory: Creates it for one loader.
+        name: The name of the kind.
+        factory: Creates the kind for one loader.
 
     Raises:
-        ValueError: There is another kind of this name.
+        ValueError: Another kind has this name.
     """
     if _factories.setdefault(name, factory) is not factory:
         raise ValueError(f"there is a kind of worker named {name!r} already: choose another name")
@@ -35,7 +35,7 @@ def unregister(name: str) -> None:
 
 
 def kind_names() -> tuple[str, ...]:
-    """The names that `DataLoader(workers=...)` takes."""
+    """Return the names that `DataLoader(workers=...)` accepts."""
     return tuple(name for name in _factories if name != INLINE)
 
 

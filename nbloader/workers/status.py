@@ -1,4 +1,4 @@
-"""What a worker is doing now: published by the worker without a message, so that it can be read while it hangs."""
+"""What a worker is doing, published without a message so that it can be read even while the worker hangs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WorkerAbandonedError(Exception):
 
 
 def is_abandoned(error: Exception, status: WorkerStatus) -> bool:
-    """Whether an exception says that this worker was abandoned. The user's code could raise one of the same type."""
+    """Whether an exception says that this worker was abandoned. User code could raise one of the same type."""
     return isinstance(error, WorkerAbandonedError) and bool(error.args) and error.args[0] is status
 
 
@@ -42,7 +42,7 @@ class WorkerStatus(Protocol):
     run: int
     """Number of the iteration that the batch belongs to."""
     number: int
-    """Number of the batch, or of the chunk; -1 for none."""
+    """Number of the batch or chunk; -1 if there is none."""
     since: int
     """When `state` began, `time.perf_counter_ns()`."""
     pid: int
@@ -73,18 +73,19 @@ class SharedStatus(ctypes.Structure):
     position: int
     pid: int
     computing: int
-    """Samples of its stack that were requested while it computed; the notebook's process writes this and the next."""
+    """Number of stack samples that were requested while the worker computed. The notebook's process writes this field
+    and `waiting`."""
     waiting: int
-    """Samples that were requested while it waited."""
+    """Number of stack samples that were requested while the worker waited."""
 
     @classmethod
     def at(cls, memory: Any) -> SharedStatus:
-        """The status that lies at the beginning of a writable buffer, which this keeps alive."""
+        """Return the status at the beginning of a writable buffer. The status keeps the buffer alive."""
         return cls.from_buffer(memory)
 
 
 SHARED_STATUS_SIZE = ctypes.sizeof(SharedStatus)
-"""Bytes."""
+"""Size of a `SharedStatus` in bytes."""
 
 
 class LocalStatus:
@@ -108,7 +109,7 @@ class LocalStatus:
 
     @property
     def position(self) -> int:
-        """See `WorkerStatus`. It follows from how many keys are left, so a sample costs nothing to count."""
+        """See `WorkerStatus`. It is computed from the number of keys that are left, so counting samples is free."""
         left = self._left
         return self._position if left is None else self._size - length_hint(left) - 1
 
@@ -117,10 +118,10 @@ class LocalStatus:
         self._left, self._position = None, value
 
     def fetching(self, keys: list[Any] | range) -> Iterator[Any]:
-        """Iterate over the keys of a batch; `position` follows. When the worker is abandoned, no key is left.
+        """Iterate over the keys of a batch, and update `position`. The iterator ends when the worker is abandoned.
 
         Raises:
-            WorkerAbandonedError: It was abandoned before.
+            WorkerAbandonedError: The worker was abandoned before.
         """
         self._size = len(keys)
         self._left = left = iter(keys)
@@ -129,12 +130,12 @@ class LocalStatus:
         return left
 
     def check(self) -> None:
-        """Raise `WorkerAbandonedError` if it was abandoned."""
+        """Raise `WorkerAbandonedError` if the worker was abandoned."""
         if self.abandoned:
             raise WorkerAbandonedError(self)
 
     def abandon(self) -> None:
-        """Have the worker stop before its next sample. May be called from any thread."""
+        """Make the worker stop before its next sample. This method is thread-safe."""
         self.abandoned = True
         for _key in self._left or ():
             pass

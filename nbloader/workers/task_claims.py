@@ -1,15 +1,15 @@
-"""Which side a queued task belongs to: the worker that begins it, or the pool that takes it back. Never to both.
+"""Work stealing from worker processes: a queued task is claimed by its worker or revoked by the pool, never both.
 
-A worker process may be inside a sample for minutes, so the pool cannot wait for its reply when an idle worker could do
-the tasks that are queued behind it. Both sides therefore share a page of memory. Tasks are numbered in the order in
-which they are sent. Before the worker begins a task it claims its number; the pool revokes only numbers that were not
-claimed. A record lock of the file behind the page makes each of the two atomic. The system releases the lock if its
-owner dies.
+A worker process may spend minutes in one sample. If an idle worker could process the tasks that are queued behind that
+sample, the pool cannot wait for a reply from the busy worker. Both sides therefore share a page of memory. Tasks are
+numbered in the order in which they are sent. Before a worker begins a task, it claims the number of the task. The pool
+revokes only numbers that were not claimed. A record lock on the file behind the page makes both operations atomic. The
+system releases the lock if its owner dies.
 
-The lock costs two system calls, which tiny batches would notice. A worker therefore claims as many tasks at once as
-take it less than the time for which stealing is worthwhile. If one of them turns out to be slow, those behind it stay
-with its worker. The consumer waits for the slow one first in any case, unless batches are delivered out of order: then
-tasks are claimed one by one.
+Taking the lock costs two system calls, which would slow down tiny batches. A worker therefore claims several tasks at
+once, as long as they take less time in total than stealing would save. If one of these tasks turns out to be slow, the
+claimed tasks behind it stay with its worker. The consumer waits for the slow task first in any case, unless batches are
+delivered out of order. In that case tasks are claimed one by one.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from typing import Any
 _clock = time.perf_counter_ns
 
 RING_SIZE = 4096
-"""Places for marks of revoked tasks."""
+"""Number of marks for revoked tasks."""
 BLOCK_NS = 1_000_000
-"""Work that a worker claims at once, ns; one task at least."""
+"""Amount of work that a worker claims at once, ns. It claims at least one task."""
 MAX_BLOCK = 16
-"""Tasks that it claims at once, at most."""
+"""Maximum number of tasks that a worker claims at once."""
 REVOCABLE = RING_SIZE - MAX_BLOCK
-"""Tasks behind the last claimed one that can be revoked. The worker has yet to look at the marks of those that it has
-claimed."""
+"""Number of tasks behind the last claimed one that can be revoked. The marks of claimed tasks must not be overwritten,
+because the worker may not have checked them yet."""
 
 
 class ClaimsPage(ctypes.Structure):
-    """What both sides see."""
+    """The page of memory that the worker and the pool share."""
 
     _fields_ = (("claimed", ctypes.c_int64), ("singly", ctypes.c_int64), ("revoked", ctypes.c_uint8 * RING_SIZE))
 
     claimed: int
     """The highest number that the worker has claimed. Numbers begin with 1."""
     singly: int
-    """Whether it claims a task only when it begins it, though others are not completed."""
+    """Whether the worker claims each task only when it begins it, while other tasks may not be complete."""
     revoked: Any
-    """Whether a number is revoked, by the number modulo the size."""
+    """Marks of the revoked numbers, indexed by number modulo `RING_SIZE`."""
 
 
 CLAIMS_SIZE = ctypes.sizeof(ClaimsPage)
-"""Bytes."""
+"""Size of a `ClaimsPage` in bytes."""
 
 
 class TaskClaims:
-    """The worker's side.
+    """The worker's side of the page.
 
     Args:
-        memory: Writable buffer that both sides map, zero at first. This object keeps it alive.
-        offset: Where in it the `CLAIMS_SIZE` bytes of the page begin.
-        fd: The file of that memory, open as long as this object is used. Record locks belong to a process and end when
-            it closes any descriptor of the file.
-        max_block: Tasks to claim at once, at most `MAX_BLOCK`.
+        memory: Writable buffer that both sides map, initially zero. This object keeps it alive.
+        offset: Offset of the page in the buffer. The page has `CLAIMS_SIZE` bytes.
+        fd: Descriptor of the file behind the memory. It must stay open while this object is used. Record locks belong
+            to a process and end when the process closes any descriptor of the file.
+        max_block: Maximum number of tasks to claim at once, not above `MAX_BLOCK`.
     """
 
     def __init__(self, memory: Any, offset: int, fd: int, max_block: int = MAX_BLOCK) -> None:
@@ -67,16 +67,16 @@ class TaskClaims:
         self._revoked = memoryview(self._page.revoked).cast("B")
         self._fd = fd
         self.unrevoked = 0
-        """Numbers up to this one are claimed, and those that `claim` has not been called for are not revoked: there is
-        no need to call it."""
+        """All numbers up to this one are claimed. If `claim` has not been called for such a number, it does not need to
+        be called, because the number is not revoked."""
         self._claimed = 0
         self._block = 1
         self._block_began = _clock()
 
     def claim_one_by_one(self) -> None:
-        """Claim no more than the task that is begun: the worker begins others before it has completed this one.
+        """Claim each task only when it begins, for a worker that begins tasks before others are complete.
 
-        The pool then sees which tasks are begun.
+        This way the pool can see which tasks were begun.
         """
         self._max_block = self._page.singly = 1
 
@@ -84,7 +84,7 @@ class TaskClaims:
         """Claim a task. Numbers must be claimed in ascending order, without gaps.
 
         Returns:
-            False if the task was revoked: another worker produces it.
+            False if the task was revoked, so that another worker produces it.
         """
         if number > self._claimed:
             self._claim_block(number)
@@ -102,7 +102,7 @@ class TaskClaims:
         self._claimed = number + self._block - 1
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX, 1)
-        except OSError:  # no record locks here: then the pool cannot revoke either
+        except OSError:  # record locks are not supported here, so the pool cannot revoke tasks either
             return
         try:
             self._page.claimed = self._claimed
@@ -114,7 +114,7 @@ class TaskClaims:
 
 
 class TaskRevoker:
-    """The pool's side.
+    """The pool's side of the page.
 
     Args:
         memory: See `TaskClaims`.
@@ -126,23 +126,23 @@ class TaskRevoker:
         self._page = ClaimsPage.from_buffer(memory, offset)
         self._fd = fd
         self.next_number = 1
-        """Of the task that is sent next."""
+        """Number of the task that is sent next."""
 
     @property
     def begun(self) -> int | None:
-        """The highest number that a worker has begun which processes several tasks at a time; None for other ones."""
+        """The highest number that was begun, if the worker processes several tasks at a time; None otherwise."""
         return self._page.claimed if self._page.singly else None
 
     def revoke(self, numbers: Sequence[int]) -> set[int]:
         """Revoke tasks that the worker has not claimed. Never waits.
 
         Returns:
-            Those that the worker will not begin.
+            The numbers of the tasks that the worker will not begin.
         """
         page = self._page
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
-        except OSError:  # the worker claims tasks at this very moment, or there are no record locks
+        except OSError:  # the worker is just claiming tasks, or record locks are not supported
             return set()
         try:
             claimed = page.claimed

@@ -1,10 +1,10 @@
-"""Random generators and `get_worker_info()` per worker thread. All patches of other modules are in this file.
+"""Random generators and `get_worker_info()` per worker thread. This file contains all patches of other modules.
 
-Seeds belong to the batch, so that a batch is the same whichever worker produces it. But `random`, NumPy's and torch's
-global generators belong to the whole process, so a worker thread needs generators of its own, and datasets must draw
-from them although they call `random.random()`. This is done by replacing what is listed here, from the time when the
-first worker thread starts until the last one has ended (one that hangs in the dataset ends when that call returns).
-Then everything is restored. Threads that are no workers keep using the global generators throughout.
+Seeds belong to the batch, so that a batch is the same whichever worker produces it. But the global generators of
+`random`, NumPy and torch belong to the whole process. A worker thread therefore needs its own generators, and datasets
+must draw from these even if they call `random.random()`. To achieve this, nbloader replaces the objects listed here
+when the first worker thread starts. It restores them when the last worker thread has ended (a thread that hangs in the
+dataset ends when that call returns). Threads that are not workers keep using the global generators throughout.
 
 | replaced                                                    | so that worker threads                                |
 |-------------------------------------------------------------|-------------------------------------------------------|
@@ -20,18 +20,18 @@ Then everything is restored. Threads that are no workers keep using the global g
 |                                                             | None, each worker would yield all samples             |
 | entry for tensors in torch's `default_collate_fn_map`       | do not stack tensors in torch's shared memory         |
 
-A worker process of an asynchronous dataset replaces the same, so that each sample draws from generators of its own
-(`TaskContext`).
+A worker process of an asynchronous dataset replaces the same objects, so that each sample draws from its own
+generators (`TaskContext`).
 
-torch's random functions need no patch: a `TorchFunctionMode`, which is local to the thread, passes the generator. It
-adds 1 to 5 us to each call of a function of torch.
+torch's random functions need no patch: a thread-local `TorchFunctionMode` passes the generator to them. It adds 1 to
+5 us to each call of a torch function.
 
-`NBLOADER_THREAD_PATCHES=0` in the environment turns the patches off. Then what a dataset draws from `random` and
-`numpy.random` in worker threads comes from the global generators, unseeded and in an order that varies, and
-`torch.utils.data.get_worker_info()` returns None (`nbloader.get_worker_info()` works).
+`NBLOADER_THREAD_PATCHES=0` in the environment turns the patches off. In worker threads, datasets then draw from the
+global generators of `random` and `numpy.random`, which are not seeded for each batch and are used in varying order.
+`torch.utils.data.get_worker_info()` returns None; `nbloader.get_worker_info()` still works.
 
-Not covered, in either case: `random.random`, `random.gauss`, `random.seed` and functions of `numpy.random` that were
-imported by name; functions of torch that take no generator, such as dropout; threads that a dataset starts itself.
+Not covered in either case: `random.random`, `random.gauss`, `random.seed` and functions of `numpy.random` that were
+imported by name; torch functions that take no generator, such as dropout; threads that a dataset starts itself.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ SWITCH = "NBLOADER_THREAD_PATCHES"
 
 
 def enabled() -> bool:
-    """Whether threads can have generators of their own."""
+    """Whether the patches are turned on, so that threads can have their own generators."""
     return os.environ.get(SWITCH) != "0"
 
 
 class ThreadContext:
-    """Context manager that gives the current thread, a worker, its own random generators. It is a `WorkerContext`.
+    """Context manager that gives the current worker thread its own random generators. It is a `WorkerContext`.
 
     Args:
-        info: What `get_worker_info()` returns on this thread; None where it is no worker.
+        info: What `get_worker_info()` returns on this thread; None if the thread is not a worker.
     """
 
     def __init__(self, info: WorkerInfo | None) -> None:
@@ -79,7 +79,7 @@ class ThreadContext:
         self._mode = _torch_mode() if "torch" in sys.modules else _NO_CONTEXT
 
     def __enter__(self) -> ThreadContext:
-        """Begin to use the generators."""
+        """Start using the thread's own generators."""
         rng.thread_local.generators = self._generators
         self.set_worker_info(self._info)
         _patches.acquire()
@@ -109,10 +109,10 @@ class ThreadContext:
 
 
 class TaskContext:
-    """Context manager in which each asyncio task of this thread can draw from random generators of its own.
+    """Context manager in which each asyncio task of this thread can draw from its own random generators.
 
-    A worker enters it around its event loop. In a worker thread, the patches are those of its `ThreadContext`; in a
-    worker process, they are applied here.
+    A worker runs its event loop inside it. In a worker thread, the `ThreadContext` has already applied the patches; in
+    a worker process, they are applied here.
 
     Args:
         threaded: Whether this is a worker thread.
@@ -128,7 +128,7 @@ class TaskContext:
         self._has_torch = False
 
     def __enter__(self) -> TaskContext:
-        """Begin. Until `draw_by_task` is called, nothing changes."""
+        """Enter the context. Tasks keep drawing from the same generators until `draw_by_task` is called."""
         self._thread = threading.get_ident()
         self._before = rng.thread_local.generators
         if not self._threaded:
@@ -153,30 +153,33 @@ class TaskContext:
         rng.thread_local.generators = self._before
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The event loop has begun, on the thread that has entered this."""
+        """Set the event loop, which runs on the thread that has entered this context."""
         self._loop = loop
         if self._has_torch:
             self._enter_mode()
 
     def _use_torch(self) -> None:
-        """It has been imported, on any thread: a sample may import it in `asyncio.to_thread`."""
+        """Apply torch's patches and mode after torch was imported.
+
+        This may run on any thread, since a sample may import torch in `asyncio.to_thread`.
+        """
         _patches.add_torch()
         self._has_torch = True
         if threading.get_ident() == self._thread:
             self._enter_mode()
         elif self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it is closed
-                self._loop.call_soon_threadsafe(self._enter_mode)  # before the sample goes on
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._enter_mode)  # runs before the sample continues
 
     def _enter_mode(self) -> None:
-        if self._mode is None:  # modes belong to a thread
+        if self._mode is None:  # modes are thread-local
             mode = _torch_mode()
             mode.__enter__()
             self._mode = mode
 
 
 def _torch_info(info: WorkerInfo) -> Any:
-    """The same as an instance of torch's class; newer versions of torch add the kind of worker. None without torch."""
+    """Convert to torch's `WorkerInfo`. Newer versions also have the kind of worker. None if torch is not imported."""
     if "torch" not in sys.modules:
         return None
     from torch.utils.data._utils import worker as torch_worker
@@ -190,7 +193,7 @@ _NO_CONTEXT = nullcontext()
 
 
 def without_mode() -> AbstractContextManager[Any]:
-    """Context manager in which torch ignores the mode, for code that draws no random numbers."""
+    """Return a context manager in which torch ignores the mode, for code that draws no random numbers."""
     torch = sys.modules.get("torch")
     if torch is None or rng.thread_local.generators is None:
         return _NO_CONTEXT
@@ -203,13 +206,13 @@ _MISSING = object()
 
 
 class RoutedFunction:
-    """Replaces a function of a module: calls the generator of the current thread, or else the original.
+    """A replacement for a module's function: it calls the current thread's generator if any, or else the original.
 
     Args:
-        original: The function.
-        module: Its module.
-        name: Its name there.
-        method: The method of `ThreadGenerators` to call instead, as for `operator.attrgetter`.
+        original: The original function.
+        module: The module of the function.
+        name: The name of the function in that module.
+        method: The method of `ThreadGenerators` to call instead, as a dotted path for `operator.attrgetter`.
     """
 
     def __init__(self, original: Callable[..., Any], module: str, name: str, method: str) -> None:
@@ -220,12 +223,12 @@ class RoutedFunction:
         self._method = operator.attrgetter(method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
+        """Call the method of the thread's generators, or the original function."""
         own = rng.thread_local.generators
         return self._original(*args, **kwargs) if own is None else self._method(own)(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle a reference to the function of the module."""
+        """Pickle as a reference to the module's function."""
         return _function, (self._module, self._name)
 
 
@@ -234,17 +237,20 @@ def _function(module: str, name: str) -> Any:
 
 
 def _thread_aware_get_worker_info() -> Any:
-    """Replaces the code of torch's function, and so runs with the globals of torch's module."""
+    """Return the worker info of the current thread.
+
+    The code of this function replaces the code of torch's function, so it runs with the globals of torch's module.
+    """
     from nbloader.workers.thread_rng import torch_worker_info
 
     return torch_worker_info(globals()["_worker_info"])
 
 
 def torch_worker_info(of_process: Any) -> Any:
-    """What `torch.utils.data.get_worker_info()` returns on this thread.
+    """Return the result of `torch.utils.data.get_worker_info()` for this thread.
 
     Args:
-        of_process: What it would return without worker threads.
+        of_process: The result that the original function would return.
     """
     if thread_local.torch_worker_info is None or thread_local.stacking:
         return of_process
@@ -262,7 +268,7 @@ class Patch:
 
     @classmethod
     def apply(cls, owner: Any, name: Any, replacement: Any) -> Patch:
-        """Replace it."""
+        """Replace an attribute of an object, or an item of a dict."""
         if isinstance(owner, dict):
             patch = cls(owner, name, replacement, owner.get(name, _MISSING))
             owner[name] = replacement
@@ -291,7 +297,7 @@ def _python_generator() -> Any:
 
 
 class _Patches:
-    """The patches, applied while at least one worker thread exists."""
+    """The set of patches, which are applied while at least one user of them exists."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -300,7 +306,7 @@ class _Patches:
         self._has_torch = False
 
     def acquire(self) -> None:
-        """Count a worker thread; the first one applies the patches."""
+        """Add a user of the patches; the first user applies them."""
         with self._lock:
             self._users += 1
             if self._users == 1 and enabled():
@@ -310,13 +316,13 @@ class _Patches:
                     self._patch_torch()
 
     def add_torch(self) -> None:
-        """Apply those to torch, if it was imported after the others had been applied."""
+        """Apply the patches of torch, if torch was imported after the other patches were applied."""
         with self._lock:
             if self._applied and not self._has_torch:
                 self._patch_torch()
 
     def release(self) -> None:
-        """A worker thread ends; the last one undoes the patches."""
+        """Remove a user of the patches; the last user undoes them."""
         with self._lock:
             self._users -= 1
             if not self._users:
@@ -331,7 +337,7 @@ class _Patches:
         self._apply(module, name, RoutedFunction(getattr(module, name), module.__name__, name, method))
 
     def _patch_random(self) -> None:
-        for name in ("random", "getrandbits"):  # what all other methods of the instance call
+        for name in ("random", "getrandbits"):  # all other methods of the instance call these
             replacement = RoutedFunction(getattr(random, name), "random", name, f"random.{name}")
             self._apply(_python_generator(), name, replacement)
             self._apply(random, name, replacement)
@@ -369,7 +375,7 @@ class _Patches:
 
 
 def _stack_in_private_memory(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Have torch's function that stacks tensors see no worker: it would use shared memory, for another process."""
+    """Wrap torch's function that stacks tensors, so that it does not use shared memory as it would in a worker."""
 
     @functools.wraps(original)
     def stack(*args: Any, **kwargs: Any) -> Any:
@@ -390,7 +396,7 @@ _patches = _Patches()
 
 @functools.cache
 def _torch_mode() -> Any:
-    """The mode in which torch's random functions are given the generator of the thread."""
+    """Create the mode that passes the thread's generator to torch's random functions."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -409,7 +415,7 @@ def _torch_mode() -> Any:
     like = {torch.rand_like: "uniform_", torch.randn_like: "normal_", torch.randint_like: "random_"}
 
     class ThreadGeneratorMode(TorchFunctionMode):
-        """Passes the generator of the thread to torch's random functions."""
+        """Pass the generator of the thread to torch's random functions."""
 
         def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
@@ -423,7 +429,7 @@ def _torch_mode() -> Any:
             return func(*args, **kwargs)
 
     def _draw_like(generator: Any, fill: str, args: Any, kwargs: Any) -> Any:
-        """What `torch.rand_like` and the like do, which take no generator in some versions of torch."""
+        """Do what `torch.rand_like` and similar functions do: in some versions of torch they take no generator."""
         kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
         bounds = args[1:]
         if fill == "random_":

@@ -1,4 +1,4 @@
-"""Samples of what a worker thread executes, see `line_sampler.py`."""
+"""Sample what a worker thread executes; see `line_sampler.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _clock = time.perf_counter_ns
 
 
 class ThreadSampler:
-    """Samples a thread of this process.
+    """Sample the stack of a thread of this process.
 
     Args:
         root: See `user_lines`.
@@ -25,17 +25,17 @@ class ThreadSampler:
     def __init__(self, root: CodeType) -> None:
         self._root = root
         self._before = (0, 0)
-        """Time, and the CPU time of the thread (with what it waited for a core), ns."""
+        """Time of the last call, and the CPU time that the thread had used (including waits for a core), ns."""
 
     def sample(self, ident: int, native_id: int, status: WorkerStatus) -> StackCount | None:
-        """The present stack of the thread; None if it does not produce a batch.
+        """Return the current stack of the thread; None if the thread is not producing a batch.
 
-        A thread that waits for the interpreter lock may have been stopped by this one: it counts as computing by its
-        share of CPU time since the last call.
+        If the thread waits for the interpreter lock, it may be waiting only because of the sampling thread. It then
+        counts as computing in proportion to its share of CPU time since the last call.
 
         Args:
-            ident: The thread.
-            native_id: The system's id of it.
+            ident: Identifier of the thread.
+            native_id: The system's id of the thread.
             status: The status of the worker.
         """
         pid = os.getpid()

@@ -1,4 +1,4 @@
-"""`get_worker_info()`, ours and torch's, and the context in which a dataset runs in a process of its own."""
+"""`get_worker_info()`, nbloader's and torch's, and the context in which a dataset runs in a separate process."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class WorkerInfo:
 
 class _ThreadLocal(threading.local):
     worker_info: WorkerInfo | None = None
-    """For `get_worker_info()`; None outside of worker threads."""
+    """The result of `get_worker_info()`; None outside of worker threads."""
     torch_worker_info: Any = None
-    """The same for torch's."""
+    """The result of torch's `get_worker_info()`; None outside of worker threads."""
     stacking = False
-    """Whether torch stacks tensors now."""
+    """Whether torch is stacking tensors on this thread."""
 
 
 thread_local = _ThreadLocal()
@@ -49,13 +49,13 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 class WorkerContext(Protocol):
-    """The random generators that a dataset draws from, and its answer of `get_worker_info()`."""
+    """Controls the random generators that a dataset draws from, and the result of `get_worker_info()`."""
 
     def seed(self, seed: int) -> None:
         """Seed all generators."""
 
     def was_seeded(self) -> bool:
-        """Whether other code has seeded a generator since."""
+        """Whether other code has seeded a generator since the last call of `seed`."""
 
     def set_worker_info(self, info: WorkerInfo | None) -> None:
         """Set the result of `get_worker_info()`."""
@@ -82,17 +82,17 @@ class ProcessContext:
 
 
 def set_torch_worker_info() -> None:
-    """Let `torch.utils.data.get_worker_info()` return the same as ours, in the way in which torch's workers do."""
+    """Make `torch.utils.data.get_worker_info()` return the same as nbloader's, in the way torch's workers do."""
     from torch.utils.data._utils import worker as torch_worker
 
     torch_worker._worker_info = torch_worker.WorkerInfo(**vars(_info)) if _info is not None else None
 
 
 def collate_tensors_in_private_memory() -> None:
-    """In a worker process, let torch's `default_collate` stack tensors as it does outside of workers.
+    """Make torch's `default_collate` stack tensors in a worker process as it does outside of workers.
 
-    In torch's workers it stacks them into torch's shared memory: files in /dev/shm, which is small in containers. Here
-    batches travel in another way.
+    In torch's workers, it stacks tensors into torch's shared memory: files in /dev/shm, which is small in containers.
+    nbloader transfers batches in a different way.
     """
     import torch
     from torch.utils.data._utils import collate

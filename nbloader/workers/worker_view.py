@@ -17,7 +17,7 @@ PID_TIMEOUT = 10.0
 class WorkerView:
     """One worker, with the interface of `multiprocessing.Process`.
 
-    A process that is ended through it is replaced, like one that dies for any other reason.
+    If a process is terminated through this view, it is replaced, like a process that dies for any other reason.
 
     Args:
         handle: The handle of the worker.
@@ -31,10 +31,10 @@ class WorkerView:
 
     @property
     def pid(self) -> int | None:
-        """The process id; that of this process for a worker thread.
+        """The process id. For a worker thread, this is the id of the current process.
 
-        Workers are started while the program continues, so this waits for a few milliseconds. None if there is no
-        process: it could not be started, or has not been after 10 s.
+        Workers start in the background, so this may wait for a few milliseconds. None if there is no process because it
+        could not be started, or was not started within 10 s.
         """
         self._handle.pid_known.wait(PID_TIMEOUT)
         return self._handle.pid or None
@@ -43,15 +43,15 @@ class WorkerView:
 
     @property
     def exitcode(self) -> int | None:
-        """The exit code, as in `multiprocessing`; None while it runs, or if it is unknown."""
+        """The exit code, as in `multiprocessing`; None while the worker runs, or if the exit code is unknown."""
         return self._handle.exitcode
 
     def is_alive(self) -> bool:
-        """Whether it is running, as far as its loader knows."""
+        """Whether the worker is running, as far as its loader knows."""
         return not self._handle.ended.is_set()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it ends.
+        """Wait until the worker ends.
 
         Args:
             timeout: Seconds; None waits without limit.
@@ -59,11 +59,11 @@ class WorkerView:
         self._handle.ended.wait(timeout)
 
     def terminate(self) -> None:
-        """Send SIGTERM to its process. Does nothing for workers that are not processes."""
+        """Send SIGTERM to the worker process. No-op for workers that are not local processes."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL to its process. Does nothing for workers that are not processes."""
+        """Send SIGKILL to the worker process. No-op for workers that are not local processes."""
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
@@ -73,6 +73,6 @@ class WorkerView:
                 os.kill(pid, number)
 
     def __repr__(self) -> str:
-        """One line."""
+        """Return a one-line description of the worker."""
         state = "alive" if self.is_alive() else f"exitcode={self.exitcode}"
         return f"<{self.name} pid={self._handle.pid or None} {state}>"

@@ -1,9 +1,10 @@
-"""Batches that arrive from nodes: copied into segments of the notebook's process, once, as the bytes come.
+"""Batches that arrive from nodes: their bytes are copied once, as they arrive, into segments of the notebook's process.
 
     BatchBegin -> IncomingBatches.begin() -> write() for each piece -> finish() -> SegmentPayload
 
-The segments are those of an `ArenaWriter` without workers: the notebook alone owns them, lends each with its batch, and
-uses it again when nobody views the batch any more. They are writable and can be pinned, as those of local workers.
+The segments belong to an `ArenaWriter` without workers. Only the notebook owns them. It lends each segment with its
+batch, and reuses the segment when no array of the batch is in use any more. Like the segments of local workers, they
+are writable and can be pinned.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from nbloader.workers.cluster.protocol import BatchBegin
 
 
 class IncomingBatches:
-    """The segments of one pool. Links use it from their threads."""
+    """The segments of one pool. This class is thread-safe: links use it from their threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,25 +32,25 @@ class IncomingBatches:
 
     @property
     def reader(self) -> SegmentReader:
-        """The end that lends segments to the consumer."""
+        """The reader, which lends segments to the consumer."""
         return self._writer.reader
 
     def begin(self, nbytes: int) -> Block:
-        """A segment for a batch.
+        """Allocate a segment for a batch.
 
         Raises:
-            MemoryError: There is not that much memory left.
-            OSError: It cannot be mapped.
+            MemoryError: Not enough memory is left.
+            OSError: The segment cannot be mapped.
         """
         with self._lock:
             return self._writer.begin(nbytes)
 
     def abort(self, block: Block) -> None:
-        """The rest of the batch will not come. Nobody else writes to the segment."""
+        """Discard a segment because the rest of its batch will not arrive. Nothing else writes to the segment."""
         self._writer.reader.discard(block.number)
 
     def rest(self) -> None:
-        """There is nothing to do for now: keep one segment of each size."""
+        """Release memory because the pool is idle, and keep one segment of each size."""
         with self._lock:
             self._writer.rest()
 
@@ -68,17 +69,17 @@ class IncomingBatch:
     """A batch of which a part has arrived.
 
     Args:
-        begin: Its beginning.
-        sent: When its node sent that, by the node's clock, ns.
-        block: Its memory, if it has any; None to ignore the bytes that follow.
-        batches: Where the memory comes from.
+        begin: The beginning of the batch.
+        sent: When the node sent the beginning, by the node's clock, ns.
+        block: The memory for the batch, if it has any; None to ignore the bytes that follow.
+        batches: The segments that the memory comes from.
     """
 
     def __init__(self, begin: BatchBegin, sent: int, block: Block | None, batches: IncomingBatches) -> None:
         self.begin = begin
         self.header: BatchHeader = unpack_header(begin.header)
         self.left = bytes_to_follow(begin)
-        """Bytes that have not arrived."""
+        """Number of bytes that have not arrived yet."""
         self._sent = sent
         self._batches = batches
         self._block = block
@@ -86,34 +87,34 @@ class IncomingBatch:
 
     @property
     def ignored(self) -> bool:
-        """Whether there is no memory for its bytes."""
+        """Whether the bytes of the batch are ignored because there is no memory for them."""
         return self._block is None and bytes_to_follow(self.begin) > 0
 
     def write(self, piece: Any) -> None:
-        """Copy the next bytes."""
+        """Copy the next bytes into the memory of the batch."""
         self.left -= piece.nbytes
         if self._block is not None:
             target = np.frombuffer(self._block.memory, np.uint8, piece.nbytes, self._written)
-            np.copyto(target, piece)  # without the interpreter lock
+            np.copyto(target, piece)  # releases the interpreter lock
         self._written += piece.nbytes
 
     def drop(self) -> None:
-        """Nobody wants it: ignore the bytes that follow."""
+        """Drop the batch: release its memory, and ignore the bytes that follow."""
         if self._block is not None:
             self._batches.abort(self._block)
             self._block = None
 
     def finish(self, source: PayloadSource, node: str, clock: ClockOffset, received: int) -> ReceivedPayload:
-        """All bytes have arrived.
+        """Return the payload of the batch, after all bytes have arrived.
 
         Args:
             source: The worker.
-            node: Name of its node.
-            clock: The clock of its node.
-            received: Now, perf_counter ns.
+            node: Name of the worker's node.
+            clock: The clock of the worker's node.
+            received: The current time, `time.perf_counter_ns()`.
         """
         begin, header = self.begin, self.header
-        # The offset is known to some 0.1 ms: a batch is not collated after it was received.
+        # The clock offset is only accurate to about 0.1 ms: make sure that no batch is received before it is collated.
         shift = min(-clock.offset, received - header.collate_end)
         here = header._replace(
             segment=NO_SEGMENT if self._block is None else self._block.number,
@@ -133,6 +134,6 @@ class IncomingBatch:
 
 
 def bytes_to_follow(begin: BatchBegin) -> int:
-    """Bytes of a batch that are not in its beginning."""
+    """Return the number of bytes of a batch that are not part of its beginning."""
     header = unpack_header(begin.header)
     return 0 if header.segment == NO_SEGMENT else header.nbytes

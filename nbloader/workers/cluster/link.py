@@ -49,9 +49,9 @@ log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
 
 REPORTS = 2
-"""Reports that are requested from a node at a time: while one is copied, the next one is made and sent."""
+"""Number of reports that are requested from a node at a time: while one is copied, the next is built and sent."""
 CLOCK_CALLS = 4
-"""Calls that begin to find the offset of a node's clock; reports refine it."""
+"""Number of initial calls that estimate the offset of a node's clock. Reports refine the estimate."""
 
 
 class Connection(Protocol):
@@ -61,26 +61,26 @@ class Connection(Protocol):
         """Wait until the node's actor runs, and ask which versions it has."""
 
     def clock(self) -> tuple[int, int, int]:
-        """When a call was sent, by this clock; the node's clock; and when the result arrived."""
+        """Return when a call was sent (by this clock), the reading of the node's clock, and when the result arrived."""
 
     def execute(self, commands: bytes, setup: Any = None) -> None:
-        """Send commands. Does not wait."""
+        """Send commands without waiting."""
 
     def request_report(self, credit: int) -> None:
         """Request one more report."""
 
     def next_report(self) -> tuple[NodeReport, int]:
-        """Wait for the report that was requested first; returns also when it was requested."""
+        """Wait for the report that was requested first. Return it, and when it was requested."""
 
     def stack(self, uid: int) -> str:
-        """The Python stack of a worker now."""
+        """Return the current Python stack of a worker."""
 
     def kill(self) -> None:
-        """End the actor at once."""
+        """Kill the actor."""
 
 
 class LinkState(Enum):
-    """See the package's docstring."""
+    """The state of a link: see the package's docstring."""
 
     OPENING = "opening"
     OPEN = "open"
@@ -95,9 +95,9 @@ class RayHandle(WorkerHandle):
 
     Args:
         worker: Worker id.
-        segments: Where its batches are in this process.
-        send: Sends a command to its node, or drops it if it has none yet.
-        request_stack: Asks its node for the stack.
+        segments: The segments of this process that hold the worker's batches.
+        send: Sends a command to the worker's node, or drops the command if the worker has no node yet.
+        request_stack: Requests the worker's stack from its node.
     """
 
     status: LocalStatus
@@ -113,24 +113,24 @@ class RayHandle(WorkerHandle):
         self.segments = segments
         self.layouts: dict[int, Layout] = {}
         self.link: NodeLink | None = None
-        """The node that it runs on; None until it was placed."""
+        """The link to the node that the worker runs on; None until the worker is placed."""
         self.launched = False
-        """Whether its process has existed."""
+        """Whether the node has reported anything about the worker, so that its start was at least attempted."""
         self.killed = False
         self.sent = 0
-        """Tasks that it was sent; the last one has this sequence number."""
+        """Number of tasks that were sent to the worker. The last one has this sequence number."""
         self.begun_to: int | None = None
-        """The highest sequence number that was begun, of a worker that processes several tasks at a time."""
+        """The highest sequence number that was begun, if the worker processes several tasks at a time; else None."""
         self.asked: set[tuple[int, int]] = set()
-        """(run, job) of tasks that its node was asked to take back. Those that it had begun stay here until they are
-        done, so that nobody asks again."""
+        """(run, job) of tasks that the node was asked to take back. Tasks that the worker had begun stay in this set
+        until they are done, so that the node is not asked again."""
         self.stderr = OutputTail()
         self._send = send
         self._request_stack = request_stack
 
     @property
     def native_id(self) -> int:
-        """See `WorkerHandle`: none in this machine's kernel if it runs on another one."""
+        """See `WorkerHandle`. 0 if the worker runs on another machine, whose kernel ids mean nothing here."""
         return self.pid if self.machine is None else 0
 
     @property
@@ -140,7 +140,7 @@ class RayHandle(WorkerHandle):
 
     @property
     def machine(self) -> Machine | None:
-        """See `WorkerHandle`. Simulated nodes, and the node that the notebook runs on, are this machine."""
+        """See `WorkerHandle`. None also for simulated nodes and for the node that the notebook runs on."""
         link = self.link
         return None if link is None else link.machine
 
@@ -162,7 +162,7 @@ class RayHandle(WorkerHandle):
             self._send(self, KillWorker(self.uid))
 
     def sample_stack(self) -> None:
-        """See `WorkerHandle`. The sample comes with a message of the worker."""
+        """See `WorkerHandle`. The sample arrives later, in a message from the worker."""
         if self.status.pid and not self.gone:
             self._send(self, SampleStack(self.uid))
 
@@ -178,12 +178,12 @@ class NodeLink:
 
     Args:
         node: The node.
-        connection: The calls to it.
-        batches: Where batches are copied to.
-        put: Takes messages for the engine, from the link's thread.
-        on_change: Called by that thread when the state has changed. A link that is lost has not reported the ends of
-            its workers yet.
-        check: Raises if the node has other versions.
+        connection: The calls to the node.
+        batches: The segments to which batches are copied.
+        put: Takes messages for the engine. Called on the link's thread.
+        on_change: Called on the link's thread when the state has changed. A link that is lost has not reported the ends
+            of its workers yet.
+        check: Raises an exception if the node has different versions of Python or nbloader.
         output: "torch" or "numpy": what the arrays of a batch become.
     """
 
@@ -204,18 +204,18 @@ class NodeLink:
         """Bytes of batches that a report may carry."""
         self.clock = ClockOffset()
         self.machine: Machine | None = None
-        """The machine of its workers; None if it is this one. Known once it is open."""
+        """The machine of the node's workers; None if it is this machine. Known once the link is open."""
         self.handles: dict[int, RayHandle] = {}
-        """Its workers that have not ended, by uid. Changed by the pool's thread and by the link's."""
+        """The node's workers that have not ended, by uid. Changed by the pool's thread and by the link's thread."""
         self.outbox: deque[Command] = deque()
-        """Commands that were not sent yet."""
+        """Commands that have not been sent yet."""
         self.setups: set[int] = set()
-        """Versions of the dataset that it has."""
+        """Versions of the dataset that the node has."""
         self.why = ""
-        """Why it was lost."""
+        """Why the link was lost or has failed."""
         self.created = time.monotonic()
         self.noticed = False
-        """Whether a line in the cell has said that it takes long to open."""
+        """Whether a line in the cell has reported that the link takes long to open."""
         self._batches = batches
         self._put = put
         self._on_change = on_change
@@ -226,7 +226,7 @@ class NodeLink:
 
     @property
     def alive(self) -> bool:
-        """Whether workers can be placed there."""
+        """Whether workers can be placed on the node."""
         return self.state in (LinkState.OPENING, LinkState.OPEN)
 
     def _run(self) -> None:
@@ -237,7 +237,7 @@ class NodeLink:
         except NodeLostError as error:
             if self.state is not LinkState.ENDED:
                 self._end(LinkState.LOST, str(error))
-        except WorkerStartError as error:  # of `check`
+        except WorkerStartError as error:  # raised by `check`
             self._fail(error)
         except StoreFullError as error:
             self._fail(NbloaderError(self._store_full_message(error)))
@@ -307,7 +307,7 @@ class NodeLink:
                 raise NbloaderError(f"a fault on the node:\n{entry.error}")
             else:
                 self._take_message(entry)
-        self.connection.request_report(self.credit)  # after the copies: their memory in the store is free now
+        self.connection.request_report(self.credit)  # only now: the copied data no longer takes memory in the store
 
     def _begin(self, begin: BatchBegin, sent: int, pieces: deque[Any]) -> None:
         handle = self.handles.get(begin.uid)

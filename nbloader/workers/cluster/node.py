@@ -1,11 +1,11 @@
-"""A node: worker processes on one machine of a cluster, and what they report. Runs in the node's actor; knows no Ray.
+"""A node: the worker processes on one machine of a cluster. This runs in the node's actor and does not use Ray.
 
     execute(number, commands)    on the actor's thread for commands
-    report(credit)               on its thread for reports: waits until there is something to report
-    stack(uid)                   on a thread of its own: a worker may take seconds to respond
+    report(credit)               on the actor's thread for reports: waits until there is something to report
+    stack(uid)                   on a separate thread: a worker may take seconds to respond
 
-The workers are those of a `ProcessPool`, with their fork server and their shared memory. What the pool reports is sent
-in the same order: batches, failures, output and ends of workers do not overtake each other.
+The workers belong to a `ProcessPool`, with its fork server and shared memory. The messages of the pool are sent in
+their original order: batches, failures, output and ends of workers do not overtake each other.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from nbloader.workers.process_pool import ProcessHandle, ProcessPool
 _clock = time.perf_counter_ns
 
 HEARTBEAT = 0.5
-"""Seconds after which a report is sent though nothing has happened: with the present status of the workers."""
+"""Seconds after which a report with the current status of the workers is sent even if nothing has happened."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,13 +69,13 @@ class OutgoingBatch:
 
     begin: BatchBegin
     memory: Any
-    """The segment; None if the batch has no memory, or it is in `begin`."""
+    """The segment; None if the batch has no arrays, or if they are in `begin`."""
     nbytes: int
-    """Bytes of `memory` to send."""
+    """Number of bytes of `memory` to send."""
     segments: SegmentReader
     segment: int
     sent: int = 0
-    """Bytes in reports so far."""
+    """Number of bytes that previous reports contain."""
 
 
 class Node:
@@ -99,7 +99,7 @@ class Node:
         self._early: dict[int, tuple[Sequence[Command], SetupParts | None]] = {}
         self._next = 0  # the number of the commands to execute next
         self._outgoing: collections.deque[Entry | OutgoingBatch] = collections.deque()
-        self._in_report: list[OutgoingBatch] = []  # completed by the last report, which is being stored
+        self._in_report: list[OutgoingBatch] = []  # batches that the last report completed; Ray is storing that report
         self._closed = False
         self._actions: Mapping[type, Callable[[Any], object]] = {
             SetEnvironment: self._set_environment,
@@ -117,12 +117,12 @@ class Node:
     # ---- commands -----------------------------------------------------------------------------------------------
 
     def execute(self, number: int, commands: Sequence[Command], setup: SetupParts | None = None) -> None:
-        """Execute commands, when all earlier ones were executed.
+        """Execute commands after all earlier commands.
 
         Args:
-            number: Number of this call, from 0: calls may arrive in another order.
-            commands: What to do.
-            setup: The pickle for a `LoadSetup` among them.
+            number: Number of this call, from 0. Calls may arrive in a different order.
+            commands: The commands.
+            setup: The pickled dataset and functions, if one of the commands is a `LoadSetup`.
         """
         with self._lock:
             self._early[number] = commands, setup
@@ -141,18 +141,18 @@ class Node:
                 self._load_setup(command, setup)
             else:
                 self._actions[type(command)](command)
-        except Exception:  # noqa: BLE001 - a fault of our own must reach the notebook instead of hanging it
+        except Exception:  # noqa: BLE001 - a bug in nbloader must reach the notebook instead of hanging it
             self._outgoing.append(NodeFault(traceback.format_exc()))
 
     def _set_environment(self, command: SetEnvironment) -> None:
-        """Take over the notebook's settings and paths, and keep this node's variables."""
+        """Take over the notebook's settings and paths, and keep this node's environment variables."""
         theirs, own = command.environment, Environment.of_this_process()
         paths = (self._own_path, theirs.sys_path) if command.own_first else (theirs.sys_path, self._own_path)
         cwd = own.cwd if command.own_first or not Path(theirs.cwd).is_dir() else theirs.cwd
         self._environment = theirs._replace(
             sys_path=list(dict.fromkeys([*paths[0], *paths[1]])), cwd=cwd, environ=own.environ
         )
-        sys.path[:] = self._environment.sys_path  # a template and the fork server's clones are given those of the actor
+        sys.path[:] = self._environment.sys_path  # templates and clones of the fork server get the actor's paths
 
     def _load_setup(self, command: LoadSetup, parts: SetupParts | None) -> None:
         if parts is None:
@@ -176,7 +176,7 @@ class Node:
             self._pool.seeds = command.seeds
         handle = self._handles.get(command.uid)
         if handle is None or handle.gone:
-            return  # its end is reported, or being so
+            return  # its end has been reported, or is about to be
         tasks = []
         for pickled, (run, job) in zip(command.tasks, command.keys, strict=True):
             try:
@@ -237,15 +237,15 @@ class Node:
     # ---- reports ------------------------------------------------------------------------------------------------
 
     def report(self, credit: int) -> NodeReport:
-        """Wait until there is something to report, for at most `HEARTBEAT` seconds.
+        """Wait until there is something to report, for at most `HEARTBEAT` seconds, and return a report.
 
         Args:
-            credit: Bytes of batches that it may contain.
+            credit: Number of bytes of batches that the report may contain.
         """
         begun = _clock()
         deadline = time.monotonic() + HEARTBEAT
         with self._lock:
-            for batch in self._in_report:  # stored now, since calls for reports come one after the other
+            for batch in self._in_report:  # now stored, since calls for reports run one after the other
                 batch.segments.discard(batch.segment)
             self._in_report = []
         while True:
@@ -273,7 +273,7 @@ class Node:
             if isinstance(message, BatchDone) and isinstance(message.outcome, SegmentPayload):
                 self._outgoing.append(self._outgoing_batch(uid, message, message.outcome))
                 continue
-            if not isinstance(message, BatchDone):  # a stage in its life, which its status tells more about
+            if not isinstance(message, BatchDone):  # a life-cycle event: send the status of the worker, too
                 self._outgoing.append(self._status(uid, self._handles[uid]))
             self._outgoing.append(dataclasses.replace(message, uid=uid))
             if isinstance(message, WorkerGone):
@@ -281,7 +281,7 @@ class Node:
 
     def _outgoing_batch(self, uid: int, message: BatchDone, payload: SegmentPayload) -> OutgoingBatch:
         header, layout, known = payload.header, None, self._layouts[uid]
-        if payload.layout is not None and known.get(header.layout) is not payload.layout:  # numbers are used again
+        if payload.layout is not None and known.get(header.layout) is not payload.layout:  # numbers are reused
             known[header.layout] = payload.layout
             layout = bytes(payload.layout.tree)
         parts = payload.parts()
@@ -289,7 +289,7 @@ class Node:
         return OutgoingBatch(begin, parts.segment, header.nbytes, self._handles[uid].segments, header.segment)
 
     def _fill(self, credit: int) -> tuple[list[Entry], list[Any]]:
-        """Take from the queue what fits into a report."""
+        """Take as many entries from the queue as fit into a report."""
         entries: list[Entry] = [self._status(uid, handle) for uid, handle in self._handles.items()]
         data: list[Any] = []
         while self._outgoing and credit > 0:
@@ -322,10 +322,10 @@ class Node:
     # ---- stacks -------------------------------------------------------------------------------------------------
 
     def stack(self, uid: int) -> str:
-        """The Python stack of a worker now.
+        """Return the current Python stack of a worker.
 
         Raises:
-            NbloaderError: It is not running, or does not respond.
+            NbloaderError: The worker is not running, or does not respond.
         """
         with self._lock:
             handle = self._handles.get(uid)

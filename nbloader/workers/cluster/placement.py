@@ -1,4 +1,4 @@
-"""Which node gets a worker. Pure."""
+"""Decide which node gets a worker. The functions are pure."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ class NodeInfo:
     node_id: str
     address: str
     cpus: float
-    """CPUs that Ray may use there."""
+    """Number of CPUs that Ray may use on the node."""
     store_bytes: int
-    """Size of its object store."""
+    """Size of the node's object store in bytes."""
     resources: Mapping[str, float] = field(default_factory=dict)
-    """All that Ray may hand out there, whoever has reserved it now: "CPU", "GPU", and those of the user."""
+    """All resources that Ray manages on the node, whether reserved or not: "CPU", "GPU", and user-defined ones."""
 
     @property
     def name(self) -> str:
-        """How messages call it: its address, and the beginning of its id, since addresses need not be unique."""
+        """The name of the node in messages: its address (which may not be unique) and the beginning of its id."""
         return f"{self.address} ({self.node_id[:8]})"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLoad:
-    """A node, and what this loader has there."""
+    """A node, and the number of workers of this loader on it."""
 
     info: NodeInfo
     workers: int
     suspect: bool = False
-    """Whether a link to it was lost a moment ago: it may be dead though Ray does not know yet."""
+    """Whether a link to the node was lost recently: the node may be dead although Ray does not know yet."""
 
     def share(self, more: int = 0) -> float:
-        """Workers per CPU, with so many more."""
+        """Return the number of workers per CPU, if `more` workers were added."""
         return (self.workers + more) / max(self.info.cpus, 1.0)
 
 
 LISTED = 4
-"""Nodes that a message lists."""
+"""Maximum number of nodes that a message lists."""
 
 
 def usable(nodes: Sequence[NodeInfo], options: RayOptions) -> list[NodeInfo]:
-    """Those nodes that the options allow, and that have the resources of an actor."""
+    """Return the nodes that the options allow and that have the resources for an actor."""
     return [node for node in _allowed(nodes, options) if not lacking(node, options)]
 
 
@@ -57,17 +57,17 @@ def _allowed(nodes: Sequence[NodeInfo], options: RayOptions) -> list[NodeInfo]:
 
 
 def lacking(node: NodeInfo, options: RayOptions) -> list[str]:
-    """The resources of which a node has less than its actor would reserve."""
+    """Return the names of the resources of which a node has less than its actor would reserve."""
     wanted = options.resources or {}
     return [name for name, amount in wanted.items() if node.resources.get(name, 0.0) < amount]
 
 
 def why_unusable(nodes: Sequence[NodeInfo], options: RayOptions) -> str:
-    """Why no node is usable.
+    """Explain why no node is usable.
 
     Args:
-        nodes: Those that are alive.
-        options: Of which they satisfy none.
+        nodes: The nodes that are alive.
+        options: The options that none of the nodes satisfies.
     """
     allowed = _allowed(nodes, options)
     if not nodes:
@@ -93,7 +93,7 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 def choose(loads: Sequence[NodeLoad], options: RayOptions) -> NodeLoad | None:
-    """The node for the next worker; None if none has room."""
+    """Choose the node for the next worker. Return None if all nodes are full."""
     limit = options.workers_per_node
     free = [load for load in loads if limit is None or load.workers < limit]
     free = [load for load in free if not load.suspect] or free
@@ -105,7 +105,7 @@ def choose(loads: Sequence[NodeLoad], options: RayOptions) -> NodeLoad | None:
 
 
 def surplus(loads: Sequence[NodeLoad], options: RayOptions) -> list[str]:
-    """The nodes from which a worker should move to another one, since a node has joined; an id for each worker."""
+    """Return the ids of nodes from which workers should move to a node that has joined, one id for each worker."""
     if options.placement == "pack":
         return []
     counts = {load.info.node_id: load.workers for load in loads}

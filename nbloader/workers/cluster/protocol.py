@@ -1,4 +1,4 @@
-"""What the notebook and the actor of a node send to each other. Workers are named by their `uid` in the notebook."""
+"""The messages between the notebook and the actor of a node. Workers are identified by their `uid` in the notebook."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from nbloader.workers.api import WorkerOptions
 
 
 class SetEnvironment(NamedTuple):
-    """What workers take over from the notebook."""
+    """Set the environment that workers take over from the notebook."""
 
     environment: Environment
     own_first: bool
-    """Whether the node's own paths and directory come first: it has a runtime environment."""
+    """Whether the node's own paths and directory take precedence, because it has a runtime environment."""
 
 
 class LoadSetup(NamedTuple):
-    """A version of the dataset and functions; its pickle comes with the call."""
+    """Load a version of the dataset and functions, whose pickle is an argument of the same call."""
 
     version: int
     preload: list[str]
@@ -33,7 +33,7 @@ class LoadSetup(NamedTuple):
 
 
 class DropSetup(NamedTuple):
-    """No worker is started with this version any more."""
+    """Release a version of the dataset and functions that no worker will be started with."""
 
     version: int
 
@@ -45,11 +45,11 @@ class StartWorker(NamedTuple):
     worker: int
     options: WorkerOptions
     setup: int
-    """A version."""
+    """The version of the dataset and functions."""
 
 
 class SentTask(NamedTuple):
-    """A batch to produce: the fields of `Task` that a worker needs."""
+    """A task: the fields of `Task` that a worker needs."""
 
     run: int
     job: int
@@ -59,27 +59,27 @@ class SentTask(NamedTuple):
 
 
 class SubmitTasks(NamedTuple):
-    """Have a worker produce batches."""
+    """Send tasks to a worker."""
 
     uid: int
     seeds: dict[int, int] | None
-    """The base seeds of the open iterations, by their number; None if they are the same as before."""
+    """The base seeds of the open iterations, by iteration number; None if they have not changed."""
     tasks: list[bytes]
-    """Pickled, each a `SentTask`: unpickling one may run the user's code, and may fail."""
+    """The tasks, each a pickled `SentTask`. Unpickling one may run the user's code, and may fail."""
     keys: list[tuple[int, int]]
-    """(run, job) of each of them, to report that it cannot be unpickled."""
+    """(run, job) of each task, to report a task that cannot be unpickled."""
 
 
 class RevokeTasks(NamedTuple):
-    """Take tasks back that a worker has not begun. The node reports `TasksRevoked`, if there are any."""
+    """Take back tasks that a worker has not begun. The node reports `TasksRevoked` if it took any back."""
 
     uid: int
     jobs: list[tuple[int, int]]
-    """(run, job) of each."""
+    """(run, job) of each task."""
 
 
 class CancelTasks(NamedTuple):
-    """As `WorkerPool.cancel`."""
+    """Cancel tasks: see `WorkerPool.cancel`."""
 
     uid: int
     run: int
@@ -93,17 +93,17 @@ class KillWorker(NamedTuple):
 
 
 class SampleStack(NamedTuple):
-    """Sample what a worker executes."""
+    """Sample the stack of a worker."""
 
     uid: int
 
 
 class ReleaseMemory(NamedTuple):
-    """As `WorkerPool.release_memory`."""
+    """Release memory: see `WorkerPool.release_memory`."""
 
 
 class CloseNode(NamedTuple):
-    """End all workers, report that, and report no more."""
+    """End all workers, report their ends, and then stop reporting."""
 
     grace: float
 
@@ -115,12 +115,12 @@ Command: TypeAlias = (
 
 
 class SetupParts(NamedTuple):
-    """The pickle of the dataset and functions, as it lies in the object store."""
+    """The pickle of the dataset and functions, as stored in the object store."""
 
     data: Any
-    """The pickle, a byte array."""
+    """The pickle, as a byte array."""
     buffers: list[Any]
-    """Its large arrays, byte arrays."""
+    """The large arrays of the pickle, as byte arrays."""
 
 
 # ---- reports: from a node to the notebook --------------------------------------------------------------------------
@@ -128,22 +128,22 @@ class SetupParts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeHello:
-    """What a node says about itself first."""
+    """What a node first reports about itself."""
 
     python: str
     nbloader: str
-    """Its version; "" if it is not installed there."""
+    """The version of nbloader; "" if it cannot be imported on the node."""
     problem: str
-    """Why nbloader cannot be imported there; "" if it can."""
+    """Why nbloader cannot be imported on the node; "" if it can be."""
     pid: int
     processes: str
-    """See `process_space`; "" if nbloader cannot be imported there."""
+    """See `process_space`; "" if nbloader cannot be imported on the node."""
     cores: int
-    """CPU cores that processes may use there."""
+    """Number of CPU cores that processes may use on the node."""
 
 
 class StatusEntry(NamedTuple):
-    """The status of a worker: see `WorkerStatus`. Times are those of the node."""
+    """The status of a worker: see `WorkerStatus`. Times are readings of the node's clock."""
 
     uid: int
     state: int
@@ -153,32 +153,32 @@ class StatusEntry(NamedTuple):
     position: int
     pid: int
     begun: int
-    """The highest sequence number that was begun, of a worker that processes several tasks at a time; else -1."""
+    """The highest sequence number that was begun, if the worker processes several tasks at a time; -1 otherwise."""
 
 
 class BatchBegin(NamedTuple):
-    """A batch. Its memory follows in the data of this report, and of the next ones if it does not fit."""
+    """The beginning of a batch. Its memory follows in the data of this report, and of later reports if necessary."""
 
     uid: int
     header: bytes
-    """See `BatchHeader`; its times are those of the node."""
+    """See `BatchHeader`. Times are readings of the node's clock."""
     extras: bytes
     layout: bytes | None
-    """The pickled layout, before the first batch of the worker that has it."""
+    """The pickled layout, in the first batch of the worker that has this layout; None in later batches."""
     memory: bytes | None
     """The arrays of a small batch; None if they follow, or if there are none."""
     failed_samples: Sequence[SampleFailure]
 
 
 class NodeFault(NamedTuple):
-    """The node cannot go on, for a reason of nbloader's own."""
+    """The node cannot continue because of a bug in nbloader."""
 
     error: str
     """The traceback."""
 
 
 class NodeClosed(NamedTuple):
-    """All workers have ended: this is the last report."""
+    """All workers have ended, and this is the last report."""
 
 
 Entry: TypeAlias = "WorkerMessage | StatusEntry | BatchBegin | NodeFault | NodeClosed"
@@ -188,10 +188,10 @@ class NodeReport(NamedTuple):
     """The result of a call for a report. Ray stores `data` without pickling it."""
 
     begun: int
-    """When the node began with the call, by its clock."""
+    """When the node began to execute the call, by the node's clock."""
     sent: int
-    """When it returned, by its clock."""
+    """When the call returned, by the node's clock."""
     entries: bytes
     """A pickled list of `Entry`."""
     data: list[Any]
-    """Byte arrays: the memory of the batches in `entries`, and first what is missing of the batch before."""
+    """Byte arrays: first the rest of the previous batch, if any, then the memory of the batches in `entries`."""

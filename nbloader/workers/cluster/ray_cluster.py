@@ -1,6 +1,6 @@
-"""The calls of Ray: everything else of this package knows nodes and connections only.
+"""All calls to Ray. The rest of this package only knows nodes and connections.
 
-Ray is imported by the first call, never with nbloader.
+Ray is imported by the first call, never when nbloader is imported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _clock = time.perf_counter_ns
 
 _PACKAGE = __name__.partition(".")[0]
 LOOK_FOR_SHUTDOWN = 0.5
-"""Seconds between two looks whether Ray was shut down while a thread waits for a node."""
+"""Seconds between two checks whether Ray was shut down, while a thread waits for a node."""
 STACK_TIMEOUT = 10.0
 """Seconds to wait for the stack of a worker on another node."""
 SHUT_DOWN = "Ray was shut down in this process while the loader used it"
@@ -40,8 +40,9 @@ CLIENT = (
     "machine after `ray start --address=<head>:6379`) and connect it with ray.init(address='auto')"
 )
 _unreleased: list[Any] = []
-"""Results that nobody waits for any more, since Ray was shut down. If a reference is released while that goes on, Ray
-ends the process, and there is no public way to find out when it is over. They take some hundred bytes each."""
+"""Results that are no longer awaited because Ray was shut down. They are kept because Ray ends the process if a
+reference is released during a shutdown, and there is no public way to find out when the shutdown is over. Each takes a
+few hundred bytes."""
 
 
 class NodeLostError(NbloaderError):
@@ -49,14 +50,14 @@ class NodeLostError(NbloaderError):
 
 
 class StoreFullError(NbloaderError):
-    """A report could not be stored: the object store of its node is full, and so is the disk to which Ray spills."""
+    """A report could not be stored: the node's object store and the disk to which Ray spills are both full."""
 
 
 def import_ray() -> Any:
-    """The module `ray`.
+    """Import the module `ray`.
 
     Raises:
-        ModuleNotFoundError: It is not installed.
+        ModuleNotFoundError: Ray is not installed.
     """
     try:
         return importlib.import_module("ray")
@@ -72,14 +73,14 @@ class RayCluster:
     def __init__(self) -> None:
         self._ray = import_ray()
         self.session: str | None = None
-        """Identifies the connection of this process: another `ray.init()` makes another one. None before `connect`."""
+        """Identifies the connection of this process: each `ray.init()` creates a new one. None before `connect`."""
         self._shut_down = False
 
     def connect(self) -> None:
-        """Check the connection; without one, start a local cluster and say so.
+        """Check the connection. If there is none, call `ray.init()` and print a message.
 
         Raises:
-            NbloaderError: This process is connected in a way that does not serve.
+            NbloaderError: This process is connected in an unsupported way.
         """
         ray = self._ray
         client = sys.modules.get("ray.util.client")
@@ -98,19 +99,19 @@ class RayCluster:
 
     @property
     def connected(self) -> bool:
-        """Whether calls can be made. False from when a call has noticed that Ray was shut down until `connect`."""
+        """Whether calls can be made. False once a call has noticed that Ray was shut down, until the next `connect`."""
         return bool(self._ray.is_initialized()) and not self._shut_down
 
     @property
     def current(self) -> bool:
-        """Whether this process is still connected as it was by `connect`.
+        """Whether this process still has the connection that `connect` found or established.
 
-        For the consumer's thread: Ray ends the process if another thread asks while it is being shut down.
+        Only the consumer's thread may use this: Ray ends the process if another thread asks during a shutdown.
         """
         return self.session is not None and _session_of(self._ray) == self.session
 
     def on_shutdown(self, session: str | None) -> None:
-        """Take note that Ray was shut down in this session."""
+        """Record that Ray was shut down in this session."""
         if session == self.session:
             self._shut_down = True
 
@@ -132,10 +133,10 @@ class RayCluster:
         """Put a pickle into the object store, once for all nodes.
 
         Returns:
-            A reference, for `RayConnection.execute`.
+            A reference to pass to `RayConnection.execute`.
 
         Raises:
-            DatasetTransferError: It does not fit into an object store.
+            DatasetTransferError: The pickle does not fit into an object store.
         """
         size = sum(map(len, buffers)) + len(data)
         for node in usable(self.nodes(), options):
@@ -155,7 +156,7 @@ class RayCluster:
             raise DatasetTransferError(text) from error
 
     def create_connection(self, node: NodeInfo, options: RayOptions, output: str) -> RayConnection:
-        """Start an actor on a node. Does not wait for it.
+        """Start an actor on a node, without waiting for it.
 
         Raises:
             NbloaderError: Ray was shut down.
@@ -179,12 +180,12 @@ class RayCluster:
 
 
 class RayConnection:
-    """The calls to the actor of one node. `next_report` is called by one thread, the others by any.
+    """The calls to the actor of one node. Only one thread may call `next_report`; the other methods are thread-safe.
 
     Args:
-        ray: The module.
+        ray: The module `ray`.
         actor: The actor.
-        cluster: Where it runs.
+        cluster: The cluster that the actor runs on.
     """
 
     def __init__(self, ray: Any, actor: Any, cluster: RayCluster) -> None:
@@ -193,10 +194,10 @@ class RayConnection:
         self._cluster = cluster
         self._session = cluster.session
         self._requested: collections.deque[tuple[Future[Any], int]] = collections.deque()
-        """Reports, and when each was requested."""
+        """The requested reports, with the time of each request."""
         self._completed: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
         self._arrived: set[Future[Any]] = set()
-        """Of those requested, what `_completed` has shown."""
+        """The requested reports that were taken from `_completed`."""
         self._numbers = 0
         self._killed = threading.Event()
 
@@ -204,12 +205,12 @@ class RayConnection:
         """Wait until the actor runs, and ask which versions it has.
 
         Raises:
-            NodeLostError: It cannot be started, or has died.
+            NodeLostError: The actor cannot be started, or has died.
         """
         return NodeHello(*self._result(self._actor.hello))
 
     def clock(self) -> tuple[int, int, int]:
-        """When a call was sent, by this clock; the node's clock; and when the result arrived.
+        """Return when a call was sent (by this clock), the reading of the node's clock, and when the result arrived.
 
         Raises:
             NodeLostError: The actor has died.
@@ -219,11 +220,11 @@ class RayConnection:
         return sent, there, _clock()
 
     def execute(self, commands: bytes, setup: Any = None) -> None:
-        """Send commands. Does not wait; that they were lost is noticed by the next report.
+        """Send commands without waiting. If they are lost, the next report reveals it.
 
         Args:
-            commands: Pickled.
-            setup: The reference to the pickle for a `LoadSetup` among them.
+            commands: The pickled commands.
+            setup: Reference to the pickled dataset and functions, if one of the commands is a `LoadSetup`.
         """
         number, self._numbers = self._numbers, self._numbers + 1
         self._call(lambda: self._actor.execute.remote(number, commands, setup))
@@ -239,17 +240,17 @@ class RayConnection:
         result.add_done_callback(self._completed.put)
 
     def next_report(self) -> tuple[NodeReport, int]:
-        """Wait for the report that was requested first. The caller drops the result before it requests another one.
+        """Wait for the report that was requested first. The caller must drop it before it requests another report.
 
-        A report that was lost with its node may be searched for a long time. A later call to the same actor fails at
-        once then, so all of them are watched.
+        Ray may search a long time for a report that was lost with its node. A later call to the same actor fails
+        immediately in that case, so this method watches all requested reports.
 
         Returns:
             The report, and when it was requested.
 
         Raises:
             NodeLostError: The actor has died, the report was lost, or Ray was shut down.
-            StoreFullError: It could not be stored on its node.
+            StoreFullError: The report could not be stored on its node.
         """
         first, sent = self._requested[0]
         while first not in self._arrived:
@@ -262,7 +263,7 @@ class RayConnection:
         return NodeReport(*self._call(first.result, first)), sent
 
     def _next_completed(self) -> Future[Any]:
-        """Wait for a report, whichever comes first.
+        """Wait for any of the requested reports.
 
         Raises:
             NodeLostError: Ray was shut down.
@@ -274,10 +275,10 @@ class RayConnection:
                 self._check_connected()
 
     def stack(self, uid: int) -> str:
-        """The Python stack of a worker now.
+        """Return the current Python stack of a worker.
 
         Raises:
-            NbloaderError: It does not respond.
+            NbloaderError: The worker does not respond.
         """
         try:
             self._check_connected()
@@ -289,11 +290,11 @@ class RayConnection:
         return stack
 
     def kill(self) -> None:
-        """End the actor at once; its fork server ends the workers."""
+        """Kill the actor; its fork server then ends the workers."""
         if not self._killed.is_set():
             self._killed.set()
-            if self._connected:  # otherwise it has ended with its job
-                with contextlib.suppress(ValueError, NodeLostError):  # it is dead
+            if self._connected:  # otherwise the actor has ended with its job
+                with contextlib.suppress(ValueError, NodeLostError):  # the actor is already dead
                     self._call(lambda: self._ray.kill(self._actor, no_restart=True))
 
     def _result(self, method: Any) -> Any:
@@ -304,13 +305,13 @@ class RayConnection:
         return self._call(result.result, result)
 
     def _check_connected(self, *results: Future[Any]) -> None:
-        """Check that Ray was not shut down: a call would start a new local cluster, which nobody wants.
+        """Check that Ray was not shut down: in that case a call would start a new local cluster.
 
         Args:
-            results: What is not released if it was.
+            results: Results that must not be released if Ray was shut down.
 
         Raises:
-            NodeLostError: It was, and maybe connected anew.
+            NodeLostError: Ray was shut down, and may have been connected again.
         """
         if not self._connected:
             raise self._lost_by_shutdown(*results)
@@ -325,15 +326,15 @@ class RayConnection:
         return NodeLostError(SHUT_DOWN)
 
     def _call(self, call: Callable[[], Any], *results: Future[Any]) -> Any:
-        """Make a call.
+        """Make a call to Ray.
 
         Args:
             call: The call.
             results: See `_check_connected`.
 
         Raises:
-            NodeLostError: It failed, or Ray was shut down.
-            StoreFullError: Its result could not be stored.
+            NodeLostError: The call failed, or Ray was shut down.
+            StoreFullError: The result of the call could not be stored.
         """
         exceptions = self._ray.exceptions
         self._check_connected(*results)
@@ -350,7 +351,7 @@ class RayConnection:
 
 
 def _session_of(ray: Any) -> str | None:
-    """Identifies the connection of this process to a cluster; None without one."""
+    """Return a string that identifies the connection of this process to a cluster; None if not connected."""
     if not ray.is_initialized():
         return None
     context = ray.get_runtime_context()
@@ -358,16 +359,16 @@ def _session_of(ray: Any) -> str | None:
 
 
 def _summary(error: Exception) -> str:
-    """An error of Ray in one line."""
+    """Summarize an error of Ray in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 def check_versions(hello: NodeHello, node: NodeInfo) -> None:
-    """Check that a node has what its workers need.
+    """Check that a node has the versions of Python and nbloader that its workers need.
 
     Raises:
-        WorkerStartError: It has another version of Python or nbloader, or lacks nbloader.
+        WorkerStartError: The node has another version of Python or nbloader, or cannot import nbloader.
     """
     here, version = platform.python_version(), importlib.import_module(_PACKAGE).__version__
     exclude = "or leave the node out with ray=RayOptions(nodes=[...])"
@@ -389,7 +390,7 @@ def check_versions(hello: NodeHello, node: NodeInfo) -> None:
 
 
 def _actor_class(ray: Any) -> type:
-    """The class of the actor. Ray sends it by value, since it is local: it must exist where nbloader does not."""
+    """Create the actor class. It is local so that Ray pickles it by value, for nodes where nbloader is missing."""
 
     class NbloaderNode:
         def __init__(self, output: str) -> None:
