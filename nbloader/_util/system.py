@@ -6,7 +6,7 @@ every group above the process's own can set a smaller one, so each function take
     /proc/self/cgroup      which group the process is in, by controller (version 1) or one for all (version 2)
     /proc/self/mountinfo   where the hierarchies are mounted, and which of their groups is the mount's root
 
-All functions read below `root`, so that tests can give them a tree of their own.
+The functions that look for limits read below `root`, so that tests can give them a tree of their own.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def _dict_in_one_call(keys: tuple[Any, ...], nodes: Sequence[ArrayNode]) -> Fill
 
 
 def _contiguous(nodes: Sequence[LayoutNode]) -> TypeGuard[Sequence[ArrayNode]]:
-    """Whether these are arrays of one dtype, equal but for the first dimension, and adjacent in memory."""
+    """Whether these are adjacent arrays of one dtype whose samples differ in their first dimension only."""
     first, end = nodes[0], None
     for node in nodes:
         if not isinstance(first, ArrayNode) or not isinstance(node, ArrayNode):

@@ -348,7 +348,7 @@ class JoinedPayload(_Payload):
 
     @property
     def mapping(self) -> Any:
-        """Once it is open: the whole segment that contains it; None where the chunks were joined by a copy."""
+        """Once it is open: the segment of the arena that chunks were written into; None if there is no such segment."""
         return None if self._arena is None else self._arena.mapping
 
     @property

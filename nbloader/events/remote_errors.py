@@ -45,7 +45,7 @@ class ErrorInfo(NamedTuple):
 
 
 class SampleFailure(NamedTuple):
-    """A sample that could not be fetched; `on_error` let its batch be produced."""
+    """A sample that was skipped or replaced because it raised, or a call of `__getitems__` that was retried."""
 
     position: int
     """Position in the batch; -1 for an error of the whole batch."""
