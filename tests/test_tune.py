@@ -315,6 +315,33 @@ def test_more_workers_are_found_while_the_loop_runs_and_no_batch_changes():
             assert all(map(torch.equal, mine, expected))
 
 
+def test_an_epoch_that_begins_while_the_kind_changes_packs_the_dataset_for_the_new_kind(monkeypatch):
+    data = np.arange(64, dtype=np.float32).reshape(-1, 4)
+    with DataLoader(data, batch_size=4, num_workers=1) as loader:
+        expected = [batch.tolist() for batch in loader]
+        group = loader._engine._group
+        use_kind, pack = group.use_kind, group.pack
+        changing, packed = threading.Event(), threading.Event()
+
+        def change(*arguments):  # the engine has the new kind, its group the old one
+            changing.set()
+            assert packed.wait(90)
+            use_kind(*arguments)
+
+        def pack_meanwhile(*arguments):
+            try:
+                return pack(*arguments)
+            finally:
+                packed.set()
+
+        monkeypatch.setattr(group, "use_kind", change)
+        loader._use_kind("thread")
+        assert changing.wait(90)
+        monkeypatch.setattr(group, "pack", pack_meanwhile)
+        assert [batch.tolist() for batch in loader] == expected
+        assert {worker.kind for worker in loader.stats().workers} == {"thread"}
+
+
 def test_both_kinds_of_workers_are_tried_where_no_code_of_the_user_runs_in_them_and_no_batch_changes(monkeypatch):
     monkeypatch.setattr(tuning_module, "LONGEST", 0.3)
     data = np.arange(1 << 20, dtype=np.float32).reshape(-1, 16)
