@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import pickle
+import types
 from typing import NamedTuple
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from same import assert_same
 from test_collate import carry, carry_in
 
-from nbloader.batch.serialize import ArrayToBeTensor, dump_object
+from nbloader.batch.serialize import REPLACED_FILE_NAME, ArrayToBeTensor, dump, dump_object, pickled_copy
 
 pytestmark = pytest.mark.unit
 
@@ -138,3 +140,23 @@ def test_arrays_whose_dtype_was_unpickled_are_sent_beside_the_pickle():
     dtype = pickle.loads(pickle.dumps(np.dtype(np.float32)))
     array = np.ndarray(5, dtype, bytearray(20))
     assert dump_object({"a": [array, "text"]}).runs == [(("f", False), [0], [array])]
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["as installed", "a cloudpickle that replaces it"])
+def test_functions_of_a_cell_keep_their_file_name(replaced, monkeypatch):
+    if replaced:
+        reduce_code = cloudpickle.Pickler.dispatch_table[types.CodeType]
+
+        def without_file_name(code):
+            make, arguments = reduce_code(code)
+            kept = [REPLACED_FILE_NAME if argument == code.co_filename else argument for argument in arguments]
+            return make, tuple(kept)
+
+        monkeypatch.setitem(cloudpickle.Pickler.dispatch_table, types.CodeType, without_file_name)
+    source = "def outer(x):\n    def inner():\n        return x\n    return inner"
+    names = {"__name__": "__main__"}
+    exec(compile(source, "<ipython-input-3-abc>", "exec"), names)
+    for copy in (pickled_copy(names["outer"]), pickle.loads(dump(names["outer"], None))):
+        assert copy.__code__.co_filename == "<ipython-input-3-abc>"
+        assert copy(4).__code__.co_filename == "<ipython-input-3-abc>"
+        assert copy(4)() == 4

@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import collections
 import os
-import pickle
 import threading
 from _thread import get_ident
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import cloudpickle
-
 from nbloader._util import rng
 from nbloader.batch.chunk_arena import provide_arena
+from nbloader.batch.serialize import pickled_copy
 from nbloader.batch.task import Task
 from nbloader.events.failures import EmptyBatch
 from nbloader.events.stack_samples import StackCount
@@ -122,7 +120,7 @@ class InlineHandle(WorkerHandle):
         self.iterable_fetcher: IterableFetcher | None = None
         if options.iterable is not None:
             self.iterable_fetcher = IterableFetcher(
-                lambda: pickle.loads(cloudpickle.dumps((setup.dataset, setup.worker_init_fn))), setup.dataset, (0, 0),
+                lambda: pickled_copy((setup.dataset, setup.worker_init_fn)), setup.dataset, (0, 0),
                 options.iterable, self.status, setup.on_error, context=self._context,
                 report_state=lambda *state: report(ShardAdvanced(self.uid, *state)), seeded=False,
             )  # fmt: skip
