@@ -32,24 +32,25 @@ _QUALITY = 90
 def photographs(folder: str | os.PathLike[str] | None = None, count: int = 320) -> pathlib.Path:
     """Create a folder of real JPEG photographs, or reuse the one that an earlier call created.
 
-    They are colour crops, 4:3, between 320x240 and 640x480 pixels, of eight photographs: a person, a cat, a cup of
-    coffee, galaxies, a motorcycle, a retina, a rocket, tissue under a microscope. The layout is the usual one,
-    `folder/class/0000.jpg`. Every call writes the same files. Nothing is downloaded.
+    The photographs are color crops of eight images: a person, a cat, a cup of coffee, galaxies, a motorcycle, a retina,
+    a rocket, and tissue under a microscope. The crops have an aspect ratio of 4:3 and between 320x240 and 640x480
+    pixels. The layout is the usual one, `folder/class/0000.jpg`. Every call writes the same files. Nothing is
+    downloaded.
 
     Each file is written atomically, and missing files are written again, so interrupted and concurrent calls do no
     harm.
 
     Args:
-        folder: Where to write them. By default a folder in the user's cache: `$NBLOADER_CACHE`, else
+        folder: Where to write them. The default is a subfolder of the user's cache: `$NBLOADER_CACHE`, else
             `$XDG_CACHE_HOME/nbloader`, else `~/.cache/nbloader`.
-        count: Number of photographs over all classes. 320 take about 14 MB and a second.
+        count: Total number of photographs, over all classes. 320 photographs take about 14 MB and one second.
 
     Returns:
         The folder.
 
     Raises:
         ValueError: `count` is less than one.
-        ModuleNotFoundError: Pillow or scikit-image is missing; the message has the command to install them.
+        ModuleNotFoundError: Pillow or scikit-image is missing. The message contains the command to install them.
         OSError: The folder cannot be written, or the disk is full; see `errno`.
     """
     if count < 1:
@@ -74,7 +75,7 @@ def photographs(folder: str | os.PathLike[str] | None = None, count: int = 320) 
 
 
 def cache_folder() -> pathlib.Path:
-    """The folder for files that can be created again: `$NBLOADER_CACHE`, or a folder in the user's cache."""
+    """Return the folder for files that can be recreated: `$NBLOADER_CACHE`, or a folder in the user's cache."""
     own = os.environ.get("NBLOADER_CACHE")
     if own:
         return pathlib.Path(own)
@@ -83,7 +84,7 @@ def cache_folder() -> pathlib.Path:
 
 
 def _is_complete(path: pathlib.Path) -> bool:
-    # A power failure can leave an empty file, if it was renamed before its content reached the disk.
+    # After a power failure, a file can be empty: it may have been renamed before its content reached the disk.
     try:
         return path.stat().st_size > 0
     except FileNotFoundError:
@@ -94,7 +95,7 @@ def _write_crops(name: str, numbers: list[int], folder: pathlib.Path) -> None:
     """Write the crops `numbers` of the image of class `name` into `folder`."""
     image = _open(SOURCES[name])
     for number in numbers:
-        # Seeded by its name, so that a file does not depend on which others were written before it.
+        # Seeded with the file's name, so that its content does not depend on which files were written before it.
         crop = image.crop(_box(image.size, random.Random(f"{name}/{number}")))  # noqa: S311 - not for cryptography
         _write(crop, folder / f"{number:04d}.jpg")
 
@@ -138,7 +139,7 @@ def _open(file: str) -> Image.Image:
 
 
 def _explanation(error: OSError, folder: pathlib.Path, count: int) -> str | None:
-    """A message with the cause and a remedy; None for errors without a known remedy."""
+    """Return a message with the cause and a remedy; None for errors without a known remedy."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"no space left for {count} photographs (about {max(1, count * 40 // 1000)} MB) in {folder}: "

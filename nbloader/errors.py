@@ -1,4 +1,4 @@
-"""The exceptions that nbloader raises. Each docstring says what the likely cause is."""
+"""The exceptions that nbloader raises. The docstrings name the likely causes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ class LoaderClosedError(NbloaderError, RuntimeError):
 
 
 class WorkerStartError(NbloaderError, RuntimeError):
-    """Workers could not be started: the dataset cannot be sent to them, or cannot be rebuilt there.
+    """Workers could not be started.
 
-    The likely cause is the dataset. The message includes the workers' last output.
+    If a worker ended repeatedly before it was ready, the likely cause is the dataset, which may crash the worker while
+    it is rebuilt there. The message includes the worker's last output. Otherwise the system did not provide a process,
+    a thread or a pipe, or no node of a cluster could run a worker. The message says why.
     """
 
 
 class WorkerDiedError(NbloaderError, RuntimeError):
-    """A batch killed every worker that tried to produce it.
+    """A batch killed every worker that tried to produce it, or more than `max_restarts` workers died.
 
-    The likely cause is the dataset, or a lack of memory. The message includes the sample indices, the exit signals and
-    the last lines of the workers' standard error.
+    The likely cause is the dataset or a lack of memory. The message says how the last worker ended and includes the
+    last lines of its standard error. If a single batch is the cause, the message also includes its sample indices.
     """
 
 
@@ -34,15 +36,21 @@ class LoaderTimeoutError(NbloaderError, RuntimeError, TimeoutError):
 
 
 class DatasetTransferError(NbloaderError, TypeError):
-    """The dataset, or a function passed to the loader, cannot be pickled, and workers are not forked instead."""
+    """The dataset, a function passed to the loader, or the indices of a batch cannot be sent to the workers.
+
+    Usually the object cannot be pickled, and the loader is not allowed to fork workers, which would inherit it.
+    """
 
 
 class ReplayError(NbloaderError, LookupError):
-    """A batch cannot be made again: `DataLoader.replay`. The message says why."""
+    """`DataLoader.replay` cannot reproduce a batch. The message says why."""
 
 
 class RecordingError(NbloaderError, ValueError):
-    """A file cannot be played: it is not a recording, is damaged, or is of another version. The message says which."""
+    """A file cannot be played. It is not a recording, is damaged or incomplete, or has another version of the format.
+
+    The message says which of these applies.
+    """
 
 
 class WorkerTraceback(NbloaderError):  # noqa: N818 - it is a traceback, shown as the cause of an error

@@ -1,1 +1,1 @@
-"""Helpers without knowledge of data loading: system limits, random state, wake-ups, text formatting, validation."""
+"""Helpers that are independent of data loading: system limits, random state, wake-ups, text formatting, validation."""

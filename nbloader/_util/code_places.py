@@ -1,4 +1,4 @@
-"""Places in source code as a user names them: "cell 4 line 12", "data.py:12"; and the text of a line."""
+"""Names of source lines as users write them, such as "cell 4 line 12" or "data.py:12", and the text of such lines."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 from nbloader._util.system import working_directory
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
-"""Where the modules of nbloader lie."""
+"""The directory that contains nbloader's modules."""
 _STDLIB = os.path.dirname(os.__file__)  # noqa: PTH120 - quicker; sysconfig, which workers do without, takes longer
 _PACKAGES = ("site-packages", "dist-packages")
 _BELOW_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in _PACKAGES)
 _NO_FILE = ("<frozen ", "<string>")
 _FRAME = r'(?m)^  File "(.+)", line (\d+), in .+\n(?!    )'
-"""A frame of a traceback without the text of its line. Not compiled: workers, which need it rarely, start sooner."""
+"""Matches a traceback frame that lacks its source line. Not compiled on import, so that workers start sooner."""
 
 
 @functools.cache
 def is_library(file: str) -> bool:
-    """Whether code is not the user's own: of nbloader, of Python, or of an installed package.
+    """Return whether code belongs to nbloader, Python or an installed package, rather than to the user.
 
     Args:
         file: `co_filename` of the code.
@@ -32,7 +32,7 @@ def is_library(file: str) -> bool:
 
 
 def is_python(file: str) -> bool:
-    """Whether code is of Python's standard library, or of an interpreter's command line.
+    """Return whether code belongs to Python's standard library, or was passed on the interpreter's command line.
 
     Args:
         file: `co_filename` of the code.
@@ -41,10 +41,10 @@ def is_python(file: str) -> bool:
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file or folder belongs to Python or an installed package. One that is installed as editable does not.
+    """Return whether a file or folder belongs to Python or to an installed package that is not an editable install.
 
     Args:
-        file: Its path. A symbolic link in a package's folder counts as the package's, unless it is resolved.
+        file: The path. A symbolic link inside a package's folder belongs to the package, unless the caller resolves it.
     """
     entries: list[object] = list(sys.path)
     folders = _installed_folders(tuple(entry for entry in entries if isinstance(entry, str)))
@@ -53,13 +53,13 @@ def is_installed(file: str) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _installed_folders(sys_path: tuple[str, ...]) -> tuple[str, ...]:
-    """Where paths of installed files may begin that do not say it by `_PACKAGES`."""
+    """Return prefixes of paths to installed files, for files whose paths need not contain a name of `_PACKAGES`."""
     linked = {os.path.realpath(entry) for entry in sys_path if entry.endswith(_PACKAGES)}
     return tuple(f"{folder}{os.sep}" for folder in {_STDLIB, os.path.realpath(_STDLIB), *linked})
 
 
 def cell_name(file: str) -> str:
-    """The name of a cell, "Cell In[3]", for the file name that IPython gives to its code; else ""."""
+    """Return the name of a cell, such as "Cell In[3]", from the file name that IPython gives its code; otherwise ""."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     named = shell.compile.format_code_name(file) if shell is not None else None
@@ -67,7 +67,7 @@ def cell_name(file: str) -> str:
 
 
 def place_of(file: str, line: int) -> str:
-    """A line as a user names it: "cell 4 line 12", "data.py:12" (below the working directory), "PIL/Image.py:2185"."""
+    """Return the name of a line: "cell 4 line 12", "data.py:12" (below the working directory), "PIL/Image.py:2185"."""
     number = re.search(r"\d+", cell_name(file))
     if number is not None:
         return f"cell {number[0]} line {line}"
@@ -79,12 +79,12 @@ def place_of(file: str, line: int) -> str:
 
 
 def source_line(file: str, line: int) -> str:
-    """The text of a line, without indentation; "" if it is not known. In the notebook's process, cells are known."""
+    """Return the text of a line without indentation; "" if unknown. Cells are known only in the notebook's process."""
     return linecache.getline(file, line).strip()
 
 
 def with_source_lines(traceback: str) -> str:
-    """A traceback of another process, with the lines that are missing: that process does not know the cells."""
+    """Add missing source lines to a traceback from another process, which does not know the source of the cells."""
 
     def complete(frame: re.Match[str]) -> str:
         text = source_line(frame[1], int(frame[2]))

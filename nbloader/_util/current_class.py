@@ -1,4 +1,4 @@
-"""Objects whose class was defined anew: in a notebook cell that was edited, or in a module that was reloaded."""
+"""Updates objects whose class was redefined, because a notebook cell was run again or a module was reloaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def with_current_class(dataset: Any) -> Any:
     """Give an object the current definition of its class, in place.
 
     Raises:
-        TypeError: Python does not allow it (the new class has another layout, such as other `__slots__`).
+        TypeError: Python does not allow it, because the new class has a different layout (such as other `__slots__`).
     """
     cls = type(dataset)
     current: Any = sys.modules.get(cls.__module__)

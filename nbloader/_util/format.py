@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 CLIP = 200
-"""Maximum length of a text that comes from a sample, a worker or an error."""
+"""Maximum length of a text from a sample, a worker or an error, in characters."""
 
 CRASH = "Fatal Python error: "
-"""How Python's faulthandler begins its report of a crash."""
+"""Prefix of the first line of a crash report of Python's faulthandler."""
 _MODULES = "Extension modules: "
-"""How the last line of that report begins, which lists dozens of modules."""
+"""Prefix of the last line of such a report, which lists dozens of modules."""
 
 
-# Smallest absolute value, and the format from there on: about three significant digits.
+# Format of numbers whose absolute value is at least the given one, with about three significant digits.
 _NUMBERS = ((1e15, ".2e"), (99.95, ",.0f"), (9.995, ".1f"), (0.0995, ".2f"), (0.0005, ".3f"))
-# Units of time: limit in seconds, units per second, name.
+# Units for times below a limit: the limit in seconds, units per second, name.
 _SHORT = ((0.9995e-3, 1e6, "us"), (0.9995, 1e3, "ms"))
 _LONG = 99.95
 _MINUTE = _HOUR = 60
@@ -67,7 +67,7 @@ def clean(value: Any, limit: int = CLIP) -> str:
     """Convert any object to a single line of at most `limit` printable characters.
 
     Control characters (NUL, terminal escapes, line ends) and lone surrogates, which cannot be encoded, become the
-    replacement character. The result is not escaped for HTML.
+    Unicode replacement character. The result is not escaped for HTML.
     """
     try:
         text = value if isinstance(value, str) else str(value)
@@ -81,7 +81,7 @@ def clean(value: Any, limit: int = CLIP) -> str:
 
 
 def final_message(text: str, limit: int = CLIP) -> str:
-    """The last line that a process wrote before it ended, cleaned; for a crash its name and the innermost frame."""
+    """Return the last line of a process's output, cleaned; after a crash, the error and its innermost frame."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     crash = next((i for i in reversed(range(len(lines))) if lines[i].startswith(CRASH)), None)
     if crash is None:
@@ -91,6 +91,9 @@ def final_message(text: str, limit: int = CLIP) -> str:
 
 
 def tail(text: str, limit: int = CLIP) -> list[str]:
-    """The last lines of a text, cleaned, of at most `limit` characters: the end of a traceback says most."""
+    """Return the last lines of a text, cleaned, with at most `limit` characters in total.
+
+    The end is kept because it is the most informative part of a traceback.
+    """
     kept = "\n".join(line for line in text.splitlines() if line.strip() and not line.startswith(_MODULES))
     return [clean(line, limit) for line in kept[-limit:].splitlines() if line.strip()]

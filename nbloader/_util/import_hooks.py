@@ -1,4 +1,4 @@
-"""A callback for when a module is imported."""
+"""Calls a function when a module is imported."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import ModuleType
 
 
 def when_imported(name: str, call: Callable[[], object]) -> None:
-    """Call `call` once the module has been imported: now if it is imported already.
+    """Call a function once a module has been imported; immediately if it already has been.
 
     Args:
         name: Full name of the module.
-        call: Called on the importing thread, before the import statement returns.
+        call: The function. It runs on the importing thread, before the import statement returns.
     """
     if name in sys.modules:
         call()
@@ -23,9 +23,9 @@ def when_imported(name: str, call: Callable[[], object]) -> None:
 
 
 class _Watch:
-    """A meta path finder that finds nothing itself, but wraps the loader of one module.
+    """A meta path finder that wraps the loader of one module; the other finders find the module.
 
-    It does not subclass `importlib.abc.MetaPathFinder`: importing that takes a worker 8 ms.
+    It does not subclass `importlib.abc.MetaPathFinder`, because importing that class would take each worker 8 ms.
     """
 
     def __init__(self, name: str, call: Callable[[], object]) -> None:
@@ -35,7 +35,7 @@ class _Watch:
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Let the other finders find the module, and add the callback to its execution."""
+        """Return the spec that the other finders find, with a loader that also calls the function."""
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)

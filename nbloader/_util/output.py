@@ -1,4 +1,4 @@
-"""The standard streams of a worker process, which the user's code may have replaced, closed or set to None."""
+"""Flushes the standard streams of a worker process, which user code may have replaced, closed or set to None."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ log = logging.getLogger(__name__)
 
 
 def flush(stream: Any) -> None:
-    """Flush `sys.stdout` or `sys.stderr`. Where that fails, what was printed appears later or not at all.
+    """Flush `sys.stdout` or `sys.stderr`. If this fails, the output appears later or not at all.
 
-    A stream of the user's own may raise anything, and it is no fault of a batch. torch's workers flush only when they
-    end, and ignore errors too.
+    A user-defined stream may raise any exception, and this is not an error of a batch. torch's workers flush only when
+    they end, and also ignore errors.
     """
     try:
         stream.flush()

@@ -1,7 +1,7 @@
 """Colors of stages and states, shared by reports, plots and the dashboard.
 
-They are distinguishable with color vision deficiency, and visible on light and dark backgrounds. No information is
-conveyed by color alone.
+People with color vision deficiency can tell them apart, and they are visible on light and dark backgrounds. No
+information is conveyed by color alone.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ STAGES = {
     "step": "#a8a03c",
 }
 WAIT = "#d1573a"
-"""The loop waits for a batch."""
+"""The training loop is waiting for a batch."""
 LOST = "#b0306a"
-"""Work of a worker that ended before it had produced the batch."""
+"""Work lost because the worker ended before it had produced the batch."""
 STATES = {
     "idle": "#8d99a8",
     "starting": STAGES["transport"],
@@ -30,7 +30,7 @@ STATES = {
     "sending": STAGES["transport"],
     "dead": "#c93c3c",
 }
-"""By the state of a worker."""
+"""Colors of the states of a worker."""
 GOOD = "#1a9e77"
 """The loader keeps up."""
 BAD = "#c93c3c"
@@ -41,7 +41,7 @@ _NO_CAUSES = ("", "new", "closed", "paused", "starting", "idle", "unknown")
 
 
 def cause_color(cause: str) -> str:
-    """The color of a verdict, by `Snapshot.cause`."""
+    """Return the color of a value of `Snapshot.cause`."""
     if cause in ("consumer", "consumer_python"):
         return GOOD
     if cause == "worker":

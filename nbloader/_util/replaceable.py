@@ -1,4 +1,4 @@
-"""A property that an attribute of the instance replaces."""
+"""A property that an instance attribute of the same name can replace."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ T = TypeVar("T")
 
 
 class ReplaceableProperty(Generic[OwnerT, T]):
-    """A read-only property that an instance may replace by an attribute of its own.
+    """A read-only property that an instance may replace with an instance attribute.
 
-    Subclasses of torch's loader have attributes of any name, such as `self.trace`. An assignment to a `property`
-    without a setter would raise; with this one the subclass has its attribute.
+    Subclasses of torch's loader may have attributes of any name, such as `self.trace`. Assigning to a `property`
+    without a setter would raise an error. Assigning to this one creates an instance attribute, which hides it.
 
     Args:
-        compute: Returns the value.
+        compute: Function that returns the value of the property for an instance.
     """
 
     def __init__(self, compute: Callable[[OwnerT], T]) -> None:
@@ -30,5 +30,5 @@ class ReplaceableProperty(Generic[OwnerT, T]):
     def __get__(self, instance: OwnerT, owner: type[Any]) -> T: ...
 
     def __get__(self, instance: OwnerT | None, owner: type[Any]) -> Any:
-        """The value, unless the instance has an attribute of this name: Python then does not ask."""
+        """Return the value. Python does not call this if the instance has an attribute of the same name."""
         return self if instance is None else self._compute(instance)

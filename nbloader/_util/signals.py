@@ -1,4 +1,4 @@
-"""Exceptions that a signal handler has raised, such as the TimeoutError of a handler that limits the time of a cell."""
+"""Recognizes exceptions raised by signal handlers, such as a TimeoutError that limits the run time of a cell."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def raised_by_handler(error: BaseException) -> bool:
-    """Whether a Python function that is installed as a signal handler has raised this.
+    """Return whether an exception was raised by a Python function that is installed as a signal handler.
 
-    Such a function runs between any two instructions of the main thread. What it raises is meant for the program, and
-    is no error of the code that it has interrupted. It is recognized in the traceback.
+    Such a function can run between any two instructions of the main thread. Its exception is meant for the program and
+    is not an error of the interrupted code. The handler is recognized in the traceback.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -27,7 +27,7 @@ def raised_by_handler(error: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """The code of a function, a method, a partial or an object that is called; None for a handler in C."""
+    """Return the code object of a function, a method, a partial or a callable object; None for a handler in C."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     for function in (

@@ -1,4 +1,4 @@
-"""The `state_dict()` protocol of samplers and iterable datasets, and states as JSON."""
+"""Helpers for the `state_dict()` protocol of samplers and iterable datasets, and for states stored as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_stateful(thing: Any) -> bool:
-    """Whether an object has `state_dict()` and `load_state_dict()`."""
+    """Return whether an object has `state_dict()` and `load_state_dict()`."""
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
@@ -16,10 +16,10 @@ def as_json(value: Any, what: str) -> tuple[str | None, str]:
 
     Args:
         value: The value.
-        what: Its name, for the message.
+        what: The name of the value, for the message.
 
     Returns:
-        The JSON text and "", or None and what is wrong with the value.
+        The JSON text and "", or None and a message about what is wrong with the value.
     """
     try:
         text = json.dumps(value)

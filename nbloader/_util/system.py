@@ -1,12 +1,13 @@
-"""What this process may use of the machine: CPU cores, memory, and the state of its memory pages.
+"""CPU cores and memory available to this process, and the state of its memory pages.
 
-In a container the limits of its control groups (cgroups) count, not the size of the machine. Limits are hierarchical:
-every group above the process's own can set a smaller one, so each function takes the smallest on the way up.
+In a container, the limits of the control groups (cgroups) apply, not the size of the machine. Limits are hierarchical:
+every ancestor of the process's control group can set a lower limit, so each function takes the minimum over the group
+and its ancestors.
 
-    /proc/self/cgroup      which group the process is in, by controller (version 1) or one for all (version 2)
-    /proc/self/mountinfo   where the hierarchies are mounted, and which of their groups is the mount's root
+    /proc/self/cgroup      the group of the process: one per controller (version 1), or a single one (version 2)
+    /proc/self/mountinfo   where each hierarchy is mounted, and which group is the root of the mount
 
-The functions that look for limits read below `root`, so that tests can give them a tree of their own.
+The functions that look up limits read files below `root`, so that tests can pass a directory with fake files.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _FILE_BIT, _SWAPPED_BIT, _PRESENT_BIT = 61, 62, 63
 
 
 class CurrentProcess:
-    """This process. A forked child is another one."""
+    """The id of the current process, updated in forked children."""
 
     __slots__ = ("pid",)
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        """Read once, since the system call takes 0.3 us."""
+        """Cached, since the system call takes 0.3 us."""
         os.register_at_fork(after_in_child=self._update)
 
     def _update(self) -> None:
@@ -43,16 +44,16 @@ current_process = CurrentProcess()
 
 
 class CgroupVersion(NamedTuple):
-    """Names of the files in which one version of control groups keeps limits."""
+    """Names of the files that hold the limits in one version of control groups."""
 
     filesystem: str
-    """Type of the mount."""
+    """File system type of the mount."""
     memory_limits: tuple[str, ...]
     memory_usage: str
     inactive_file: str
-    """Entry of `memory.stat`: page cache that the kernel reclaims first, bytes."""
+    """Entry of `memory.stat`: page cache that the kernel reclaims first, in bytes."""
     cpusets: tuple[str, ...]
-    """Files with the permitted CPUs, such as "0-3,8"; the first one that exists counts."""
+    """Files that list the permitted CPUs, such as "0-3,8". The first file that is not empty is used."""
 
 
 V1 = CgroupVersion(
@@ -72,10 +73,10 @@ class Cgroup(NamedTuple):
 
 
 def cores(root: Path = _ROOT) -> int:
-    """CPU cores that this process may use, at least 1.
+    """Return the number of CPU cores that this process may use, at least 1.
 
-    The smallest of its affinity, the CPU sets and the CPU bandwidth of its control groups; a bandwidth of 1.5 cores
-    counts as 2.
+    This is the minimum of its CPU affinity and of the CPU sets and CPU bandwidths of its control groups. A bandwidth of
+    1.5 cores counts as 2.
     """
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     for group in cgroups("cpu", root):
@@ -89,9 +90,9 @@ def cores(root: Path = _ROOT) -> int:
 
 
 def process_space() -> str:
-    """Identify the processes that this one sees: equal in two processes that know each other by their process ids.
+    """Return an identifier of the process-id namespace: processes with the same one can refer to each other by pid.
 
-    The processes of one machine, or of one container, have the same. They share its cores, too.
+    All processes of a machine, or of a container, have the same identifier. They also share its CPU cores.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
@@ -101,14 +102,14 @@ def process_space() -> str:
 
 
 def available_memory(root: Path = _ROOT, groups: Iterable[Cgroup] | None = None) -> int | None:
-    """Memory that can be allocated without swapping or being killed, bytes; None if the system does not report it.
+    """Return how many bytes can be allocated without swapping or being killed; None if the system does not report it.
 
-    The smallest of what the machine has available and what each control group leaves.
+    This is the minimum of the memory available on the machine and the memory that each control group has left.
 
     Args:
         root: Where to look for /proc.
-        groups: The control groups that limit the memory of this process, where they are known: finding them takes
-            most of the time.
+        groups: The control groups that limit the memory of this process, if already known. By default they are looked
+            up, which takes most of the time.
     """
     limits = [value for value in [_machine_memory(root)] if value is not None]
     for group in cgroups("memory", root) if groups is None else groups:
@@ -119,11 +120,11 @@ def available_memory(root: Path = _ROOT, groups: Iterable[Cgroup] | None = None)
 
 
 def cgroups(controller: str, root: Path = _ROOT) -> Iterator[Cgroup]:
-    """The control groups that limit this process, from its own up to the root of the mounted hierarchy.
+    """Yield the control groups that limit this process, from its own group up to the root of the mounted hierarchy.
 
     Args:
         controller: "memory", "cpu" or "cpuset".
-        root: Where to look for /proc; mount points lie below it too.
+        root: Where to look for /proc. Mount points are also looked up below it.
     """
     paths = _cgroup_paths(_text(root / "proc/self/cgroup"))
     for line in _text(root / "proc/self/mountinfo").splitlines():
@@ -137,17 +138,17 @@ def cgroups(controller: str, root: Path = _ROOT) -> Iterator[Cgroup]:
         top = root / mount.point.lstrip("/")
         try:
             inner = PurePosixPath(path).relative_to(mount.group)
-        except ValueError:  # the mount shows another part of the hierarchy: only its root is known
+        except ValueError:  # the mount shows another part of the hierarchy: only the root of the mount is known
             inner = PurePosixPath()
         for parts in range(len(inner.parts), -1, -1):
             yield Cgroup(top.joinpath(*inner.parts[:parts]), version)
 
 
 def working_directory() -> str | None:
-    """The working directory; None if it was deleted.
+    """Return the working directory; None if it was deleted.
 
-    Then worker processes run in the root directory: relative paths do not exist there, as in this process, and torch
-    works. (MKL ends a process that loads it in a deleted directory.)
+    If it was deleted, worker processes run in the root directory. Relative paths do not exist there, just as in this
+    process, and torch works. (MKL ends a process that loads it in a deleted directory.)
     """
     try:
         return str(Path.cwd())
@@ -156,7 +157,7 @@ def working_directory() -> str | None:
 
 
 def cpus_in(text: str) -> int:
-    """Number of CPUs in a list such as "0-3,8"; 0 for an empty or unreadable one."""
+    """Return the number of CPUs in a list such as "0-3,8"; 0 if the list is empty or malformed."""
     count = 0
     try:
         for part in filter(None, text.strip().split(",")):
@@ -168,11 +169,11 @@ def cpus_in(text: str) -> int:
 
 
 def pages_written(address: int, nbytes: int) -> bool:
-    """Whether a page of a private mapping of a file was written to, and is the file's no longer.
+    """Return whether any page of a private file mapping was written to, and so is no longer a page of the file.
 
     True if the system does not report it.
     """
-    import numpy as np  # here: the fork server's client needs this module, and starts before NumPy is imported
+    import numpy as np  # here: the fork server's client uses this module before NumPy is imported
 
     first, last = address // mmap.PAGESIZE, (address + nbytes - 1) // mmap.PAGESIZE
     try:
@@ -191,15 +192,15 @@ class _Mount(NamedTuple):
     """A mounted hierarchy of control groups."""
 
     group: str
-    """The group that is the root of the mount."""
+    """The control group at the root of the mount."""
     point: str
     filesystem: str
     options: tuple[str, ...]
-    """Of version 1: the controllers."""
+    """In version 1, these include the controllers."""
 
     @classmethod
     def parse(cls, line: str) -> _Mount | None:
-        """Read a line of /proc/self/mountinfo (proc(5)); None for another kind of mount."""
+        """Parse a line of /proc/self/mountinfo (see proc(5)); return None if it is not a mount of control groups."""
         before, separator, after = line.partition(" - ")
         fields, kind = before.split(), after.split()
         if not separator or not kind or kind[0] not in (V1.filesystem, V2.filesystem):
@@ -212,12 +213,12 @@ class _Mount(NamedTuple):
 
 
 def _unescaped(path: str) -> str:
-    """A path of mountinfo, where blanks are written in octal."""
+    """Decode a path of mountinfo, in which white space and backslashes are escaped in octal."""
     return path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 
 
 def _cgroup_paths(text: str) -> dict[str, str]:
-    """Path of the process's group by controller; "" stands for version 2, which has one hierarchy."""
+    """Map each controller to the path of the process's group; the key "" is the single hierarchy of version 2."""
     paths = {}
     for line in text.splitlines():
         _number, _, rest = line.partition(":")
@@ -228,10 +229,10 @@ def _cgroup_paths(text: str) -> dict[str, str]:
 
 
 def _cpu_quota(group: Cgroup) -> float | None:
-    """Cores that the group's CPU bandwidth equals; None for no limit."""
+    """Return the group's CPU bandwidth limit, in cores; None if there is no limit."""
     with contextlib.suppress(ValueError, ZeroDivisionError):
         if group.version is V2:
-            quota, period = map(int, _text(group.directory / "cpu.max").split())  # "max ...", no limit: a ValueError
+            quota, period = map(int, _text(group.directory / "cpu.max").split())  # "max ..." (no limit): ValueError
         else:
             quota = int(_text(group.directory / "cpu.cfs_quota_us"))
             period = int(_text(group.directory / "cpu.cfs_period_us"))
@@ -248,10 +249,10 @@ def _machine_memory(root: Path) -> int | None:
 
 
 def _memory_left(group: Cgroup) -> int | None:
-    """Bytes below the group's limit; None for no limit. Page cache that the kernel reclaims first counts as free."""
+    """Return the bytes left below the group's limit; None if there is no limit. Inactive page cache counts as free."""
     limits = []
     for name in group.version.memory_limits:
-        with contextlib.suppress(ValueError):  # "max", no limit, or no such file
+        with contextlib.suppress(ValueError):  # "max" (no limit), or no such file
             limits.append(int(_text(group.directory / name)))
     if not limits:
         return None
@@ -268,7 +269,7 @@ def _memory_left(group: Cgroup) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """The text of a file; "" where it does not exist or cannot be read."""
+    """Return the text of a file; "" if the file does not exist or cannot be read."""
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeError):

@@ -1,7 +1,7 @@
-"""The names of torch that the loader itself is built on, or stand-ins for them where torch is not installed.
+"""The names that the loader imports from torch, or stand-ins for them if torch is not installed.
 
-This module imports torch: what runs in worker processes imports it inside functions at most, so that workers of
-datasets without tensors start without torch.
+Importing this module imports torch. Code that runs in worker processes therefore imports it only inside functions, so
+that workers can start without torch if the dataset has no tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ else:
     try:
         import torch.utils.data  # noqa: F401  whether it can be imported
     except ModuleNotFoundError as error:
-        if error.name != "torch":  # torch is installed, but not what it needs
+        if error.name != "torch":  # torch is installed, but one of its dependencies is missing
             raise
         INSTALLED = False
     else:

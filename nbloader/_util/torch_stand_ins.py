@@ -1,6 +1,7 @@
-"""What takes the place of torch's classes and functions where torch is not installed (`torch_api`).
+"""Stand-ins for torch's classes and functions, used when torch is not installed (see `torch_api`).
 
-Only NumPy output works then. Classes of which no object can exist are empty: `isinstance` is False for all objects.
+Without torch, the loader can only return NumPy arrays. Classes that cannot have instances without torch are empty, so
+that `isinstance` is False for every object.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def missing_torch(what: str, instead: str = "") -> ModuleNotFoundError:
-    """The error for what torch is needed for, where it is not installed.
+    """Return the error for a feature that needs torch when torch is not installed.
 
     Args:
-        what: What needs it, such as "device='cuda'".
-        instead: What can be done without it.
+        what: The feature that needs torch, such as "device='cuda'".
+        instead: What the user can do without torch.
     """
     alternative = f", or {instead}" if instead else ""
     return ModuleNotFoundError(
@@ -25,7 +26,7 @@ def missing_torch(what: str, instead: str = "") -> ModuleNotFoundError:
 
 
 class DataLoader(Generic[T_co]):
-    """In the place of torch's loader: the base class of ours, with those of its private members that ours inherits."""
+    """Stand-in for torch's `DataLoader`, the base class of ours, with the private members that ours inherits."""
 
     batch_sampler: Any
     sampler: Any
@@ -34,43 +35,43 @@ class DataLoader(Generic[T_co]):
 
     @property
     def _auto_collation(self) -> bool:
-        """Whether samples make batches."""
+        """Whether samples are collated into batches."""
         return self.batch_sampler is not None
 
     @property
     def _index_sampler(self) -> Any:
-        """What is iterated for the indices of the batches."""
+        """The sampler that yields the indices of each batch."""
         return self.sampler if self.batch_sampler is None else self.batch_sampler
 
     def check_worker_number_rationality(self) -> None:
-        """No warning of more worker processes than cores: that is torch's own."""
+        """Do nothing. torch's method warns if there are more worker processes than CPU cores."""
 
 
 class _DatasetKind:
-    """How samples are read."""
+    """Kinds of datasets."""
 
     Map = 0
     Iterable = 1
 
 
 class _BaseDataLoaderIter:
-    """In the place of torch's iterator: the base class of ours."""
+    """Stand-in for torch's iterator, the base class of ours."""
 
 
 class Dataset(Generic[T_co]):
-    """In the place of torch's class."""
+    """Stand-in for `torch.utils.data.Dataset`."""
 
 
 class IterableDataset(Dataset[T_co]):
-    """In the place of torch's class."""
+    """Stand-in for `torch.utils.data.IterableDataset`."""
 
 
 class Subset:
-    """Some samples of a dataset, with the attributes of torch's. Also used where torch is not imported yet.
+    """Subset of a dataset, with the same attributes as torch's `Subset`. Also used before torch is imported.
 
     Args:
         dataset: A map-style dataset.
-        indices: The indices of these samples.
+        indices: The indices of the samples in the subset.
     """
 
     def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
@@ -78,22 +79,22 @@ class Subset:
         self.indices = indices
 
     def __getitem__(self, position: int) -> Any:
-        """One sample."""
+        """Return one sample."""
         return self.dataset[self.indices[position]]
 
     def __getitems__(self, positions: Iterable[int]) -> Any:
-        """The samples of a batch, in one call if the dataset provides that."""
+        """Return the samples of a batch, read by a single call if the dataset has `__getitems__`."""
         indices = [self.indices[position] for position in positions]
         together = getattr(self.dataset, "__getitems__", None)
         return [self.dataset[index] for index in indices] if together is None else together(indices)
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return len(self.indices)
 
 
 class SequentialSampler:
-    """The indices of a dataset in order, as torch's.
+    """Sampler that yields the indices of a dataset in order, like torch's.
 
     Args:
         data_source: The dataset.
@@ -103,19 +104,19 @@ class SequentialSampler:
         self.data_source = data_source
 
     def __iter__(self) -> Iterator[int]:
-        """The indices of one epoch."""
+        """Return an iterator over the indices of one epoch."""
         return iter(range(len(self.data_source)))
 
     def __len__(self) -> int:
-        """Number of indices per epoch."""
+        """Return the number of indices per epoch."""
         return len(self.data_source)
 
 
 class BatchSampler:
-    """Lists of indices, as torch's.
+    """Sampler that yields the indices of one batch at a time, like torch's.
 
     Args:
-        sampler: Yields the indices.
+        sampler: Yields the indices of single samples.
         batch_size: Indices per batch.
         drop_last: Whether to drop the last batch if it is incomplete.
     """
@@ -126,7 +127,7 @@ class BatchSampler:
         self.drop_last = drop_last
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """The batches of one epoch."""
+        """Yield the batches of one epoch, each as a list of indices."""
         batch: list[Any] = []
         for index in self.sampler:
             batch.append(index)
@@ -137,22 +138,22 @@ class BatchSampler:
             yield batch
 
     def __len__(self) -> int:
-        """Number of batches per epoch."""
+        """Return the number of batches per epoch."""
         samples = len(self.sampler)  # type: ignore[arg-type]
         return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
 
 
 class _InfiniteConstantSampler:
-    """None without end, as torch's: the place of a sampler in a loader over an iterable dataset."""
+    """Sampler that yields None forever, like torch's. It is the sampler of loaders over iterable datasets."""
 
     def __iter__(self) -> Iterator[None]:
-        """The same for each sample."""
+        """Yield None for each sample."""
         while True:
             yield None
 
 
 class _NeverInstantiated:
-    """A class of torch's of which there is no object, since torch is not installed."""
+    """Stand-in for torch's classes that cannot have instances, since torch is not installed."""
 
 
 RandomSampler = SubsetRandomSampler = WeightedRandomSampler = DistributedSampler = _NeverInstantiated
@@ -160,18 +161,18 @@ IterDataPipe = MapDataPipe = _NeverInstantiated
 
 
 class Generator:
-    """In the place of `torch.Generator`."""
+    """Stand-in for `torch.Generator`."""
 
 
 class device:  # noqa: N801  torch's name
-    """In the place of `torch.device`."""
+    """Stand-in for `torch.device`."""
 
 
 def profiling() -> bool:
-    """Whether torch's profiler is running."""
+    """Return False: torch's profiler cannot be running, since torch is not installed."""
     return False
 
 
 def record_function(name: str) -> NoReturn:
-    """A range of torch's profiler."""
+    """Raise `ModuleNotFoundError`: without torch, there are no profiler ranges."""
     raise missing_torch(f"the range {name!r} of torch's profiler")

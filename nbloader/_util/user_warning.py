@@ -1,4 +1,4 @@
-"""Warnings that point to the user's line."""
+"""Issues warnings that point to a line of the user's code."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import sys
 import warnings
 from types import FrameType
 
-_OWN = {__name__.partition(".")[0], "functools"}  # functools: attributes that are computed on first use
+_OWN = {__name__.partition(".")[0], "functools"}  # functools: frames of cached properties
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning at the innermost frame that is not nbloader's own.
+    """Issue a warning that points to the innermost frame outside nbloader.
 
     Args:
-        message: The text.
-        category: Its class.
+        message: The text of the warning.
+        category: The class of the warning.
     """
     frame: FrameType | None = sys._getframe(1)
     level = 2

@@ -1,4 +1,4 @@
-"""Checks of argument values that several packages share."""
+"""Argument checks that several subpackages share."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 
 def natural(name: str, value: Any, hint: str) -> int:
-    """Check an argument that must be a non-negative integer of any kind, such as NumPy's.
+    """Check that an argument is a non-negative integer of any type, such as a NumPy integer.
 
     Args:
         name: The argument's name, for the message.
-        value: What the user passed.
-        hint: Ends the message about a negative value: what the smallest value means, or what to use instead.
+        value: The value that the user passed.
+        hint: End of the message about a negative value: what the smallest value means, or what to use instead.
 
     Returns:
         The value as an `int`.
 
     Raises:
-        TypeError: It is not an integer.
-        ValueError: It is negative.
+        TypeError: The value is not an integer.
+        ValueError: The value is negative.
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}: {value!r}")
@@ -30,10 +30,10 @@ def natural(name: str, value: Any, hint: str) -> int:
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """Check an argument that must be one of a few strings.
+    """Check that an argument is one of the allowed strings.
 
     Raises:
-        ValueError: It is not.
+        ValueError: The value is not allowed.
     """
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")

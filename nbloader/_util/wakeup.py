@@ -12,30 +12,30 @@ CONCURRENT_NEXT = (
 
 
 class Wakeup:
-    """An event for one waiting thread, made of a socket pair. `set` takes no lock, so a finalizer can call it anywhere.
+    """An event for one waiting thread, implemented as a socket pair. `set` takes no lock, so finalizers may call it.
 
-    Sockets, not a pipe: a socket that another thread has just closed raises, while a pipe's number could already belong
-    to another file.
+    It uses sockets rather than a pipe because a socket that another thread has just closed raises an exception, while
+    the descriptor number of a closed pipe could already belong to another file.
     """
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
         self._write.setblocking(False)
-        self._polls: dict[int | None, select.poll] = {}  # by the other descriptor
+        self._polls: dict[int | None, select.poll] = {}  # keyed by the other descriptor
         self._waiting = False
 
     def set(self) -> None:
-        """Wake the waiting thread; without one, the next `wait` returns at once."""
-        with contextlib.suppress(OSError):  # the buffer is full of wake-ups, or closed
+        """Wake the waiting thread. If no thread is waiting, the next `wait` returns immediately."""
+        with contextlib.suppress(OSError):  # the buffer is full of wake-ups, or the socket is closed
             self._write.send(b"w")
 
     def wait(self, other: int | None, timeout: float | None) -> None:
-        """Block until it is set, or another descriptor is readable.
+        """Block until the event is set or another descriptor becomes readable.
 
         Args:
-            other: The other descriptor; None for none.
-            timeout: Seconds; None waits without limit.
+            other: The other descriptor, or None.
+            timeout: Maximum time to wait, in seconds; None to wait indefinitely.
 
         Raises:
             RuntimeError: Another thread is waiting.
@@ -59,10 +59,12 @@ class Wakeup:
                 self.clear()
 
     def pause(self, seconds: float) -> None:
-        """Block until it is set, at most for a short time, which is kept to the microsecond: `poll` rounds up to 1 ms.
+        """Block until the event is set or a short time has passed.
+
+        The timeout has a resolution of microseconds; `wait` uses `poll`, which rounds up to milliseconds.
 
         Args:
-            seconds: The time.
+            seconds: Maximum time to wait.
 
         Raises:
             RuntimeError: Another thread is waiting.
@@ -72,7 +74,7 @@ class Wakeup:
         try:
             self._waiting = True
             ready = select.select((self._read,), (), (), max(0.0, seconds))[0]
-        except (ValueError, OSError):  # `select` takes descriptors up to 1023 only, and none of a closed socket
+        except (ValueError, OSError):  # `select` rejects descriptors above 1023, and closed sockets
             ready = []
         finally:
             self._waiting = False
@@ -80,15 +82,15 @@ class Wakeup:
             self.clear()
 
     def fileno(self) -> int:
-        """A descriptor that is readable while a wake-up is pending."""
+        """Return a descriptor that is readable while a wake-up is pending."""
         return self._read.fileno()
 
     def clear(self) -> None:
         """Discard pending wake-ups."""
-        with contextlib.suppress(OSError):  # nothing to read, or closed
+        with contextlib.suppress(OSError):  # nothing to read, or the socket is closed
             self._read.recv(4096)
 
     def close(self) -> None:
-        """Close it; `set` has no effect from now on."""
+        """Close the sockets. Afterwards, `set` has no effect."""
         self._read.close()
         self._write.close()

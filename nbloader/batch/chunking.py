@@ -1,9 +1,9 @@
-"""Batches in chunks that several workers produce at the same time (`chunk_size`, as in DI-engine).
+"""Splits batches into chunks that several workers produce at the same time (`chunk_size`, as in DI-engine).
 
-    batch -> ChunkedBatch.split() -> chunks: dispatched, produced, retried as batches are -> join_chunks() -> one batch
+    batch -> ChunkedBatch.split() -> chunks: dispatched, produced, retried like batches -> join_chunks() -> one batch
 
 Workers write the chunks side by side into one block of memory if the layout of the batch is known (chunk_arena.py);
-otherwise a copy joins them when the loop takes the batch.
+otherwise the chunks are joined by a copy when the consumer takes the batch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from nbloader.events.failures import EmptyBatch, WorkerFailure
 
 
 def check_chunk(chunk_size: Any, *, batch_size: int | None, batch_sampler: Any, iterable: bool) -> int | None:
-    """Validate `chunk_size`. Returns the samples of a chunk; None where batches are not split.
+    """Validate `chunk_size`. Returns the number of samples in a chunk; None if batches are not split.
 
     Raises:
-        TypeError: It is not an int.
-        ValueError: It does not divide the batch size, or there are no batches to split.
+        TypeError: `chunk_size` is not an int.
+        ValueError: `chunk_size` is not positive or does not divide the batch size, the dataset is iterable, or there
+            are no batches to split.
     """
     if chunk_size is None:
         return None
@@ -46,12 +47,12 @@ def join_chunks(batch: ChunkedBatch[Any], collate_fn: Callable[[list[Any]], Any]
     """Join the outcomes of the chunks of a batch.
 
     Args:
-        batch: The batch; all its chunks have arrived.
-        collate_fn: Collates the samples of all chunks, where chunks are lists of samples; None where the chunks are
-            collated already.
+        batch: The batch, whose chunks have all arrived.
+        collate_fn: Collates the samples of all chunks if chunks are lists of samples; None if the chunks are already
+            collated.
 
     Returns:
-        The first failure, if there is one; `EmptyBatch` if no chunk has samples; otherwise the batch.
+        The first failure if there is one; `EmptyBatch` if no chunk has samples; otherwise the payload of the batch.
     """
     chunks: list[tuple[int, Any]] = [
         (batch.start(chunk), outcome) for chunk, outcome in zip(batch.chunks, batch.outcomes(), strict=True)

@@ -1,13 +1,14 @@
-"""Collates samples straight into the memory in which the batch travels.
+"""Collates samples directly into the memory in which the batch is sent.
 
     samples -> Plan: layout, size -> Plan.fill(memory) in the worker -> rebuild.builder(layout) in the notebook
 
-The rules are those of torch's `default_collate`: numbers, arrays and tensors are stacked to tensors, strings and bytes
-stay lists, mappings and named tuples keep their type, other tuples become lists. Dataclasses keep theirs too. torch
-itself is needed only where a sample holds a tensor, so that most workers need not import it.
+The rules are those of torch's `default_collate`: numbers, arrays and tensors are stacked into tensors, strings and
+bytes stay lists, mappings and named tuples keep their type, other tuples become lists. In addition, dataclasses are
+supported and keep their type. torch is needed only if a sample contains a tensor, so most workers need not import it.
 
-What a plan does not support (sparse and nested tensors, registered or exotic types, the result of a custom
-`collate_fn`) is collated to an object and pickled with its arrays out of band: one copy more, any type.
+Batches that a plan does not support (sparse and nested tensors, registered or exotic types, the result of a custom
+`collate_fn`) are collated into an object, which is pickled with its arrays out of band. This costs one more copy, but
+works for any type.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ NUMPYS_OWN = frozenset(
 """Names of the dtypes that NumPy and torch share. Packages such as ml_dtypes register more of torch's names with NumPy,
 but torch does not accept those dtypes."""
 ADDED_TO_NUMPY = 2
-"""`isbuiltin` of a dtype that such a package has registered."""
+"""Value of `dtype.isbuiltin` for a dtype that such a package has registered."""
 
 _shape_of = operator.attrgetter("shape")
 _dtype_of = operator.attrgetter("dtype")
@@ -57,30 +58,30 @@ EMPTY_BATCH = "the batch is empty: the batch sampler gave a list without indices
 
 
 class NotPlannedError(Exception):
-    """A plan does not support this type: collate to an object and pickle it. Never leaves nbloader."""
+    """A plan does not support a type: the batch must be collated into an object and pickled. Never leaves nbloader."""
 
 
 class Plan:
-    """Where each leaf of a collated batch goes.
+    """Memory locations of the leaves of a collated batch.
 
     Args:
-        samples: Those of the batch.
+        samples: The samples of the batch.
 
     Attributes:
-        tree: The layout of the batch: equal for batches that are laid out alike.
-        extras: Leaves that are not arrays (lists of strings), sent beside the memory.
+        tree: The layout of the batch; two batches that are laid out alike have equal layouts.
+        extras: Leaves that are not arrays (lists of strings), sent separately from the memory.
         nbytes: Size of the memory that the batch needs.
 
     Raises:
-        NotPlannedError: A sample holds a type that is not supported here.
-        Exception: The samples do not make a batch; the errors are those of torch's `default_collate`.
+        NotPlannedError: A sample contains a type that plans do not support.
+        Exception: The samples cannot be collated; the errors are those of torch's `default_collate`.
     """
 
     __slots__ = ("_leaves", "extras", "nbytes", "tree")
 
     def __init__(self, samples: Sequence[Any]) -> None:
         self._leaves: list[tuple[Any, Any, ArrayNode]] = []
-        """Values (one array of all samples, or a sequence with an array of each), dtype, and where they go."""
+        """For each array: values (one array for all samples, or a sequence of one per sample), dtype and node."""
         self.extras: list[Any] = []
         self.nbytes = 0
         if not samples:
@@ -88,7 +89,7 @@ class Plan:
         self.tree: LayoutNode = self._walk(samples)
 
     def fill(self, memory: Memory) -> None:
-        """Write the arrays into `memory`, which has room for `nbytes`."""
+        """Write the arrays into `memory`, which must hold at least `nbytes` bytes."""
         for values, dtype, node in self._leaves:
             shape = node.shape
             out: Any = np.ndarray(shape, dtype, memory, node.offset)
@@ -103,7 +104,7 @@ class Plan:
                 out[...] = np.array(values)
 
     def move(self, tree: LayoutNode) -> None:
-        """Place the arrays elsewhere.
+        """Change where the arrays are written.
 
         Args:
             tree: The layout of this plan, with other offsets.
@@ -141,7 +142,7 @@ class Plan:
         if kind is tuple or kind is list:
             return ListNode(tuple([self._walk(column) for column in _columns(values, len(first))]))
         if isinstance(first, (str, bytes)):
-            self.extras.append(values)  # a tuple below tuples and lists, as torch gives it
+            self.extras.append(values)  # inside tuples and lists, this is a tuple, as in torch
             return ExtraNode(len(self.extras) - 1)
         return self._walk_rare_type(values, first, kind)
 
@@ -188,7 +189,7 @@ class Plan:
             raise NotPlannedError
         name = str(dtype).removeprefix("torch.")
         carrier = name
-        if name not in NUMPYS_OWN:  # bfloat16, float8_...: carried as unsigned integers of that size
+        if name not in NUMPYS_OWN:  # bfloat16, float8_...: sent as unsigned integers of the same size
             if dtype.itemsize not in (1, 2, 4) or dtype.is_complex:
                 raise NotPlannedError
             carrier = f"u{dtype.itemsize}"
@@ -196,7 +197,10 @@ class Plan:
 
 
 def _common(first: type, kinds: set[type]) -> Any:
-    """The dtype of numbers of several types, as in torch: the type of the first decides whether they are doubles."""
+    """Return the dtype for numbers of several types, as in torch.
+
+    It is float64 if the first number is a float, float32 if only later numbers are floats, and otherwise int64.
+    """
     if not kinds <= SCALARS.keys():
         raise NotPlannedError
     if first is float:
@@ -210,16 +214,16 @@ def _common(first: type, kinds: set[type]) -> Any:
 
 
 def _same_dtype(values: Sequence[Any]) -> bool:
-    """Whether all have the same dtype. Most dtypes are one object each; comparing identities is ten times faster."""
+    """Return whether all values have the same dtype. Most dtypes are singletons: comparing ids is ten times faster."""
     dtypes = list(map(_dtype_of, values))
     return len(set(map(id, dtypes))) == 1 or len(set(dtypes)) == 1
 
 
 def plan_batch(samples: Sequence[Any]) -> Plan | None:
-    """The plan of a batch; None if it must be collated to an object (`collate_object`).
+    """Return the plan of a batch; None if the batch must be collated into an object (`collate_object`).
 
     Raises:
-        Exception: As `Plan`.
+        Exception: The samples cannot be collated; see `Plan`.
     """
     try:
         return Plan(samples)
@@ -234,7 +238,7 @@ def _columns(values: Sequence[Any], length: int) -> list[tuple[Any, ...]]:
 
 
 def unequal_sizes(values: Sequence[Any]) -> RuntimeError:
-    """The error that torch raises when samples cannot be stacked, with advice added."""
+    """Return the error that torch raises if samples cannot be stacked, with added advice."""
     first = list(values[0].shape)
     entry, shape = next((i, list(v.shape)) for i, v in enumerate(values) if list(v.shape) != first)
     return RuntimeError(
@@ -251,15 +255,17 @@ def _registered(kind: type) -> bool:
 
 
 def collate_object(samples: list[Any], output: str) -> Any:
-    """Collate what `Plan` does not support, by torch's own `default_collate` (imports torch).
+    """Collate samples that `Plan` does not support, with torch's `default_collate` (imports torch).
+
+    If torch is not installed, `collate_to_arrays` collates them.
 
     Args:
-        samples: Those of a batch.
+        samples: The samples of a batch.
         output: "torch" or "numpy".
 
     Raises:
-        ModuleNotFoundError: torch is not installed, and only torch's function collates these samples.
-        Exception: Whatever that function raises.
+        ModuleNotFoundError: torch is not installed, and only torch's function can collate these samples.
+        Exception: Whatever the function that collates them raises.
     """
     if not samples:
         raise IndexError(EMPTY_BATCH)
@@ -275,14 +281,14 @@ def collate_object(samples: list[Any], output: str) -> Any:
 
 
 def collate_to_arrays(samples: list[Any]) -> Any:
-    """Collate by the rules of torch's `default_collate`, to arrays and without torch.
+    """Collate samples into arrays by the rules of torch's `default_collate`, without torch.
 
     Args:
-        samples: Those of a batch.
+        samples: The samples of a batch.
 
     Raises:
-        ModuleNotFoundError: Only torch's function collates these samples.
-        Exception: The samples do not make a batch.
+        ModuleNotFoundError: Only torch's function can collate these samples.
+        Exception: The samples cannot be collated.
     """
     try:
         plan = Plan(samples)
@@ -295,7 +301,7 @@ def collate_to_arrays(samples: list[Any]) -> Any:
 
 
 def _as_array(tensor: Any) -> Any:
-    """The array of a tensor; the tensor itself where NumPy does not have its dtype."""
+    """Convert a tensor to an array; return the tensor unchanged if NumPy lacks its dtype."""
     try:
         return tensor.numpy()
     except TypeError:
@@ -303,15 +309,18 @@ def _as_array(tensor: Any) -> Any:
 
 
 def convert(sample: Any, as_tensor: Callable[[Any], Any]) -> Any:
-    """Convert as torch's `default_convert`, for samples that pass unbatched: arrays become tensors, the rest stays.
+    """Convert a sample that is not batched, as torch's `default_convert` does: arrays become tensors.
+
+    All other leaves stay unchanged.
 
     Args:
         sample: One sample.
-        as_tensor: Makes the tensor of an array (or marks it, where torch is not to be imported).
+        as_tensor: Converts an array to a tensor, or marks it for conversion if torch must not be imported here. For
+            NumPy output, it returns an array.
     """
     kind = type(sample)
     if isinstance(sample, np.ndarray) and kind.__module__ == "numpy" and kind is not np.ndarray:
-        sample, kind = np.asarray(sample), np.ndarray  # np.matrix and np.memmap, as torch; other subclasses pass
+        sample, kind = np.asarray(sample), np.ndarray  # np.matrix and np.memmap, as in torch; other subclasses stay
     if kind is np.ndarray or (isinstance(sample, np.generic) and not isinstance(sample, (str, bytes))):
         return as_tensor(sample) if sample.dtype.kind in "biufc" else sample
     if kind not in (dict, list) and isinstance(sample, (Mapping, Sequence)) and not isinstance(sample, tuple):
@@ -324,5 +333,5 @@ def convert(sample: Any, as_tensor: Callable[[Any], Any]) -> Any:
         return sample
     parts = [convert(part, as_tensor) for (part,) in container.columns((sample,))]
     if kind is not dict and not hasattr(sample, "_fields"):
-        return parts  # a list, also of a tuple
+        return parts  # tuples become lists, too
     return container.make(parts)

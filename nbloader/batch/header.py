@@ -1,7 +1,7 @@
-"""The header of a produced batch: its identity, location and size, and the time to produce it.
+"""The header of a produced batch: its identity, location and size, and the time taken to produce it.
 
 A worker process packs it in front of the batch in a `BATCH` frame; worker threads and the inline pool create it
-directly. All times are `perf_counter_ns` or durations in ns.
+directly. All times are values of `perf_counter_ns` or durations in ns.
 """
 
 from __future__ import annotations
@@ -14,51 +14,51 @@ _STRUCT = struct.Struct("<qqiiqqqqqqqqqq")
 _new = tuple.__new__  # takes half as long as `_make`
 
 HEADER_SIZE = _STRUCT.size
-"""Bytes of a packed header."""
+"""Size of a packed header in bytes."""
 IN_ARENA = -2
-"""Value of `segment`: a chunk that was written into the arena of its batch (chunk_arena.py)."""
+"""Value of `segment` for a chunk that was written into the arena of its batch (chunk_arena.py)."""
 NOT_MEASURED = -1
-"""Value of `fetch_cpu` and `collate_cpu`: this batch was not measured."""
+"""Value of `fetch_cpu` and `collate_cpu` if the CPU time of the batch was not measured."""
 CPU_MEASURED = 8
-"""The CPU time of one batch in so many is measured while batches take less than `MEASURE_NS`. Reading it three times,
-with a system call each, took 3 % of the time of tiny batches."""
+"""The CPU time is measured for 1 of this many batches while batches take less than `MEASURE_NS`. A measurement needs
+three system calls, which took 3 % of the time of tiny batches when every batch was measured."""
 MEASURE_NS = 500_000
-"""Production time from which on each batch is measured, ns."""
+"""If a batch took at least this long to produce, in ns, the next one is measured in any case."""
 PICKLED = -1
-"""Value of `layout`: there is none; the extras hold the message of a pickled object (serialize.py)."""
+"""Value of `layout` for a batch without a layout: the extras contain the message of a pickled object (serialize.py)."""
 
 
 class BatchHeader(NamedTuple):
-    """Identity, location, size and cost of a produced batch (or chunk of one)."""
+    """Identity, location, size and cost of a produced batch (or of a chunk)."""
 
     run: int
-    """The iteration that it belongs to."""
+    """The iteration that the batch belongs to."""
     number: int
-    """Batch number within the iteration; job number of a chunk."""
+    """Batch number within the iteration; for a chunk, its job number."""
     layout: int
     """Id of the layout among the worker's layouts, or `PICKLED`."""
     segment: int
-    """Number of the worker's segment, `segment.NO_SEGMENT` where the batch is in the frame, or `IN_ARENA`."""
+    """Number of the worker's segment, `segment.NO_SEGMENT` if the batch is not in a segment, or `IN_ARENA`."""
     nbytes: int
-    """Size of the arrays, bytes."""
+    """Size of the arrays in bytes."""
     extras_nbytes: int
-    """Size of the pickled extras (parts that are not arrays), bytes."""
+    """Size of the pickled extras (parts that are not arrays) in bytes."""
     samples: int
     fetch_begin: int
     fetch_end: int
     collate_end: int
     fetch_cpu: int
-    """CPU time of the fetch, ns, or `NOT_MEASURED`."""
+    """CPU time of the fetch in ns, or `NOT_MEASURED`."""
     collate_cpu: int
-    """CPU time of the collation, ns, or `NOT_MEASURED`."""
+    """CPU time of the collation in ns, or `NOT_MEASURED`."""
     slowest: int
-    """Position of the slowest sample in the batch; -1 where samples were not fetched one by one."""
+    """Position of the slowest sample in the batch; -1 if the samples were not fetched one by one."""
     slowest_ns: int
-    """Time to fetch that sample."""
+    """Time to fetch the slowest sample."""
 
 
 pack_header: Callable[..., bytes] = _STRUCT.pack
-"""Pack a header; the arguments are the fields of `BatchHeader`, in their order. (A method of it would cost 0.4 us.)"""
+"""Pack a header. The arguments are the fields of `BatchHeader`, in order. (A method would cost 0.4 us.)"""
 
 
 def unpack_header(body: Any) -> BatchHeader:

@@ -1,7 +1,8 @@
-"""Produced batches on their way to the consumer: in a worker's segment, in this process, or joined from chunks.
+"""Payloads: produced batches on their way to the consumer.
 
-All of them are a `BatchPayload`: they have the header of the batch, and build it in `open()`. Payloads and the failures
-of `events.failures` are the possible outcomes of a dispatched batch (`BatchOutcome`).
+A batch arrives from a worker process, is produced in this process, or is joined from chunks. All payloads implement
+`BatchPayload`: they hold the header of the batch, and `open()` builds the batch. Payloads and the failures of
+`events.failures` are the possible outcomes of a dispatched batch (`BatchOutcome`).
 """
 
 from __future__ import annotations
@@ -31,77 +32,77 @@ if TYPE_CHECKING:
 
 
 class BatchOutcome(Protocol):
-    """The outcome of a dispatched batch: a payload, a failure, or nothing where all samples were skipped."""
+    """The outcome of a dispatched batch: a payload, a failure, or `EmptyBatch` if all samples were skipped."""
 
     @property
     def failed(self) -> bool:
-        """Whether it is an error to be raised in place of the batch."""
+        """Whether the outcome is an error, which is raised in place of the batch."""
 
     @property
     def empty(self) -> bool:
-        """Whether no sample is left, so that the consumer does not see the batch."""
+        """Whether all samples were skipped, so that the consumer does not see the batch."""
 
     @property
     def samples(self) -> int:
-        """Samples in the batch; 0 for a failure."""
+        """Number of samples in the batch; 0 for a failure."""
 
     @property
     def nbytes(self) -> int:
-        """Size of the batch, bytes; 0 for a failure."""
+        """Size of the batch in bytes; 0 for a failure."""
 
     @property
     def produce_ns(self) -> int:
-        """Time that a worker spent to fetch and collate it, ns; 0 for a failure."""
+        """Time that a worker spent fetching and collating the batch, in ns; 0 for a failure."""
 
     def discard(self) -> None:
-        """Nobody will open it: give its memory back."""
+        """Release the memory of a batch that nobody will open."""
 
 
 class BatchPayload(BatchOutcome, Protocol):
-    """A produced batch. It holds the batch's memory from `open()` until it is garbage collected."""
+    """A produced batch. From `open()` on, it holds the batch's memory until it is garbage-collected."""
 
     @property
     def header(self) -> BatchHeader:
-        """Identity, size and cost."""
+        """Identity, size and cost of the batch."""
 
     @property
     def worker(self) -> int:
-        """Id of the worker that produced it; -1 for none."""
+        """Id of the worker that produced the batch; -1 if no worker did."""
 
     @property
     def pid(self) -> int:
-        """Process id of that worker."""
+        """Id of the process that produced the batch."""
 
     @property
     def received(self) -> int:
-        """When the loader received it, perf_counter ns."""
+        """`perf_counter_ns` time at which the loader received the batch."""
 
     @property
     def transport(self) -> str:
-        """How it travelled: "segment", "inline", "pickle" or "local"."""
+        """How the batch was transported: "segment", "inline", "pickle" or "local"."""
 
     @property
     def transfer(self) -> NodeTransfer | None:
-        """How it came from another machine; None if it was produced on this one."""
+        """How the batch came from another machine; None if it was produced on this machine."""
 
     @property
     def in_arena(self) -> bool:
-        """Whether it is a chunk in the arena of its batch: only the arena can build it."""
+        """Whether the payload is a chunk in the arena of its batch, so that only the arena can build it."""
 
     @property
     def extras(self) -> list[Any]:
-        """The parts that are not arrays."""
+        """The parts of the batch that are not arrays."""
 
     @property
     def mapping(self) -> Any:
-        """Once it is open: the whole segment that contains it; None where it is elsewhere."""
+        """The whole segment that contains the opened batch; None if the batch is not in a segment."""
 
     def open(self) -> Any:
         """Build the batch on the memory in which it arrived."""
 
 
 class PayloadSource(Protocol):
-    """The worker process that sends payloads, as `SegmentPayload` needs it."""
+    """The attributes of a worker process that `SegmentPayload` needs."""
 
     worker: int
     pid: int
@@ -114,10 +115,10 @@ class Arena(Protocol):
 
     @property
     def mapping(self) -> Any:
-        """The whole segment, once the batch is open on it; None where it is not a segment."""
+        """The whole segment once the batch has been opened on it; None if the arena is not a segment."""
 
     def open(self, chunks: Sequence[BatchPayload]) -> Any:
-        """Build the whole batch from all of its chunks."""
+        """Build the batch from all of its chunks."""
 
     def read(self, chunk: BatchPayload, start: int) -> Any:
         """Build one chunk.
@@ -128,11 +129,11 @@ class Arena(Protocol):
         """
 
     def give_back(self) -> None:
-        """All chunks have arrived and nobody reads the arena any more."""
+        """Release the arena after all chunks have arrived, when nobody will read it any more."""
 
 
 class Layout:
-    """The layout of batches from one worker; unpickled when the first of them is opened.
+    """A layout of batches from one worker. It is unpickled when the first of these batches is opened.
 
     Args:
         tree: The pickled layout.
@@ -149,7 +150,7 @@ class Layout:
         self._private: Build | None = None
 
     def build_on(self, memory: Any, extras: list[Any]) -> Any:
-        """Build a batch on its memory."""
+        """Build a batch from views of its memory and from its extras."""
         if type(memory) is bytearray:
             if self._private is None:
                 self._private = builder(pickle.loads(self.tree), self._output)
@@ -160,14 +161,14 @@ class Layout:
 
 
 class _Payload:
-    """The base of payloads: what a `BatchPayload` is asked for before it is opened.
+    """Base class of payloads: the attributes of a `BatchPayload` that are available before it is opened.
 
     Args:
         header: Identity, size and cost of the batch.
-        worker: Id of the worker that produced it; -1 for none.
-        pid: Process id of that worker.
-        received: When the loader received it, perf_counter ns.
-        transport: How it travelled.
+        worker: Id of the worker that produced the batch; -1 if no worker did.
+        pid: Id of the process that produced the batch.
+        received: `perf_counter_ns` time at which the loader received the batch.
+        transport: How the batch was transported.
     """
 
     __slots__ = ("header", "in_arena", "nbytes", "pid", "produce_ns", "received", "samples", "transport", "worker")
@@ -182,34 +183,34 @@ class _Payload:
         self.received = received
         self.transport = transport
         self.in_arena = False
-        """Whether it is a chunk in the arena of its batch."""
+        """Whether the payload is a chunk in the arena of its batch."""
         (
             _run, _number, _layout, _segment, nbytes, extras_nbytes, samples, fetch_begin, _fetch_end, collate_end,
             _fetch_cpu, _collate_cpu, _slowest, _slowest_ns,
-        ) = header  # at once: attributes of a named tuple take 35 ns each  # fmt: skip
+        ) = header  # unpacked at once: each attribute of a named tuple takes 35 ns  # fmt: skip
         self.samples = samples
         self.nbytes = nbytes + extras_nbytes
         self.produce_ns = collate_end - fetch_begin
 
 
 class PayloadParts(NamedTuple):
-    """A batch as it came from its worker process, to be sent to another machine."""
+    """The parts of a batch as they came from a worker process, for sending them to another machine."""
 
     header: bytes
     extras: bytes
     inline: bytes | None
     """The arrays of a small batch; None if they are in a segment."""
     segment: Any
-    """The segment, a ctypes array, that begins with the arrays; None if there are none in one."""
+    """The segment as a ctypes array, which begins with the batch's arrays; None if they are not in a segment."""
 
 
 class SegmentPayload(_Payload):
-    """A batch from a worker process, in one of its segments, in the frame, or in the arena of its batch.
+    """A batch or chunk from a worker process: in a segment of the worker, in the frame, or in the arena of its batch.
 
     Args:
-        source: The worker that sent it.
+        source: The worker that sent the batch.
         body: The frame: header, extras, and the arrays of a small batch.
-        received: When it was received, perf_counter ns.
+        received: `perf_counter_ns` time at which the batch was received.
     """
 
     __slots__ = ("_extras", "_memory", "_segments", "layout")
@@ -229,7 +230,7 @@ class SegmentPayload(_Payload):
         self.layout = None if layout == PICKLED else source.layouts[layout]
 
     def open(self) -> Any:
-        """Build the batch on the memory in which it arrived. It holds that memory until it is collected itself."""
+        """Build the batch on the memory in which it arrived. The batch holds it until it is garbage-collected."""
         if self._memory is None:
             self._memory = self._segments.lend(self.header.segment, self.header.nbytes)
         if self.layout is None:
@@ -238,23 +239,23 @@ class SegmentPayload(_Payload):
 
     @property
     def extras(self) -> list[Any]:
-        """The parts that are not arrays."""
+        """The parts of the batch that are not arrays."""
         return pickle.loads(self._extras) if self._extras else []
 
     @property
     def mapping(self) -> Any:
-        """Once it is open: the whole segment that contains it; None where it is elsewhere."""
+        """The whole segment that contains the opened batch; None if the batch is not in a segment."""
         lent = self.header.segment != NO_SEGMENT and type(self._memory) is not bytearray
         return self._segments.mapping(self.header.segment) if lent else None
 
     def parts(self) -> PayloadParts:
-        """What it consists of, before it is opened. The caller has the segment discarded."""
+        """Return the parts of a batch that has not been opened. The caller must have the segment discarded."""
         segment = None if self._memory is not None else self._segments.mapping(self.header.segment)
         inline = None if self._memory is None else bytes(self._memory)
         return PayloadParts(pack_header(*self.header), bytes(self._extras), inline, segment)
 
     def discard(self) -> None:
-        """Give the segment back: now, or (after `open`) when nobody views the batch any more."""
+        """Release the segment: immediately, or (after `open`) when nobody views the batch any more."""
         if self._memory is None and not self.in_arena:
             self._segments.discard(self.header.segment)
 
@@ -264,10 +265,10 @@ class LocalPayload(_Payload):
 
     Args:
         batch: The batch; None for a chunk in an arena.
-        header: Its size and cost.
-        worker: Id of the worker; -1 for none.
+        header: Size and cost of the batch.
+        worker: Id of the worker that produced the batch; -1 if no worker did.
         in_arena: Whether it is a chunk that was written into the arena of its batch.
-        extras: The parts of such a chunk that are not arrays.
+        extras: The parts of a chunk in an arena that are not arrays.
     """
 
     __slots__ = ("_batch", "extras")
@@ -288,21 +289,21 @@ class LocalPayload(_Payload):
         self.extras = extras or []
 
     def open(self) -> Any:
-        """The batch."""
+        """Return the batch."""
         return self._batch
 
     def discard(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is no memory to release."""
 
 
 class JoinedPayload(_Payload):
-    """A batch made of chunks that several workers produced. Its worker is that of the chunk that was finished last.
+    """A batch of chunks that several workers produced. Its `worker` is the one that finished its chunk last.
 
     Args:
-        parts: Position of the first sample and payload, of each chunk that has samples.
-        join: Joins the chunks, where they are not all in the arena.
-        arena: Where workers wrote the chunks side by side; None where each has memory of its own.
-        complete: Whether every chunk of the batch is there.
+        parts: For each chunk that has samples: the position of its first sample in the batch, and its payload.
+        join: Joins the built chunks; used unless `is_contiguous`.
+        arena: The memory into which workers wrote the chunks side by side; None if each chunk has separate memory.
+        complete: Whether `parts` has all chunks of the batch, so that no chunk is empty.
     """
 
     __slots__ = ("_arena", "_batch", "_chunks", "_complete", "_join", "_starts", "transfer")
@@ -339,25 +340,25 @@ class JoinedPayload(_Payload):
         received = max(chunk.received for chunk in self._chunks)
         super().__init__(header, last.worker, last.pid, received, last.transport)
         arrived = max(self._chunks, key=lambda chunk: chunk.received)
-        self.transfer = arrived.transfer  # of the one that all others waited for
+        self.transfer = arrived.transfer  # of the chunk that arrived last
 
     @property
     def extras(self) -> list[Any]:
-        """The parts of all chunks that are not arrays."""
+        """The parts of the batch that are not arrays, from all chunks."""
         return list(itertools.chain.from_iterable(chunk.extras for chunk in self._chunks))
 
     @property
     def mapping(self) -> Any:
-        """Once it is open: the segment of the arena that chunks were written into; None if there is no such segment."""
+        """The segment of the arena that the opened batch was written into; None if there is no such segment."""
         return None if self._arena is None else self._arena.mapping
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether all chunks lie in one arena: then `open` copies nothing, and does not call the user's code."""
+        """Whether all chunks lie in one arena, so that `open` copies nothing and does not call user code."""
         return self._arena is not None and self._complete and all(chunk.in_arena for chunk in self._chunks)
 
     def open(self) -> Any:
-        """The batch."""
+        """Build the batch from its chunks. Later calls return the same batch."""
         if self._chunks:
             self._batch = self._build()
             self._chunks = []
@@ -376,7 +377,7 @@ class JoinedPayload(_Payload):
         return batch
 
     def discard(self) -> None:
-        """Give the memory of the chunks back."""
+        """Release the memory of the chunks."""
         for chunk in self._chunks:
             chunk.discard()
         if self._arena is not None and self._chunks:

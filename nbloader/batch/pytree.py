@@ -1,9 +1,9 @@
-"""Trees of containers and leaves: how batches are taken apart and put together. All other modules use this one.
+"""Batches as trees of containers and leaves. The modules that collate, build, copy or join batches use this module.
 
-- `Container` takes one level of a batch apart and puts it together again: the base of `map_leaves` (upload, pin) and of
-  `merge` (chunks).
+- A `Container` takes one level of a batch apart and puts it together again. `map_leaves` (uploads and pins batches) and
+  `merge` (joins chunks) are based on it.
 - The layout nodes describe a collated batch without its data: the offset of each array in the batch's memory, and the
-  types of the containers. collate.py creates layouts, layout_cache.py and rebuild.py compile them to functions that
+  types of the containers. collate.py creates layouts; layout_cache.py and rebuild.py compile them into functions that
   write and build batches.
 """
 
@@ -20,12 +20,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-# ---- layouts: what a collated batch is made of ----------------------------------------------------------------------
-# No dataclasses: creating a class takes 0.25 ms with them, and a worker waits for it when it starts.
+# ---- layouts: the structure of a collated batch ---------------------------------------------------------------------
+# These are not dataclasses: creating a dataclass takes 0.25 ms, which would delay the start of each worker.
 
 
 class Node:
-    """A node of a layout: compared by its type and its fields."""
+    """A node of a layout. Two nodes are equal if they have the same type and equal fields."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -42,10 +42,10 @@ class ArrayNode(Node):
     """An array (or tensor) in the batch's memory.
 
     Args:
-        offset: Where it begins, bytes.
-        shape: Its shape.
+        offset: Offset in the memory, in bytes.
+        shape: Shape of the array.
         dtype: NumPy's name of the dtype, such as "<f4".
-        torch_dtype: Name of the torch dtype, such as "bfloat16", where the samples are tensors; else None.
+        torch_dtype: Name of the torch dtype, such as "bfloat16", if the samples are tensors, otherwise None.
     """
 
     def __init__(self, offset: int, shape: tuple[int, ...], dtype: str, torch_dtype: str | None) -> None:
@@ -56,15 +56,15 @@ class ArrayNode(Node):
 
     @property
     def nbytes(self) -> int:
-        """Size, bytes."""
+        """Size of the array in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class ExtraNode(Node):
-    """A leaf that is not an array, such as a list of strings; it travels beside the memory.
+    """A leaf that is not an array, such as a list of strings. It is sent separately from the memory.
 
     Args:
-        position: Position among the extras.
+        position: Position of the leaf in the list of extras.
     """
 
     def __init__(self, position: int) -> None:
@@ -75,18 +75,18 @@ class ListNode(Node):
     """A list.
 
     Args:
-        children: A node for each item.
+        children: One node per item.
     """
 
     def __init__(self, children: tuple[LayoutNode, ...]) -> None:
         self.children = children
 
     def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-        """The values of each child."""
+        """Return one sequence per child: the child's values in several such containers."""
         return zip(*values, strict=True)
 
     def make(self, parts: Iterable[Any]) -> Any:
-        """The container, of its children."""
+        """Construct the container from its children."""
         return list(parts)
 
 
@@ -94,8 +94,8 @@ class DictNode(Node):
     """A dict.
 
     Args:
-        keys: The keys, in their order.
-        children: A node for each key.
+        keys: The keys, in the order of the dict.
+        children: One node per key.
     """
 
     def __init__(self, keys: tuple[Any, ...], children: tuple[LayoutNode, ...]) -> None:
@@ -103,11 +103,11 @@ class DictNode(Node):
         self.children = children
 
     def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-        """The values of each child."""
+        """Return one sequence per child: the child's values in several such containers."""
         return [[value[key] for value in values] for key in self.keys]
 
     def make(self, parts: Iterable[Any]) -> Any:
-        """The container, of its children."""
+        """Construct the container from its children."""
         return dict(zip(self.keys, parts, strict=True))
 
 
@@ -115,8 +115,8 @@ class NamedTupleNode(Node):
     """A named tuple.
 
     Args:
-        cls: Its class.
-        children: A node for each field.
+        cls: The class.
+        children: One node per field.
     """
 
     def __init__(self, cls: type, children: tuple[LayoutNode, ...]) -> None:
@@ -124,11 +124,11 @@ class NamedTupleNode(Node):
         self.children = children
 
     def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-        """The values of each child."""
+        """Return one sequence per child: the child's values in several such containers."""
         return zip(*values, strict=True)
 
     def make(self, parts: Iterable[Any]) -> Any:
-        """The container, of its children."""
+        """Construct the container from its children."""
         return self.cls(*parts)
 
 
@@ -136,9 +136,9 @@ class DataclassNode(Node):
     """A dataclass, constructed with the fields that its `__init__` takes.
 
     Args:
-        cls: Its class.
+        cls: The class.
         names: Names of the fields.
-        children: A node for each field.
+        children: One node per field.
     """
 
     def __init__(self, cls: type, names: tuple[str, ...], children: tuple[LayoutNode, ...]) -> None:
@@ -147,11 +147,11 @@ class DataclassNode(Node):
         self.children = children
 
     def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-        """The values of each child."""
+        """Return one sequence per child: the child's values in several such containers."""
         return [[getattr(value, name) for value in values] for name in self.names]
 
     def make(self, parts: Iterable[Any]) -> Any:
-        """The container, of its children."""
+        """Construct the container from its children."""
         return self.cls(**dict(zip(self.names, parts, strict=True)))
 
 
@@ -160,7 +160,7 @@ LayoutNode: TypeAlias = "ArrayNode | ExtraNode | ContainerNode"
 
 
 def arrays_of(layout: LayoutNode) -> Iterator[ArrayNode]:
-    """The arrays of a layout, in the order in which they were planned."""
+    """Yield the arrays of a layout, in the order in which they were planned."""
     if isinstance(layout, ArrayNode):
         yield layout
     elif not isinstance(layout, ExtraNode):
@@ -169,7 +169,7 @@ def arrays_of(layout: LayoutNode) -> Iterator[ArrayNode]:
 
 
 def map_arrays(layout: LayoutNode, change: Callable[[ArrayNode], ArrayNode]) -> LayoutNode:
-    """The layout with each of its arrays changed, in the order of `arrays_of`."""
+    """Return a copy of a layout, with `change` applied to each array in the order of `arrays_of`."""
     if isinstance(layout, ArrayNode):
         return change(layout)
     if isinstance(layout, ExtraNode):
@@ -187,7 +187,7 @@ class Container(ABC):
     """One level of a batch.
 
     Args:
-        template: The container itself. `make` returns an object of its type that keeps its other attributes.
+        template: The container. `make` returns an object of the same type, which keeps its other attributes.
     """
 
     __slots__ = ("template",)
@@ -197,11 +197,11 @@ class Container(ABC):
 
     @abstractmethod
     def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-        """The children of several such containers: one sequence for each child."""
+        """Return one sequence per child: the child's values in several such containers."""
 
     @abstractmethod
     def make(self, parts: list[Any]) -> Any:
-        """A container like the template, of other children."""
+        """Return a container like the template, but with other children."""
 
 
 class _MappingContainer(Container):
@@ -216,7 +216,7 @@ class _MappingContainer(Container):
         if type(template) is dict:
             return items
         try:
-            if isinstance(template, MutableMapping):  # it may carry more than its items
+            if isinstance(template, MutableMapping):  # it may have attributes besides its items
                 clone = copy.copy(template)
                 clone.update(items)
                 return clone
@@ -262,15 +262,15 @@ class _DataclassContainer(Container):
     def make(self, parts: list[Any]) -> Any:
         clone: Any = copy.copy(self.template)
         for name, part in zip(self._names, parts, strict=True):
-            object.__setattr__(clone, name, part)  # frozen ones too
+            object.__setattr__(clone, name, part)  # works for frozen dataclasses, too
         return clone
 
 
 def container_of(value: Any) -> Container | None:
-    """How to take this value apart; None for a leaf.
+    """Return the `Container` that takes a value apart; None for a leaf.
 
-    The rules are those by which torch pins a batch: mappings, named tuples, tuples and sequences keep their type where
-    an object of it can be constructed. Dataclasses keep theirs too.
+    The rules are the ones that torch applies when it pins a batch: mappings, named tuples, tuples and sequences keep
+    their type if an object of this type can be constructed. In addition, dataclasses keep their type.
     """
     if isinstance(value, Mapping):
         return _MappingContainer(value)
@@ -282,12 +282,12 @@ def container_of(value: Any) -> Container | None:
 
 
 def map_tree(batch: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
-    """A batch of the same structure, with `change` applied to each leaf.
+    """Return a batch of the same structure, with `change` applied to each leaf.
 
     Args:
         batch: Any structure.
-        is_leaf: Whether to change this part, container or not.
-        change: Gives the new leaf.
+        is_leaf: Returns whether to change a part, which may also be a container.
+        change: Returns the new leaf.
     """
 
     def walk(part: Any) -> Any:
@@ -302,14 +302,14 @@ def map_tree(batch: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any],
 
 
 def map_leaves(batch: Any, change: Callable[[Any], Any], *, method: str = "to") -> Any:
-    """A batch of the same structure, with `change` applied to each leaf that has `method`.
+    """Return a batch of the same structure, with `change` applied to each leaf that has `method`.
 
-    What has no such method (numbers, strings, arrays) stays.
+    Leaves without this method (numbers, strings, arrays) stay unchanged.
 
     Args:
         batch: Any structure.
-        change: Gives the new leaf.
-        method: What a leaf has: "to" or "pin_memory". All tensors have both.
+        change: Returns the new leaf.
+        method: Name of the method: "to" or "pin_memory". All tensors have both.
     """
     return map_tree(batch, lambda part: hasattr(part, method) and not isinstance(part, type), change)
 
@@ -318,7 +318,7 @@ def merge(parts: Sequence[Any]) -> Any:
     """Join the collated chunks of a batch: arrays are concatenated along the first dimension, lists of strings chained.
 
     Raises:
-        TypeError: They hold something that cannot be joined.
+        TypeError: The chunks contain objects that cannot be joined.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -330,7 +330,7 @@ def merge(parts: Sequence[Any]) -> Any:
         return torch.cat(tuple(parts))
     if isinstance(first, (list, tuple)) and not hasattr(first, "_fields") and _of_text(first):
         return type(first)(itertools.chain.from_iterable(parts))
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):  # as it was collated: by its `__init__`
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):  # constructed by `__init__`, as when collating
         names = tuple(field.name for field in dataclasses.fields(first) if field.init)
         node = DataclassNode(type(first), names, ())
         return node.make([merge(column) for column in node.columns(parts)])

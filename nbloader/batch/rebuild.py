@@ -1,4 +1,4 @@
-"""Compiles a layout to a function that builds batches: arrays or tensors that are views of the batch's memory."""
+"""Compiles a layout to a function that builds batches of arrays or tensors as views of the batch's memory."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ import numpy as np
 from nbloader.batch.pytree import ArrayNode, DictNode, ExtraNode, LayoutNode, ListNode
 
 Memory: TypeAlias = Any
-"""Anything with a writable buffer that NumPy can keep as an array's base: mmap, bytearray, ctypes array."""
+"""Any object with a writable buffer that NumPy can use as the base of an array: mmap, bytearray, ctypes array."""
 Build: TypeAlias = "Callable[[Memory, list[Any]], Any]"
-"""Makes a batch of its memory and its extras."""
+"""Builds a batch from its memory and its extras."""
 
 
 def in_shared_memory() -> bool:
-    """What `is_shared()` of a storage answers that lies in our shared memory.
+    """Return True. Replaces `is_shared()` of storages in nbloader's shared memory.
 
-    torch itself knows only memory that it has mapped, which would take a descriptor and a mapping for each tensor.
+    torch itself recognizes only shared memory that it has mapped, which would take a file descriptor and a mapping for
+    each tensor.
     """
     return True
 
 
 def builder(layout: LayoutNode, output: str, *, shared: bool = False) -> Build:
-    """A function that makes the batch of this layout from its memory and extras.
+    """Compile a layout to a function that builds a batch from its memory and extras.
 
     Args:
-        layout: As the batch was collated.
+        layout: The layout with which the batch was collated.
         output: "torch" or "numpy".
-        shared: Whether the memory is shared between processes: then `is_shared()` of tensors is True.
+        shared: Whether the memory is shared between processes. If so, `is_shared()` of the tensors returns True.
     """
     if isinstance(layout, ArrayNode):
         return _array_builder(layout, output, shared=shared)
@@ -52,9 +53,12 @@ def builder(layout: LayoutNode, output: str, *, shared: bool = False) -> Build:
 def _evenly_spaced(
     nodes: Sequence[LayoutNode], output: str, *, shared: bool
 ) -> Callable[[Memory], Iterable[Any]] | None:
-    """Makes arrays or tensors of one shape and dtype as slices of one array; None where the nodes are not such arrays.
+    """Return a function that builds evenly spaced arrays or tensors of one shape and dtype as slices of one array.
 
-    The address of the memory is determined only once: 40 tensors in 39 us instead of 52 us.
+    The address of the memory is determined only once: 40 tensors take 39 us instead of 52 us.
+
+    Returns:
+        The function; None if the nodes are not such arrays.
     """
     if not nodes[1:] or not all(isinstance(node, ArrayNode) and node.torch_dtype is None for node in nodes):
         return None

@@ -1,8 +1,8 @@
-"""Collates samples to tensors that stay in this process: worker threads and `num_workers=0`.
+"""Collates samples into tensors that stay in this process, for worker threads and `num_workers=0`.
 
-The rules are those of torch's `default_collate`, whose functions are called on the same values, but without its search
-for the right one in each field of each batch. Only the common types are handled; the rest is left to `collate.Plan`
-and `collate_object`, and so are errors.
+The rules are those of torch's `default_collate`. The same functions are called on the same values, but without
+searching for the right function in each field of each batch. Only the common types are handled; `collate.Plan` and
+`collate_object` handle all other types, and raise the errors.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import torch
 from nbloader.batch.collate import NUMPYS_OWN, SCALARS, NotPlannedError
 
 MANY = 4
-"""Fields of a dict from which on it is tried to stack all of them by one call."""
+"""Minimum number of fields for which all fields of a dict are stacked by one call, if possible."""
 HUGE = 4 << 20
-"""Size from which NumPy asks for huge pages, bytes: page faults take most of the time of a large batch otherwise."""
+"""Minimum size, in bytes, for which NumPy requests huge pages. Without these, page faults take most of the time of a
+large batch."""
 
 _stack: Callable[..., Any] = torch.stack
 _from_numpy = torch.from_numpy
@@ -33,8 +34,8 @@ def collate_to_tensors(samples: Sequence[Any]) -> tuple[Any, int]:
         The batch, and the size of its tensors in bytes.
 
     Raises:
-        NotPlannedError: A sample holds a type that is not supported here.
-        Exception: The samples differ, or make no batch.
+        NotPlannedError: A sample contains a type that this module does not support.
+        Exception: The samples differ, or cannot be collated.
     """
     sizes: list[int] = []
     return _collate(samples, sizes), sum(sizes)
@@ -69,9 +70,9 @@ def _collate(values: Sequence[Any], sizes: list[int]) -> Any:
 
 
 def _columns(values: Sequence[Any], first: dict[Any, Any]) -> list[Sequence[Any]]:
-    """The values of each key of the first dict.
+    """Return the values for each key of the first dict.
 
-    From `MANY` keys on, comparing the keys of all dicts once takes less time than looking them up.
+    For `MANY` keys or more, comparing the keys of all dicts once takes less time than looking up each key.
     """
     keys = list(first)
     if len(keys) >= MANY and _have_keys(values, keys):
@@ -80,16 +81,16 @@ def _columns(values: Sequence[Any], first: dict[Any, Any]) -> list[Sequence[Any]
 
 
 def _have_keys(values: Sequence[Any], keys: list[Any]) -> bool:
-    """Whether all values are dicts with these keys in this order."""
+    """Return whether all values are dicts with these keys in this order."""
     count = len(values)
     return list(map(type, values)).count(dict) == count and list(map(list, values)).count(keys) == count
 
 
 def _stack_alike(columns: list[Sequence[Any]], firsts: list[Any]) -> list[Any] | None:
-    """Stack tensors that have one shape and dtype in all columns by one call; None if they differ.
+    """Stack all columns with one call if their tensors have the same shape and dtype; otherwise return None.
 
-    40 columns of 32 tensors of 16 floats take 160 us, column by column 190 us. Each batch tensor has a storage and a
-    version counter of its own, as others have.
+    40 columns of 32 tensors of 16 floats take 160 us, compared with 190 us column by column. Each tensor of the batch
+    has a separate storage and version counter, as usual.
     """
     first, count = firsts[0], len(columns[0])
     if type(first) is not torch.Tensor or not first.is_cpu or first.layout is not torch.strided:
@@ -101,7 +102,7 @@ def _stack_alike(columns: list[Sequence[Any]], firsts: list[Any]) -> list[Any] |
         return None
     stacked = _stack(list(itertools.chain.from_iterable(columns)))
     if stacked.dtype is not dtype or stacked.requires_grad or type(stacked) is not torch.Tensor:
-        return None  # a later sample differs, and its column alone is to be promoted
+        return None  # a later sample differs, and only its column must be promoted
     return list(map(_from_numpy, stacked.numpy().reshape(len(columns), count, *shape)))
 
 

@@ -1,4 +1,4 @@
-"""What is dispatched to workers: batches, and their chunks where several workers produce one batch together."""
+"""Tasks that are dispatched to workers: batches, or chunks of batches that several workers produce together."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 ALONE_AFTER = 2
-"""Deaths of workers that were processing a batch together with others, after which it is produced on its own: whether
-it is the cause shows then."""
+"""Number of worker deaths after which a batch is produced on its own.
+
+A worker may process several batches at the same time. If the batch is processed alone, it is clear whether it causes
+the deaths.
+"""
 
 
 @dataclass(slots=True)
@@ -22,35 +25,35 @@ class Task:
     """One batch, or a chunk of one, to produce."""
 
     run: int
-    """The iteration that it belongs to."""
+    """Number of the iteration to which the batch belongs."""
     number: int
     """Batch number within the iteration, from 0."""
     indices: Any
-    """What the batch sampler gave: a list of dataset indices, or a single index where batching is off; a `Ticket` of
-    an iterable dataset."""
+    """The value that the batch sampler yielded: a list of dataset indices, or a single index if batching is off. A
+    `Ticket` if the dataset is iterable."""
     seed: int
     dispatched: int = 0
-    """When it was last sent to a worker, perf_counter ns; set by the sender."""
+    """When the task was last sent to a worker, in ns of `time.perf_counter_ns()`. Set by the sender."""
     in_order: int = 0
-    """When it and all earlier ones had arrived, perf_counter ns; set by the receiver."""
+    """When this batch and all earlier batches had arrived, in ns of `time.perf_counter_ns()`. Set by the receiver."""
     attempt: int = 0
-    """How often it was sent."""
+    """Number of times the task was assigned to a worker, not counting revoked assignments."""
     deaths: int = 0
-    """Workers that died unexpectedly while they produced it."""
+    """Number of workers that died unexpectedly while they processed the task."""
     job: int = -1
-    """The number by which workers know it: the batch number, or a number of the chunk's own."""
+    """The number that identifies the task to workers: the batch number, or a separate number for a chunk."""
     sequence: int = 0
-    """Its number among the tasks that were sent to its worker process; set by the sender."""
+    """Sequence number of the task among those sent to its worker process. Set by the sender."""
     parent: ChunkedBatch[Any] | None = None
-    """The batch of which this is a chunk; None for a whole batch."""
+    """The batch that contains this chunk; None for a whole batch."""
 
 
 class ChunkedBatch(Generic[R]):
-    """One batch and its chunks.
+    """A batch and its chunks.
 
     Args:
         task: The batch.
-        size: Samples of a chunk; the last one may have fewer.
+        size: Number of samples in a chunk; the last chunk may have fewer.
     """
 
     __slots__ = ("_outcomes", "arena", "chunks", "missing", "size", "started", "task")
@@ -60,18 +63,18 @@ class ChunkedBatch(Generic[R]):
         self.size = size
         self.chunks: list[Task] = []
         self.started = False
-        """Whether a chunk was dispatched."""
+        """Whether any chunk has been dispatched."""
         self.missing = -(-len(task.indices) // size) or 1
-        """Chunks that have not arrived; a batch without samples has one chunk."""
+        """Number of chunks that have not arrived. A batch without samples has one chunk."""
         self.arena: Arena | None = None
-        """The memory to which workers write the chunks side by side (chunk_arena.py)."""
+        """The memory into which workers write the chunks side by side (chunk_arena.py)."""
         self._outcomes: dict[int, Any] = {}
 
     def split(self, first_job: int) -> list[Task]:
         """Create the chunks.
 
         Args:
-            first_job: Job number of the first chunk; the others follow.
+            first_job: Job number of the first chunk. The other chunks get the following numbers.
         """
         task, indices = self.task, self.task.indices
         for position, start in enumerate(range(0, len(indices) or 1, self.size)):
@@ -80,36 +83,43 @@ class ChunkedBatch(Generic[R]):
         return self.chunks
 
     def start(self, chunk: Task) -> int:
-        """Position of the first sample of a chunk in the batch."""
+        """Return the position in the batch of the first sample of a chunk."""
         return (chunk.job - self.chunks[0].job) * self.size
 
     def has(self, chunk: Task) -> bool:
-        """Whether this chunk has arrived."""
+        """Whether a chunk has arrived."""
         return chunk.job in self._outcomes
 
     def add(self, chunk: Task, outcome: R) -> bool:
-        """A chunk has arrived. Returns whether all have, now."""
+        """Record the outcome of a chunk that has arrived. Returns whether all chunks have arrived."""
         self._outcomes[chunk.job] = outcome
         self.missing -= 1
         return not self.missing
 
     def outcomes(self) -> list[R]:
-        """The outcomes that have arrived, in the order of the chunks."""
+        """Return the outcomes that have arrived, in the order of the chunks."""
         return [self._outcomes[chunk.job] for chunk in self.chunks if chunk.job in self._outcomes]
 
     def release(self) -> None:
-        """The outcomes have been joined: drop the references to their memory, which now belongs to the joined batch."""
+        """Drop the references to the outcomes after they were joined: their memory now belongs to the joined batch."""
         self._outcomes = dict.fromkeys(self._outcomes)
         self.arena = None
 
     def discard(self) -> None:
-        """It is no longer needed: free its memory now, not when the cycle of batch and chunks is collected."""
+        """Free the memory of a batch that is no longer needed.
+
+        Otherwise it would be freed only when the reference cycle between batch and chunks is garbage-collected.
+        """
         self._outcomes.clear()
         self.chunks.clear()
         self.arena = None
 
     def reset(self) -> tuple[list[Task], list[R]]:
-        """Forget the chunks that have arrived. Returns these chunks, to be produced again, and their outcomes."""
+        """Mark all chunks as missing.
+
+        Returns:
+            The chunks that had arrived, which must be produced again, and their outcomes.
+        """
         again = [chunk for chunk in self.chunks if chunk.job in self._outcomes]
         dropped = self.outcomes()
         self._outcomes.clear()

@@ -1,4 +1,4 @@
-"""The default collate functions, those of torch or without torch, and what workers get in their place."""
+"""The default collate functions, with and without torch, and the functions that workers use instead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nbloader.batch.collate import collate_to_arrays, convert
 
 
 def default_function(*, batched: bool) -> Callable[[Any], Any]:
-    """The `collate_fn` of a loader that is given none: torch's, or one that makes arrays if torch is not installed.
+    """Return the default `collate_fn`: torch's, or one that returns NumPy arrays if torch is not installed.
 
     Args:
         batched: Whether samples are batched.
@@ -26,24 +26,25 @@ def default_function(*, batched: bool) -> Callable[[Any], Any]:
 
 
 def convert_to_arrays(sample: Any) -> Any:
-    """As torch's `default_convert`, to arrays."""
+    """Convert a sample like torch's `default_convert`, but to NumPy arrays instead of tensors."""
     return convert(sample, np.asarray)
 
 
 class RegisteredCollate:
-    """torch's `default_collate`, with the functions that this process added to `default_collate_fn_map`.
+    """torch's `default_collate`, with the functions that the notebook's process added to `default_collate_fn_map`.
 
-    A forked worker would inherit that map. A worker of the fork server has only the entries that torch ships.
+    A worker that is forked from the notebook's process would inherit that map. A worker that is started by the fork
+    server has only torch's own entries.
 
     Args:
-        functions: The added entries: type -> collate function.
+        functions: The added entries, a dict from type to collate function.
     """
 
     def __init__(self, functions: dict[Any, Callable[..., Any]]) -> None:
         self.functions = functions
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Collate by torch's own rules."""
+        """Collate samples with torch's `default_collate`, after adding the functions if necessary."""
         from torch.utils.data._utils.collate import default_collate, default_collate_fn_map
 
         if any(default_collate_fn_map.get(kind) is not function for kind, function in self.functions.items()):
@@ -52,11 +53,14 @@ class RegisteredCollate:
 
 
 def collate_for_workers(collate_fn: Callable[[Any], Any], *, batched: bool) -> Callable[[Any], Any] | None:
-    """The collate function to send to workers; None for nbloader's own, which follows torch's rules and is faster.
+    """Return the collate function to send to workers.
 
     Args:
-        collate_fn: The loader's.
-        batched: Whether samples are batched: then `default_collate` is the default, otherwise `default_convert`.
+        collate_fn: The collate function of the loader.
+        batched: Whether samples are batched. If so, `default_collate` is the default, otherwise `default_convert`.
+
+    Returns:
+        The function; None if workers use nbloader's own collation, which follows torch's rules and is faster.
     """
     from nbloader._util import torch_api
 

@@ -9,32 +9,32 @@ from nbloader.workers.api import WorkerKind, WorkerOptions
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """How an engine runs its workers. Some values are only initial: they can be changed while the loader runs."""
+    """The configuration of an engine. Some values are only initial: they can be changed while the loader runs."""
 
     num_workers: int
     prefetch_factor: int
-    """Batches to request ahead, per worker."""
+    """Number of batches to request ahead per worker."""
     prefetch: int | None
-    """Batches to request ahead in total, instead of `prefetch_factor`; None if it was not given."""
+    """Number of batches to request ahead in total. It overrides `prefetch_factor` unless it is None."""
     adaptive_window: bool
     """Whether the window grows while batches are small and fast."""
     concurrency: int
-    """Samples that a worker fetches at a time, across batches; 0 if the dataset is not asynchronous."""
+    """Number of samples that a worker fetches concurrently, across batches; 0 if the dataset is not asynchronous."""
     batch_size: int | None
-    """Samples of a batch, if that is known in advance and the dataset is asynchronous."""
+    """Number of samples per batch if this is known in advance and the dataset is asynchronous; None otherwise."""
     options: WorkerOptions
-    """What every worker receives when it starts."""
+    """The configuration that every worker receives when it starts."""
     kind: WorkerKind
-    """Creates the workers."""
+    """The kind of worker, which creates the worker pool."""
     round_robin: bool
-    """Whether batch i goes to worker i modulo their number, instead of the least loaded one."""
+    """Whether batch i goes to worker i modulo the number of workers, instead of to the least loaded worker."""
     in_order: bool
-    """False delivers batches as they become ready."""
+    """Whether batches are delivered in order. If false, they are delivered as they become ready."""
     timeout: float
     """Seconds that the consumer may wait for one batch; 0 for no limit."""
     on_timeout: str
     """`raise`, or `restart` to replace the worker that holds the batch."""
     max_restarts: int
-    """Unexpected worker deaths to tolerate over the life of the loader."""
+    """Number of unexpected worker deaths that are tolerated over the lifetime of the loader."""
     idle_timeout: float | None
     """Seconds without a request after which the workers are stopped; None for never."""

@@ -1,20 +1,22 @@
-"""The engine of one loader: it moves batches from the sampler over the workers to the consumer.
+"""The engine of one loader: it moves batches from the sampler through the workers to the consumer.
 
     consumer in __next__ --+
                            +--> with the lock held: receive from workers, execute commands, assign batches
     supervisor thread -----+
 
-One lock protects all state. The consumer drives the engine while it waits, the supervisor thread while the consumer is
-away (supervisor.py). The dispatcher makes the decisions and is pure; this module carries them out.
+One lock protects all state. The consumer drives the engine while it waits for a batch. The supervisor thread drives it
+while the consumer is away (supervisor.py). The dispatcher is pure and makes the decisions; this module carries them
+out.
 
-With an inline pool (`num_workers=0`) there is no supervisor. The consumer produces batches itself where it would wait
-for workers, without holding the lock, and commands run on the calling thread.
+With an inline pool (`num_workers=0`) there is no supervisor. Instead of waiting for workers, the consumer produces
+batches itself, without holding the lock, and commands run on the calling thread.
 
-Commands (pause, restart, closing a dropped iterator) come from any thread, even from a finalizer. They are queued, and
-the next thread that drives the engine executes them with the lock held. Events are recorded with the lock held and
-published after it is released, since a subscriber may call the loader.
+Commands (pause, restart, closing a dropped iterator) may come from any thread, even from a finalizer. They are queued,
+and the next thread that drives the engine executes them with the lock held. Events are recorded with the lock held, and
+published after it is released because a subscriber may call the loader.
 
-The engine never refers to the `DataLoader` that owns it, so that an unreferenced loader is closed.
+The engine holds no reference to the `DataLoader` that owns it, so that an unreferenced loader is garbage-collected and
+closed.
 """
 
 from __future__ import annotations
@@ -77,15 +79,16 @@ from nbloader.workers.status import PRODUCING
 from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
-_new = tuple.__new__  # half the time of a call of the class
+_new = tuple.__new__  # takes half as long as calling the class
 
 IDLE_TIMEOUT = 300.0
 """Seconds without a request after which a loader stops its workers. The next request starts them again."""
 SUPERSEDED_TIMEOUT = 2.0
-"""Seconds without a request after which a loader stops its workers if its cell was run again."""
+"""Seconds without a request after which a loader stops its workers if the cell that created it was run again."""
 MEMORY_RELEASE_DELAY = 30.0
-"""Seconds after the last epoch until idle workers release unused memory. The next epoch must allocate it again: with
-2 s, epochs of 40 batches of 38 MB separated by pauses reached 12 % of the memcpy bandwidth of one thread, not 50 %."""
+"""Seconds without a request, between epochs, after which idle workers release unused memory. The next epoch must
+allocate it again: with 2 s, epochs of 40 batches of 38 MB separated by pauses reached 12 % of the memcpy bandwidth of
+one thread instead of 50 %."""
 NEARBY = 0.02
 """Seconds after a delivery during which the consumer is expected to request the next batch at any moment."""
 
@@ -102,29 +105,29 @@ class Awaited(NamedTuple):
 
     number: int
     since: int
-    """perf_counter ns."""
+    """When the wait began, perf_counter ns."""
 
 
 class StackSamples(NamedTuple):
-    """Samples of what workers execute."""
+    """Stack samples of workers."""
 
     busy: bool
-    """Whether one of the workers was producing a batch."""
+    """Whether at least one of the sampled workers was producing a batch."""
     stacks: list[StackCount]
-    """Those that were taken at once. Worker processes send theirs later, as messages."""
+    """The samples that were available immediately. Worker processes send their samples later, as messages."""
 
 
 class Wait(NamedTuple):
-    """How a consumer waits, determined with the lock held.
+    """How a consumer waits; determined with the lock held.
 
-    The workers may be stopped before the consumer sleeps, so that the descriptor belongs to another file by then. That
-    is harmless: every consumer in `_waiting` is woken after a stop, and the descriptor is only polled, never read.
+    If the workers are stopped before the consumer sleeps, the descriptor may refer to another file by then. That is
+    harmless: every consumer in `_waiting` is woken after a stop, and the descriptor is only polled, never read.
     """
 
     plan: WaitPlan
     pool: WorkerPool | None
     fileno: int | None
-    """A descriptor that is readable when the workers sent something; None if there is none."""
+    """A descriptor that becomes readable when a worker has sent a message; None if there is none."""
 
 
 class DelayReport(NamedTuple):
@@ -132,18 +135,18 @@ class DelayReport(NamedTuple):
 
     delay: Delay
     suspect: WorkerGauge
-    """The worker that holds the batch; if there is none, one that is starting, or any."""
+    """The worker that delays the batch (`Delay.worker`). If there is none, a starting worker, or else any worker."""
     workers: Sequence[WorkerGauge]
     """All workers, the suspect first."""
     holds_batch: bool
-    """Whether the suspect holds the batch."""
+    """Whether the suspect delays the batch: it holds the batch, or must produce it after other jobs."""
 
 
 class Engine:
-    """Workers, dispatch and delivery for one loader.
+    """Runs the workers of one loader, dispatches batches to them and delivers the results.
 
     Args:
-        bus: Where events are published, never with the lock held.
+        bus: The bus on which events are published, never with the lock held.
         config: The configuration, which the loader derives from its arguments.
     """
 
@@ -153,21 +156,21 @@ class Engine:
         self.lock = threading.Lock()
         self.callbacks = WaitCallbacks()
         self.on_stacks: Callable[[Iterable[StackCount]], object] = _ignore
-        """Takes samples of what workers execute. Called with the lock held."""
+        """Receives the stack samples that workers send. Called with the lock held."""
         self._config = config
         self._policy = PrefetchPolicy(
             config.num_workers,
             prefetch_factor=config.prefetch_factor,
             prefetch=config.prefetch,
             adaptive=self._adapts(config.adaptive_window),
-            unlimited_queue=config.kind.inline,  # each iteration has a consumer that produces for itself
+            unlimited_queue=config.kind.inline,  # the consumer of each iteration produces its batches
             concurrency=config.concurrency,
             deep_bytes=config.kind.deep_bytes,
         )
         if config.batch_size is not None:
             self._policy.expect(config.batch_size)
         self._dispatcher: Dispatcher[BatchOutcome] = Dispatcher(self._policy, round_robin=config.round_robin)
-        self._events: collections.deque[ev.Event] = collections.deque()  # to be published after the lock is released
+        self._events: collections.deque[ev.Event] = collections.deque()  # published after the lock is released
         self._group = WorkerGroup(
             self._events.append, self._dispatcher, config, on_message=self._handle, wake_consumers=self._wake_consumers
         )
@@ -181,17 +184,17 @@ class Engine:
         self._skipped = SkippedSamples()
         self._num_workers = config.num_workers
         self._owner = current_process.pid
-        self._holder = 0  # the thread that holds the lock, unless it is the supervisor
-        self._waiting: dict[int, Wakeup] = {}  # iterations whose consumer waits
+        self._holder = 0  # the thread that holds the lock, except for the supervisor
+        self._waiting: dict[int, Wakeup] = {}  # by iteration: the wake-up of a waiting consumer
         self._driving = -1  # the iteration whose consumer holds the lock
         self._awaited: Awaited | None = None
-        self._last: Task | None = None  # the batch that was delivered last
+        self._last: Task | None = None  # the last batch that was delivered
         self._last_request = time.monotonic()
-        self._memory_released = False  # since the last epoch
+        self._memory_released = False  # whether workers have released memory since the last epoch
         self._superseded = False
         self._retired = False
-        self._raised: Exception | None = None  # an error that is raised in the consumer, with the lock held
-        # What failed in a batch, by (iteration, batch number): published when the batch is delivered.
+        self._raised: Exception | None = None  # an error that is being raised in the consumer, with the lock held
+        # Failure events by (iteration, batch number); published when the batch is delivered.
         self._failures: dict[tuple[int, int], list[ev.Event]] = {}
         self._handlers: Mapping[type, Callable[[Any], None]] = {
             BatchDone: self._on_batch_done,
@@ -210,7 +213,7 @@ class Engine:
 
     @property
     def loaded(self) -> bool:
-        """Whether workers have been given a dataset."""
+        """Whether a dataset has been loaded that can be sent to workers."""
         return self._group.loaded
 
     @property
@@ -229,24 +232,25 @@ class Engine:
         return self._policy.prefetches
 
     def prepare(self, dataset: Any, *functions: Any) -> None:
-        """Start what workers will need, before the first epoch.
+        """Start what the workers will need, before the first epoch.
 
         Args:
             dataset: The loader's dataset.
-            functions: Its functions, or None.
+            functions: The loader's functions; None for each that is not set.
         """
         self._config.kind.prepare(dataset, *functions)
 
     # ---- the lock -----------------------------------------------------------------------------------------------
 
     def _exclusively(self, action: Callable[..., Any], *args: Any) -> Any:
-        """Run an action that changes the state on the consumer's thread, with the lock held.
+        """Run an action that changes the state, on the calling thread with the lock held.
 
-        An interrupt, or what a signal handler raises, between any two instructions may leave the state half changed:
-        then all iterations and workers are ended, and the next epoch starts new workers.
+        An interrupt or an exception from a signal handler can occur between any two instructions and leave the state
+        inconsistent. After any unexpected exception, all iterations and workers are ended, and the next epoch starts
+        new workers.
 
         Raises:
-            NbloaderError: A signal handler or a finalizer calls this while it has interrupted the thread that holds the
+            NbloaderError: The caller is a signal handler or a finalizer that has interrupted the thread that holds the
                 lock.
         """
         if self._owner != current_process.pid:
@@ -268,7 +272,7 @@ class Engine:
                     self._group.abandon()
                     if self._supervisor is not None:
                         self._supervisor.forget_unstarted()
-                    self._wake_consumers()  # on other threads: their iterations are gone
+                    self._wake_consumers()  # those on other threads: their iterations have ended
                     raise
                 finally:
                     self._holder = 0
@@ -279,22 +283,25 @@ class Engine:
                 self._execute_if_free()
 
     def _interrupted_here(self) -> bool:
-        """Whether this is a signal handler or a finalizer that has interrupted a change of the state on this thread."""
+        """Whether the caller is a signal handler or finalizer that interrupted a state change on this thread."""
         return self._holder == get_ident() and self.lock.locked()
 
     def publish_events(self) -> None:
-        """Publish what was recorded with the lock held, now that it is released."""
+        """Publish the events that were recorded with the lock held. Called after the lock is released."""
         while self._events:
             with contextlib.suppress(IndexError):  # another thread took it
                 self.bus.publish(self._events.popleft())
 
     def _after_fork(self) -> None:
-        """In a forked child: the workers are the parent's, and its lock may be held by a thread that is not here."""
+        """Reset the engine in a forked child.
+
+        The workers belong to the parent, and the lock may be held by a thread that does not exist in the child.
+        """
         self._owner = current_process.pid
         self.lock = threading.Lock()
         self._waiting.clear()
         if self._supervisor is None:
-            return  # the inline worker is here, too
+            return  # the inline worker also exists in the child
         self._commands.clear()
         self._supervisor.after_fork()
         self._forget_iterations()
@@ -307,19 +314,24 @@ class Engine:
         self._skipped.clear()
 
     def _ensure_running(self) -> None:
-        """Start the workers and the supervisor unless they run."""
+        """Start the workers and the supervisor if they are not running."""
         if self.closed:
             raise LoaderClosedError(CLOSED)
         if self._supervisor is not None:
             self._supervisor.ensure_running()
         if self._group.start() and self._supervisor is not None:
-            self._supervisor.wake()  # it may still wait for the workers before these
+            self._supervisor.wake()  # it may still be waiting for the previous workers
 
     def load(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> bool:
-        """See `WorkerGroup.load`. The user's code runs without holding the lock.
+        """Pack a dataset and functions and load them. See `WorkerGroup.load`.
+
+        User code runs without holding the lock.
+
+        Returns:
+            Whether they differ from what was loaded before (False the first time).
 
         Raises:
-            DatasetTransferError: It cannot be given to workers.
+            DatasetTransferError: The dataset or a function cannot be sent to workers.
             LoaderClosedError: The loader was closed meanwhile.
         """
         while True:
@@ -332,7 +344,7 @@ class Engine:
                 return differs
 
     def _load(self, kind: WorkerKind, setup: WorkerSetup) -> bool | None:
-        """Load what was packed for a kind of workers; None if there is another kind now."""
+        """Load a setup that was packed for a kind of workers; return None if the kind has changed in the meantime."""
         if self.closed:
             raise LoaderClosedError(CLOSED)
         return self._group.load(setup) if kind is self._config.kind else None
@@ -340,7 +352,7 @@ class Engine:
     # ---- one round ----------------------------------------------------------------------------------------------
 
     def _drive(self) -> None:
-        """One round: receive from the workers, execute commands, assign batches, steal work."""
+        """Run one round: receive from the workers, execute commands, assign batches, steal work."""
         self._receive()
         if self._commands:
             self._execute_commands()
@@ -365,9 +377,9 @@ class Engine:
             self._commands.popleft()()
 
     def _execute_if_free(self) -> None:
-        """Execute commands, unless another call holds the lock: that call executes them when it releases the lock.
+        """Execute commands if the lock is free. Otherwise the call that holds the lock executes them on releasing it.
 
-        A finalizer may interrupt that call on the same thread, so it must not wait for the lock.
+        This may run in a finalizer that has interrupted that call on the same thread, so it must not wait for the lock.
         """
         while self._commands and not self.lock.locked():
             self._exclusively(self._execute_commands)
@@ -388,7 +400,7 @@ class Engine:
                 self._dispatcher.result(uid, task.run, task.job, LoaderFailure(DatasetTransferError(why)), now)
 
     def _revoke(self, revoke: Revoke) -> bool:
-        """Take jobs back from a worker. Returns whether at least one was taken back."""
+        """Take jobs back from a worker. Return whether at least one was taken back."""
         pool = self._group.pool
         tasks = [] if pool is None else pool.revoke(revoke.worker, revoke.tasks)
         self._dispatcher.revoked(revoke.worker, tasks)
@@ -428,7 +440,7 @@ class Engine:
             self._record_failure(task, outcome)
 
     def _limit_window(self) -> None:
-        """Request only as many batches ahead as there is memory for. The first time, a line in the cell says so."""
+        """Limit the prefetch window to the available memory. The first time, print a notice in the cell."""
         policy, memory = self._policy, self._memory
         iterations = self._dispatcher.iterations.values()
         arrived = sum(state.reorder.reordering + state.reorder.ready for state in iterations)
@@ -447,7 +459,7 @@ class Engine:
             self._failures.setdefault((task.run, task.number), []).append(event)
 
     def _join(self, chunks: ChunkSpec, batch: ChunkedBatch[Any]) -> BatchOutcome:
-        """All chunks of a batch have arrived."""
+        """Join the chunks of a batch, all of which have arrived."""
         collate_fn = None if chunks.collate_fn is None else seeded_collate(chunks.collate_fn, batch)
         outcome = chunking.join_chunks(batch, collate_fn)
         if outcome.failed:
@@ -456,7 +468,7 @@ class Engine:
 
     def _on_shard_exhausted(self, message: ShardExhausted) -> None:
         self._dispatcher.exhausted(message.uid, message.run, message.number, _clock())
-        self._wake_consumer(message.run)  # there may be nothing to wait for any more
+        self._wake_consumer(message.run)  # there may be nothing left to wait for
 
     def _on_shard_advanced(self, message: ShardAdvanced) -> None:
         state = self._dispatcher.iterations.get(message.run)
@@ -475,7 +487,7 @@ class Engine:
         self.on_stacks(message.stacks)
 
     def _on_worker(self, handle: Callable[[Any], None]) -> Callable[[Any], None]:
-        """A handler for a change of a worker's state, which consumers that wait must see."""
+        """Return a handler for messages about a worker's state; it also wakes all waiting consumers."""
 
         def on_message(message: Any) -> None:
             handle(message)
@@ -501,11 +513,11 @@ class Engine:
     # ---- the consumer -------------------------------------------------------------------------------------------
 
     def open_iteration(self, run: int, plan: EpochPlan) -> None:
-        """Begin an iteration. The others are parked until their consumers request a batch again.
+        """Open an iteration. Other iterations are parked until their consumers request a batch again.
 
         Args:
-            run: Its number.
-            plan: Its batches.
+            run: Number of the iteration.
+            plan: Plan of its batches.
         """
         self._exclusively(self._open_iteration, run, plan)
 
@@ -514,10 +526,10 @@ class Engine:
         self._output.use_this_context()
         self._last_request = time.monotonic()
         self._superseded = self._memory_released = False
-        self._execute_commands()  # a restart that was requested before applies to this epoch
+        self._execute_commands()  # a restart requested earlier applies to this epoch
         if self._group.begins_with_new_workers:
-            self._group.restart_all()  # those of an iteration that is still open
-        self._raise(self._group.take_init_error())  # it came after the end of the epoch before
+            self._group.restart_all()  # also those of an iteration that is still open
+        self._raise(self._group.take_init_error())  # it arrived after the previous epoch had ended
         self._ensure_running()
         chunks = plan.chunk_spec
         revokes = self._dispatcher.open_iteration(
@@ -531,16 +543,16 @@ class Engine:
         )
         for revoke in revokes:
             self._revoke(revoke)
-        self._wake_consumers()  # of the iterations that are parked now
+        self._wake_consumers()  # those of the iterations that were parked just now
 
     def add(self, run: int, batches: Iterable[PlannedBatch], *, soon: bool = False) -> None:
-        """Assign batches to workers.
+        """Add batches and assign them to workers.
 
         Args:
-            run: Their iteration.
-            batches: What was drawn from the sampler.
-            soon: Whether the supervisor thread assigns them soon, instead of the consumer at once: waking a worker
-                takes 0.25 ms.
+            run: Number of the iteration.
+            batches: Batches drawn from the sampler.
+            soon: Whether to leave the assignment to the supervisor thread, which is woken, so that the consumer does
+                not spend 0.25 ms on waking a worker.
         """
         self._exclusively(self._add, run, batches, soon)
 
@@ -557,25 +569,25 @@ class Engine:
             self._assign()
 
     def _expect(self, run: int, batches: list[PlannedBatch]) -> list[PlannedBatch]:
-        """Let the policy learn the size of batches before it decides how many of them a worker may hold."""
+        """Tell the policy the sizes of batches before it decides how many of them a worker may hold."""
         chunk = self._dispatcher.iterations[run].chunk_size
         for indices, _seed in batches:
             self._policy.expect(len(indices) if self._config.options.batched else 1, chunk)
         return batches
 
     def next_batch(self, run: int, wakeup: Wakeup, refill: Callable[[], bool]) -> Delivery | None:
-        """The next batch of an iteration; waits for it.
+        """Wait for the next batch of an iteration and return it.
 
         Args:
-            run: The iteration.
+            run: Number of the iteration.
             wakeup: Wakes the consumer.
-            refill: Requests batches from the sampler as far as there is room; returns whether it gave any.
+            refill: Requests as many batches from the sampler as fit into the window; returns whether there were any.
 
         Returns:
-            None if no batch is outstanding.
+            The delivery; None if no batch is outstanding.
 
         Raises:
-            LoaderTimeoutError: It did not arrive within `timeout`.
+            LoaderTimeoutError: The batch did not arrive within `timeout`.
             LoaderClosedError: The loader was closed meanwhile.
             WorkerStartError: The workers cannot be started.
         """
@@ -590,7 +602,7 @@ class Engine:
                 if delivery is not None:
                     return cast("Delivery", delivery)
                 if wait is None:
-                    if refill():  # those before had no sample left
+                    if refill():  # the previous batches were empty
                         continue
                     return None
                 plan = wait.plan
@@ -607,19 +619,19 @@ class Engine:
             self._output.show()
 
     def produce_next(self, run: int, wakeup: Wakeup, take: Callable[[int], Sequence[PlannedBatch]]) -> Delivery | None:
-        """Draw, produce and take the next batch on this thread, if the pool is inline and nothing else is to be done.
+        """Draw, produce and take the next batch on this thread, if the pool is inline and no other work is pending.
 
-        The state changes as by `add` and `next_batch`, which take 20 us more. An exception of the dataset that is not
-        an `Exception` leaves the batch in the queue: `next_batch` produces it again.
+        The state changes as in `add` and `next_batch`, which take 20 us longer. If the dataset raises an exception that
+        is not an `Exception`, the batch stays in the queue, and `next_batch` produces it again.
 
         Args:
-            run: The iteration.
+            run: Number of the iteration.
             wakeup: Wakes the consumer.
-            take: Draws batches from the plan, at most as many as given.
+            take: Draws at most the given number of batches from the plan.
 
         Returns:
-            None where `add` and `next_batch` are needed: the loader is paused, a batch is outstanding, the plan has no
-            batch left, or the worker was replaced.
+            The delivery; None if `add` and `next_batch` are needed instead, for example because the loader is paused,
+            a batch is outstanding, the plan has no batch left, or the worker was replaced.
         """
         pool = self._group.pool
         worker = self._dispatcher.free_worker(run)
@@ -643,7 +655,11 @@ class Engine:
         return delivery
 
     def _submit_next(self, run: int, worker: int, batch: PlannedBatch, wakeup: Wakeup) -> Task | None:
-        """Assign a batch to the inline worker; like any other, if another thread has changed the state just now."""
+        """Assign a batch to the inline worker and return it.
+
+        If another thread has just changed the state, add the batch as `add` does and return None. Also return None if
+        the iteration has ended.
+        """
         dispatcher, pool = self._dispatcher, self._group.pool
         if run not in dispatcher.iterations:
             return None
@@ -659,7 +675,7 @@ class Engine:
         return task
 
     def _take_produced(self, produced: Produced) -> Delivery | None:
-        """Take the batch that this thread has just produced. None if it must be received like any other."""
+        """Take the batch that this thread has just produced; return None if it must be received as a message."""
         message, task = produced.message, produced.task
         if isinstance(message, BatchDone) and not (message.failed_samples or self._commands):
             outcome = message.outcome
@@ -674,9 +690,9 @@ class Engine:
         return None
 
     def _produce(self, run: int, wakeup: Wakeup) -> None:
-        """Produce the next batch of an iteration on this thread, if the pool is inline. Without the lock.
+        """Produce the next batch of an iteration on this thread, if the pool is inline, without holding the lock.
 
-        While the loader is paused, and if commands wait, the decision is left to `_take`.
+        If the loader is paused or commands are queued, do nothing: `_take` decides what happens next.
         """
         pool = self._group.pool
         if pool is None or self._commands or self._dispatcher.paused:
@@ -688,12 +704,13 @@ class Engine:
             pool.run_next(run)
 
     def _take(self, run: int, wakeup: Wakeup, first: bool) -> tuple[Delivery | None, Wait | None]:
-        """The next batch if it is ready; otherwise how to wait for it: the thread that receives it wakes the consumer.
+        """Return the next batch if it is ready; otherwise return how to wait for it.
 
-        Both are None if no batch is outstanding.
+        While the consumer waits, the thread that receives the batch wakes it. Both values are None if no batch is
+        outstanding.
         """
         dispatcher = self._dispatcher
-        if self._commands:  # what was requested before this batch applies to it
+        if self._commands:  # commands issued before this request apply to the batch
             self._execute_commands()
         self.check_open(run)
         state = dispatcher.iterations[run]
@@ -703,7 +720,7 @@ class Engine:
         delivery = self._next(run)
         if delivery is None:
             self._raise_group_error()
-            if first or self._group.pool is None:  # what ran when the consumer went to sleep runs now
+            if first or self._group.pool is None:  # otherwise what ran before the consumer slept still runs
                 self._ensure_running()
             self._drive()
             self.check_open(run)
@@ -728,7 +745,7 @@ class Engine:
         return None, Wait(plan, pool, None if pool is None else pool.fileno(plan.producer))
 
     def _next(self, run: int) -> Delivery | None:
-        """The next batch that is ready and has samples."""
+        """Return the next batch that is ready and has samples; None if there is none."""
         while (delivery := self._dispatcher.take(run)) is not None:
             task = delivery.task
             if self._failures:
@@ -739,11 +756,11 @@ class Engine:
             if on_empty is not None:
                 on_empty(task, 0)
             if self._dispatcher.paused:
-                self._dispatcher.step()  # the step is for the next batch, which the consumer sees
+                self._dispatcher.step()  # the step counts only for a batch that reaches the consumer
         return None
 
     def _report_failures(self, failures: Iterable[ev.Event]) -> None:
-        """What failed in a batch that is delivered now."""
+        """Record the failures in a batch that is being delivered."""
         for event in failures:
             self._events.append(event)
             line = self._skipped.add(event) if isinstance(event, ev.SampleFailed) else ""
@@ -756,7 +773,7 @@ class Engine:
         return "this iterator was ended by an interrupt: iterate the loader again"
 
     def _raise_group_error(self) -> None:
-        """Raise the error with which the workers have ended, if they have."""
+        """Raise the error that ended the workers, if there is one."""
         group = self._group
         if group.fatal is not None or group.init_error is not None:
             self._raise(group.take_error())
@@ -824,7 +841,7 @@ class Engine:
         timer.since = _clock()
 
     def _report_delay(self, run: int) -> DelayReport | None:
-        """What delays an iteration; None if it has ended."""
+        """Return what delays an iteration; None if the iteration has ended."""
         if run not in self._dispatcher.iterations:
             return None
         delay = self._dispatcher.delay(run)
@@ -835,11 +852,11 @@ class Engine:
     def _restart_stalled(self, run: int, delay: Delay, reason: str, error: Exception) -> bool:
         self._drive()
         if delay.worker is None or run not in self._dispatcher.iterations or self._dispatcher.delay(run) != delay:
-            return False  # it arrived at the very last moment
+            return False  # the batch arrived at the last moment
         return self._group.restart_stalled(delay.worker, run, delay.number, reason, error)
 
     def outstanding(self, run: int) -> bool:
-        """Whether an iteration has batches that were requested and not taken yet."""
+        """Return whether an iteration has batches that were requested but not taken yet."""
         outstanding: bool = self._exclusively(self._outstanding, run)
         return outstanding
 
@@ -859,9 +876,9 @@ class Engine:
         """Block until the wake-up is set or a callback is due.
 
         Raises:
-            LoaderClosedError: The loader was closed meanwhile.
+            LoaderClosedError: The loader was closed, or an interrupt has ended the iteration.
         """
-        self._waiting[run] = wakeup  # first: a thread that ends the iteration after this wakes its consumer
+        self._waiting[run] = wakeup  # before the check: a thread that ends the iteration later sets it
         try:
             self.check_open(run)
             wakeup.wait(None, self.callbacks.interval)
@@ -870,9 +887,9 @@ class Engine:
             self._waiting.pop(run, None)
 
     def peek(self, run: int, count: int) -> list[tuple[Task, BatchPayload]]:
-        """The next batches that are ready, without taking them: at most `count`. Never waits.
+        """Return up to `count` of the next batches that are ready, without taking them. Never waits for a batch.
 
-        The list ends before a batch whose chunks must be joined, since opening it may call the user's `collate_fn`.
+        The list ends before a batch whose chunks must be joined, since opening it may call a user-defined `collate_fn`.
         """
         ready: list[tuple[Task, BatchPayload]] = self._exclusively(self._peek, run, count)
         return ready
@@ -889,10 +906,11 @@ class Engine:
         """Show what workers have printed so far. Called at the end of an epoch, before the cell ends.
 
         Args:
-            run: The iteration, all of whose batches were delivered.
+            run: Number of the iteration; all of its batches have been delivered.
 
         Raises:
-            Exception: What code of the user raised while a worker was set up. Other workers have produced all batches.
+            Exception: The exception that user code raised while a worker was set up. Other workers have produced all
+                batches.
         """
         try:
             self._exclusively(self._drain_output, run)
@@ -940,12 +958,14 @@ class Engine:
             self._group.stop()
 
     def check_complete(self, run: int, *, drawn: int, returned: int) -> None:
-        """End an iteration if an interrupt has lost one of its batches, at a moment when nothing else referred to it.
+        """End an iteration if an interrupt has lost one of its batches.
+
+        A batch is lost if the interrupt comes while only local variables refer to the batch.
 
         Args:
-            run: The iteration.
-            drawn: Number of the batch that is drawn next.
-            returned: Number of the batch that was returned to the consumer last; -1 if there is none.
+            run: Number of the iteration.
+            drawn: Number of the next batch to draw from the plan.
+            returned: Number of the last batch returned to the consumer; -1 if there is none.
         """
         state, last = self._dispatcher.iterations.get(run), self._last
         taken = returned if last is None or last.run != run else last.number
@@ -953,19 +973,19 @@ class Engine:
             self.close_iteration(run)
 
     def restart_workers(self, ids: list[int]) -> None:
-        """Restart workers. The batches that they held are produced by others."""
+        """Restart workers. Other workers produce the batches that they held."""
         self._command(lambda: self._group.restart(ids))
 
     def replace_all(self, *, keep: bool = True) -> None:
         """Restart all workers with the dataset and functions that were loaded last.
 
         Args:
-            keep: Whether to deliver batches that were produced already; otherwise they are produced again.
+            keep: Whether to deliver the batches that have already been produced. If false, they are produced again.
         """
         self._command(lambda: self._replace_all(keep=keep))
 
     def _replace_all(self, *, keep: bool) -> None:
-        self._receive()  # what has been sent counts as produced; commands after this one are executed after it
+        self._receive()  # batches already sent count as produced; later commands are executed after this one
         if not keep:
             for outcome in self._dispatcher.redo():
                 outcome.discard()
@@ -973,7 +993,7 @@ class Engine:
         self._group.restart_all()
 
     def pause(self) -> None:
-        """Stop delivering and assigning batches until `resume`."""
+        """Stop delivering and assigning batches until `resume` is called."""
         self._command(self._pause)
 
     def resume(self) -> None:
@@ -981,7 +1001,7 @@ class Engine:
         self._command(self._resume)
 
     def step(self) -> None:
-        """Pause, and deliver one batch."""
+        """Pause the loader, and deliver one batch."""
         self._command(self._step)
 
     def _pause(self) -> None:
@@ -1003,7 +1023,7 @@ class Engine:
 
     @property
     def draws_by_worker(self) -> bool:
-        """Whether random numbers may depend on the number of workers: batches go to workers in turn."""
+        """Whether random numbers may depend on the number of workers, because batches are assigned round-robin."""
         return self._dispatcher.round_robin
 
     def resize(self, num_workers: int) -> None:
@@ -1018,20 +1038,20 @@ class Engine:
         self._wake_consumers()  # the window may be larger
 
     def use_kind(self, name: str, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> None:
-        """Switch to another kind of workers, also in mid-epoch. Neither the old nor the new kind may be inline.
+        """Switch to another kind of workers, even in mid-epoch. Neither the old nor the new kind may be inline.
 
-        Batches that were produced are delivered. Those that workers hold are produced again by the new workers, from
-        the same seeds. The next consumer that waits starts these workers. Called without holding the lock.
+        Batches that have been produced are delivered. The new workers produce the batches that the old workers held,
+        from the same seeds. The next consumer that waits starts the new workers. Called without holding the lock.
 
         Args:
-            name: The name of the kind.
-            dataset: What the workers are given, with the functions.
+            name: Name of the new kind.
+            dataset: See `WorkerKind.pack`.
             collate_fn: See `WorkerKind.pack`.
             worker_init_fn: See `WorkerKind.pack`.
             on_error: See `WorkerKind.pack`.
 
         Raises:
-            DatasetTransferError: It cannot be given to such workers.
+            DatasetTransferError: The dataset or a function cannot be sent to workers of this kind.
         """
         options = dataclasses.replace(self._config.options, kind=name)
         kind = create_kind(options)
@@ -1046,13 +1066,13 @@ class Engine:
         self._command(lambda: self._use_kind(dataclasses.replace(self._config, options=options, kind=kind), setup))
 
     def _use_kind(self, config: EngineConfig, setup: WorkerSetup) -> None:
-        self._receive()  # what has been sent counts as produced; commands after this one are executed after it
+        self._receive()  # batches already sent count as produced; later commands are executed after this one
         self._config = config
         self._group.use_kind(config, setup)
-        self._wake_consumers()  # one that waits starts the new workers
+        self._wake_consumers()  # a waiting consumer starts the new workers
 
     def set_window(self, prefetch_factor: int, *, prefetch: int | None, adaptive: bool) -> None:
-        """Change the prefetch window. The arguments are those of `EngineConfig`."""
+        """Change the prefetch window. For the arguments, see `EngineConfig`."""
         self._command(lambda: self._set_window(prefetch_factor, prefetch, adaptive=adaptive))
 
     def _set_window(self, prefetch_factor: int, prefetch: int | None, *, adaptive: bool) -> None:
@@ -1063,7 +1083,7 @@ class Engine:
         return adaptive and not self._config.kind.inline
 
     def supersede(self) -> None:
-        """Stop the workers soon, since the loader's cell was run again; at once if no epoch is in progress."""
+        """Stop the workers soon, because the loader's cell was run again; immediately if no epoch is in progress."""
         self._superseded = True
         self.stop_idle_workers()
 
@@ -1074,23 +1094,23 @@ class Engine:
     # ---- watching -----------------------------------------------------------------------------------------------
 
     def workers(self) -> list[WorkerView]:
-        """The workers, as torch's iterator shows its own."""
+        """Return the workers in the form in which torch's `DataLoader` iterator exposes its workers."""
         views: list[WorkerView] = self._exclusively(self._group.views)
         return views
 
     def worker_threads(self) -> tuple[WorkerThread, ...]:
-        """The threads that load samples, by worker id; empty if the consumer's thread does."""
+        """Return the threads that load samples, in the order of worker ids; empty if the consumer's thread does."""
         return () if self.inline else cast("tuple[WorkerThread, ...]", self._exclusively(self._group.threads))
 
     def sample_stacks(self, first: int, count: int) -> StackSamples:
-        """Sample what some workers execute. Called without holding the lock.
+        """Sample the stacks of some workers. Called without holding the lock.
 
         Args:
-            first: Position of the first worker to sample, modulo their number.
-            count: Maximum number of workers.
+            first: Position of the first worker to sample, modulo the number of workers.
+            count: Maximum number of workers to sample.
         """
         pool = self._group.pool
-        handles = [] if pool is None else list(pool.handles.values())  # a copy at one moment, with the interpreter lock
+        handles = [] if pool is None else list(pool.handles.values())  # copied atomically, under the GIL
         stacks, busy = [], False
         for i in range(min(count, len(handles))):
             handle = handles[(first + i) % len(handles)]
@@ -1101,26 +1121,26 @@ class Engine:
         return StackSamples(busy, stacks)
 
     def stack(self, worker: int) -> str:
-        """The current Python stack of a worker.
+        """Return the current Python stack of a worker.
 
         Raises:
-            NbloaderError: It is not running, or does not respond.
+            NbloaderError: The worker is not running, does not respond, or is of a kind that does not report its stack.
         """
         ask: Callable[[], str] = self._exclusively(self._group.stack_request, worker)
         return ask()
 
     def gauges(self, state: str) -> Gauges:
-        """The current state. Never runs the user's code.
+        """Return the current state of the loader and its workers. Never runs user code.
 
         Args:
-            state: Name of the state to report while there are no workers.
+            state: Name of the state to report if there are no workers.
         """
         gauges: Gauges = self._exclusively(self._gauges, state)
         self._output.show_in_context()
         return gauges
 
     def _gauges(self, state: str) -> Gauges:
-        self._drive()  # so that batches that have arrived count as received, although the consumer is away
+        self._drive()  # so that arrived batches count as received even while the consumer is away
         dispatcher = self._dispatcher
         iterations = dispatcher.iterations.values()
         awaited = self._awaited
@@ -1138,7 +1158,7 @@ class Engine:
         )
 
     def _newest_iteration(self) -> dict[str, Any]:
-        """The fields of `Gauges` about the newest iteration."""
+        """Return the fields of `Gauges` that describe the newest iteration."""
         fields = inspect.newest_iteration(self._dispatcher)
         last = self._last
         if last is not None and last.run == fields.get("run"):
@@ -1181,7 +1201,7 @@ class Engine:
         return None if pool is None else pool.fileno()
 
     def run_round(self) -> None:
-        """See `Supervised`: drive, and release what an idle loader does not need."""
+        """See `Supervised`. Run a round, and release memory or stop the workers if the loader is idle."""
         if self.closed:
             return
         self._drive()
@@ -1203,13 +1223,13 @@ class Engine:
         )
 
     def _seconds_to_memory_release(self) -> float | None:
-        """Seconds until the workers release memory, since no epoch is begun; None if they need not."""
+        """Return the seconds until idle workers release memory; None if they have, or if an iteration is open."""
         if self._memory_released or self._dispatcher.iterations:
             return None
         return MEMORY_RELEASE_DELAY - (time.monotonic() - self._last_request)
 
     def _seconds_to_stop(self) -> float | None:
-        """Seconds until the workers are stopped, since no batch is requested; None for never."""
+        """Return the seconds until the workers are stopped for lack of requests; None for never."""
         if self._waiting:
             return None
         limit = SUPERSEDED_TIMEOUT if self._superseded else self._config.idle_timeout
@@ -1234,8 +1254,11 @@ class Engine:
     def close(self) -> bool:
         """Stop the workers and end every iteration, or wait until another thread has done so.
 
+        In a signal handler or finalizer that has interrupted the engine on this thread, the close is only queued. In a
+        forked child that has not used the loader yet, this is a no-op unless the pool is inline.
+
         Returns:
-            Whether the loader was open.
+            Whether this call closed the loader or queued its close.
         """
         if self._owner != current_process.pid and self._supervisor is not None:
             return False
@@ -1250,7 +1273,10 @@ class Engine:
         return closed
 
     def close_soon(self) -> None:
-        """The loader is gone: have the supervisor stop the workers. For a finalizer, which may run at any moment."""
+        """Close the engine soon, since its loader was garbage-collected. Never waits.
+
+        This is called by a finalizer, which may run at any moment. If there are workers, the supervisor stops them.
+        """
         if self._owner != current_process.pid:
             return
         if self._group.pool is not None:
@@ -1261,7 +1287,7 @@ class Engine:
                 self._supervisor.close_if_idle()
 
     def retire(self) -> None:
-        """Another engine has taken the place of this one: stop the workers when its iterations have ended."""
+        """Close the engine when its last iteration has ended, because another engine has replaced it."""
         self._retired = True
         self._command(lambda: None if self._dispatcher.iterations else self._close())
 
@@ -1282,5 +1308,5 @@ def _ignore(_stacks: object) -> None:
 
 
 def _opens_at_once(ready: Delivery) -> bool:
-    """Whether `open` only builds the batch on memory that is there; a batch in chunks may have to be joined."""
+    """Return whether `open` builds the batch on existing memory, without having to join chunks."""
     return not isinstance(ready.outcome, JoinedPayload) or ready.outcome.is_contiguous

@@ -1,4 +1,4 @@
-"""Which batch is where: read from the dispatcher's state for a snapshot. Called with the engine's lock."""
+"""Read from the dispatcher's state where each batch is, for a snapshot. Called with the engine's lock held."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nbloader.scheduler.dispatcher import Dispatcher
 from nbloader.scheduler.run_state import Delivery, IterationState
 
 LISTED = 64
-"""Batches to list per place, the first ones."""
+"""Maximum number of batches to list per place; the first ones are listed."""
 
 
 def newest_iteration(dispatcher: Dispatcher[Any]) -> dict[str, Any]:
-    """The fields of `Gauges` about the batches of the newest iteration."""
+    """Return the fields of `Gauges` that describe the batches of the newest iteration."""
     if not dispatcher.iterations:
         return {}
     run = max(dispatcher.iterations)
@@ -29,12 +29,12 @@ def newest_iteration(dispatcher: Dispatcher[Any]) -> dict[str, Any]:
 
 
 def requested(state: IterationState[Any]) -> tuple[int, ...]:
-    """Numbers of the batches that no worker holds yet, in order."""
+    """Return the numbers of the batches that wait for a worker, in order."""
     return tuple(sorted({task.number for task in itertools.islice(state.waiting, LISTED)}))
 
 
 def arrived(state: IterationState[Any]) -> tuple[ProducedBatch, ...]:
-    """The batches that have arrived and were not delivered: first those that are in order, then the others."""
+    """Return the batches that have arrived and were not delivered: first those that are in order, then the others."""
     ready = [_made(delivery, in_order=True) for delivery in state.reorder.peek(LISTED)]
     early = [_made(delivery, in_order=False) for delivery in state.reorder.peek_early(LISTED)]
     return (*ready, *early)
@@ -42,7 +42,7 @@ def arrived(state: IterationState[Any]) -> tuple[ProducedBatch, ...]:
 
 def _made(delivery: Delivery, *, in_order: bool) -> ProducedBatch:
     task, outcome = delivery.task, delivery.outcome
-    header: BatchHeader | None = getattr(outcome, "header", None)  # an error in the place of a batch has none
+    header: BatchHeader | None = getattr(outcome, "header", None)  # an error that replaces a batch has no header
     return ProducedBatch(
         task.run,
         task.number,

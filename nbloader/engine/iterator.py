@@ -1,7 +1,7 @@
 """The iterator of one epoch: what `iter(loader)` returns.
 
-It requests batches from the sampler while there is room in the window, waits for the next batch in order, builds it,
-and publishes the record of a batch when the consumer comes back for the next one.
+The iterator draws batches from the sampler to fill the prefetch window, waits for the next batch in order, and builds
+it. It publishes the record of a batch when the consumer requests the next one.
 """
 
 from __future__ import annotations
@@ -31,50 +31,50 @@ _clock = time.perf_counter_ns
 _new = tuple.__new__  # takes half as long as `_make`
 
 DRAWING_LIMIT_NS = 10_000_000
-"""How long a batch that can be delivered waits, at most, while more batches are drawn from a slow sampler. At least one
-is drawn each time."""
+"""Maximum time for which drawing from a slow sampler delays a batch that can be delivered. At least one batch is drawn
+each time."""
 PROFILED = "enumerate(DataLoader)#Epoch.__next__"
-"""Range of torch's profiler around each wait for a batch; its tools recognize torch's loader by the first part."""
+"""Name of the torch profiler range around each `__next__`. The profiler's tools recognize loaders by its first part."""
 MAX_ERROR = 300
-"""Characters of an error that `LoopStopped` keeps."""
+"""Maximum length of the error text in `LoopStopped`, in characters."""
 KEPT_INDICES = 8
-"""Dataset indices that the record of a batch keeps."""
+"""Maximum number of dataset indices in the record of a batch."""
 
 
 class IteratorContext(NamedTuple):
-    """What the iterators of one loader have in common."""
+    """The objects and settings that all iterators of a loader share."""
 
     engine: Engine
     events: ev.EventBus
     transfer: DeviceTransfer | None
-    """Moves batches to their device; None if they stay."""
+    """Transfers batches to their device; None if they stay in host memory."""
     batched: bool
-    """Whether samples make batches."""
+    """Whether samples are collated into batches."""
     names: tuple[str, ...] | None
-    """Names of the parts of a batch."""
+    """Names of the parts of a batch; None if batches are not converted to dicts."""
     debuggable: bool
-    """Whether `DataLoader.debug` can make a sample again, if it has an index."""
+    """Whether `DataLoader.debug` can reproduce a sample that has an index."""
 
 
 class Consumer(NamedTuple):
-    """What the consumer's loader provides to an iterator that has begun."""
+    """What the loader provides to an iterator when a consumer starts to iterate."""
 
     num_workers: int
     length: Callable[[], int]
-    """Batches of the whole epoch."""
+    """Returns the number of batches of the whole epoch."""
     on_exhausted: Callable[[bool], None]
-    """Called at the end of the epoch; with whether it had no batch at all."""
+    """Called at the end of the epoch. The argument is True if the epoch had no batch."""
 
 
 class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
-    """Iterates over the batches of one epoch.
+    """Iterator over the batches of one epoch.
 
-    It is a subclass of torch's iterator, because programs check for that, but shares no code with it. Programs also
-    look for the private attributes `_workers`, `_num_workers`, `_num_yielded` and `_base_seed`, and for
+    This is a subclass of torch's iterator because programs check for that type, but it shares no code with it. Programs
+    also use the private attributes `_workers`, `_num_workers`, `_num_yielded` and `_base_seed`, and the method
     `_shutdown_workers()`.
 
     Args:
-        context: Of the loader.
+        context: The objects and settings of the loader.
         run: Number of the iteration.
         plan: The batches of the epoch.
     """
@@ -91,8 +91,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._debuggable = context.debuggable
         self._run = run
         self._sampling = 0
-        """Time in the sampler since the last batch was delivered, ns."""
-        self._kept: Delivery | None = None  # taken, but not delivered for lack of memory on the device
+        """Time spent in the sampler since the last batch was delivered, ns."""
+        self._kept: Delivery | None = None  # taken, but not delivered because the device was out of memory
         engine.open_iteration(run, plan)
         self._resources = _Resources(run, context.events, context.transfer)
         if plan.reader is not None:
@@ -101,7 +101,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._closer = weakref.finalize(self, _abandon, engine, self._resources)
 
     def begin(self, consumer: Consumer) -> EpochIterator[T_co]:
-        """A consumer has come. Until now nothing was published, and nothing referred to the loader."""
+        """Begin the epoch for a consumer. Before this, nothing is published, and nothing refers to the loader."""
         self._consumer = consumer
         self._resources.begun = True
         self._events.publish(ev.EpochStarted(_clock(), self._run, self._run, self.plan.total, consumer.num_workers))
@@ -109,12 +109,12 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         return self
 
     def prefetch(self) -> None:
-        """Request the first batches."""
+        """Request the first batches, if the loader requests any in advance."""
         if self._engine.prefetches:
             self._refill(wait=False, limit_ns=None)
 
     def drop(self) -> None:
-        """Nobody will iterate: discard what was produced."""
+        """End an iteration that nobody will consume, and discard the batches that were produced."""
         self._end("abandoned")
 
     def __iter__(self) -> EpochIterator[T_co]:
@@ -123,10 +123,10 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
 
     @property
     def _workers(self) -> list[WorkerView]:
-        """The workers, as programs look for them in torch's iterator.
+        """The workers, under the name that programs expect on torch's iterator.
 
         Raises:
-            AttributeError: There are none, as in torch.
+            AttributeError: The loader has no workers (`num_workers=0`); torch raises it, too.
         """
         if self._inline:
             raise AttributeError("an iterator over a loader with num_workers=0 has no workers")
@@ -134,12 +134,12 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
 
     @property
     def _num_workers(self) -> int:  # type: ignore[override]
-        """Number of workers when the epoch began."""
+        """Number of workers when the epoch began; 0 before it begins and after it has ended."""
         return 0 if self._consumer is None else self._consumer.num_workers
 
     @property
     def _num_yielded(self) -> int:  # type: ignore[override]
-        """Batches delivered."""
+        """Number of batches delivered."""
         return self._resources.delivered
 
     @property
@@ -148,30 +148,31 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         return self.plan.seed
 
     def _shutdown_workers(self) -> None:
-        """End the iteration, and the workers unless another iteration uses them; the next epoch starts them again."""
+        """End the iteration. Stop the workers unless another iteration uses them; the next epoch starts them again."""
         self._end("abandoned")
         self._engine.stop_idle_workers()
 
     def __getstate__(self) -> NoReturn:
-        """An iterator is bound to its workers: torch's cannot be pickled either."""
+        """Raise an error: an iterator cannot be pickled, like torch's, because it is bound to its workers."""
         raise NotImplementedError(f"{type(self).__name__} cannot be pickled: pickle loader.state_dict() or the dataset")
 
     def __len__(self) -> int:
-        """Batches of the whole epoch."""
+        """Return the number of batches of the whole epoch."""
         if self._consumer is None:
             raise TypeError("the epoch has ended")
         return self._consumer.length()
 
     def __next__(self) -> T_co:
-        """Return the next batch; wait for it.
+        """Return the next batch. Blocks until the batch is ready.
 
         Raises:
             StopIteration: The epoch is over.
             Exception: Whatever the dataset or the collate function raised, with the worker's traceback as its cause
-                and the sample's index in a note. The iteration can go on with the next batch. If the memory of the
-                device did not suffice, torch's OutOfMemoryError: then it goes on with the same batch.
-            KeyboardInterrupt: And what other signal handlers raise. While it waits, the iteration can go on. If a batch
-                was lost, because it was just being built or drawn, the next call raises LoaderClosedError.
+                and the sample's index in a note. The iteration can continue with the next batch. If the device is out
+                of memory, this is torch's OutOfMemoryError, and the iteration can continue with the same batch.
+            KeyboardInterrupt: The call was interrupted. Other signal handlers may raise other exceptions. After an
+                interrupt during the wait, the iteration can continue. If the interrupt has lost a batch that was being
+                built or drawn, the next call raises LoaderClosedError.
         """
         try:
             if profiling():
@@ -189,14 +190,14 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             raise
 
     def _publish_stop(self, error: BaseException, *, interrupted: bool) -> None:
-        """The loop has ended, unless it catches the error and comes back."""
+        """Publish that the loop has ended. If it catches the error, it can still continue."""
         text = f"{type(error).__name__}: {message_of(error)}".removesuffix(": ")[:MAX_ERROR]
         resources = self._resources
         index = resources.failed if resources.failed == resources.returned >= 0 else resources.returned + 1
         self._events.publish(ev.LoopStopped(_clock(), self._run, index, text, interrupted=interrupted))
 
     def _check_complete(self) -> None:
-        """After an interrupt."""
+        """After an interrupt, end the iteration if a batch was lost."""
         if self._kept is None:
             self._engine.check_complete(self._run, drawn=self.plan.next_number, returned=self._resources.returned)
 
@@ -212,9 +213,9 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         if got is None:
             got = self._wait()
         task, payload = got.task, got.outcome
-        if engine.prefetches:  # the first batch of an epoch produced in advance does not wait until a worker is awake
+        if engine.prefetches:  # waking a worker must not delay the first batch of a prefetched epoch
             self._refill(wait=False, soon=task.number == plan.first and got.ready > 0)
-        if plan.reader is not None:  # records and errors are kept for long: they hold no samples
+        if plan.reader is not None:  # records and errors live long and must not hold samples
             task.indices = item_numbers(task.indices)
         if payload.failed:
             plan.delivered(task, 0)
@@ -227,7 +228,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._remember(got, payload, requested)
         plan.delivered(task, payload.samples)
         self._resources.delivered += 1
-        self._resources.returned = task.number  # no function call after it: it would be an opportunity for signals
+        self._resources.returned = task.number  # last: a signal handler could run in a later function call
         return batch  # type: ignore[no-any-return]
 
     def _wait(self) -> Delivery:
@@ -235,7 +236,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             if not self._engine.prefetches:
                 self._refill()
             while (got := self._engine.next_batch(self._run, self._resources.wakeup, self._refill)) is None:
-                if not self._refill():  # what was requested may be past the end of its shard, and another shard go on
+                if not self._refill():  # requests may be past the end of one shard while another goes on
                     self._finish()
         except LoaderClosedError:
             self._end("closed")
@@ -243,12 +244,15 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         return got
 
     def _refill(self, *, wait: bool = True, soon: bool = False, limit_ns: int | None = DRAWING_LIMIT_NS) -> bool:
-        """Request batches from the sampler as far as there is room, and assign them. Whether it gave any.
+        """Draw batches from the sampler to fill the window, and assign them to workers.
 
         Args:
-            wait: Whether to wait for a source that has given nothing yet, if nothing else is outstanding.
+            wait: Whether to wait until a source has returned a batch, if no other batch is outstanding.
             soon: See `Engine.add`.
             limit_ns: See `EpochPlan.take`.
+
+        Returns:
+            Whether at least one batch was drawn.
         """
         room = self._engine.refill_size(self._run)
         if self.plan.reader is not None:
@@ -263,13 +267,13 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         return bool(batches)
 
     def _readable(self, reader: SourceReader, room: int, *, wait: bool) -> int:
-        """How many batches a source can be asked for now."""
+        """Return how many batches, at most `room`, a source has ready. For `wait`, see `_refill`."""
         while wait and not reader.ready() and not self._engine.outstanding(self._run):
             self._engine.wait_for_source(self._run, self._resources.wakeup)
         return min(room, reader.ready())
 
     def _move(self, transfer: DeviceTransfer, got: Delivery) -> Any:
-        """Move a batch to its device, and begin with those after it that are ready."""
+        """Transfer a batch to its device, and start the transfers of the following batches that are ready."""
         run, position = self._run, self._resources.delivered
         self._kept = None
         try:
@@ -286,7 +290,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         (
             _run, _number, _layout, _segment, nbytes, extras_nbytes, samples, fetch_begin, fetch_end, collate_end,
             fetch_cpu, collate_cpu, slowest, slowest_ns,
-        ) = payload.header  # at once: attributes of a named tuple take 35 ns each  # fmt: skip
+        ) = payload.header  # unpacked at once: each attribute of a named tuple takes 35 ns  # fmt: skip
         measured = fetch_cpu != NOT_MEASURED
         index = None
         if slowest >= 0:
@@ -297,7 +301,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,),
             None, self._sampling, extras_nbytes, payload.transfer,
         )  # fmt: skip
-        self._resources.before = (  # last: what is here is published
+        self._resources.before = (  # set last: `publish` publishes the record if this is set
             self._run, self._run, task.number, payload.worker, payload.pid, task.attempt, samples, nbytes,
             payload.transport, requested, task.dispatched, fetch_begin, fetch_end, collate_end, payload.received,
             task.in_order, _clock(),
@@ -307,7 +311,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _finish(self) -> NoReturn:
         error, self.plan.error = self.plan.error, None
         if error is None:
-            self._engine.check_open(self._run)  # otherwise that is why there is no batch
+            self._engine.check_open(self._run)  # if the iteration has ended, this is why there is no batch
         self.plan.over = True
         if error is not None:
             self._end("error")
@@ -331,7 +335,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
 
 
 class _Resources:
-    """What must be released when an iterator ends, by its end or because it was dropped. Never refers to it."""
+    """What must be released when an iterator is exhausted or garbage-collected. Holds no reference to the iterator."""
 
     def __init__(self, run: int, bus: ev.EventBus, transfer: DeviceTransfer | None) -> None:
         self.run = run
@@ -340,22 +344,26 @@ class _Resources:
         self.failed = -1
         """Number of the last batch whose error was raised; -1 if there is none."""
         self.returned = -1
-        """Number of the last batch that was returned, or whose error was raised; -1 if there is none."""
+        """Number of the last batch that was returned or whose error was raised; -1 if there is none."""
         self.reader: SourceReader | None = None
         self.begun = False
-        """Whether a consumer has come."""
+        """Whether a consumer has started to iterate."""
         self.before: tuple[Any, ...] | None = None
-        """The fields of the `BatchRecord` of the batch that the consumer has: those before `returned`."""
+        """The fields before `returned` in the `BatchRecord` of the consumer's batch; None if no record is pending."""
         self.after: tuple[Any, ...] = ()
-        """The fields after it."""
+        """The fields after `returned`."""
         self.shipment: PendingPlacement | None = None
-        """How that batch is moved to its device."""
+        """How the consumer's batch is transferred to its device."""
         self._bus = bus
         self._transfer = transfer
         self._records = None if transfer is None else RecordQueue(bus.publish)
 
     def publish(self, returned: int) -> None:
-        """The consumer has come back: the record of its last batch is complete."""
+        """Complete and publish the record of the consumer's last batch.
+
+        Args:
+            returned: When the consumer requested the next batch or ended the loop, perf_counter ns.
+        """
         before = self.before
         if before is not None:
             self.before = None
@@ -366,7 +374,7 @@ class _Resources:
                 self._records.add(complete, self.shipment)
 
     def release(self, engine: Engine, reason: str) -> None:
-        """End the iteration, and publish its end."""
+        """End the iteration, publish its end and release its resources."""
         now = _clock()
         self.publish(now)
         if self._transfer is not None and self._records is not None:
@@ -385,11 +393,11 @@ def _abandon(engine: Engine, resources: _Resources) -> None:
 
 
 def check_names(names: Any) -> tuple[str, ...] | None:
-    """The value of `names=` as a tuple.
+    """Return the value of `names=` as a tuple; None if it is None.
 
     Raises:
-        TypeError: It is not a sequence of strings.
-        ValueError: It is empty, or a name is repeated.
+        TypeError: The value is not a sequence of strings.
+        ValueError: The value is empty, or a name is repeated.
     """
     if names is None:
         return None
@@ -401,10 +409,10 @@ def check_names(names: Any) -> tuple[str, ...] | None:
 
 
 def name_parts(batch: Any, names: tuple[str, ...]) -> Any:
-    """A batch of several parts as a dict of them (paddle's feed names); dicts stay as they are.
+    """Convert a batch of several parts to a dict by name (paddle's feed names). A batch that is a dict is unchanged.
 
     Raises:
-        ValueError: It has another number of parts.
+        ValueError: The number of parts differs from the number of names.
     """
     if isinstance(batch, Mapping):
         return batch
@@ -415,11 +423,11 @@ def name_parts(batch: Any, names: tuple[str, ...]) -> Any:
 
 
 class DeviceGroups(Iterator[list[Any]]):
-    """An epoch in lists of batches, one for each device; the last list may be shorter.
+    """Groups the batches of an epoch into lists, with one batch for each device. The last list may be shorter.
 
     Args:
         epoch: The batches.
-        size: Batches in a list.
+        size: Number of batches in a list.
     """
 
     def __init__(self, epoch: Iterator[Any], size: int) -> None:
@@ -432,11 +440,11 @@ class DeviceGroups(Iterator[list[Any]]):
         return self
 
     def __next__(self) -> list[Any]:
-        """Return the next batches, one for each device.
+        """Return the next list of batches, one for each device.
 
         Raises:
             StopIteration: The epoch is over.
-            Exception: As the epoch. The batches before it are kept: the iteration can go on.
+            Exception: Whatever the epoch raised. The batches before it are kept, so that the iteration can continue.
         """
         while len(self._group) < self._size:
             try:

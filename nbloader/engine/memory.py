@@ -1,6 +1,7 @@
 """Limits the prefetch window to the batches that fit into the available memory.
 
-In a small container, a window of large batches could otherwise get the kernel killed for lack of memory.
+Otherwise, in a small container, a window of large batches could exhaust the memory and get the notebook's kernel
+killed.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ from nbloader._util.system import Cgroup, available_memory, cgroups
 FIRST_CHECK = 1 << 20
 """Total size of the batches, in bytes, after which the available memory is measured for the first time."""
 CHECK_EVERY = 256 << 20
-"""The least number of bytes between two measurements, which read several system files each."""
+"""Minimum total size of the batches that arrive between two measurements, in bytes. Each measurement reads several
+system files."""
 CHECK_SHARE = 8
 """Memory is measured again when batches that total 1/CHECK_SHARE of the available memory have arrived."""
 USABLE = 0.75
-"""Part of the available memory that batches may take. The rest is left for the samples that workers collate, and for
-the loop's own use."""
+"""Fraction of the available memory that batches may take. The rest is left for the samples that workers collate, and
+for the user's loop."""
 
 
 class MemoryWatch:
-    """Measures the available memory from time to time, by the size of the batches that arrive.
+    """Measures the available memory whenever enough bytes of batches have arrived.
 
     Args:
-        available: Measures it: bytes, or None if the system does not report it. By default it asks the system, and the
-            control groups in which this process was at the first measurement.
+        available: Returns the available memory in bytes; None if the system does not report it. The default reads it
+            from the system and from the control groups that this process was in at the first measurement.
     """
 
     def __init__(self, available: Callable[[], int | None] | None = None) -> None:
@@ -47,11 +49,11 @@ class MemoryWatch:
         return self._until_check <= 0
 
     def affordable(self, nbytes: int, arrived: int) -> int | None:
-        """Measure how many batches may be outstanding, at least one; None if the system does not report it.
+        """Measure the memory and return how many batches may be outstanding, at least one; None if that is unknown.
 
         Args:
             nbytes: Size of a batch.
-            arrived: Batches that are in memory already, but not delivered.
+            arrived: Number of batches that have arrived but have not been delivered.
         """
         available = self._available()
         if available is None:
@@ -63,13 +65,13 @@ class MemoryWatch:
 
 
 def notice(nbytes: int, available: int, window: int, planned: int) -> str:
-    """The notice for a cell whose loader requests fewer batches ahead than its arguments say.
+    """Return the notice for a cell whose loader requests fewer batches ahead than its arguments specify.
 
     Args:
         nbytes: Size of a batch.
         available: Available memory, bytes.
-        window: Batches that it requests ahead now.
-        planned: Batches that it would request ahead.
+        window: Number of batches that the loader requests ahead now.
+        planned: Number of batches that it would request ahead if there were enough memory.
     """
     return (
         f"nbloader: a batch takes {megabytes(nbytes)}, and {megabytes(available)} of memory are available: "

@@ -1,4 +1,4 @@
-"""Notices about skipped samples: few, however many samples are skipped and however many epochs there are."""
+"""Notices about skipped samples. Their number stays small even if many samples are skipped in many epochs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from nbloader.events.failures import abbreviated
 from nbloader.events.records import SampleFailed
 
 MAX_ERROR = 200
-"""Maximum number of characters of an error in a line."""
+"""Maximum length of the error message in a notice, in characters."""
 
 
 class SkippedSamples:
     """Counts the samples that each iteration skips, and decides when to print a notice.
 
-    There is a notice for the first skipped sample, and at the end of an epoch that has skipped more than one sample and
-    more than any epoch before it: broken files fail again in each epoch.
+    A notice is printed for the first skipped sample, and at the end of an epoch that has skipped more than one sample
+    and more than any earlier epoch. Other epochs print none, because broken files fail again in each epoch.
     """
 
     def __init__(self) -> None:
         self._noticed = False
         self._most = 1
-        self._counts: dict[int, int] = {}  # of the open iterations
+        self._counts: dict[int, int] = {}  # skipped samples of each open iteration
 
     def add(self, event: SampleFailed) -> str:
         """Count a sample whose batch is delivered. Returns the notice for the cell; "" if there is none."""
@@ -38,7 +38,7 @@ class SkippedSamples:
         )
 
     def exhausted(self, run: int) -> str:
-        """An iteration is exhausted. Returns the notice for the cell; "" if there is none."""
+        """Record that an iteration is exhausted. Returns the notice for the cell; "" if there is none."""
         count = self._counts.get(run, 0)
         if count <= self._most:
             return ""

@@ -1,8 +1,8 @@
-"""The supervisor thread: it drives an engine while the consumer is away, working on a batch.
+"""The supervisor thread: it drives an engine while the consumer processes a batch.
 
-The consumer receives for itself while it waits: handing each batch over from a receiver thread costs a switch of the
-interpreter lock, up to 5 ms. While it is away, this thread replaces dead workers, dispatches, and executes commands, so
-that a restart works while a cell is busy.
+While the consumer waits for a batch, it receives messages itself: a handover from a receiver thread would cost a switch
+of the interpreter lock (GIL) per batch, which takes up to 5 ms. While the consumer processes a batch, the supervisor
+thread replaces dead workers, dispatches batches, and executes commands. So a restart works even while a cell is busy.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from nbloader.events.failures import thread_message
 log = logging.getLogger(__name__)
 
 LINGER = 0.02
-"""Seconds for which the supervisor leaves a message to a consumer that was there a moment ago."""
+"""Seconds that the supervisor waits before it handles a message, so that a nearby consumer can handle it instead."""
 RESTART_DELAY = 0.1
-"""Seconds between a failure of the thread and its restart, so that a lasting fault does not spin."""
+"""Seconds between a failure of the loop and its restart, so that a persistent fault does not cause a busy loop."""
 JOIN_TIMEOUT = 1.0
-"""Seconds that `close` waits for the thread."""
+"""Maximum number of seconds that `close` waits for the thread."""
 
 
 class Watch(NamedTuple):
-    """What the supervisor waits for, beside a wake-up; determined with the lock held.
+    """What the supervisor waits for, besides a wake-up; determined with the lock held.
 
-    The workers may be stopped before it sleeps, and the descriptor then belong to another file. It is only polled, and
-    a thread that starts other workers, or closes the engine, wakes the supervisor.
+    If the workers are stopped before the supervisor sleeps, the descriptor may refer to another file by then. That is
+    harmless: the descriptor is only polled, and a thread that starts other workers or closes the engine wakes the
+    supervisor.
     """
 
     fileno: int | None
     timeout: float | None
-    """Seconds."""
+    """Seconds; None for no limit."""
 
 
 class Supervised(Protocol):
-    """What the supervisor drives: an engine."""
+    """The interface of an engine that the supervisor drives."""
 
     closed: bool
     lock: threading.Lock
@@ -47,38 +48,38 @@ class Supervised(Protocol):
         """Whether there are workers to watch or commands to execute. Called with the lock held."""
 
     def has_commands(self) -> bool:
-        """Whether commands wait."""
+        """Whether commands are queued."""
 
     def consumer_nearby(self) -> bool:
-        """Whether a consumer waits for a batch, or took one a moment ago."""
+        """Whether a consumer is waiting for a batch, or received one a moment ago."""
 
     def fileno(self) -> int | None:
-        """A descriptor that is readable when workers sent something, or None. Called with the lock held."""
+        """Return a descriptor that is readable when workers have sent messages, or None. Called with the lock held."""
 
     def seconds_to_maintenance(self) -> float | None:
-        """Seconds until idle workers release memory or stop; None if they will not. Called with the lock held."""
+        """Return the seconds until idle workers release memory or stop, or None. Called with the lock held."""
 
     def run_round(self) -> None:
-        """Do what is due now. Called with the lock held."""
+        """Handle messages and commands, and do the maintenance that is due. Called with the lock held."""
 
     def fail(self, error: Exception) -> None:
-        """Give up the workers, and raise an error in the consumer. Called with the lock held."""
+        """Kill the workers, and raise an error in the consumer. Called with the lock held."""
 
     def report_failure(self, error: Exception) -> None:
-        """Record that the thread failed."""
+        """Record that the supervisor thread failed."""
 
     def publish_events(self) -> None:
         """Publish the events recorded so far. Called without holding the lock."""
 
     def show_output(self) -> None:
-        """Print what workers wrote."""
+        """Print the output of workers."""
 
 
 class Supervisor:
-    """The thread, and the descriptor that wakes it.
+    """The supervisor thread, and the descriptor that wakes it.
 
     Args:
-        engine: What it drives.
+        engine: The engine that the thread drives.
     """
 
     def __init__(self, engine: Supervised) -> None:
@@ -90,11 +91,11 @@ class Supervisor:
 
     @property
     def running(self) -> bool:
-        """Whether the thread was started and has not ended."""
+        """Whether the thread has been started and has not ended."""
         return self._thread is not None and self._thread.is_alive()
 
     def ensure_running(self) -> None:
-        """Start the thread unless it runs. Called with the engine's lock.
+        """Start the thread unless it is running. Called with the engine's lock held.
 
         Raises:
             WorkerStartError: The system provides no thread.
@@ -109,22 +110,22 @@ class Supervisor:
             raise WorkerStartError(thread_message("the thread that supervises the workers", error)) from error
 
     def wake(self) -> None:
-        """Have the thread look for work. Takes no lock: a finalizer may call this at any moment."""
+        """Wake the thread so that it looks for work. Acquires no lock: a finalizer may call this at any moment."""
         self._wakeup.set()
 
     def forget_unstarted(self) -> None:
-        """Forget a thread that an interrupt has kept from starting."""
+        """Forget the thread if an interrupt has prevented it from starting."""
         if not self.running:
             self._thread = None
 
     def after_fork(self) -> None:
-        """In a forked child: the thread is the parent's."""
+        """In a forked child, forget the thread, which only exists in the parent, and create a new wake-up."""
         self._thread = None
         self._wakeup.close()
         self._wakeup = Wakeup()
 
     def close(self) -> None:
-        """The engine is closed: wait for the thread and release the descriptor."""
+        """Wait for the thread and release the descriptor. Called after the engine was closed."""
         self.wake()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -133,7 +134,7 @@ class Supervisor:
             self._wakeup.close()
 
     def close_if_idle(self) -> None:
-        """The engine is closed: release the descriptor, or have the thread do it. Never waits."""
+        """Release the descriptor, or let the thread release it. Never waits. Called after the engine was closed."""
         self.wake()
         if self._thread is None:
             self._wakeup.close()
@@ -141,7 +142,7 @@ class Supervisor:
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Drive the engine until its workers end. A failure of this loop is logged, and the loop restarted."""
+        """Drive the engine until its workers have ended. A failure of this loop is logged, and the loop restarts."""
         engine = self._engine
         while True:
             try:
@@ -161,14 +162,14 @@ class Supervisor:
                 return
 
     def _in_charge(self) -> Watch | None:
-        """What to wait for; None if this thread no longer drives."""
+        """Return what to wait for; None if this thread no longer drives the engine."""
         engine = self._engine
         with engine.lock:
             if engine.closed or self._thread is not threading.current_thread():
-                return None  # the latter: an interrupt came while this one was started, and another took its place
+                return None  # or an interrupt came while this thread was being started, and another replaced it
             if engine.has_work():
                 return Watch(engine.fileno(), engine.seconds_to_maintenance())
-            self._thread = None  # decided with the lock held: a thread that starts workers starts another supervisor
+            self._thread = None  # lock held: a thread that starts workers later starts a new supervisor
             return None
 
     def _leave_messages_to_consumer(self) -> None:
@@ -180,7 +181,7 @@ class Supervisor:
         with engine.lock:
             try:
                 engine.run_round()
-            except Exception as error:  # a fault of our own must reach the consumer instead of hanging it
+            except Exception as error:  # a bug in the engine must raise in the consumer instead of hanging it
                 log.exception("the supervisor thread failed")
                 engine.report_failure(error)
                 engine.fail(error)

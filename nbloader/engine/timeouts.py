@@ -1,4 +1,4 @@
-"""Timeouts and notices of a consumer that waits for a batch. Pure: the time is passed in."""
+"""Timeouts and notices for a consumer that waits for a batch. The caller passes the time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from nbloader.events.failures import abbreviated
 from nbloader.events.gauges import WorkerGauge
 
 DELAY_NOTICE = 30.0
-"""Seconds after which a line in the cell says what its loop waits for, if there is no `timeout`."""
+"""Seconds after which a notice in the cell says what the loop is waiting for, if there is no `timeout`."""
 START_LIMIT = 30.0
-"""Seconds that a worker may take to start, however short `timeout` is, if stalled workers are restarted: a restart
-would only begin its start again."""
+"""Seconds that a worker may take to start with `on_timeout='restart'`, even if `timeout` is shorter: a restart would
+only make the worker start over."""
 PAUSE_NOTICE = 5.0
-"""Seconds after which a line in the cell of a loop that has just begun says that the loader is paused."""
+"""Seconds after which a notice in the cell says that the loader is paused, if the loop waits for its first batch."""
 
 PAUSE_NOTICE_TEXT = (
     "nbloader: this loop waits because the loader is paused: call loader.resume() on another thread, or use the button "
@@ -32,11 +32,11 @@ class Due(enum.Enum):
 
 
 class Check(NamedTuple):
-    """What is due in a wait."""
+    """The action that is due in a wait, if any."""
 
     due: Due | None
     left: float | None
-    """Seconds until something is due; None if nothing will be."""
+    """Seconds until an action is due; None if it is due now, or if none will be due."""
 
 
 class WaitTimer:
@@ -44,13 +44,13 @@ class WaitTimer:
 
     Args:
         now: perf_counter ns.
-        timeout: Seconds that it may last; 0 for no limit.
-        first: Whether the loop waits for its first batch.
+        timeout: Maximum duration of the wait, seconds; 0 for no limit.
+        first: Whether the loop is waiting for its first batch.
     """
 
     def __init__(self, now: int, *, timeout: float, first: bool) -> None:
         self.since = now
-        """When it began; a pause does not count as a delay of the workers."""
+        """When the wait began, perf_counter ns. A pause restarts it, so that workers are not blamed for the pause."""
         self.fresh = True
         """Whether the consumer has not slept yet."""
         self._timeout = timeout
@@ -59,7 +59,7 @@ class WaitTimer:
         self._noticed: set[Due] = set()
 
     def check(self, now: int, *, paused: bool) -> Check:
-        """Return what is due. A notice is due once, a timeout each time the limit is exceeded.
+        """Return which action is due. A notice is due once; a timeout is due each time the limit is exceeded.
 
         Args:
             now: perf_counter ns.
@@ -104,16 +104,16 @@ def timeout_message(
     now: int,
     stack: str,
 ) -> str:
-    """The message of `LoaderTimeoutError`.
+    """Return the message of `LoaderTimeoutError`.
 
     Args:
         timeout: The limit, seconds.
-        number: The batch that did not arrive.
-        waited: For how long, seconds.
-        suspect: The worker that holds the batch; if there is none, one that is starting, or any.
+        number: Number of the batch that did not arrive.
+        waited: How long the consumer has waited, seconds.
+        suspect: The worker that delays the batch; if there is none, a starting worker, or else any worker.
         workers: All workers.
         now: perf_counter ns.
-        stack: The stack of the suspect; "" if it is not known.
+        stack: The stack of the suspect; "" if unknown.
     """
     processing = [activity(worker, now) for worker in workers if worker.batch is not None]
     if not processing and suspect.state == "starting":
@@ -133,19 +133,19 @@ def timeout_message(
 
 
 def still_starting(worker: WorkerGauge, now: int) -> bool:
-    """Whether a worker is starting, and has not taken longer than `START_LIMIT`."""
+    """Return whether a worker is starting and has taken less than `START_LIMIT`."""
     return worker.state == "starting" and now - worker.since < START_LIMIT * 1e9
 
 
 def delay_notice(number: int, waited: float, worker: WorkerGauge, now: int, place: str) -> str:
-    """The notice for a cell whose loop has waited for a long time.
+    """Return the notice for a cell whose loop has waited for a long time.
 
     Args:
-        number: The batch that it waits for.
-        waited: For how long, seconds.
-        worker: The worker that holds the batch; if there is none, one that is starting, or any.
+        number: Number of the batch that the loop is waiting for.
+        waited: How long the loop has waited, seconds.
+        worker: The worker that delays the batch; if there is none, a starting worker, or else any worker.
         now: perf_counter ns.
-        place: The innermost line of its stack; "" if it is not known.
+        place: The innermost line of the worker's stack; "" if unknown.
     """
     begin = f"nbloader: this loop has waited {waited:.0f} s for batch {number}."
     said = activity(worker, now, place)
@@ -157,7 +157,7 @@ def delay_notice(number: int, waited: float, worker: WorkerGauge, now: int, plac
 
 
 def restart_notice(timeout: float, number: int, worker: WorkerGauge, now: int, place: str) -> str:
-    """The notice for a cell whose loader has restarted a worker because of `on_timeout`."""
+    """Return the notice for a cell whose loader has restarted a worker because of `on_timeout`."""
     said = activity(worker, now, place)
     return (
         f"nbloader: batch {number} did not arrive within {timeout:g} s, so worker {worker.worker} is restarted and the "

@@ -1,4 +1,4 @@
-"""Callbacks that run while the consumer's thread is inside `__next__`, for front ends that need that thread."""
+"""Callbacks that run on the consumer's thread inside `__next__`, for front ends that need this thread."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nbloader._util.signals import raised_by_handler
 log = logging.getLogger(__name__)
 
 INTERVAL = 0.1
-"""Seconds between two calls."""
+"""Minimum number of seconds between two calls of the callbacks."""
 
 
 class WaitCallbacks:
-    """Calls each callback at most every `INTERVAL`; one that raises is logged and removed."""
+    """Calls each callback at most once per `INTERVAL`. A callback that raises an exception is logged and removed."""
 
     def __init__(self) -> None:
         self._callbacks: tuple[Callable[[], object], ...] = ()
@@ -32,11 +32,11 @@ class WaitCallbacks:
 
         Args:
             callback: The function.
-            each_batch: Whether to call it also when `__next__` returns without waiting. If false, it is called while
-                `__next__` waits, and otherwise only together with callbacks of the first kind.
+            each_batch: Whether to call it even if `__next__` returns without waiting. If false, it is called while
+                `__next__` waits, and otherwise only together with callbacks for which this is true.
 
         Returns:
-            A function that unregisters it.
+            A function that unregisters the callback.
         """
         if each_batch:
             self._callbacks = (*self._callbacks, callback)
@@ -48,7 +48,7 @@ class WaitCallbacks:
         """Call all callbacks, unless the last call was less than `INTERVAL` ago.
 
         Args:
-            waiting: Whether the consumer waits.
+            waiting: Whether the consumer is waiting for a batch.
         """
         if not (self._callbacks or waiting):
             return

@@ -1,4 +1,4 @@
-"""The worker group: which workers a loader has, and what happens when one ends. Called with the engine's lock."""
+"""The worker group: the workers of one loader, and what happens when one ends. Called with the engine's lock held."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from nbloader.workers.worker_view import WorkerView
 _clock = time.perf_counter_ns
 
 GRACE = 0.5
-"""Seconds that workers get to leave by themselves when they are stopped."""
+"""Seconds for which stopped workers may exit by themselves before they are killed."""
 MAX_FAILED_STARTS = 3
-"""Workers in a row that may die before they are ready."""
+"""Number of consecutive workers with the same id that die before they are ready, after which the pool fails."""
 BY_REQUEST = "restarted by request"
 
 
 class WorkerSlot:
-    """One worker id and the worker that has it."""
+    """A worker id, and the worker that currently has this id."""
 
     def __init__(self) -> None:
         self._handle: WorkerHandle | None = None
         self._produced_before = 0
         self.exit_reason = ""
-        """Why the worker before this one ended."""
+        """Why the previous worker with this id ended."""
         self.failed_starts = 0
 
     @property
     def handle(self) -> WorkerHandle | None:
-        """The present worker."""
+        """The current worker; None if there is none."""
         return self._handle
 
     @handle.setter
@@ -62,20 +62,19 @@ class WorkerSlot:
 
     @property
     def produced(self) -> int:
-        """Batches produced under this id."""
+        """Number of batches produced by workers with this id."""
         return self._produced_before + (self._handle.produced if self._handle is not None else 0)
 
 
 class WorkerGroup:
-    """The workers of one loader: started on demand, replaced when they end, stopped together.
+    """The workers of one loader. They are started on demand, replaced when they end, and stopped together.
 
     Args:
-        publish: Takes lifecycle events.
-        dispatcher: Is notified of workers that can be given batches.
-        config: What the loader asks for.
-        on_message: Takes the last messages of workers that are being stopped.
-        wake_consumers: Called when the group cannot work any more (`fatal` says why), and when a worker must be started
-            by a consumer.
+        publish: Called with each lifecycle event.
+        dispatcher: Is notified when a worker is ready for batches or has ended.
+        config: The configuration of the engine.
+        on_message: Called with each of the last messages of workers that are being stopped.
+        wake_consumers: Called when the pool has failed (`fatal` says why), and when a consumer must start a worker.
     """
 
     def __init__(
@@ -88,13 +87,13 @@ class WorkerGroup:
         wake_consumers: Callable[[], None],
     ) -> None:
         self.pool: WorkerPool | None = None
-        """The workers; None before the first iteration, after a long idle time and after a failure."""
+        """The pool of workers; None before the first iteration, after a long idle time and after a failure."""
         self.fatal: Exception | None = None
         """Why the last pool failed."""
         self.init_error: Exception | None = None
-        """What code of the user raised while a worker was set up, if that is why."""
+        """The exception that user code raised while a worker was set up; None if the pool failed for another reason."""
         self.handles: dict[int, WorkerHandle] = {}
-        """Workers whose end was not reported yet, by their unique number."""
+        """Workers whose end has not been reported yet, by unique number."""
         self._publish = _ignore if config.kind.inline else publish  # the inline worker is the notebook itself
         self._dispatcher = dispatcher
         self._config = config
@@ -103,31 +102,34 @@ class WorkerGroup:
         self._on_message = on_message
         self._wake_consumers = wake_consumers
         self.awaits_consumer = False
-        """Whether a worker is missing, since it must be started by a consumer (`WorkerPool.can_start`)."""
+        """Whether a worker is missing because only a consumer can start it (`WorkerPool.can_start`)."""
         self._setup: WorkerSetup | None = None
         self._deaths = 0
-        self._server_ended = 0  # when the end of a fork server was counted last
+        self._server_ended = 0  # when the end of a fork server was last counted
         self.seed = 0
-        """The base seed of the present epoch."""
+        """The base seed of the current epoch."""
         self.seeds: dict[int, int] = {}
-        """The base seeds of the open iterations, by their number."""
+        """The base seeds of the open iterations, by iteration number."""
 
     # ---- start --------------------------------------------------------------------------------------------------
 
     def pack(
         self, kind: WorkerKind, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any
     ) -> WorkerSetup | None:
-        """What workers are given when they start; None if they have it already. Called without holding the lock.
+        """Pack the dataset and functions for new workers. Called without holding the lock.
 
         Args:
-            kind: The kind of the workers, as the caller knows it: the group may be given another one meanwhile.
+            kind: The kind of the workers, read by the caller. Another thread may change the group's kind meanwhile.
             dataset: See `WorkerKind.pack`.
             collate_fn: See `WorkerKind.pack`.
             worker_init_fn: See `WorkerKind.pack`.
             on_error: See `WorkerKind.pack`.
 
+        Returns:
+            The setup; None if the setup that is already loaded holds the same dataset and functions.
+
         Raises:
-            DatasetTransferError: It cannot be given to them.
+            DatasetTransferError: The dataset or a function cannot be sent to workers.
         """
         old = self._setup
         if old is not None and kind.connected and old.holds(dataset, collate_fn, worker_init_fn, on_error):
@@ -135,37 +137,40 @@ class WorkerGroup:
         return kind.pack(dataset, collate_fn, worker_init_fn, on_error)
 
     def load(self, setup: WorkerSetup) -> bool:
-        """Take what workers are given when they start. Running workers keep what they have until they are restarted.
+        """Set the setup that new workers receive. Running workers keep the previous setup until they are restarted.
 
         Returns:
-            Whether it differs from what was loaded before (False the first time).
+            Whether the setup differs from the previous one (False the first time).
         """
         old = self._setup
         same = old is not None and old.identity == setup.identity
-        if not (same and setup.self_contained):  # else the old one stays, with the processes that it has started
+        if not (same and setup.self_contained):  # otherwise keep the old one and the processes that it has started
             self._setup = setup
         if old is None or same:
             return False
-        self.init_error = None  # of what is no longer used
+        self.init_error = None  # it came from the previous setup
         self._dispatcher.round_robin = self._config.round_robin  # until the new workers are ready
         return True
 
     def unload(self) -> None:
-        """Release the shared memory of the dataset."""
+        """Drop the setup, which releases the shared memory of the dataset."""
         self._setup = None
 
     @property
     def begins_with_new_workers(self) -> bool:
-        """Whether each iteration begins with new workers, which end with it."""
+        """Whether each iteration begins with new workers, which are stopped when it ends."""
         return self._config.options.fresh and self._config.kind.inherits(self._setup)
 
     @property
     def loaded(self) -> bool:
-        """Whether there is a dataset to send."""
+        """Whether a dataset has been loaded that can be sent to workers."""
         return self._setup is not None and self._config.kind.connected
 
     def start(self) -> bool:
-        """Start the workers that are missing. Called by consumers. Returns whether there was none.
+        """Start the workers that are missing. Called by consumers.
+
+        Returns:
+            Whether a new pool was created.
 
         Raises:
             WorkerStartError: The system did not provide a process or a pipe.
@@ -175,7 +180,7 @@ class WorkerGroup:
             self.stop(0)
         if self.pool is not None:
             for worker, slot in enumerate(self._slots):
-                if slot.handle is None and self.pool is not None:  # it died while no iteration was open, or see below
+                if slot.handle is None and self.pool is not None:  # it died between epochs, or see `_replace`
                     self._replace_now(worker, slot.exit_reason)
             return False
         self.fatal = None
@@ -203,57 +208,60 @@ class WorkerGroup:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_launched(self, message: WorkerLaunched) -> None:
-        """A worker's process or thread exists."""
+        """Publish that a worker's process or thread exists."""
         handle = self.handles.get(message.uid)
-        if handle is not None:  # otherwise an interrupt came between its start and this
+        if handle is not None:  # otherwise an interrupt came between the start and this message
             self._publish(ev.WorkerStarted(_clock(), handle.worker, handle.pid))
 
     def on_initialized(self, message: WorkerInitialized) -> None:
-        """A worker can be given batches."""
+        """Make a worker available for batches."""
         handle = self.handles.get(message.uid)
         if handle is None or handle.expected or self.pool is None or handle.uid not in self.pool.handles:
-            return  # it was ended meanwhile
+            return  # the worker was ended meanwhile
         if message.in_turn:
             self._dispatcher.round_robin = True
         self._dispatcher.worker_ready(handle.uid, handle.worker)
-        slot = self._slots[handle.worker]  # there is one: a worker that loses its slot is ended by request
+        slot = self._slots[handle.worker]  # it exists: a worker that loses its slot is ended by request
         slot.failed_starts = 0
         now = _clock()
         self._publish(ev.WorkerReady(now, handle.worker, handle.pid, now - handle.requested, handle.machine))
 
     def on_init_failed(self, message: WorkerInitFailed) -> None:
-        """A worker could not rebuild the dataset, or `worker_init_fn` raised: the others would fail, too."""
+        """End the pool because a worker could not rebuild the dataset, or `worker_init_fn` raised: all would fail."""
         handle = self.handles.get(message.uid)
         if handle is not None and self.pool is not None:  # otherwise all are being stopped
-            handle.expected = True  # it has ended by itself, maybe in the same poll
+            handle.expected = True  # it ends by itself, maybe in the same poll
             where = f"raised in worker {handle.worker} while it rebuilt the dataset or ran worker_init_fn"
             self.init_error = rebuild(message.error, where, message.raised)
             self._fail(self.init_error)
 
     def take_error(self) -> Exception | None:
-        """Why the last pool failed; only once."""
+        """Return the error that ended the last pool, once; None if there is none."""
         error, self.fatal, self.init_error = self.fatal, None, None
         return error
 
     def take_init_error(self) -> Exception | None:
-        """`init_error`, unless a consumer has it: other workers have produced all batches before it came."""
+        """Return `init_error`, once; None if there is none, or if a consumer has already received it.
+
+        No consumer has received it if other workers had produced all batches before the error arrived.
+        """
         return None if self.init_error is None else self.take_error()
 
     def on_descriptors_exhausted(self, message: DescriptorsExhausted) -> None:
-        """This process cannot receive the memory of workers: other workers would only have the same fate."""
+        """End the pool because this process has too many open files: replacement workers would fail in the same way."""
         handle = self.handles.get(message.uid)
         if handle is not None:
-            handle.expected = True  # it is no fault of its batch
+            handle.expected = True  # the batch is not to blame
             if self.pool is not None:  # otherwise all are being stopped
                 self._fail(NbloaderError(descriptors_message(handle.worker, len(self._slots))))
 
     def on_pool_failed(self, message: PoolFailed) -> None:
-        """The pool cannot have workers."""
+        """End the pool because it cannot have workers."""
         if message.uid in self.handles and self.pool is not None:  # otherwise all are being stopped
             self._fail(message.error)
 
     def on_gone(self, message: WorkerGone) -> None:
-        """A worker has ended: its batches wait for others, and another worker takes its place."""
+        """Requeue the batches of a worker that has ended, and replace the worker."""
         handle = self.handles.pop(message.uid, None)
         if handle is None:
             return
@@ -271,12 +279,12 @@ class WorkerGroup:
         self._publish(
             ev.WorkerDied(now, handle.worker, handle.pid, exitcode, reason, handle.expected, numbers, tail, since)
         )
-        slot = self._slots[handle.worker] if handle.worker < len(self._slots) else WorkerSlot()  # its slot is gone, too
+        slot = self._slots[handle.worker] if handle.worker < len(self._slots) else WorkerSlot()  # the slot was removed
         if not handle.expected:
             slot.exit_reason = reason
             if not message.server_ended:
                 self._deaths += 1
-            elif handle.requested > self._server_ended:  # the first of this server's workers: all of them count once
+            elif handle.requested > self._server_ended:  # count all workers of this server as one death
                 self._deaths += 1
                 self._server_ended = now
         if poisoned is not None:
@@ -285,10 +293,10 @@ class WorkerGroup:
             )
             self._dispatcher.fail(poisoned, LoaderFailure(WorkerDiedError(message_text)), now)
         if slot.handle is not handle or self.pool is None:
-            return  # replaced already, or all are being stopped
+            return  # it has been replaced already, or all workers are being stopped
         slot.handle = None
         if not self._dispatcher.iterations:
-            return  # it is not needed now; a kernel that shuts down ends its children, too
+            return  # no worker is needed now: a kernel that shuts down also ends its children
         slot.failed_starts += not handle.ready
         said = f"Its standard error ended with:\n{tail or '(nothing)'}"
         if slot.failed_starts >= MAX_FAILED_STARTS:
@@ -301,7 +309,7 @@ class WorkerGroup:
             self._replace(handle.worker, reason)
 
     def _replace(self, worker: int, reason: str) -> None:
-        """Start another worker. If this is not the right thread for it, the next consumer that waits does it."""
+        """Start a replacement worker. If this thread cannot start it, the next consumer that waits does."""
         if self.pool is None or self.pool.can_start(self._setup):
             self._replace_now(worker, reason)
             return
@@ -314,7 +322,7 @@ class WorkerGroup:
             self._publish(ev.WorkerRestarted(_clock(), worker, reason))
 
     def _start_another(self, worker: int) -> bool:
-        """Start a worker in a running pool. False when that failed, and the pool was ended."""
+        """Start a worker in a running pool. Return False if this failed and the pool was ended."""
         try:
             self._start_worker(worker)
         except (OSError, MemoryError) as error:
@@ -323,7 +331,7 @@ class WorkerGroup:
         return True
 
     def _fail(self, error: Exception) -> None:
-        """The pool cannot work: end it. A waiting consumer gets the error; the next request starts another pool."""
+        """End the pool after a failure. A waiting consumer gets the error; the next request starts another pool."""
         self.kill()
         self.stop(0)
         self.fatal = error
@@ -332,9 +340,9 @@ class WorkerGroup:
     # ---- restart, end -------------------------------------------------------------------------------------------
 
     def restart(self, ids: list[int]) -> None:
-        """Replace workers at once, whatever they are doing; other workers produce what they held."""
+        """Replace workers at once, whatever they are doing. Other workers produce the batches that they held."""
         for worker in ids:
-            slot = self._slots[worker] if worker < len(self._slots) else None  # or it has left meanwhile
+            slot = self._slots[worker] if worker < len(self._slots) else None  # None: it was removed meanwhile
             if slot is not None and slot.handle is not None and self.pool is not None:
                 self._dismiss(slot.handle)
                 slot.exit_reason = BY_REQUEST
@@ -348,21 +356,21 @@ class WorkerGroup:
         """Replace a worker whose batch takes too long.
 
         Args:
-            uid: Its unique number.
-            run: The iteration of the batch.
-            number: The batch.
-            reason: Why, for the events.
-            error: Takes the place of the batch if it is poisoned.
+            uid: Unique number of the worker.
+            run: Number of the iteration that the batch belongs to.
+            number: Number of the batch.
+            reason: The reason, for the events.
+            error: The error that replaces the batch if the batch is poisoned.
 
         Returns:
-            Whether the batch is produced again.
+            Whether the worker was replaced and the batch will be produced again.
         """
         handle = self.pool.handles.get(uid) if self.pool is not None else None
         if handle is None or handle.expected:
-            return False  # it has ended meanwhile
+            return False  # the worker has ended meanwhile
         held = self._dispatcher.held_by(uid)
         begun = handle.begun(held)
-        if len(begun) > 1:  # it is processing others, too
+        if len(begun) > 1:  # it is processing other batches, too
             begun = [task for task in begun if (task.run, task.number) == (run, number)]
         poisoned = self._dismiss(handle, blame=True, suspects=begun)
         if poisoned is not None:
@@ -372,7 +380,7 @@ class WorkerGroup:
         return poisoned is None
 
     def _dismiss(self, handle: WorkerHandle, *, blame: bool = False, suspects: list[Task] | None = None) -> Task | None:
-        """End a worker at once; other workers produce what it held. Returns the batch that is poisoned, if any."""
+        """End a worker at once, and requeue the batches that it held. Return the poisoned batch, if any."""
         handle.expected = True
         held, poisoned = self._dispatcher.worker_gone(handle.uid, blame=blame, suspects=suspects)
         handle.held = tuple(dict.fromkeys(task.number for task in held))
@@ -380,7 +388,7 @@ class WorkerGroup:
         return poisoned
 
     def resize(self, num_workers: int) -> None:
-        """Change the number of workers: stop the last ones, or start new ones."""
+        """Change the number of workers: stop those with the highest ids, or start new ones."""
         for slot in self._slots[num_workers:]:
             if slot.handle is not None:
                 self._dismiss(slot.handle)
@@ -393,23 +401,23 @@ class WorkerGroup:
                 self._replace(worker, "")
 
     def use_kind(self, config: EngineConfig, setup: WorkerSetup) -> None:
-        """Have workers of another kind. The present ones end at once; what they held waits for the new ones."""
+        """Switch to another kind of worker: end the current workers at once, and requeue the batches that they held."""
         self.kill()
         self.stop(0)
         self._config, self._setup = config, setup
 
     def kill(self) -> None:
-        """Kill all workers; `stop` cleans up after them."""
+        """Kill all workers. Call `stop` afterwards to clean up."""
         if self.pool is not None:
             for handle in list(self.pool.handles.values()):
                 handle.expected = True
                 handle.kill()
 
     def stop(self, grace: float = GRACE) -> None:
-        """Stop all workers. What they held waits until the group is started again.
+        """Stop all workers. The batches that they held wait until the group is started again.
 
         Args:
-            grace: Seconds that they get to leave by themselves.
+            grace: Seconds for which workers may exit by themselves before they are killed.
         """
         pool, self.pool = self.pool, None
         if pool is None:
@@ -424,14 +432,14 @@ class WorkerGroup:
         pool.dispose()
 
     def abandon(self) -> None:
-        """End all workers at once, in whatever state an interrupt has left them."""
+        """End all workers at once, whatever state an interrupt has left them in."""
         pool = self.pool
         self.forget()
         if pool is not None:
             pool.abandon()
 
     def forget(self) -> None:
-        """In a forked child: the workers are the parent's."""
+        """Forget all workers without ending them. In a forked child, the workers belong to the parent."""
         self.pool = None
         self.handles.clear()
         for slot in self._slots:
@@ -445,14 +453,14 @@ class WorkerGroup:
         return any(slot.handle is not None and slot.handle.ready for slot in self._slots)
 
     def views(self) -> list[WorkerView]:
-        """The running workers, as torch's iterator shows its own."""
+        """Return the running workers in the form in which torch's `DataLoader` iterator exposes its workers."""
         return [WorkerView(slot.handle) for slot in self._slots if slot.handle is not None]
 
     def stack_request(self, worker: int) -> Callable[[], str]:
-        """A function that requests a worker's stack, to be called without holding the lock.
+        """Return a function that requests a worker's stack. Call the function without holding the lock.
 
         Raises:
-            NbloaderError: It is not running.
+            NbloaderError: The worker is not running.
         """
         if self._config.kind.inline:
             return stack_probe.of_main_thread
@@ -462,39 +470,39 @@ class WorkerGroup:
         return slot.handle.stack_request()
 
     def reported_id(self, uid: int) -> int:
-        """The id under which events report a worker; -1 for an inline one, and for one whose group was stopped."""
+        """Return the worker id to use in events; -1 if the worker is inline or its end has been reported."""
         handle = None if self._config.kind.inline else self.handles.get(uid)
         return -1 if handle is None else handle.worker
 
     def count_produced(self, uid: int) -> None:
-        """A batch of this worker has arrived. An earlier message of the same poll may have stopped the group."""
+        """Count a batch from this worker, unless an earlier message of the same poll has stopped the group."""
         handle = self.handles.get(uid)
         if handle is not None:
             handle.produced += 1
 
     def worker_of(self, uid: int | None) -> int | None:
-        """The id of the worker with this unique number; None if it has ended."""
+        """Return the id of the worker with this unique number; None if it has ended, or if `uid` is None."""
         handle = self.pool.handles.get(uid) if self.pool is not None and uid is not None else None
         return None if handle is None else handle.worker
 
     def busy_since(self) -> dict[int, float]:
-        """When each worker began with the batch that it is processing, perf_counter ns; infinity for an idle one."""
+        """Return when each worker began to process its current batch, perf_counter ns; infinity for an idle worker."""
         handles = [slot.handle for slot in self._slots if slot.handle is not None]
         return {handle.uid: handle.busy_since() for handle in handles}
 
     def threads(self) -> tuple[WorkerThread, ...]:
-        """The threads that load, by worker id."""
+        """Return the threads that load samples, in the order of worker ids."""
         handles = [slot.handle for slot in self._slots if slot.handle is not None]
         return tuple([WorkerThread(h.pid, h.native_id, h.status.state in PRODUCING) for h in handles if h.native_id])
 
     def fetching(self) -> tuple[FetchProgress, ...]:
-        """How far workers have come with the samples that they fetch now, also an inline one."""
+        """Return the progress of each worker that is fetching samples, including an inline worker."""
         handles = [] if self.pool is None else list(self.pool.handles.values())
         found = [handle.fetch_progress(self._dispatcher.held_by(handle.uid)) for handle in handles]
         return tuple([progress for progress in found if progress is not None])
 
     def gauges(self) -> Iterator[WorkerGauge]:
-        """What is known of each worker now; nothing of an inline one."""
+        """Yield the current state of each worker; nothing for an inline worker."""
         if self._config.kind.inline:
             return
         for worker, slot in enumerate(self._slots):
@@ -524,7 +532,7 @@ def _ignore(_event: ev.Event) -> None:
 
 
 def late_error_notice(error: Exception) -> str:
-    """The line for a cell whose epoch has ended without a worker that has failed since."""
+    """Return the notice for a worker error that arrived after other workers had produced all batches of the epoch."""
     return (
         f"nbloader: an error in a worker, while it rebuilt the dataset or ran worker_init_fn: {type(error).__name__}: "
         f"{error}. Other workers had produced all batches of the epoch; the next epoch raises it.\n"
@@ -532,7 +540,7 @@ def late_error_notice(error: Exception) -> str:
 
 
 def exit_phrase(exitcode: int | None) -> str:
-    """An exit code in words that can follow "it"."""
+    """Describe an exit code as a phrase that can follow "it"."""
     if exitcode is None:
         return "ended for an unknown reason"
     if exitcode >= 0:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Text(NamedTuple):
-    """Something to print."""
+    """A text to print."""
 
     stream: str
     """ "stdout" or "stderr"."""
@@ -18,7 +18,7 @@ class Text(NamedTuple):
 
 
 class WorkerOutput:
-    """Holds what workers wrote until a thread that may print shows it.
+    """Buffers the output of workers until a thread that may print shows it.
 
     The kernel's streams send text to the cell in whose context they are written, so the supervisor thread writes in the
     context that the cell had when it began to iterate.
@@ -29,19 +29,19 @@ class WorkerOutput:
         self._context = contextvars.copy_context()
 
     def add(self, stream: str, text: str) -> None:
-        """Keep a text for "stdout" or "stderr"."""
+        """Buffer a text for "stdout" or "stderr"."""
         self._texts.append(Text(stream, text))
 
     def notify(self, text: str) -> None:
-        """Keep a notice of the loader's own, for "stderr"."""
+        """Buffer a notice from the loader itself, for "stderr"."""
         self.add("stderr", text)
 
     def use_this_context(self) -> None:
-        """The cell that runs now is the one that iterates."""
+        """Show output in the context of the caller, which is the cell that iterates."""
         self._context = contextvars.copy_context()
 
     def show(self) -> None:
-        """Print what is kept, from the thread of the cell."""
+        """Print the buffered texts. Called on the thread of the cell."""
         while self._texts:
             try:
                 stream, text = self._texts.popleft()
@@ -53,10 +53,10 @@ class WorkerOutput:
                 target.flush()
 
     def show_in_context(self) -> None:
-        """Print what is kept, from any thread, in the context of the cell.
+        """Print the buffered texts in the context of the cell. Thread-safe.
 
-        Each call enters a copy of the context (made in constant time): a `Context` can be entered only once at a time,
-        and the supervisor and callers of `stats()` print concurrently.
+        Each call enters a copy of the context, which takes constant time. The reason is that a `Context` cannot be
+        entered twice at the same time, and the supervisor and callers of `stats()` print concurrently.
         """
         if self._texts:
             self._context.copy().run(self.show)

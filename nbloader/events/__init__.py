@@ -1,6 +1,6 @@
-"""What a loader reports about itself: event records and the bus that carries them, gauges, failures.
+"""Monitoring of a loader: event records, the bus that distributes them, gauges and failures.
 
-The names of the bus and the records are imported when they are first used: a worker process needs neither.
+The event bus and the records are imported on first use, because a worker process needs neither.
 """
 
 from __future__ import annotations

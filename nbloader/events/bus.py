@@ -1,7 +1,8 @@
-"""The event bus: hands each event to subscribers and keeps the last ones.
+"""The event bus: passes each event to subscribers and keeps the most recent events.
 
-Events flow one way, out of the loader. Publishing never raises and never waits: a callback that raises is removed and
-logged; a full buffer drops its oldest event and counts it.
+Events flow in one direction, out of the loader. Errors in callbacks do not propagate to the publisher, and full buffers
+do not block it. A callback that raises is removed, and the error is logged. A full buffer drops its oldest event and
+counts it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ log = logging.getLogger(__name__)
 
 
 class Subscription:
-    """A bounded buffer of events, or a callback, attached to a bus. Close it, or use it as a context manager.
+    """A callback or a bounded buffer that receives the events of a bus. Close it, or use it as a context manager.
 
     Args:
         bus: The bus.
         callback: Called with each event on the publishing thread; None to buffer events instead.
-        maxlen: Maximum number of buffered events. The oldest are dropped first, and counted in `dropped`.
+        maxlen: Maximum number of buffered events. If the buffer is full, the oldest event is dropped and counted in
+            `dropped`.
     """
 
     __slots__ = ("__weakref__", "_buffer", "_bus", "_callback", "dropped")
@@ -45,19 +47,19 @@ class Subscription:
             return out
 
     def close(self) -> None:
-        """Detach from the bus. Can be called more than once."""
+        """Detach the subscription from the bus. Can be called more than once."""
         self._bus._remove(self)
 
     def __enter__(self) -> Subscription:
-        """The subscription itself."""
+        """Return the subscription itself."""
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Detach from the bus."""
+        """Detach the subscription from the bus."""
         self.close()
 
     def __iter__(self) -> Iterator[Event]:
-        """Iterate over the events that are buffered now, and remove them."""
+        """Remove the events that are currently buffered from the buffer, and iterate over them."""
         return iter(self.drain())
 
     def _keep(self, event: Event) -> None:
@@ -67,29 +69,32 @@ class Subscription:
 
 
 class EventBus:
-    """Hands events from the loader to subscribers, and keeps the last ones.
+    """Passes events from the loader to subscribers, and keeps the most recent events.
 
     Args:
-        history: Maximum number of events that are kept. The default of 10,000 takes about 4 MB.
+        history: Maximum number of events to keep. The default of 10,000 events takes about 4 MB.
     """
 
     def __init__(self, history: int = 10_000) -> None:
         self.history: collections.deque[Event] = collections.deque(maxlen=history)
-        """The last events, oldest first. Other threads append to it: iterate over the copy that `recent()` returns."""
-        # No lock: the garbage collector may end an iterator, which publishes, in the middle of any call on the same
-        # thread. Appending, removing and copying a list are atomic.
+        """The most recent events, oldest first. Other threads append to this deque, so iterate over the copy that
+        `recent()` returns."""
+        # There is no lock because the garbage collector may end an iterator in the middle of any call on the same
+        # thread, and the end of an iterator publishes an event. Appending to a list, removing from it and copying it
+        # are atomic.
         self._subscribers: list[Subscription] = []
 
     def subscribe(self, callback: Callable[[Event], object] | None = None, *, maxlen: int = 10_000) -> Subscription:
-        """Subscribe to all events from now on.
+        """Subscribe to all events that are published after this call.
 
         Args:
             callback: Called with each event on the publishing thread (usually the one that runs the loop), so it must
-                be fast. A callback that raises is removed and logged. Without one, events are buffered for `drain()`.
+                be fast. If it raises, it is removed, and the error is logged. Without a callback, events are buffered
+                for `drain()`.
             maxlen: Maximum number of buffered events.
 
         Returns:
-            The subscription; `close()` ends it.
+            The subscription. Call `close()` to end it.
 
         Raises:
             TypeError: `callback` is not callable.
@@ -104,7 +109,11 @@ class EventBus:
         return subscription
 
     def publish(self, event: Event) -> None:
-        """Add an event to the history and hand it to every subscriber. Never raises, never blocks on a subscriber."""
+        """Add an event to the history and pass it to every subscriber.
+
+        Callbacks run on this thread. An exception from a callback does not propagate, unless a signal handler raised
+        it. Full buffers do not block.
+        """
         self.history.append(event)
         for subscription in self._subscribers.copy():
             try:
@@ -120,17 +129,17 @@ class EventBus:
                 self._remove(subscription)
 
     def batches(self) -> list[BatchRecord]:
-        """The batch records in the history, oldest first."""
+        """Return the batch records in the history, oldest first."""
         return [event for event in self.recent() if isinstance(event, BatchRecord)]
 
     def recent(self) -> list[Event]:
-        """A copy of the history, oldest first."""
+        """Return a copy of the history, oldest first."""
         while True:
             try:
                 return list(self.history)
-            except RuntimeError:  # another thread published while it was copied
+            except RuntimeError:  # another thread published an event during the copy
                 continue
 
     def _remove(self, subscription: Subscription) -> None:
-        with contextlib.suppress(ValueError):  # closed before
+        with contextlib.suppress(ValueError):  # it was already removed
             self._subscribers.remove(subscription)

@@ -1,7 +1,7 @@
-"""Outcomes of batches that were not produced, and the messages of their errors.
+"""Outcomes of batches that were not produced, and their error messages.
 
-An outcome takes the place of a batch in the reorder buffer, so that an error is raised when the consumer reaches the
-batch, and not before. See `batch.payload.BatchOutcome`.
+An outcome takes the place of a batch in the reorder buffer, so that an error is raised only when the consumer reaches
+the batch. See `batch.payload.BatchOutcome`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from nbloader.events.records import BatchFailed, SampleFailed
 from nbloader.events.remote_errors import ErrorInfo, SampleFailure, add_note, rebuild
 
 MAX_INDICES_LENGTH = 300
-"""Maximum number of characters of dataset indices in a message."""
+"""Maximum length of the dataset indices in a message, in characters."""
 
 
 class _NoBatch:
-    """The base of outcomes without a batch. See `BatchOutcome`."""
+    """Base class of outcomes without a batch. See `BatchOutcome`."""
 
     __slots__ = ()
     failed = True
@@ -33,7 +33,7 @@ class _NoBatch:
     produce_ns = 0
 
     def discard(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is no memory to release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +46,17 @@ class WorkerFailure(_NoBatch):
     stage: str
     """"fetch" or "collate"."""
     position: int
-    """Position of the sample in the batch; -1 where unknown."""
+    """Position of the sample in the batch; -1 if unknown."""
     error: ErrorInfo
     raised: Exception | None = None
-    """The exception itself, if the worker is in this process."""
+    """The exception itself if the worker runs in this process; otherwise None."""
 
     def to_event(self, now: int, run: int, number: int, indices: Any) -> BatchFailed | None:
-        """The event of this failure.
+        """Return the event that reports this failure.
 
         Args:
-            now: perf_counter ns.
-            run: Iteration of the batch.
+            now: `time.perf_counter_ns()`.
+            run: Number of the iteration that requested the batch.
             number: Batch number.
             indices: The dataset indices of the batch.
         """
@@ -64,13 +64,14 @@ class WorkerFailure(_NoBatch):
         return BatchFailed(now, run, number, self.worker, sample, self.error.summary)
 
     def to_exception(self, number: int, indices: Any, *, batched: bool, epoch: int | None = None) -> Exception:
-        """The exception to raise in the consumer.
+        """Return the exception to raise in the consumer.
 
         Args:
             number: Batch number.
-            indices: The dataset indices of the batch; a single one if batching is off.
-            batched: Whether samples make batches.
-            epoch: Number of the epoch, if `DataLoader.debug` can make the batch again: then a note says how.
+            indices: The dataset indices of the batch; a single index if batching is off.
+            batched: Whether samples are batched.
+            epoch: Number of the epoch if `DataLoader.debug` can reproduce the batch. A note on the exception then says
+                how.
         """
         where = f"worker {self.worker} (pid {self.pid})" if self.worker >= 0 else "this process"
         sample = ""
@@ -91,15 +92,15 @@ class WorkerFailure(_NoBatch):
 def samples_failed(
     failures: Sequence[SampleFailure], run: int, number: int, indices: Any, worker: int, *, batched: bool
 ) -> Iterator[SampleFailed]:
-    """The events of samples that were skipped, replaced or retried.
+    """Yield the events for samples that were skipped, replaced or retried.
 
     Args:
-        failures: What failed.
-        run: Iterator of the batch.
-        number: Batch number within that iterator.
-        indices: Dataset indices of the batch; a single one if batching is off.
+        failures: The failures in the batch.
+        run: Number of the iteration that requested the batch.
+        number: Batch number within the iteration.
+        indices: Dataset indices of the batch; a single index if batching is off.
         worker: Worker id; -1 for the notebook's own process.
-        batched: Whether samples make batches.
+        batched: Whether samples are batched.
     """
     now = time.perf_counter_ns()
     for failure in failures:
@@ -109,7 +110,7 @@ def samples_failed(
 
 @dataclass(frozen=True, slots=True)
 class EmptyBatch(_NoBatch):
-    """All samples of a batch were skipped: the consumer does not see it."""
+    """All samples of a batch were skipped, so that the consumer does not see the batch."""
 
     failed = False
     empty = True
@@ -117,27 +118,27 @@ class EmptyBatch(_NoBatch):
 
 @dataclass(frozen=True, slots=True)
 class LoaderFailure(_NoBatch):
-    """A batch that could not be produced for a reason of the loader's own, such as a worker that died."""
+    """A batch could not be produced because of a problem in the loader, such as a worker that died."""
 
     error: Exception
 
     def to_event(self, now: int, run: int, number: int, indices: Any) -> BatchFailed | None:  # noqa: ARG002
-        """None: no worker failed."""
+        """Return None: neither the dataset nor the collate function raised."""
         return None
 
     def to_exception(self, number: int, indices: Any, *, batched: bool, epoch: int | None = None) -> Exception:  # noqa: ARG002
-        """The exception to raise in the consumer."""
+        """Return the exception to raise in the consumer."""
         return self.error
 
 
 def abbreviated(indices: Any) -> str:
-    """The `repr()` of dataset indices, cut to a length that fits into a message."""
+    """Return the `repr()` of dataset indices, truncated to fit into a message."""
     text = repr(indices)
     return text if len(text) <= MAX_INDICES_LENGTH else text[:MAX_INDICES_LENGTH] + "..."
 
 
 def start_message(worker: int, num_workers: int, error: Exception) -> str:
-    """The message of `WorkerStartError` when the system has not enough resources for a worker."""
+    """Return the message of `WorkerStartError` for a system without enough resources to start a worker."""
     begin = f"worker {worker} (num_workers={num_workers}) could not be started: {error}."
     code = getattr(error, "errno", None)
     if code in (errno.EMFILE, errno.ENFILE):
@@ -152,7 +153,7 @@ def start_message(worker: int, num_workers: int, error: Exception) -> str:
 
 
 def thread_message(what: str, error: Exception) -> str:
-    """The message of the error when the system provides no thread.
+    """Return the error message for a thread that the system could not start.
 
     Args:
         what: The thread, such as "the thread that supervises the workers".
@@ -167,7 +168,7 @@ def thread_message(what: str, error: Exception) -> str:
 
 
 def descriptors_message(worker: int, num_workers: int) -> str:
-    """The message of the error when this process cannot receive a worker's descriptors."""
+    """Return the error message for when this process cannot receive a worker's file descriptors."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return (
         f"too many open files: what worker {worker} (num_workers={num_workers}) sent could not be received, because "
@@ -177,15 +178,15 @@ def descriptors_message(worker: int, num_workers: int) -> str:
 
 
 def died_message(number: int, indices: Any, deaths: int, pid: int, exitcode: int | None, reason: str, tail: str) -> str:
-    """The message of `WorkerDiedError`, about a batch that killed its workers. It begins as torch's error does.
+    """Return the message of `WorkerDiedError` for a batch that killed its workers. It begins like torch's message.
 
     Args:
         number: Batch number.
         indices: Dataset indices of the batch.
-        deaths: Number of workers that died while they processed it.
-        pid: Process id of the last one.
-        exitcode: Its exit status, or minus the signal that killed it; None where unknown.
-        reason: How it ended, such as "was killed by SIGKILL".
+        deaths: Number of workers that died while they processed the batch.
+        pid: Process id of the last of these workers.
+        exitcode: Exit status of the last worker, or minus the number of the signal that killed it; None if unknown.
+        reason: How the last worker ended, such as "was killed by SIGKILL".
         tail: The last lines that it wrote to standard error.
     """
     if exitcode is not None and exitcode < 0:

@@ -1,6 +1,6 @@
-"""Gauges: the present state of a loader and its workers, from which snapshots are made together with the events.
+"""Gauges: the current state of a loader and its workers. Snapshots are computed from gauges and events.
 
-Times are perf_counter ns.
+Times are values of `time.perf_counter_ns()`.
 """
 
 from __future__ import annotations
@@ -14,66 +14,66 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGauge:
-    """The present state of one worker."""
+    """The current state of one worker."""
 
     worker: int
-    """Worker id, from 0. A replacement keeps the id."""
+    """Worker id, from 0. A replacement worker keeps the id."""
     pid: int
     """Process id; 0 while there is no process."""
     state: str
     """"starting", "idle", "fetching", "collating", "sending", or "dead"."""
     batch: int | None
-    """Number of the batch that it is processing; None when idle."""
+    """Number of the batch that the worker is processing; None if idle."""
     since: int
-    """When it entered this state (for a batch: when it began to process it), ns."""
+    """When the worker entered this state, ns. While it processes a batch, this is when it began the batch."""
     sample: Any
-    """Dataset index of the sample that it is fetching; None when idle or unknown."""
+    """Dataset index of the sample that the worker is fetching; None if idle or unknown."""
     queued: int
-    """Number of batches in its queue behind the current one."""
+    """Number of batches in the worker's queue behind the current batch."""
     exit_reason: str
-    """Why the previous process with this id ended; "" if none has."""
+    """Why the previous worker process with this id ended; "" if none has ended."""
     stderr_tail: str
-    """The last lines that it wrote to standard error, at most 4 kB."""
+    """The last lines that the worker wrote to standard error, at most 4 kB."""
     cpu_percent: float | None
-    """CPU use since the previous snapshot; 100 is one core. None where unknown."""
+    """CPU usage since the previous snapshot, in percent of one core; None if unknown."""
     rss: int | None
-    """Resident memory, bytes; None where unknown."""
+    """Resident memory, bytes; None if unknown."""
     held: tuple[int, ...] = ()
-    """Numbers of the batches that were dispatched to it, the current one first; at most eight."""
+    """Numbers of the batches that were dispatched to the worker, the current batch first; at most eight."""
     left: bool = False
-    """Whether the iterator of its current batch has ended: the batch will be discarded."""
+    """Whether the iterator that requested the current batch has ended, so that the batch will be discarded."""
     private: int | None = None
-    """Memory that no other process shares, bytes; None where unknown. Measured now and then."""
+    """Memory that is not shared with other processes, bytes; None if unknown. Measured at irregular intervals."""
     shared: int | None = None
-    """Resident memory shared with other processes (dataset, segments, libraries), bytes; None where unknown."""
+    """Resident memory shared with other processes (dataset, segments, libraries), bytes; None if unknown."""
     made: int = 0
-    """Batches produced by this worker id; counted from 0 again if the id was removed and added again."""
+    """Number of batches produced by workers with this id. Restarts at 0 if the id is removed and added again."""
     core_wait: float | None = None
-    """Share of the time that it could run in which it had no core, 0 to 1; None where unknown."""
+    """Share of the worker's runnable time during which it waited for a core, 0 to 1; None if unknown."""
     kind: str = "process"
     """"process", "thread", "ray", or another registered kind of worker."""
     node: str = ""
-    """The node of a cluster that it runs on, such as "10.0.0.3 (1602bef7)"; "" for none."""
+    """The cluster node on which the worker runs, such as "10.0.0.3 (1602bef7)"; "" if there is none."""
     machine: Machine | None = None
-    """The machine that it runs on; None for that of the notebook, which may be a node, too."""
+    """The machine on which the worker runs; None for the notebook's machine, which may also be a node."""
 
 
 class FetchProgress(NamedTuple):
-    """How far a worker has come with a batch, or with a chunk of one, whose samples it fetches one by one."""
+    """Progress of a worker with a batch, or with a chunk of a batch, whose samples it fetches one by one."""
 
     number: int
     """Number of the batch."""
     since: int
-    """When it began to fetch, ns."""
+    """When the worker began to fetch, ns."""
     fetched: int
-    """Samples that it has fetched."""
+    """Number of samples fetched so far."""
     samples: int
-    """Samples that it will have fetched at the end."""
+    """Total number of samples in the batch or chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducedBatch:
-    """A batch that was received from its worker and not delivered to the consumer. Times in ns."""
+    """A batch that was received from its worker and not delivered to the consumer yet. Times are in ns."""
 
     run: int
     """Number of the iterator."""
@@ -85,36 +85,36 @@ class ProducedBatch:
     collated: int
     received: int
     in_order: int
-    """When every earlier batch had been received too; 0 while one has not."""
+    """When this batch and every earlier batch had been received; 0 while an earlier batch is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGauge:
-    """The cache of samples (`nbloader.cached`), which all loaders and workers share, since it was created."""
+    """Statistics of the sample cache (`nbloader.cached`), which all loaders and workers share, since its creation."""
 
     hits: int
-    """Calls of cached functions whose value was there."""
+    """Number of calls of cached functions whose value was in the cache."""
     misses: int
-    """Calls that computed it."""
+    """Number of calls that computed the value."""
     evictions: int
-    """Entries in memory that were dropped for more useful ones."""
+    """Number of entries that were evicted from memory in favor of more useful ones."""
     entries: int
-    """Entries in memory."""
+    """Number of entries in memory."""
     nbytes: int
-    """Memory that they take, bytes."""
+    """Memory used by the entries, bytes."""
     limit: int
-    """Memory that they may take, bytes."""
+    """Memory limit of the entries, bytes."""
     disk_hits: int
-    """Hits whose value was read from the disk."""
+    """Number of hits whose value was read from disk."""
     saved: float
-    """Time that the hits would have taken to compute, seconds."""
+    """Time that computing the values of all hits would have taken, seconds."""
     directory: str
-    """The folder on disk; "" for none."""
+    """The cache directory on disk; "" if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The present state of a loader."""
+    """The current state of a loader."""
 
     now: int
     """When the gauges were read, ns."""
@@ -122,39 +122,40 @@ class Gauges:
     """"new" (never iterated), "starting" (workers not ready), "running", "paused", "idle" (between epochs) or
     "closed"."""
     window: int
-    """Prefetch window: batches that may be requested ahead."""
+    """Prefetch window: number of batches that may be requested in advance."""
     in_flight: int
-    """Batches dispatched to workers and not received."""
+    """Number of batches that were dispatched to workers and not received yet."""
     reordering: int
-    """Batches received that wait for an earlier one."""
+    """Number of batches that were received and wait for an earlier batch."""
     ready: int
-    """Batches in order that wait for the consumer."""
+    """Number of batches that are in order and wait for the consumer."""
     waiting_since: int | None
     """When the consumer began to wait in `__next__`, ns; None while it processes a batch."""
     waiting_for: int | None
-    """Number of the batch that the consumer waits for; None while it processes one."""
+    """Number of the batch that the consumer waits for; None while it processes a batch."""
     workers: tuple[WorkerGauge, ...]
     iterators: int = 0
-    """Iterators that have not ended. The queue depths above are over all of them, the fields below of the newest."""
+    """Number of iterators that have not ended. The queue depths above are summed over all of them; the fields below
+    describe the newest."""
     run: int = -1
-    """Number of the newest iterator that has not ended; -1 for none."""
+    """Number of the newest iterator that has not ended; -1 if there is none."""
     delivered: int = 0
-    """Batches delivered, including the one that the consumer is processing."""
+    """Number of batches delivered, including the one that the consumer is processing."""
     at: int | None = None
-    """Number of the batch that the consumer is processing; None before the first and while it waits."""
+    """Number of the batch that the consumer is processing; None before the first batch and while the consumer waits."""
     at_since: int = 0
-    """When the consumer received it, ns; 0 where unknown."""
+    """When the consumer received that batch, ns; 0 if unknown."""
     asked: tuple[int, ...] = ()
     """Numbers of the batches that were requested and not dispatched yet; at most 64."""
     made: tuple[ProducedBatch, ...] = ()
-    """Batches that wait for the consumer or for an earlier one: first those in order; at most 64 of each."""
+    """Batches that wait for the consumer, then those that wait for an earlier batch; at most 64 of each."""
     pinned: bool = False
-    """Whether batches go through pinned memory."""
+    """Whether batches pass through pinned memory."""
     device: str = ""
-    """Device to which batches are uploaded; "" for none."""
+    """Device to which batches are uploaded; "" if there is none."""
     begun: tuple[int, ...] = ()
-    """Numbers of the batches whose upload was started before they were asked for."""
+    """Numbers of the batches whose upload was started before the consumer requested them."""
     cache: CacheGauge | None = None
-    """The cache of samples; None if no function is cached."""
+    """Statistics of the sample cache; None if no function is cached."""
     fetching: tuple[FetchProgress, ...] = ()
-    """What is being fetched, until the first batch is delivered; () afterwards."""
+    """Progress of the workers that are fetching, until the first batch is delivered; () afterwards."""

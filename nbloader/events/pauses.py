@@ -1,4 +1,7 @@
-"""The intervals in which a loader was paused, so that durations can be measured without them. Pure."""
+"""The intervals during which a loader was paused, for excluding them from durations.
+
+This module performs no I/O and reads no clock.
+"""
 
 from __future__ import annotations
 
@@ -9,36 +12,36 @@ from typing import NamedTuple
 from nbloader.events.records import Event, LoaderPaused, LoaderResumed
 
 KEPT = 4096
-"""Maximum number of pauses that are kept."""
+"""Maximum number of pauses to keep."""
 
 
 class Interval(NamedTuple):
-    """An interval of time, perf_counter ns."""
+    """A time interval, in ns of `time.perf_counter_ns()`."""
 
     begin: int
     end: int
 
 
 class Pauses:
-    """The pauses of one loader. Times are perf_counter ns."""
+    """The pauses of one loader. Times are values of `time.perf_counter_ns()`."""
 
     def __init__(self) -> None:
         self.since: int | None = None
-        """When the present pause began; None while the loader is not paused."""
+        """When the current pause began; None while the loader is not paused."""
         self.recorded = False
-        """Whether there was a pause."""
+        """Whether the loader was ever paused."""
         self._past: collections.deque[Interval] = collections.deque(maxlen=KEPT)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Pauses:
-        """The pauses that these events report."""
+        """Create an object from the pauses that the events report."""
         pauses = cls()
         for event in events:
             pauses.note(event)
         return pauses
 
     def note(self, event: Event) -> None:
-        """Record an event, if it is one of a pause."""
+        """Record an event if it is the beginning or the end of a pause; ignore it otherwise."""
         if isinstance(event, LoaderPaused):
             self.begin(event.time)
         elif isinstance(event, LoaderResumed):
@@ -57,28 +60,28 @@ class Pauses:
         self.since = None
 
     def __bool__(self) -> bool:
-        """Whether there was a pause."""
+        """Whether the loader was ever paused."""
         return self.recorded
 
     def after(self, time: int) -> bool:
-        """Whether the loader is paused, or was after this time."""
+        """Whether the loader is paused now, or was paused at any moment after `time`."""
         return self.since is not None or (bool(self._past) and self._past[-1].end > time)
 
     def within(self, begin: int, end: int) -> int:
-        """Time of an interval in which the loader was paused, ns."""
+        """Return how long the loader was paused during an interval, ns."""
         paused = 0 if self.since is None else max(0, end - max(begin, self.since))
-        for a, b in reversed(self._past):  # newest first: a batch needs only the last ones
+        for a, b in reversed(self._past):  # newest first: a batch overlaps only the most recent pauses
             if b <= begin:
                 break
             paused += max(0, min(end, b) - max(begin, a))
         return paused
 
     def active(self, begin: int, end: int) -> int:
-        """Time of an interval in which the loader was not paused, ns."""
+        """Return how long the loader was not paused during an interval, ns."""
         return max(0, end - begin - self.within(begin, end)) if end > begin else 0
 
     def between(self, begin: int, end: int) -> list[Interval]:
-        """The pauses within an interval, cut at its ends, oldest first."""
+        """Return the pauses within an interval, clipped to the interval, oldest first."""
         found = [] if self.since is None else [Interval(max(begin, self.since), end)]
         for a, b in reversed(self._past):
             if b <= begin:
@@ -87,7 +90,7 @@ class Pauses:
         return [pause for pause in reversed(found) if pause.begin < pause.end]
 
     def outside(self, begin: int, end: int) -> Iterator[Interval]:
-        """The parts of an interval in which the loader was not paused, oldest first."""
+        """Yield the parts of an interval during which the loader was not paused, oldest first."""
         for a, b in self.between(begin, end) if self else ():
             if begin < a:
                 yield Interval(begin, a)

@@ -1,6 +1,7 @@
-"""Event records: one per batch, and one for each step in the life of a loader and its workers.
+"""Event records: one per batch, and one for each lifecycle event of a loader and its workers.
 
-Every time is `time.perf_counter_ns()`, in nanoseconds, comparable between the processes of one machine.
+Every timestamp is a value of `time.perf_counter_ns()`, in nanoseconds, comparable between the processes of one
+machine.
 """
 
 from __future__ import annotations
@@ -10,57 +11,57 @@ from typing import Any, NamedTuple, TypeAlias
 
 
 class Placed(NamedTuple):
-    """How a batch was pinned or uploaded to an accelerator. Part of its `BatchRecord`."""
+    """How a batch was pinned or uploaded to an accelerator. Part of a `BatchRecord`."""
 
     device: str
-    """Such as "cuda:0"; "" if it was only pinned."""
+    """The target device, such as "cuda:0"; "" if the batch was only pinned."""
     memory: str
     """The memory that the device read: "registered" (the shared memory into which a worker wrote the batch, pinned in
-    place), "copied" (a pool of pinned memory) or "pageable"."""
+    place), "copied" (the batch was copied to a pool of pinned memory) or "pageable"."""
     begin: int
-    """When its transfer was started, between `in_order` and `delivered`, ns."""
+    """When the transfer was started, ns. Between `in_order` and `delivered` of the record."""
     pinned: int
-    """When it lay in pinned memory, ns; 0 if `memory` is "pageable"."""
+    """When the batch was in pinned memory, ns; 0 if `memory` is "pageable"."""
     upload_begin: int
-    """When the device began to copy it, ns; measured by the device, converted to this machine's clock. 0 if there was
-    no copy, or the epoch ended before the time was known."""
+    """When the device began to copy the batch, ns. Measured by the device and converted to this machine's clock. 0 if
+    there was no copy, or if the epoch ended before the time was known."""
     uploaded: int
-    """When the device had copied it, ns; measured by the device."""
+    """When the device completed the copy, ns. Measured by the device."""
     needed: int
-    """When the consumer's work on the device reached this batch, ns; measured by the device. The part of the copy
-    before this time was hidden behind the work on earlier batches."""
+    """When the consumer's work on the device reached this batch, ns. Measured by the device. The part of the copy
+    before this time overlapped with the work on earlier batches."""
     nbytes: int
-    """Bytes copied to the device."""
+    """Number of bytes copied to the device."""
 
 
 class Machine(NamedTuple):
-    """A machine, other than that of the notebook, on which workers run."""
+    """A machine, other than the notebook's, on which workers run."""
 
     identity: str
-    """Equal for workers that share its cores."""
+    """Identifies the machine: equal for all workers that share its cores."""
     cores: int
-    """CPU cores that workers may use there."""
+    """Number of CPU cores that workers may use on the machine."""
 
 
 class NodeTransfer(NamedTuple):
-    """How a batch came from another machine. Part of its `BatchRecord`."""
+    """How a batch was transferred from another machine. Part of a `BatchRecord`."""
 
     node: str
-    """The machine: its address, and the beginning of its id."""
+    """The machine: its address and the first characters of its id."""
     begin: int
-    """When that machine began to send it, ns; measured by its clock, converted to this machine's. Between `collated`
-    and this time it waited for earlier batches to be sent."""
+    """When that machine began to send the batch, ns. Measured by that machine's clock and converted to this machine's.
+    Between `collated` and this time, the batch waited for earlier batches to be sent."""
     end: int
-    """When its last byte was copied into memory of the notebook's process, ns."""
+    """When the last byte of the batch was copied into the memory of the notebook's process, ns."""
     nbytes: int
-    """Bytes that were sent."""
+    """Number of bytes sent."""
 
 
 class BatchRecord(NamedTuple):
     """Timing and origin of one batch. Published when the consumer asks for the next batch.
 
-    A named tuple, unlike the other events: one is created per batch, and a frozen dataclass with this many fields takes
-    3.5 us to construct, a named tuple 0.2 us.
+    Unlike the other events, this is a named tuple. One is created per batch, and constructing a frozen dataclass with
+    this many fields takes 3.5 us; a named tuple takes 0.2 us.
     """
 
     run: int
@@ -72,61 +73,63 @@ class BatchRecord(NamedTuple):
     worker: int
     """Worker id, from 0; -1 for a batch produced in the notebook's own process."""
     pid: int
-    """Process that produced the batch."""
+    """Id of the process that produced the batch."""
     attempt: int
-    """1 if the batch was produced at the first attempt; plus 1 for each worker that ended while it processed it."""
+    """Number of the attempt that produced the batch: 1, plus 1 for each worker that ended while it held the batch."""
     samples: int
     """Number of samples in the batch."""
     nbytes: int
-    """Size of the batch's arrays, bytes."""
+    """Total size of the batch's arrays, bytes."""
     transport: str
-    """How it was transported: "segment" (shared memory), "inline" (small, in the message), "pickle", or "local"."""
+    """How the batch was sent: "segment" (shared memory), "inline" (small, in the message), "pickle" or "local"."""
     requested: int
     """When the consumer asked for this batch, ns."""
     dispatched: int
-    """When its indices were sent to the worker, ns."""
+    """When the indices of the batch were sent to the worker, ns."""
     fetch_begin: int
-    """When the worker began to fetch its samples, ns. Batches of an asynchronous dataset overlap in their worker."""
+    """When the worker began to fetch the samples, ns. With an asynchronous dataset, batches overlap within a worker."""
     fetched: int
     """When the last sample was fetched, ns."""
     collated: int
-    """When the batch was collated and lay in its segment, ns."""
+    """When the batch was collated and written to its segment, ns."""
     received: int
-    """When the notebook's process received it, ns. At once if the consumer waited for this batch; up to 2 ms later if
-    it waited for another one of quick batches, and up to 20 ms later if it was processing one."""
+    """When the notebook's process received the batch, ns. This happens at once if the consumer is waiting for this
+    batch; up to 2 ms later if the consumer is waiting for another batch and batches are quick; up to 20 ms later if the
+    consumer is processing a batch."""
     in_order: int
-    """When every earlier batch had been received too, ns."""
+    """When this batch and every earlier batch had been received, ns."""
     delivered: int
-    """When the consumer received it, ns."""
+    """When the batch was delivered to the consumer, ns."""
     returned: int
     """When the consumer asked for the next batch, or ended the loop, ns."""
     fetch_cpu: int | None
-    """CPU time of fetching, ns. Near `fetched - fetch_begin` for computation; far below it for waiting (disk, network,
-    sleep). None if it was not measured: one of eight batches is while they take less than 0.5 ms. With an asynchronous
-    dataset: what the worker has used for samples of any batch since it completed the batch before."""
+    """CPU time of fetching, ns. It is near `fetched - fetch_begin` if the worker computed, and far below if it waited
+    (disk, network, sleep). None if it was not measured: while batches take less than 0.5 ms, only one in eight is
+    measured. With an asynchronous dataset, this is the CPU time that the worker has used for samples of any batch since
+    it completed the previous batch."""
     collate_cpu: int | None
     """CPU time of collating, ns; None if it was not measured."""
     in_flight: int
-    """At delivery: batches dispatched to workers and not received."""
+    """Number of batches, at delivery, that were dispatched to workers and not received yet."""
     reordering: int
-    """At delivery: batches received that wait for an earlier one."""
+    """Number of batches, at delivery, that were received and wait for an earlier batch."""
     ready: int
-    """At delivery: batches in order that wait for the consumer, without this one."""
+    """Number of batches, at delivery, that are in order and wait for the consumer, not counting this one."""
     slowest_index: Any
-    """Dataset index of the slowest sample of the batch; None if samples are not fetched one by one."""
+    """Dataset index of the slowest sample in the batch; None if samples are not fetched one by one."""
     slowest_ns: int
-    """Time to fetch that sample, ns; with the waiting, if the dataset is asynchronous."""
+    """Time to fetch that sample, ns. Includes time spent waiting if the dataset is asynchronous."""
     indices: Any = ()
-    """The first eight of its dataset indices."""
+    """The first eight dataset indices of the batch."""
     placed: Placed | None = None
-    """How it was pinned and uploaded; None if neither was requested."""
+    """How the batch was pinned and uploaded; None if neither was requested."""
     sampling: int = 0
-    """Time in the sampler since the batch before was delivered, ns; 0 with `num_workers=0`, where it is the time from
-    `requested` to `dispatched`."""
+    """Time spent in the sampler since the previous batch was delivered, ns. 0 with `num_workers=0`, where the time from
+    `requested` to `dispatched` is spent in the sampler."""
     pickled: int = 0
-    """Size of the pickled part of the batch (everything but arrays), bytes."""
+    """Size of the pickled part of the batch (everything except arrays), bytes."""
     transfer: NodeTransfer | None = None
-    """How it came from another machine; None if it was produced on this one."""
+    """How the batch was transferred from another machine; None if it was produced on this machine."""
 
     @property
     def waited(self) -> int:
@@ -147,7 +150,7 @@ class WorkerStarted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker has loaded the dataset and waits for batches."""
+    """A worker has loaded the dataset and is ready to process batches."""
 
     time: int
     """When, ns."""
@@ -155,14 +158,14 @@ class WorkerReady:
     """Worker id, from 0."""
     pid: int
     startup_ns: int
-    """From the request to start it until it was ready, ns."""
+    """Time from the request to start the worker until the worker was ready, ns."""
     machine: Machine | None = None
-    """The machine that it runs on; None for that of the notebook."""
+    """The machine on which the worker runs; None for the notebook's machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """A worker ended, by itself or on request."""
+    """A worker ended, either on its own or by request."""
 
     time: int
     """When, ns."""
@@ -170,17 +173,17 @@ class WorkerDied:
     """Worker id, from 0."""
     pid: int
     exitcode: int | None
-    """As `multiprocessing`: the exit status, or minus the signal that killed it; None where unknown."""
+    """As in `multiprocessing`: the exit status, or minus the number of the signal that killed it; None if unknown."""
     reason: str
     """A phrase such as "killed by SIGKILL" or "restarted by request"."""
     expected: bool
-    """Whether the loader ended it (restart, resize, close)."""
+    """Whether the loader ended the worker (restart, resize, close)."""
     batches: tuple[int, ...]
-    """Numbers of the batches that it held, which other workers produce again."""
+    """Numbers of the batches that the worker held. Other workers produce them."""
     stderr_tail: str
-    """The last lines that it wrote to standard error, at most 4 kB."""
+    """The last lines that the worker wrote to standard error, at most 4 kB."""
     since: int = 0
-    """When it began to process the first of these batches, ns; 0 if it was not processing one."""
+    """When the worker began to process the first of `batches`, ns; 0 if it was not processing a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,7 @@ class WorkerRestarted:
     worker: int
     """Worker id, from 0."""
     reason: str
-    """"request" for a restart by the user, else why the previous process ended."""
+    """"request" if the user restarted the worker; otherwise, why the previous process ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +209,7 @@ class EpochStarted:
     epoch: int
     """Epoch number, from 0."""
     batches: int | None
-    """Number of batches in the epoch; None where unknown."""
+    """Number of batches in the epoch; None if unknown."""
     num_workers: int
 
 
@@ -228,9 +231,9 @@ class EpochEnded:
 
 @dataclass(frozen=True, slots=True)
 class LoopStopped:
-    """An exception left `__next__` of an iterator that can go on: a batch failed, or the wait was interrupted.
+    """`__next__` of an iterator raised, but the iterator can continue: a batch failed, or the wait was interrupted.
 
-    A loop that does not catch it has ended, though its iterator has not: the traceback keeps that alive.
+    A loop that does not catch the exception has ended. Its iterator has not: the traceback keeps it alive.
     """
 
     time: int
@@ -238,11 +241,11 @@ class LoopStopped:
     run: int
     """Number of the iterator, as `BatchRecord.run`."""
     index: int
-    """Number of the batch that the loop asked for."""
+    """Number of the batch that the loop requested."""
     error: str
     """Type and message."""
     interrupted: bool
-    """Whether a signal handler raised it, as after Ctrl-C."""
+    """Whether a signal handler raised the exception, for example after Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,17 +261,17 @@ class BatchFailed:
     worker: int
     """Worker id; -1 for the notebook's own process."""
     sample: Any
-    """Dataset index of the sample at which the dataset raised; None if collating raised."""
+    """Dataset index of the sample for which the dataset raised; None if collating raised."""
     error: str
     """Type and message."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleFailed:
-    """A sample could not be fetched, and its batch was produced all the same.
+    """A sample could not be fetched, but its batch was produced nevertheless.
 
-    With `on_error`, the sample was skipped or replaced. With `__getitems__`, a whole fetch may have failed and been
-    repeated sample by sample.
+    With `on_error`, the sample was skipped or replaced. With `__getitems__`, the fetch of the whole batch may have
+    failed and been retried sample by sample.
     """
 
     time: int
@@ -280,13 +283,13 @@ class SampleFailed:
     worker: int
     """Worker id; -1 for the notebook's own process."""
     sample: Any
-    """Dataset index; None if a fetch of the whole batch failed."""
+    """Dataset index; None if the fetch of the whole batch failed."""
     error: str
     """Type and message."""
     traceback: str
     """The traceback as text."""
     done: str
-    """"skipped", "replaced" or "retried" (one by one, after `__getitems__` raised)."""
+    """"skipped", "replaced" or "retried" (`__getitems__` raised, and the samples were then fetched one by one)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +299,9 @@ class WorkersResized:
     time: int
     """When, ns."""
     before: int
-    """Workers before."""
+    """Number of workers before the change."""
     after: int
-    """Workers after."""
+    """Number of workers after the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,18 +312,18 @@ class SettingTried:
     """When, ns."""
     num_workers: int
     prefetch_factor: int | None
-    """None for the loader's own window: `prefetch`, or one that adapts itself."""
+    """None if the loader's own prefetch window was used: `prefetch`, or the adaptive window."""
     rate: float
     """Batches per second."""
     kept: bool
-    """Whether it is the fastest so far."""
+    """Whether the setting was kept: it is the best so far, or the user chose it."""
     workers: str = ""
-    """"process" or "thread", if both are tried."""
+    """"process" or "thread" if both are tried; otherwise ""."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderPaused:
-    """The loader was paused: no batch is delivered or dispatched until `resume()`."""
+    """The loader was paused: it delivers and dispatches no batch until `resume()` is called."""
 
     time: int
     """When, ns."""
@@ -336,7 +339,7 @@ class LoaderResumed:
 
 @dataclass(frozen=True, slots=True)
 class DatasetReloaded:
-    """Workers received a new dataset, or the old one under the present definition of its class."""
+    """Workers received a new dataset, or the same dataset with the current definition of its class."""
 
     time: int
     """When, ns."""
@@ -344,7 +347,7 @@ class DatasetReloaded:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorFailed:
-    """The supervisor thread raised, which is a defect of nbloader; it was restarted."""
+    """The supervisor thread raised and was restarted. This is a bug in nbloader."""
 
     time: int
     """When, ns."""
@@ -378,6 +381,6 @@ LifecycleEvent: TypeAlias = (
     | SupervisorFailed
     | LoaderClosed
 )
-"""Every event but `BatchRecord`. All have `time`, perf_counter ns."""
+"""Every event except `BatchRecord`. All have a field `time`, in ns of `time.perf_counter_ns()`."""
 
 Event: TypeAlias = BatchRecord | LifecycleEvent

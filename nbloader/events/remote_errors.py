@@ -1,7 +1,7 @@
-"""Errors that cross from a worker to the notebook: described there, rebuilt and raised here.
+"""Errors in workers: a worker describes the exception, and the notebook's process rebuilds and raises it.
 
-The consumer gets an exception of the original type where that can be pickled, else a RuntimeError. The worker's
-traceback is its `__cause__`, as text.
+The consumer gets an exception of the original type if the exception can be pickled, otherwise a RuntimeError. Its
+`__cause__` contains the worker's traceback as text.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _USE_IN_ANOTHER_THREAD = (
 
 
 class ErrorInfo(NamedTuple):
-    """An exception as its worker describes it."""
+    """A worker's description of an exception."""
 
     pickled: bytes | None
-    """None if it cannot be pickled, or need not be: the worker is a thread of this process."""
+    """The pickled exception; None if pickling failed, or if the worker is a thread of this process."""
     type_name: str
     message: str
     traceback: str
@@ -40,7 +40,7 @@ class ErrorInfo(NamedTuple):
         return f"{self.type_name}: {self.message}"
 
     def with_source_lines(self) -> ErrorInfo:
-        """In the notebook's process: with the lines of cells in the traceback."""
+        """Return a copy with the source lines of notebook cells in the traceback. Call it in the notebook's process."""
         return self._replace(traceback=with_source_lines(self.traceback))
 
 
@@ -48,15 +48,15 @@ class SampleFailure(NamedTuple):
     """A sample that was skipped or replaced because it raised, or a call of `__getitems__` that was retried."""
 
     position: int
-    """Position in the batch; -1 for an error of the whole batch."""
+    """Position of the sample in the batch; -1 if the fetch of the whole batch failed."""
     error: str
     """Type and message."""
     traceback: str
     done: str
-    """"skipped", "replaced", or "retried": `__getitems__` raised, and the samples were then fetched one by one."""
+    """"skipped", "replaced" or "retried" (`__getitems__` raised, and the samples were then fetched one by one)."""
 
     def with_source_lines(self) -> SampleFailure:
-        """See `ErrorInfo`."""
+        """See `ErrorInfo.with_source_lines`."""
         return self._replace(traceback=with_source_lines(self.traceback))
 
 
@@ -65,7 +65,7 @@ def describe(error: BaseException, *, by_value: bool = True) -> ErrorInfo:
 
     Args:
         error: The exception.
-        by_value: Whether it is sent to another process, and so is pickled.
+        by_value: Whether to pickle the exception, which is necessary to send it to another process.
     """
     trace = user_traceback(error)
     text = "".join(traceback.format_exception(type(error), error, trace))
@@ -80,7 +80,7 @@ def describe(error: BaseException, *, by_value: bool = True) -> ErrorInfo:
 
 
 def message_of(error: BaseException) -> str:
-    """The message of an exception, whatever its `__str__` does."""
+    """Return the message of an exception. Never raises, even if the exception's `__str__` does."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - it may raise anything
@@ -88,7 +88,7 @@ def message_of(error: BaseException) -> str:
 
 
 def user_traceback(error: BaseException) -> TracebackType | None:
-    """The traceback of an exception without the leading frames of nbloader."""
+    """Return the traceback of an exception without the leading frames of nbloader."""
     trace = error.__traceback__
     while (
         trace is not None
@@ -104,12 +104,12 @@ def rebuild(error: ErrorInfo, note: str, raised: Exception | None = None) -> Exc
 
     Args:
         error: The worker's description.
-        note: Where it was raised; added as a note.
+        note: Where the exception was raised; added to the exception as a note.
         raised: The exception itself, if the worker is a thread.
 
     Returns:
-        The exception itself; or one of the original type if it can be unpickled, else a RuntimeError, whose `__cause__`
-        is the worker's traceback as text.
+        `raised` if it is given; a StopIteration is replaced by a RuntimeError. Otherwise an exception of the original
+        type if it can be unpickled, or else a RuntimeError; its `__cause__` contains the worker's traceback as text.
     """
     if raised is not None:
         if isinstance(raised, StopIteration):
@@ -138,6 +138,6 @@ def _add_notes(result: Exception, error: ErrorInfo, note: str) -> None:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Do what `BaseException.add_note` does, on Python 3.10 too (where the note is kept and not printed)."""
+    """Add a note like `BaseException.add_note`. Works on Python 3.10, too, where the note is stored but not printed."""
     notes: Any = getattr(error, "__notes__", ())
     error.__notes__ = [*notes, note]  # type: ignore[attr-defined,unused-ignore]

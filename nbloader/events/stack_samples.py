@@ -1,28 +1,28 @@
-"""Samples of what workers execute, as they report them."""
+"""Stack samples that workers report: which lines of code they execute, and how often."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 STAGE_FILE = "<nbloader>"
-"""The file of `CodeLine`s that stand for work of nbloader itself, such as the default collation."""
+"""File name in a `CodeLine` that represents work of nbloader itself, such as the default collation."""
 
 
 class CodeLine(NamedTuple):
-    """A line that was on a stack."""
+    """A line of code on a call stack."""
 
     file: str
-    """`co_filename` of its code."""
+    """`co_filename` of the code object."""
     function: str
     line: int
 
 
 class StackCount(NamedTuple):
-    """How often a stack was found."""
+    """Number of samples in which a worker had a certain call stack."""
 
     stack: tuple[CodeLine, ...]
-    """From `__getitem__` (or `collate_fn`, ...) to the innermost frame."""
+    """The lines from `__getitem__` (or `collate_fn`, ...) to the innermost frame."""
     computing: float
-    """Samples in which the worker computed, or could have."""
+    """Number of samples in which the worker was running or runnable."""
     waiting: float
-    """Samples in which it waited for something else than a core."""
+    """Number of samples in which the worker waited for something other than a core."""

@@ -1,1 +1,1 @@
-"""What the dashboard and the explorer share: a widget that is served by the kernel, comm messages, outputs of cells."""
+"""Shared by the dashboard and the explorer: a widget whose assets come from the kernel, comm messages, cell outputs."""

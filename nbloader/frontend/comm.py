@@ -1,20 +1,22 @@
 """Handles the comm messages of our widgets while a running cell blocks the kernel's main thread.
 
-A click reaches the kernel as a comm message. What happens to it depends on the kernel:
+A click reaches the kernel as a comm message. What happens next depends on the version of the kernel:
 
-- ipykernel 6 has one queue for everything; the message waits until the cell ends.
-- ipykernel 7.0 to 7.3 handle comm messages on a subshell thread, immediately.
-- ipykernel 7.4 routes them to the shell from which the comm last sent: the busy one.
+- ipykernel 6 has one queue for all messages; the comm message waits until the cell ends.
+- ipykernel 7.0 to 7.3 handle comm messages immediately, on a subshell thread.
+- ipykernel 7.4 routes them to the shell from which the comm last sent a message, which is the busy one.
 
-`unroute()` reverts the last for one widget. `pump()`, called on the main thread from inside a blocked `__next__`, takes
-waiting messages out of the kernel's queue and handles those for our widgets. Both are needed: after the page is
-reloaded during a cell, the browser finds its widgets again only through messages on the main shell.
+`unroute()` turns off the routing of ipykernel 7.4 for one widget. `pump()`, which a blocked `__next__` calls on the
+main thread, takes waiting messages out of the kernel's queue and handles those for our widgets. Both are needed: if
+the page is reloaded while a cell is running, the browser finds its widgets again only through messages on the main
+shell.
 
 `pump()` handles the messages of adopted widgets, and those with which a reloaded page requests the existing widgets.
-Everything else (cells, completions, other widgets, whose callbacks nobody expects during a cell) keeps its order and
-waits for the end of the cell, as it would without nbloader.
+All other messages (cells, completions, other widgets, whose callbacks nobody expects during a cell) keep their order
+and wait until the cell ends, as they would without nbloader.
 
-Both use private names of ipykernel. If these are missing, nothing happens, and clicks wait for the end of the cell.
+Both functions use private names of ipykernel. If these are missing, the functions are no-ops, and clicks wait until the
+cell ends.
 """
 
 from __future__ import annotations
@@ -31,21 +33,21 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 _CONTROL_TARGET = "jupyter.widget.control"
-"""The comm with which a reloaded page requests the state of all widgets."""
+"""Target name of the comm on which a reloaded page requests the state of all widgets."""
 
 _adopted: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-"""The comms whose messages `pump()` handles, by comm id."""
+"""The comms whose messages `pump()` handles, keyed by comm id."""
 
 _control_comms: set[str] = set()
-"""Ids of the control comms of reloaded pages, from when their `comm_open` is read: the request that follows may be read
-before the `comm_open` is handled."""
+"""Ids of the control comms of reloaded pages. An id is added when the `comm_open` is read, since the request that
+follows may be read before the `comm_open` is handled."""
 
 
 def adopt(comm: Any) -> None:
-    """Handle the messages of a comm while a cell is running.
+    """Arrange for the messages of a comm to be handled while a cell is running.
 
     Args:
-        comm: An open comm of ipykernel. Any other object, or None (no kernel), is ignored.
+        comm: An open comm of ipykernel. Any other object is ignored, as is None (no kernel).
     """
     comm_id = getattr(comm, "comm_id", None)
     if comm_id is None:
@@ -53,7 +55,7 @@ def adopt(comm: Any) -> None:
     _adopted[comm_id] = comm
     unroute(comm)
     # BaseComm.handle_msg also triggers IPython's pre_execute and post_execute. The latter makes matplotlib publish and
-    # close the unfinished figures of the running cell; a click on ours must not do that.
+    # close the unfinished figures of the running cell, which a click on one of our widgets must not do.
     with contextlib.suppress(AttributeError, TypeError):
         comm.handle_msg = _handler_without_hooks(comm)
 
@@ -61,7 +63,7 @@ def adopt(comm: Any) -> None:
 def unroute(comm: Any) -> None:
     """Keep ipykernel 7.4 from routing the messages of this comm to the shell from which it last sent.
 
-    No effect on other versions.
+    This is a no-op on other versions.
     """
     if hasattr(comm, "_reply_subshell_for"):
         comm._reply_subshell_for = lambda _data, default: default
@@ -82,10 +84,10 @@ def _handler_without_hooks(comm: Any) -> Callable[[Any], None]:
 def pump() -> int:
     """Handle the waiting messages of adopted widgets.
 
-    Call it on the main thread, inside a cell. It never blocks, and never runs an event loop.
+    Call it on the main thread while a cell is running. It never blocks and never runs an event loop.
 
     Returns:
-        Number of messages handled; 0 outside a kernel, on another thread, or on an unsupported kernel.
+        The number of messages handled; 0 outside a kernel, on another thread, or on an unsupported kernel.
     """
     if threading.current_thread() is not threading.main_thread():
         return 0
@@ -101,7 +103,7 @@ def pump() -> int:
             return 0
         for idents, msg, stream in messages:
             _handle(kernel, idents, msg, stream)
-    except Exception:  # private names of another library: no failure here may reach the user's loop
+    except Exception:  # private names of another library may change; no failure may reach the user's loop
         log.debug("the messages of this kernel cannot be handled while a cell is running", exc_info=True)
         return 0
     return len(messages)
@@ -120,7 +122,7 @@ Message = tuple[Any, dict[str, Any], Any]
 
 
 def _take_from_pair(kernel: Any) -> list[Message]:
-    """For ipykernel 7: messages for the main shell wait in a pair of sockets between two threads."""
+    """Take our messages in ipykernel 7, where those for the main shell wait in a socket pair between two threads."""
     import zmq
 
     manager = kernel.shell_channel_thread.manager
@@ -129,7 +131,7 @@ def _take_from_pair(kernel: Any) -> list[Message]:
         return []
     ours: list[Message] = []
     replies = manager.get_subshell_to_shell_channel_socket(None)
-    # Read until the socket is empty: its file descriptor is edge-triggered, and what remains would not wake the loop.
+    # Read until the socket is empty: its descriptor is edge-triggered, so remaining messages would not wake the loop.
     with _interrupts_deferred():
         while True:
             try:
@@ -144,7 +146,7 @@ def _take_from_pair(kernel: Any) -> list[Message]:
 
 
 def _take_from_queue(kernel: Any) -> list[Message]:
-    """For ipykernel 6: messages wait in the shell's socket and in the kernel's own queue."""
+    """Take our messages in ipykernel 6, where messages wait in the shell's socket and in the kernel's queue."""
     import zmq
 
     ours: list[Message] = []
@@ -167,9 +169,9 @@ def _take_from_queue(kernel: Any) -> list[Message]:
 
 
 def _if_ours(kernel: Any, frames: list[Any]) -> tuple[Any, dict[str, Any]] | None:
-    """Deserialize a message if it is for an adopted widget.
+    """Deserialize a message if it is for an adopted widget or on a control comm; return None for any other message.
 
-    The header and the content are read without checking the signature: `deserialize` does that, and records the
+    The header and the content are first read without checking the signature. `deserialize` checks it and records the
     digest, so it must see each message only once. The kernel deserializes the other messages later.
     """
     session = kernel.session
@@ -189,13 +191,13 @@ def _if_ours(kernel: Any, frames: list[Any]) -> tuple[Any, dict[str, Any]] | Non
         if kind == "comm_close":
             _control_comms.discard(comm_id)
         return idents, session.deserialize(parts, content=True, copy=False)
-    except Exception:  # malformed: the kernel reports it when it gets to it
+    except Exception:  # malformed: the kernel reports the message when it reads it
         log.debug("an unreadable message is left to the kernel", exc_info=True)
         return None
 
 
 def _handle(kernel: Any, idents: Any, msg: dict[str, Any], stream: Any) -> None:
-    """Run the handler of one message. The cell remains the parent of whatever is printed or displayed meanwhile."""
+    """Run the handler of one message. The running cell remains the parent of anything that the handler prints."""
     cell = kernel.get_parent("shell")
     kernel._publish_status("busy", "shell", parent=msg)
     try:
@@ -214,7 +216,7 @@ def _handle(kernel: Any, idents: Any, msg: dict[str, Any], stream: Any) -> None:
 
 @contextlib.contextmanager
 def _interrupts_deferred() -> Iterator[None]:
-    """Defer a KeyboardInterrupt while messages are between two queues, where it would lose them."""
+    """Defer a KeyboardInterrupt, which would lose messages that are being moved between two queues."""
     held: list[int] = []
     previous = signal.signal(signal.SIGINT, lambda signum, _frame: held.append(signum))
     try:

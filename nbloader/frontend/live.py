@@ -1,7 +1,7 @@
-"""The widget that a browser shows: its saved state is a stub that requests everything else from the kernel.
+"""A widget whose saved state is only a stub, which requests everything else from the kernel.
 
     stub.js -> {"kind": "asset", "name": ...} -> LiveWidget.serve -> the asset, gzipped, as a binary buffer
-    view.js: the helpers of all views; it stands before the code of each of them, in one module
+    view.js: helpers that all views share; prepended to the code of each view, in the same module
 
 A saved notebook stays small, nothing comes from a CDN, and no port is opened.
 """
@@ -23,26 +23,27 @@ HERE = Path(__file__).parent
 
 
 def with_helpers(*code: Path) -> bytes:
-    """The module of a view: `view.js` and its own code.
+    """Return the JavaScript module of a view: `view.js`, followed by the code of the view.
 
     Args:
-        code: Files, of which the last one exports `mount`.
+        code: The files of the view. The last one exports `mount`.
     """
     return b"".join(path.read_bytes() for path in (HERE / "view.js", *code))
 
 
 def with_base(styles: str) -> str:
-    """The style sheet of a view, behind the styles that all views share."""
+    """Return the style sheet of a view: the styles that all views share, followed by those of the view."""
     return (HERE / "base.css").read_text("utf-8") + styles
 
 
 class Assets:
-    """What the browser may request of one kind of widget.
+    """The files that the browser may request for one kind of widget.
 
     Args:
-        sources: By name; each returns the text of an asset. "code" and "styles" must be among them.
-        large: Names of those that are compressed once and kept; the others are read anew, as their files may be edited.
-        version: Changes with the assets in `large`.
+        sources: Functions that return the content of an asset, keyed by its name. "code" and "styles" are required.
+        large: Names of assets to compress once and keep. The others are read for each request, since a developer may
+            edit their files.
+        version: A string that changes whenever an asset in `large` changes.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Assets:
         self._kept: dict[str, bytes] = {}
 
     def packed(self, name: str) -> bytes | None:
-        """An asset, compressed; None if there is none of this name."""
+        """Return a compressed asset; None if there is no asset of this name."""
         if name not in self._sources:
             return None
         if name not in self._large:
@@ -68,18 +69,18 @@ class Assets:
         return (HERE / "stub.js").read_text("utf-8")
 
     def stub(self) -> str:
-        """The module in the widget's state. Its version changes with the assets, so that pages do not mix them."""
+        """Return the module in the widget's state. Its version changes with the assets, so pages never mix them."""
         small = [read() for name, read in self._sources.items() if name not in self._large]
         digest = hashlib.sha256(b"".join(small)).hexdigest()[:12]
         return self._stub.replace("__VERSION__", f"{digest}-{self._version}")
 
 
 class LiveWidget(anywidget.AnyWidget):
-    """What the browser displays. It has no state: everything travels in custom messages.
+    """The widget that the browser displays. It has no state but the stub: all data is sent in custom messages.
 
     Args:
-        assets: What it may request.
-        text: The constant text that stands for it.
+        assets: The assets that the browser may request.
+        text: The constant text to show as the widget's `repr`.
     """
 
     def __init__(self, assets: Assets, text: str) -> None:
@@ -90,11 +91,11 @@ class LiveWidget(anywidget.AnyWidget):
         comm.adopt(self.comm)
 
     def __repr__(self) -> str:
-        """The constant text."""
+        """Return the constant text."""
         return self._text
 
     def serve(self, message: Mapping[str, Any]) -> bool:
-        """Send an asset, if the message requests one. Returns whether it does."""
+        """Send an asset if the message requests one. Return whether the message is such a request."""
         if message.get("kind") != "asset":
             return False
         packed = self._assets.packed(str(message.get("name")))

@@ -1,4 +1,4 @@
-"""Outputs of notebook cells: displaying and replacing them, and which cell is running."""
+"""Displays and replaces outputs of notebook cells, and identifies the running cell."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from IPython.display import publish_display_data
 
 
 def display(display_id: str, text: str, data: dict[str, Any], *, update: bool = False) -> None:
-    """Display something in the output of the running cell, or in place of what has this id.
+    """Publish an output of the running cell, or replace an existing output.
 
     Args:
-        display_id: Identifies the output for a later update.
-        text: The plain-text form; constant, so that executed notebooks can be compared.
-        data: By MIME type.
-        update: Whether to replace what has this id.
+        display_id: Identifies the output for later updates.
+        text: The plain-text representation. It is constant, so that executed notebooks can be compared.
+        data: The other representations, keyed by MIME type.
+        update: Whether to replace the outputs with this id.
     """
     with contextlib.suppress(ValueError, OSError):  # the kernel's channels are closed: nobody would see it
         publish_display_data(  # type: ignore[no-untyped-call]
@@ -25,7 +25,7 @@ def display(display_id: str, text: str, data: dict[str, Any], *, update: bool = 
 
 
 def running_cell() -> str | None:
-    """The id of the message that runs the current cell."""
+    """Return the id of the message that executes the running cell; None if there is no kernel."""
     kernel = getattr(get_ipython(), "kernel", None)
     header = kernel.get_parent("shell").get("header", {}) if kernel is not None else {}
     message_id: str | None = header.get("msg_id")

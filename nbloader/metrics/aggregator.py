@@ -1,4 +1,7 @@
-"""Aggregates events and gauges into frozen snapshots. Pure: no clock, no process and no I/O of its own."""
+"""Aggregates events and gauges into frozen snapshots. Pure: no clock, no process and no I/O.
+
+One exception: the number of cores is read from the system if it was not given.
+"""
 
 from __future__ import annotations
 
@@ -62,29 +65,30 @@ from nbloader.metrics.time_series import TimeSeries
 from nbloader.metrics.usage import Usage
 
 RECENT = 2000
-"""Batch records kept for rates."""
+"""Number of batch records that are kept for rates."""
 STAGE_BATCHES = 200
-"""Batches over which stage times are computed."""
+"""Number of batches over which stage times are computed."""
 FAILED_SAMPLES = 100
-"""Failed samples whose errors are kept."""
+"""Number of failed samples whose errors are kept."""
 POINT_BATCHES = 64
 """Maximum number of batches over which a point of the time series is computed."""
 HISTOGRAM_BATCHES = 500
-"""Batches in the histogram of the time to produce one."""
+"""Number of batches in the histogram of the time to produce a batch."""
 READY = 64
-"""Starts of workers that are kept."""
+"""Number of `WorkerReady` events that are kept."""
 CREWS = 256
-"""Changes of the number of workers that are kept."""
+"""Number of changes in the number of workers that are kept."""
 SLOW_RUNS = 3
-"""Iterators whose slowest samples are kept."""
+"""Number of iterators whose slowest samples are kept."""
 COUNTED = 64
-"""Batches that are counted together, unless somebody asks earlier: so they cost a fraction of one by one."""
+"""Number of batch records that are counted together, which costs a fraction of counting them one by one. A snapshot or
+another event counts them earlier."""
 JUDGED = 64
-"""Batches of the last seconds that are measured for a verdict, evenly spread over them."""
+"""Maximum number of batches of the last seconds that are measured for a verdict, evenly spaced."""
 MIN_SLOW = 4
-"""Slow samples from which on it matters what is known of them: fewer have nothing in common but by chance."""
+"""Minimum number of slow samples for which facts are looked up: what fewer samples have in common may be chance."""
 JUDGE_NS = 1_000_000_000
-"""Time between two measurements of an epoch that is running, ns: one takes a millisecond or two."""
+"""Minimum time between two measurements of a running epoch, ns. A measurement takes a millisecond or two."""
 
 
 LIVE = ("starting", "running", "paused")
@@ -94,22 +98,22 @@ _RUN = operator.attrgetter("run")
 
 
 class _Crew(NamedTuple):
-    """How many workers there are from a time on, perf_counter ns."""
+    """Number of workers since a point in time, perf_counter ns."""
 
     since: int
     workers: int
 
 
 class Aggregator:
-    """Aggregates the events of one loader into totals, and makes snapshots of them. Thread-safe.
+    """Aggregates the events of one loader and makes snapshots from them. Thread-safe.
 
-    `update` runs once per batch and only keeps the record; counting and arithmetic are done for many at a time, and by
-    `snapshot`.
+    `update` runs once per batch and usually only stores the record. Records are counted in groups, or by `snapshot`.
 
     Args:
-        judge: Finds the verdict of a snapshot, such as `nbloader.diagnose.bottleneck.judge`; None for no verdict.
-        cores: CPU cores that workers may use, for the verdict; None for those of this process.
-        on_lifecycle: Called with each event that is not a `BatchRecord`, on the publishing thread.
+        judge: Function that determines the verdicts of a snapshot, such as `nbloader.diagnose.bottleneck.judge`; None
+            for no verdicts.
+        cores: Number of CPU cores that workers may use, for the verdicts; None for the cores that this process may use.
+        on_lifecycle: Function that is called with each event that is not a `BatchRecord`, on the publishing thread.
     """
 
     def __init__(
@@ -120,11 +124,11 @@ class Aggregator:
     ) -> None:
         self._on_lifecycle = on_lifecycle
         self._judge = judge or _no_verdict
-        self._cores = cores  # looked up by the first snapshot: that reads files
-        # Reentrant: the garbage collector may end an abandoned iterator, which publishes, in the middle of an update.
+        self._cores = cores  # determined by the first snapshot, since this reads files
+        # Reentrant: during an update, the garbage collector may end an abandoned iterator, which publishes an event.
         self._lock = threading.RLock()
         self._fresh: collections.deque[BatchRecord] = collections.deque()
-        """Records that are not counted yet. Appended to without holding the lock."""
+        """Records that have not been counted yet. They are appended without holding the lock."""
         self._recent: collections.deque[BatchRecord] = collections.deque(maxlen=RECENT)
         self._total = self._waited = 0
         self._produced: dict[int, int] = {}
@@ -142,27 +146,27 @@ class Aggregator:
         self._began = self._done = self._samples = self._epoch_waited = 0
         self._sample = EpochSample()
         self._folded = 0
-        """Batches of the epoch that are in the sample."""
+        """Number of batches of the epoch that have been added to `_sample`."""
         self._measured: tuple[int, Evidence] | None = None
-        """The last measurement of the epoch, and when it was made."""
+        """When the epoch was last measured, perf_counter ns, and the result; None if it has not been measured."""
         self._ready: collections.deque[WorkerReady] = collections.deque(maxlen=READY)
         self._crews: collections.deque[_Crew] = collections.deque(maxlen=CREWS)
         self._machines: dict[int, Machine] = {}
-        """Of the newest worker with each id, if it is not this one."""
+        """Machine of the newest worker with each id, by worker id. Workers on this machine are not included."""
         self._error = ""
         self._ended: EpochEnded | None = None
         self._stop: LoopStopped | None = None
-        """The last error or interrupt that left the loop of the newest epoch."""
+        """The last error or interrupt that stopped the loop of the newest epoch; None if there was none."""
         self._stop_asked = 0
-        """When the loop had asked for the batch that it did not get, ns."""
+        """When the loop requested the batch that it did not receive, perf_counter ns."""
         self._left_out = 0
-        """Samples of the newest epoch that were skipped or replaced."""
+        """Number of samples of the newest epoch that were skipped or replaced."""
         self._usual_make = 0.0
-        """Estimate from the epoch's first batches of the time to produce one, seconds; 0 where unknown."""
+        """Time to produce a batch, estimated from the epoch's first batches, seconds; 0 if unknown."""
         self._series = TimeSeries()
 
     def update(self, event: Event) -> None:
-        """Take one event. Batch records are counted later, many at a time: one by one, each takes a microsecond."""
+        """Process one event. Batch records are counted later in groups: one by one, each would take a microsecond."""
         if isinstance(event, BatchRecord):
             self._fresh.append(event)
             if len(self._fresh) >= COUNTED:
@@ -181,7 +185,7 @@ class Aggregator:
         while fresh:
             record = fresh.popleft()
             run = record.run
-            if run > self._run:  # its EpochStarted was missed, or comes late
+            if run > self._run:  # its EpochStarted was missed or arrives late
                 self._begin(run, record.epoch, None, record.requested)
             recent.append(record)
             self._total += 1
@@ -203,26 +207,26 @@ class Aggregator:
 
     @property
     def cores(self) -> int:
-        """CPU cores that workers on this machine may use."""
+        """Number of CPU cores that workers on this machine may use."""
         if self._cores is None:
             self._cores = system.cores()
         return self._cores
 
     def _fold(self) -> None:
-        """Add the new batches to the sample of the epoch."""
+        """Add the records of the new batches to the `EpochSample`."""
         new = self._done - self._folded
         self._folded = self._done
         if not new:
             return
         records = list(itertools.islice(reversed(self._recent), new))
         run = self._run
-        if set(map(_RUN, records)) != {run}:  # iterators take turns
+        if set(map(_RUN, records)) != {run}:  # several iterators take turns
             records = [r for r in reversed(self._recent) if r.run == run][:new]
         self._sample.add(records[::-1], self._pauses)
 
     @property
     def _first(self) -> BatchRecord | None:
-        """The epoch's first batch."""
+        """Record of the epoch's first batch; None if there is none yet."""
         return self._sample.opening[0] if self._sample.opening else None
 
     def snapshot(
@@ -232,13 +236,13 @@ class Aggregator:
         epoch: Usage | None = None,
         facts: KnownFacts | None = None,
     ) -> Snapshot:
-        """Make a snapshot of the events so far and the present gauges.
+        """Make a snapshot from the events so far and the present gauges.
 
         Args:
             gauges: The present state.
-            now: What workers and loop used of the cores in the last seconds in which they ran; None if unknown.
-            epoch: The same over the newest epoch.
-            facts: Looks up what is known of samples; None for nothing.
+            now: CPU usage of the workers and the loop over the last seconds in which they ran; None if unknown.
+            epoch: CPU usage of the workers and the loop over the newest epoch; None if unknown.
+            facts: Function that looks up what is known about samples; None to look up nothing.
         """
         with self._lock:
             self._count()
@@ -259,14 +263,14 @@ class Aggregator:
             return self._run
 
     def epoch_evidence(self) -> Evidence:
-        """What was measured of the newest epoch, as of the last snapshot."""
+        """Return the measurements of the newest epoch, as of the last snapshot."""
         with self._lock:
             return Evidence() if self._measured is None else self._measured[1]
 
     def points(self) -> list[Point]:
-        """The time series of the last 120 s, oldest first: one point per `snapshot` at least 0.2 s after the last.
+        """Return the time series of the last 120 s, oldest first: one point per `snapshot`, at least 0.2 s apart.
 
-        An idle loader adds no points, so that the plots of an epoch stay after its end.
+        An idle loader adds no points, so the plots of an epoch stay visible after it ends.
         """
         with self._lock:
             return list(self._series.points)
@@ -314,27 +318,30 @@ class Aggregator:
                 self._pauses.begin(event.time)
             case LoaderResumed():
                 self._pauses.end(event.time)
-            case DatasetReloaded():  # how fast the old dataset was says nothing about the new one
+            case DatasetReloaded():  # the speed of the old dataset says nothing about the new one
                 self._recent.clear()
                 self._slow.clear()
                 self._slow_floor.clear()
                 self._sample.forget()
 
     def _add_crew(self, time: int, change: int) -> None:
-        """A worker has come or gone. One that goes may never have been ready."""
+        """Record that a worker became ready (1) or ended (-1). A worker that ends may never have been ready."""
         workers = self._crews[-1].workers if self._crews else 0
         self._crews.append(_Crew(time, max(0, workers + change)))
 
     def _mean_crew(self, begin: int, end: int) -> float | None:
-        """The mean number of workers, if it has changed between two times; None if not.
+        """Return the mean number of workers over an interval.
 
         Args:
-            begin: perf_counter ns.
-            end: The same.
+            begin: Start of the interval, perf_counter ns.
+            end: End of the interval, perf_counter ns.
+
+        Returns:
+            The mean; None if the number did not change during the interval, or before the first batch.
         """
         if self._first is None or not any(begin < crew.since < end for crew in self._crews):
             return None
-        begin = max(begin, self._first.delivered)  # before, they start
+        begin = max(begin, self._first.delivered)  # until then, workers are starting
         total = 0
         for crew, after in itertools.zip_longest(self._crews, itertools.islice(self._crews, 1, None)):
             until = end if after is None else min(end, after.since)
@@ -466,7 +473,7 @@ class Aggregator:
         ), records
 
     def _stopped(self, g: Gauges, records: list[BatchRecord]) -> LoopStopped | None:
-        """The error or the interrupt that left the loop, unless it has come back."""
+        """Return the error or interrupt that stopped the loop; None if there is none or iteration has resumed."""
         stop = self._stop
         newest = next((r for r in reversed(records) if r.run == self._run), None)
         if stop is None or (newest is not None and newest.requested > stop.time):
@@ -475,7 +482,7 @@ class Aggregator:
         return None if g.run == self._run and here > stop.time else stop
 
     def _end(self, g: Gauges, stop: LoopStopped | None) -> int:
-        """When the epoch ended, or the loop was left; now while it runs."""
+        """Return when the epoch ended or the loop stopped, or the present time if it is running; perf_counter ns."""
         if stop is not None:
             return stop.time
         return g.now if self._ended is None else self._ended.time
@@ -495,15 +502,18 @@ class Aggregator:
         return share_of(waited, self._pauses.active(self._began, end))
 
     def _rough_eta(self, g: Gauges, left: int, first: FirstBatch | None) -> float | None:
-        """Estimate the time left from the first batches alone, as if all workers were always busy, seconds.
+        """Estimate the time left, seconds, from the first batches alone. Assumes that all workers are always busy.
 
         Args:
             g: The gauges.
-            left: Batches that have not been delivered.
-            first: An estimate of what the first one takes; None where unknown, and once it has been delivered.
+            left: Number of batches that have not been delivered.
+            first: Estimated time of the first batch; None if unknown and after the batch has been delivered.
+
+        Returns:
+            The estimate; None if the time to produce a batch is unknown.
         """
         made = median([elapsed_ns(batch.fetch_begin, batch.collated) for batch in g.made])
-        if made:  # others are there already
+        if made:  # batches wait for the consumer or for an earlier batch
             self._usual_make = made / 1e9
         elif first is not None:
             self._usual_make = first.make
@@ -545,7 +555,11 @@ class Aggregator:
         )
 
     def _first_batch(self, g: Gauges) -> float | None:
-        """Seconds until the epoch's first batch was delivered; its record is published when the loop is done."""
+        """Return the time from the start of the epoch to the delivery of its first batch, seconds; None before.
+
+        The record of the first batch is published when the consumer requests the next batch. Until then, the gauges
+        tell when the first batch was delivered.
+        """
         if self._first is not None:
             return max(0, self._first.delivered - self._began) / 1e9
         if g.run == self._run and g.delivered and g.at_since:
@@ -567,7 +581,7 @@ class Aggregator:
         )
 
     def _span(self, g: Gauges, rates: Rates, usage: Usage | None, *, live: bool) -> SpanOptions:
-        """The last seconds."""
+        """Return the options for measuring the last seconds."""
         alive = [w for w in g.workers if w.state not in ("dead", "starting")] if live else []
         return SpanOptions(
             span="now",
@@ -627,7 +641,7 @@ class Aggregator:
         return evidence
 
     def _where(self, g: Gauges) -> Place:
-        """What the workers are, also after their end."""
+        """Return where batches are produced, even after the workers have ended."""
         newest = self._recent[-1] if self._recent else None
         if newest is not None and newest.worker < 0:
             return "inline"
@@ -643,7 +657,7 @@ def _with_facts(e: Evidence, facts: KnownFacts | None) -> Evidence:
 
 
 def _spread(records: Sequence[BatchRecord], count: int) -> Sequence[BatchRecord]:
-    """At most `count` of the records, evenly spaced, the newest among them."""
+    """Return at most `count` of the records, evenly spaced and including the newest."""
     step = -(-len(records) // count) or 1
     return records[::-1][::step][::-1] if step > 1 else records
 

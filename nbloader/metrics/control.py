@@ -1,6 +1,7 @@
-"""The protocol by which a dashboard, or any other program, observes and controls a loader.
+"""The protocol through which a dashboard, or any other program, observes and controls a loader.
 
-The dashboard uses nothing else of a loader. The protocol names `Snapshot` and `Point`, so it lives beside them.
+The dashboard uses no other part of a loader. The protocol is defined in this package because it refers to `Snapshot`
+and `Point`.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ class SettingSearch(Protocol):
 
     @property
     def gauge(self) -> TuningGauge:
-        """Its state."""
+        """The state of the search."""
         ...
 
     def stop(self) -> None:
-        """End it soon. The best setting so far stays."""
+        """Tell the search to end soon. The best setting so far is kept."""
         ...
 
     def undo(self) -> None:
-        """End it, and return to the settings before it."""
+        """End the search and restore the previous settings."""
         ...
 
 
 class SampleView(Protocol):
-    """Samples or a batch, shown in the browser: what `explore` opens."""
+    """A view in the browser that shows samples or a batch. `explore` opens it."""
 
     widget: Any
-    """The widget that a page can show."""
+    """The widget to display in a page."""
 
     def open(self, index: int) -> None:
         """Show a sample in full.
@@ -45,7 +46,7 @@ class SampleView(Protocol):
         ...
 
     def close(self) -> None:
-        """End its workers."""
+        """End the workers of the view."""
         ...
 
 
@@ -53,7 +54,7 @@ class Replayable(Protocol):
     """A batch that can be reproduced."""
 
     def explore(self) -> SampleView:
-        """Open a view of its samples.
+        """Open a view of the samples in the batch.
 
         Raises:
             RuntimeError: This is not a notebook.
@@ -62,7 +63,7 @@ class Replayable(Protocol):
 
 
 class LoaderControl(Protocol):
-    """Commands and observations of a running loader. Every method is thread-safe.
+    """Commands to a running loader, and observations of it. Every method is thread-safe.
 
     Commands return at once; the supervisor or the consumer executes them. Only `stack` blocks.
     """
@@ -71,10 +72,10 @@ class LoaderControl(Protocol):
 
     @property
     def num_workers(self) -> int:
-        """Number of workers. Assigning another one adds or removes workers, also during an epoch.
+        """Number of workers. Assigning another number adds or removes workers, even during an epoch.
 
         Raises:
-            ValueError: The number is 0 for a loader with workers, or not 0 for one without.
+            ValueError: The number is negative.
             TypeError: The number is not an int.
         """
         ...
@@ -84,10 +85,10 @@ class LoaderControl(Protocol):
 
     @property
     def prefetch_factor(self) -> int | None:
-        """Batches requested ahead, per worker; None if there are no workers. Can be assigned during an epoch.
+        """Number of batches requested ahead per worker; None if there are no workers. Can be assigned during an epoch.
 
         Raises:
-            ValueError: The number is negative, or there are no workers.
+            ValueError: The number is negative.
             TypeError: The number is not an int.
         """
         ...
@@ -97,7 +98,7 @@ class LoaderControl(Protocol):
 
     @property
     def tuning(self) -> SettingSearch | None:
-        """The newest search for better settings; None if there was none."""
+        """The newest search for better settings; None if there has been none."""
         ...
 
     def tune(self, *, num_workers: int | None = None, prefetch_factor: int | None = None) -> SettingSearch:
@@ -111,22 +112,22 @@ class LoaderControl(Protocol):
         ...
 
     def stats(self) -> Snapshot:
-        """A snapshot of the loader. Cheap enough to be taken four times per second."""
+        """Return a snapshot of the loader. This is cheap enough to do four times per second."""
         ...
 
     def points(self) -> list[Point]:
-        """The time series of the last minutes, oldest first; `stats()` adds to it.
+        """Return the time series of the last two minutes, oldest first. `stats()` adds points to it.
 
-        Points are appended at the end and removed at the beginning; they never change.
+        Points are appended at the end and removed at the beginning. Existing points never change.
         """
         ...
 
     def profile_lines(self, on: bool = True) -> None:
-        """Start to sample the lines that workers execute, discarding earlier samples, or stop."""
+        """Start sampling the lines that workers execute, discarding earlier samples, or stop sampling."""
         ...
 
     def hot_lines(self) -> HotLines:
-        """The lines that workers have executed, according to the samples so far. Takes some milliseconds."""
+        """Return the lines that workers have executed, based on the samples so far. Takes a few milliseconds."""
         ...
 
     def explore(self) -> SampleView:
@@ -142,12 +143,12 @@ class LoaderControl(Protocol):
         """Reproduce a batch as it was delivered.
 
         Raises:
-            ReplayError: It cannot be reproduced.
+            ReplayError: The batch cannot be reproduced.
         """
         ...
 
     def restart_workers(self, ids: Iterable[int] | None = None) -> None:
-        """Restart these workers (all if None). Other workers produce the batches that they held."""
+        """Restart the workers with these ids (all if None). Other workers produce the batches assigned to them."""
         ...
 
     def pause(self) -> None:
@@ -161,30 +162,30 @@ class LoaderControl(Protocol):
     def step(self) -> None:
         """Pause if the loader is not paused, and deliver exactly one batch.
 
-        The batch that takes its place in the prefetch window is dispatched; nothing else until the next `step()` or
+        One batch is dispatched to refill the prefetch window. Nothing else happens until the next `step()` or
         `resume()`.
         """
         ...
 
     def stack(self, worker: int) -> str:
-        """The current Python stack of a worker, innermost frame first, even while it is blocked in C code.
+        """Return the current Python stack of a worker, innermost frame first, even while it is blocked in C code.
 
-        Waits two seconds at most.
+        Waits for at most two seconds.
 
         Raises:
             ValueError: There is no such worker.
-            NbloaderError: It is not running, or does not respond.
+            NbloaderError: The worker is not running, or does not respond.
         """
         ...
 
     def on_wait(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback` from `__next__`, on the consumer's thread, at most every 100 ms.
 
-        It is called while the consumer waits and also when a batch is ready, so that a front end can handle its
-        messages while a cell is busy. It must be fast and must not iterate over the loader. A callback that raises is
-        removed and logged.
+        The callback is called while the consumer waits, and also if a batch is ready at once, so that a front end can
+        handle its messages while a cell is busy. It must be fast and must not iterate over the loader. If it raises,
+        the error is logged and the callback is removed.
 
         Returns:
-            A function that unregisters it.
+            A function that unregisters the callback.
         """
         ...

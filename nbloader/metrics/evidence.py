@@ -1,6 +1,6 @@
-"""What a verdict is made from; the rules themselves live in `nbloader.diagnose`.
+"""Measurements from which verdicts are derived. The rules themselves are in `nbloader.diagnose`.
 
-records of a span, usage of CPU -> Evidence -> [rules] -> Verdict
+records of a span, CPU usage -> Evidence -> [rules] -> Verdict
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ Place: TypeAlias = Literal["process", "thread", "inline"]
 
 
 class MakeTime(NamedTuple):
-    """How long one worker's batches took to fetch and collate."""
+    """Time to fetch and collate a batch in one worker."""
 
     batches: int
-    """Batches of this worker in the span."""
+    """Number of batches from this worker in the span."""
     median_ms: float
     quartile_ms: float
-    """A quarter of them took no longer."""
+    """First quartile: a quarter of the batches took no longer than this."""
 
 
 class MachineLoad(NamedTuple):
-    """Workers on a machine other than that of the notebook."""
+    """Workers on a machine other than the notebook's machine."""
 
     workers: int
     cores: float
-    """CPU cores that they may use there."""
+    """Number of CPU cores that workers may use on that machine."""
 
 
 class SlowBatch(NamedTuple):
@@ -44,176 +44,176 @@ class SlowBatch(NamedTuple):
     wait: float
     """Seconds."""
     make: float | None
-    """Seconds that a worker spent on it; None if it has not come yet."""
+    """Seconds that a worker spent on the batch; None if it has not arrived yet."""
     attempt: int
-    """More than 1 if the worker that processed it before was lost or restarted."""
+    """Greater than 1 if the worker that processed the batch before was lost or restarted."""
 
 
 FILE_SIZE = "file size"
-"""Name of a size: bytes of the sample's file."""
+"""Key in `SampleFacts.sizes` for the size of the sample's file, bytes."""
 OF_FILES = ("suffix", "folder")
-"""Names of values that belong to the sample's file; others are attributes of the dataset."""
+"""Keys in `SampleFacts.values` that describe the sample's file. Other keys are attributes of the dataset."""
 
 
 class SampleFacts(NamedTuple):
-    """What is known of a sample without reading it."""
+    """What is known about a sample without reading it."""
 
     values: dict[str, Hashable]
-    """Such as its label, or the suffix and the folder of its file, by name."""
+    """Values by name, such as the label of the sample, or the suffix and the folder of its file."""
     sizes: dict[str, float]
-    """Such as the size of its file, or the length of its text, by name."""
+    """Sizes by name, such as the size of the sample's file or the length of its text."""
 
 
 KnownFacts: TypeAlias = Callable[[Sequence[Any]], Mapping[Any, SampleFacts]]
-"""Looks up what is known of samples, by their dataset indices."""
+"""Looks up what is known about samples. Takes and returns dataset indices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Measurements over one span of an epoch. Shares are from 0 to 1."""
+    """Measurements over one span of an epoch. Shares range from 0 to 1."""
 
     span: SpanName = "now"
-    """The last seconds, or the whole epoch."""
+    """Which span: the last seconds, or the whole epoch."""
     seconds: float = 0.0
-    """Length of the span."""
+    """Length of the span, without pauses."""
     batches: int = 0
-    """Batches delivered in it."""
+    """Number of batches delivered in the span."""
     cores: int = 1
-    """CPU cores that this process may use."""
+    """Number of CPU cores that workers on this machine may use."""
     workers: int = 1
-    """Workers that produced them, or that are alive; 1 if it is the loop itself."""
+    """Number of live workers or, if there are none, of workers that produced the batches; 1 for `num_workers=0`."""
     elsewhere: tuple[MachineLoad, ...] = ()
-    """Those of them that run on other machines."""
+    """The workers that run on other machines, grouped by machine."""
     nodes: int = 0
-    """Nodes of a cluster that sent the batches."""
+    """Number of cluster nodes that sent batches."""
     place: Place = "process"
-    """What the workers are; "inline" if batches are produced in the loop's own thread (`num_workers=0`)."""
+    """Where batches are produced; "inline" for the loop's own thread (`num_workers=0`)."""
     window: int = 0
-    """Batches that may be requested ahead."""
+    """Number of batches that may be requested ahead."""
 
     wait_share: float = 0.0
-    """Share of the span in which the loop waited. The shares of the wait below are parts of this one."""
+    """Share of the span in which the loop waited. The `..._wait` shares below are parts of this share."""
     startup_wait: float = 0.0
-    """Share of the span: waiting for the first batch of each worker, beyond what a batch usually takes."""
+    """Share of the span in which the loop waited for each worker's first batch, beyond the usual time of a batch."""
     startup: float | None = None
     """Seconds from the start of the epoch to the delivery of its first batch."""
     worker_startup: float | None = None
-    """Seconds from the request of a worker until it was ready, of the slowest that started for this epoch."""
+    """Startup time of the slowest worker that started for this epoch, from the request until it was ready, seconds."""
     stall_wait: float = 0.0
-    """Share of the span: waiting for few batches that took far longer than all others."""
+    """Share of the span in which the loop waited for the few batches that took far longer than all others."""
     stalls: int = 0
-    """Number of these batches."""
+    """Number of batches that took far longer than all others."""
     worst: SlowBatch | None = None
-    """The longest wait, but for that for the first batch."""
+    """The batch with the longest wait. For an epoch, the first batch of each worker is excluded."""
     sampler_wait: float = 0.0
-    """Share of the span: the sampler drew indices while the loop waited."""
+    """Share of the span in which the loop waited while the sampler drew indices."""
     placing_wait: float = 0.0
-    """Share of the span: the batch was ready, and was being pinned or uploaded."""
+    """Share of the span in which the loop waited while a ready batch was being pinned or uploaded."""
     opening_wait: float = 0.0
-    """Share of the span: the batch was ready, and was being unpickled or built."""
+    """Share of the span in which the loop waited while a ready batch was being unpickled or built."""
     producing_wait: float = 0.0
-    """Share of the span: the batch was being produced, or waited for an earlier one."""
+    """Share of the span in which the loop waited while the batch was being produced or waited for an earlier batch."""
 
     step_ms: float = 0.0
-    """Mean time that the loop spends on a batch."""
+    """Mean time that the loop spends on a batch after its delivery."""
     make_ms: float = 0.0
     """Median time to fetch and collate a batch."""
     fetch_ms: float = 0.0
-    """Mean time to fetch a batch. Where a worker fetches several at a time: the part of its time that one takes."""
+    """Mean time to fetch a batch. If a worker fetches several concurrently: worker time per fetched batch."""
     overlap: float = 1.0
-    """Batches that a worker fetches at a time, if its dataset is asynchronous."""
+    """Mean number of batches that a worker fetches concurrently, if the dataset is asynchronous; 1 otherwise."""
     collate_ms: float = 0.0
-    """Mean time to collate one."""
+    """Mean time to collate a batch."""
     transport_ms: float = 0.0
-    """Median time from worker to loop."""
+    """Median time from the end of collation in the worker to the arrival in the notebook's process."""
     transfer_ms: float = 0.0
-    """The part of it from when its node began to send a batch, median; 0 for batches of this machine."""
+    """Median time from the moment a node began to send a batch until it was received; 0 for batches of this machine."""
     reorder_ms: float = 0.0
-    """Mean time in which a batch waited for an earlier one."""
+    """Mean time that a batch waited for an earlier one."""
     fetch_cpu: float | None = None
-    """CPU time of fetching over its wall time; above 1 if several threads compute. None if it was not measured."""
+    """CPU time divided by wall time of fetching; above 1 if several threads compute. None if it was not measured."""
     collate_cpu: float | None = None
-    """The same of collating."""
+    """CPU time divided by wall time of collating. None if it was not measured."""
     utilization: float = 0.0
-    """Share of the workers' time in which they fetched, collated or sent a pickle, without start-up and stalls."""
+    """Share of the workers' time in which they fetched, collated or sent a pickle. Excludes start-up and stalls."""
     full: float = 0.0
-    """Share of deliveries at which the whole window was requested or produced."""
+    """Share of deliveries at which the prefetch window was full: all its batches were requested or produced."""
     ready: float = 0.0
-    """Mean number of ready batches at a delivery."""
+    """Mean number of other batches that were ready at a delivery."""
     nbytes: float = 0.0
     """Mean size of a batch's arrays, bytes."""
     pickled: float = 0.0
-    """Mean size of its pickled part, bytes."""
+    """Mean size of the pickled part of a batch, bytes."""
     by_pickle: float = 0.0
     """Share of batches that were transported as a plain pickle."""
     samples: float = 0.0
-    """Mean number of samples of a batch."""
+    """Mean number of samples in a batch."""
     slow_share: float = 0.0
-    """Share of the workers' time that the slowest samples took beyond a usual one."""
+    """Share of the workers' time that slow samples took beyond the time of usual samples."""
     slow_every: float = 0.0
     """One in this many samples is slow; 0 if none is."""
     slow_workers: int = 0
-    """Workers that fetched slow samples."""
+    """Number of workers that fetched slow samples."""
     slow_indices: tuple[Any, ...] = ()
     """Dataset indices of slow samples, slowest first."""
     usual_indices: tuple[Any, ...] = ()
     """Dataset indices of samples that are not slow."""
     facts: Mapping[Any, SampleFacts] = field(default_factory=dict)
-    """What is known of slow and usual samples, by dataset index."""
+    """What is known about slow and usual samples, by dataset index."""
     slow_ms: float = 0.0
-    """Median time of a slow sample."""
+    """Median time to fetch a slow sample."""
     sample_ms: float = 0.0
-    """Median time of a usual one."""
+    """Median time to fetch a usual sample."""
     by_worker: dict[int, MakeTime] = field(default_factory=dict)
-    """Time to fetch and collate a batch, for each worker that is alive."""
+    """Time to fetch and collate a batch, by worker id: of live workers, or of all workers if none is alive."""
     usage: Usage | None = None
-    """What workers and loop used of the cores; None where it was not measured."""
+    """CPU usage of the workers and the loop; None if it was not measured."""
     uploads: UploadStats | None = None
     device: str = ""
 
     @property
     def workers_here(self) -> int:
-        """Workers that use the cores of this machine."""
+        """Number of workers that run on this machine."""
         return self.workers - sum(machine.workers for machine in self.elsewhere)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStatus:
-    """What else a verdict says: the state of the epoch, beside the snapshot."""
+    """The state of the epoch, which a verdict is based on in addition to the snapshot."""
 
     recent: int
-    """Batches of this epoch that the rates rest on."""
+    """Number of batches over which the rates were computed."""
     first_batch: float | None
     """Seconds from the start of the epoch to the delivery of its first batch; None before it."""
     ended: str
-    """Reason of `EpochEnded` for the newest epoch; "" while it is running."""
+    """`EpochEnded.reason` of the newest epoch; "" while it is running."""
     error: str = ""
-    """The last error of a batch of this epoch."""
+    """The last error of a batch in this epoch; "" if there is none."""
     paused_for: float | None = None
     """Seconds since `pause()`; None when not paused."""
     stopped: LoopStopped | None = None
-    """The error or the interrupt that left the loop, unless it came back."""
+    """The error or interrupt that stopped the loop; None if there is none or iteration has resumed."""
     stop_waited: float = 0.0
-    """How long the loop had waited until then, seconds."""
+    """How long the loop had been waiting when it stopped, seconds."""
     left_out: tuple[SampleFailed, ...] = ()
-    """The last of the samples of this epoch that were skipped or replaced; at most one."""
+    """The last sample of this epoch that was skipped or replaced; () if there is none."""
     left_out_count: int = 0
-    """How many they were."""
+    """Number of samples of this epoch that were skipped or replaced."""
 
 
 class Diagnosis(NamedTuple):
     """The verdicts of a snapshot."""
 
     headline: Verdict
-    """What matters at this moment: the state, or `now`, or after the end of an epoch `epoch`."""
+    """What matters at this moment: the state, `now` or, after the end of an epoch, `epoch`."""
     now: Verdict
     """What limited the loop in the last seconds in which it ran."""
     epoch: Verdict
-    """What limited it over the newest epoch."""
+    """What limited the loop over the newest epoch."""
     slow_samples: str = ""
-    """What the slow samples of that epoch have in common; "" if there is nothing."""
+    """What the slow samples of that epoch have in common; "" if they have nothing in common."""
 
 
 Judge: TypeAlias = Callable[[Snapshot, LoaderStatus, Evidence, Evidence], Diagnosis]
-"""Diagnoses a snapshot that is complete except for its verdicts, from the evidence of the last seconds and of the
-epoch."""
+"""Determines the verdicts of a snapshot that is otherwise complete. The last two arguments are the evidence of the last
+seconds and of the epoch."""

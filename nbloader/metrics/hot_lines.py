@@ -1,8 +1,9 @@
-"""The lines of code that workers spend their time on: sampled stacks, merged over workers and sorted. Pure.
+"""Finds the lines of code that workers spend their time on, from stack samples of all workers. Pure.
 
     workers: StackCount ... -> LineProfile.add() -> find_hot_lines() -> HotLines
 
-A sample goes to the innermost line of the user's own code: a line that calls a library has the time of the library.
+Each sample is attributed to the innermost line of the user's own code. The time of a library therefore counts towards
+the line that calls it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from nbloader._util.format import clean, percent, plural
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
 
 MAX_STACKS = 2000
-"""Different stacks that a profile keeps. What comes after them is counted by its outermost line alone."""
+"""Maximum number of different stacks that a profile keeps. Further stacks are reduced to their outermost line."""
 SHOWN = 12
-"""Lines in the text form."""
+"""Number of lines in the text form."""
 _SOURCE, _PLACE = 60, 60
 
 
@@ -43,7 +44,7 @@ class LineProfile:
             self._counts.clear()
 
     def stacks(self) -> tuple[StackCount, ...]:
-        """All stacks, the most frequent first."""
+        """Return all stacks, most frequent first."""
         with self._lock:
             found = [StackCount(stack, *count) for stack, count in self._counts.items()]
         return tuple(sorted(found, key=lambda s: (-s.computing - s.waiting, s.stack)))
@@ -51,57 +52,57 @@ class LineProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HotLine:
-    """A line of code, and the share of the workers' time that goes into it."""
+    """A line of code, and the share of the workers' time that it takes."""
 
     share: float
-    """Share of the samples in which it was the innermost line of the user's own code, 0 to 1."""
+    """Share of the samples in which this was the innermost line of the user's own code, 0 to 1."""
     computing: float
-    """The part of `share` in which the worker computed, or could have."""
+    """The part of `share` in which the worker was running or runnable."""
     waiting: float
-    """The part of `share` in which it waited: for a disk, a network, a lock, a sleep."""
+    """The part of `share` in which the worker waited for a disk, a network, a lock or a sleep."""
     total: float
-    """Share of the samples in which the line was on the stack: with the user's functions that it calls."""
+    """Share of the samples in which the line was on the stack. Includes the user's functions that it calls."""
     source: str
-    """The text of the line; "" if it is not known."""
+    """The text of the line; "" if unknown."""
     place: str
-    """Where it is: "cell 4 line 12", "data.py:12"."""
+    """Where the line is, such as "cell 4 line 12" or "data.py:12"."""
     function: str
-    """The function that it belongs to."""
+    """The function that contains the line."""
     file: str
-    """The file name of its code."""
+    """`co_filename` of the code object."""
     line: int
-    """Its number in the file or cell; 0 for work of nbloader itself."""
+    """Line number in the file or cell; 0 for work of nbloader itself."""
 
     def __str__(self) -> str:
-        """One line."""
+        """Return the shares, the text and the place as one line of text."""
         parts = f"{percent(self.computing)} computing, {percent(self.waiting)} waiting"
         return f"{percent(self.share)}  {self.source or self.function}  ({self.place}; {parts})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HotLines:
-    """The lines that workers spend their time on, those with the largest share first. Printing it gives a table."""
+    """The lines that workers spend their time on, largest share first. `print` shows a table."""
 
     lines: tuple[HotLine, ...] = ()
     samples: int = 0
-    """Number of samples: moments at which a busy worker was looked at."""
+    """Number of samples. Each sample is the stack of a busy worker at one moment."""
     computing: float = 0.0
-    """Share of the samples in which the workers computed."""
+    """Share of the samples in which the worker was running or runnable."""
     waiting: float = 0.0
-    """Share of the samples in which they waited."""
+    """Share of the samples in which the worker waited."""
     profiling: bool = False
     """Whether samples are taken while an epoch runs."""
     stacks: tuple[StackCount, ...] = ()
-    """The sampled stacks, as for a flame graph; the most frequent first."""
+    """The sampled stacks, such as for a flame graph, most frequent first."""
 
     def find(self, line: HotLine | str | int) -> HotLine:
-        """A line by its place or number.
+        """Find a line by its place or number.
 
         Args:
-            line: "cell 4 line 12", "data.py:12", or 12 if there is only one such line.
+            line: Such as "cell 4 line 12" or "data.py:12", or 12 if only one sampled line has that number.
 
         Raises:
-            ValueError: There is no such line, or several.
+            ValueError: No line matches, or several lines do.
         """
         if isinstance(line, HotLine):
             return line
@@ -114,22 +115,22 @@ class HotLines:
         return next(iter(found.values()))
 
     def on_stack(self, line: HotLine) -> StackCount:
-        """The shares of the samples in which a line, or what it calls, computed and waited."""
+        """Return the shares of samples, computing and waiting, in which a line was on the stack."""
         key = (line.file, line.line)
         found = [s for s in self.stacks if any((x.file, x.line) == key for x in s.stack)]
         samples = sum(s.computing + s.waiting for s in self.stacks) or 1
         return StackCount((), sum(s.computing for s in found) / samples, sum(s.waiting for s in found) / samples)
 
     def __iter__(self) -> Iterator[HotLine]:
-        """The lines."""
+        """Iterate over the lines, largest share first."""
         return iter(self.lines)
 
     def __len__(self) -> int:
-        """The number of lines."""
+        """Return the number of lines."""
         return len(self.lines)
 
     def __getitem__(self, position: int) -> HotLine:
-        """A line; 0 is the one with the largest share."""
+        """Return a line by position; the line at 0 has the largest share."""
         return self.lines[position]
 
     def __repr__(self) -> str:
@@ -167,13 +168,14 @@ def _row(line: HotLine) -> tuple[str, str, str, str, str]:
 
 
 def blamed_line(stack: tuple[CodeLine, ...], is_library: Callable[[str], bool]) -> CodeLine:
-    """The line that a sample goes to: the innermost one of the user's own code, or of all if there is none.
+    """Return the line to which a sample is attributed: the innermost line of the user's own code.
 
-    Of functions in one line (a generator expression, a lambda), it is in the outermost.
+    If the stack contains no such line, its innermost line is returned. If several functions on the stack share the line
+    (a generator expression, a lambda), the entry of the outermost function is returned.
 
     Args:
-        stack: From the outermost to the innermost.
-        is_library: Whether a file is not the user's own code.
+        stack: The lines from the outermost to the innermost.
+        is_library: Returns whether a file is not the user's own code.
     """
     found = next((line for line in reversed(stack) if not is_library(line.file)), stack[-1])
     return next(line for line in stack if (line.file, line.line) == (found.file, found.line))
@@ -190,11 +192,11 @@ def find_hot_lines(
     """Attribute samples to lines.
 
     Args:
-        stacks: What was sampled.
+        stacks: The sampled stacks.
         profiling: See `HotLines`.
-        is_library: Whether a file is not the user's own code.
-        source: The text of a line.
-        place: What to call a line.
+        is_library: Returns whether a file is not the user's own code.
+        source: Returns the text of a line.
+        place: Returns where a line is, as in `HotLine.place`.
     """
     own: dict[CodeLine, tuple[float, float]] = {}
     total: collections.Counter[CodeLine] = collections.Counter()

@@ -1,4 +1,4 @@
-"""Rates over the last seconds, from batch records and the present wait. Pure."""
+"""Computes rates over the last seconds from batch records and the present wait. Pure: no clock and no I/O."""
 
 from __future__ import annotations
 
@@ -15,48 +15,49 @@ from nbloader.events.pauses import Pauses
 from nbloader.metrics.stage_times import elapsed_ns, median, returned_at, share_of
 
 RATE_NS = 5_000_000_000
-"""Time over which rates are computed, ns."""
+"""Length of the interval over which rates are computed, ns."""
 RATE_BATCHES = 4
-"""Minimum number of batches over which rates are computed, however long they took."""
+"""Minimum number of batches over which rates are computed, regardless of how long they took."""
 STUCK_S, STUCK_TIMES = 2.0, 10
-"""A worker is stuck if it has been processing a batch for longer than this, and than this many median batches. A loop
-is stalled if it has waited as long, and as many times its usual wait."""
+"""A worker is stuck if it has been processing a batch for longer than `STUCK_S` seconds and for more than `STUCK_TIMES`
+times the median time to produce one. A loop is stalled if it has been waiting for longer than `STUCK_S` seconds and for
+more than `STUCK_TIMES` times both that median and the median wait."""
 
 _RUN, _WORKER, _SAMPLES, _NBYTES, _REQUESTED, _DELIVERED = map(
     operator.attrgetter, ("run", "worker", "samples", "nbytes", "requested", "delivered")
-)  # for thousands of records: half the time of a loop
+)  # for thousands of records, this takes half as long as a loop
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates over the last seconds, each per second."""
+    """Rates per second over the last seconds."""
 
     count: int = 0
-    """Batches over which the rates were computed."""
+    """Number of batches over which the rates were computed."""
     batches: float = 0.0
     samples: float = 0.0
     nbytes: float = 0.0
-    """Bytes of arrays."""
+    """Rate of bytes in arrays."""
     own: float = 0.0
-    """Batches of the newest iterator alone: several may be active."""
+    """Rate of batches of the newest iterator alone, since several iterators may be active."""
     wait_share: float = 0.0
     """Share of the time in which the consumer waited."""
     workers: dict[int, float] = field(default_factory=dict)
-    """Batches by worker id."""
+    """Rate of batches by worker id."""
     seconds: float = 0.0
-    """Length of the time over which the rates were computed, without pauses."""
+    """Length of the interval over which the rates were computed, without pauses."""
     records: list[BatchRecord] = field(default_factory=list)
-    """The batches."""
+    """Records of the batches over which the rates were computed."""
 
 
 def waiting(g: Gauges, pauses: Pauses, end: int, begin: int | None = None) -> int:
-    """Duration of the present wait of the consumer, without pauses, ns.
+    """Return the part of the consumer's present wait that lies in an interval, without pauses, ns.
 
     Args:
         g: The gauges.
         pauses: Pauses of the loader.
         end: End of the interval, perf_counter ns.
-        begin: Start of the interval; None for the start of the wait.
+        begin: Start of the interval; None to start with the wait.
     """
     if g.waiting_since is None:
         return 0
@@ -64,7 +65,7 @@ def waiting(g: Gauges, pauses: Pauses, end: int, begin: int | None = None) -> in
 
 
 def stalled_for(g: Gauges, records: Sequence[BatchRecord], pauses: Pauses) -> float | None:
-    """How long the loop has been waiting, if far longer than usual, seconds; None if it has not, and while paused.
+    """Return how long the loop has been waiting, seconds, if far longer than usual; None otherwise and while paused.
 
     Args:
         g: The gauges.
@@ -80,22 +81,22 @@ def stalled_for(g: Gauges, records: Sequence[BatchRecord], pauses: Pauses) -> fl
 
 
 def without_progress(rates: Rates) -> Rates:
-    """The same while no batch comes: a rate over the last seconds would only fall slowly."""
+    """Return a copy with all rates set to 0, for a stalled loop. Rates over the last seconds would fall only slowly."""
     stopped = dict.fromkeys(rates.workers, 0.0)
     return replace(rates, batches=0.0, samples=0.0, nbytes=0.0, own=0.0, workers=stopped)
 
 
 class FirstBatch(NamedTuple):
-    """An estimate of what the first batch of an epoch takes, seconds."""
+    """Estimated time of the first batch of an epoch, seconds."""
 
     left: float
-    """Until it is there."""
+    """Time left until the batch is complete."""
     make: float
-    """To produce it."""
+    """Total time to produce the batch."""
 
 
 def first_batch_of(g: Gauges) -> FirstBatch | None:
-    """Estimate how long the first batch takes, from its samples that have been fetched; None if none has been.
+    """Estimate the time of the first batch from the samples of it that have been fetched; None if there are none.
 
     Args:
         g: The gauges.
@@ -104,7 +105,7 @@ def first_batch_of(g: Gauges) -> FirstBatch | None:
     for progress in g.fetching:
         age = max(0, g.now - progress.since) / 1e9
         if progress.number == g.waiting_for and progress.fetched:
-            make = age * max(1.0, progress.samples / (progress.fetched + 0.5))  # half of the next one is there, too
+            make = age * max(1.0, progress.samples / (progress.fetched + 0.5))  # half of the next is done
             found.append(FirstBatch(make - age, make))
     return max(found, default=None)
 
@@ -119,16 +120,16 @@ def rates_of(
     run: int,
     live: bool,
 ) -> Rates:
-    """Rates over the last five seconds of an epoch. The time before its first batch is start-up and is left out.
+    """Compute the rates over the last five seconds of an epoch, without start-up (until the first batch is done).
 
     Args:
         g: The present gauges.
         records: The last batches, oldest first.
-        pauses: Pauses of the loader: this time is left out, and so are batches delivered by `step()` within it.
-        first: The epoch's first batch; None if it has none.
+        pauses: Pauses of the loader. Paused time is excluded, and so are batches that `step()` delivers in a pause.
+        first: The epoch's first batch; None if there is none yet.
         began: When the epoch began, perf_counter ns.
         run: Number of the epoch's iterator.
-        live: Whether it has not ended.
+        live: Whether the epoch has neither ended nor been stopped by an error or an interrupt.
     """
     if first is None:
         end = g.now if live else began
@@ -137,7 +138,7 @@ def rates_of(
     newest = returned_at(records[-1]) if records else lower
     end = g.now if live else newest
     cut = end - RATE_NS - pauses.within(end - RATE_NS, end)
-    # A record is published when the consumer asks for the next batch, so records are in that order.
+    # A record is published when the consumer requests the next batch, so records are sorted by that time.
     recent = min(bisect.bisect_left(records, cut, key=returned_at), len(records) - RATE_BATCHES)
     picked = records[max(bisect.bisect_right(records, lower, key=returned_at), recent) :]
     begin = max(lower, picked[0].requested) if picked else lower
@@ -148,9 +149,9 @@ def rates_of(
         picked = [r for r in picked if pauses.active(r.requested, returned_at(r))]
     count = len(picked)
     rate = count * 1e9 / max(1, pauses.active(begin, newest))
-    if live:  # the outstanding batch bounds the rate, so that it falls while no batch comes
+    if live:  # the outstanding batch bounds the rate, so that it falls while no batch arrives
         rate = min(rate, (count + 1) * 1e9 / max(1, pauses.active(begin, g.now)))
-    # While the consumer processes a batch, the wait for it is not recorded yet: stop at the last record.
+    # While the consumer processes a batch, the wait for that batch is not recorded yet: stop at the last record.
     waits = live and g.waiting_since is not None
     if paused:
         waited = sum([pauses.active(max(begin, r.requested), r.delivered) for r in picked])

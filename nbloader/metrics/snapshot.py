@@ -1,9 +1,9 @@
-"""The frozen snapshot of a loader, and the records that it consists of.
+"""The frozen snapshot of a loader and the records that it consists of.
 
-`DataLoader.stats()` returns a `Snapshot`; the dashboard, reports and the bottleneck rules read one. Its text and HTML
-are written by a `SnapshotRenderer`, which `nbloader.report` registers.
+`DataLoader.stats()` returns a `Snapshot`. The dashboard, the reports and the bottleneck rules read snapshots. A
+`SnapshotRenderer`, which `nbloader.report` registers, formats them as text and HTML.
 
-Times are in seconds, and durations of stages in milliseconds. Rates are per second. Shares are from 0 to 1.
+Times are in seconds, durations of stages in milliseconds. Rates are per second. Shares range from 0 to 1.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from nbloader.events import SampleFailed
 from nbloader.events.gauges import CacheGauge, ProducedBatch
 
 STAGES = ("queue", "fetch", "collate", "transport", "transfer", "reorder", "ready", "pin", "upload", "step")
-"""The stages of a batch's path. Each begins where the one before ends, except "pin" and "upload": these overlap "ready"
-and the preceding "step", since a batch may be uploaded while the loop still works on another one."""
+"""The stages that a batch goes through. Each stage begins where the previous one ends, except "pin" and "upload". These
+two overlap "ready" and the preceding "step", since a batch may be uploaded while the loop still processes another
+batch."""
 OVERLAPPING_STAGES = ("pin", "upload")
 """Stages that overlap others."""
 OPTIONAL_STAGES = ("transfer", *OVERLAPPING_STAGES)
@@ -25,11 +26,11 @@ OPTIONAL_STAGES = ("transfer", *OVERLAPPING_STAGES)
 
 
 ENDED = ("idle", "closed", "stopped")
-"""States in which no loop runs, after the first epoch has begun."""
+"""States after the start of the first epoch in which no loop is running."""
 
 
 class Percentiles(NamedTuple):
-    """Percentiles of a duration, milliseconds, by nearest rank."""
+    """Percentiles of a duration (nearest rank), milliseconds."""
 
     p50: float
     p95: float
@@ -37,7 +38,7 @@ class Percentiles(NamedTuple):
 
 
 class PinnedBatches(NamedTuple):
-    """How many batches the device read from one kind of memory."""
+    """Number of batches that the device read from one kind of memory."""
 
     memory: str
     """"registered" (the shared memory into which a worker wrote the batch, pinned in place), "copied" (a pool of pinned
@@ -47,30 +48,33 @@ class PinnedBatches(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UploadStats:
-    """How batches were pinned and uploaded, over those of the last 200 batches that were."""
+    """Statistics of pinning and uploading. Batches that were neither pinned nor uploaded are not included.
+
+    In a `Snapshot`, they cover the last 200 batches.
+    """
 
     ways: tuple[PinnedBatches, ...]
-    """Batches by the kind of memory that the device read, most frequent first."""
+    """Number of batches per kind of memory that the device read, most frequent kind first."""
     pin: float
     """Mean time to pin a batch, milliseconds."""
     copy: float | None
-    """Mean time of the copy to the device, by the device's clock, milliseconds; None where unknown."""
+    """Mean time of a copy to the device, measured by the device, milliseconds; None if unknown."""
     gb_per_second: float | None
-    """Throughput of these copies, 1e9 bytes per second; None where unknown."""
+    """Throughput of these copies, GB (1e9 bytes) per second; None if unknown."""
     hidden: float | None
-    """Share of the time of these copies that overlapped the device's work on earlier batches; None where unknown."""
+    """Share of the copy time that overlapped the device's work on earlier batches; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageStats:
-    """Duration of one stage over the last 200 batches, milliseconds."""
+    """Statistics of the duration of one stage over the last 200 batches, milliseconds."""
 
     name: str
-    """"queue" (dispatched -> fetch began), "fetch", "collate", "transport" (collated -> received; of a batch from
-    another machine: collated -> that machine began to send it), "transfer" (another machine began to send it -> all
-    of it was received), "reorder" (received -> all earlier batches received), "ready" (in order -> delivered), "pin"
-    (began -> in pinned memory), "upload" (the copy to the device, by the device's clock) or "step" (delivered -> the
-    consumer asked for the next batch)."""
+    """"queue" (dispatched -> fetch began), "fetch", "collate", "transport" (collated -> received; for a batch from
+    another machine: collated -> that machine began to send it), "transfer" (another machine began to send the batch ->
+    the whole batch was received), "reorder" (received -> all earlier batches received), "ready" (in order ->
+    delivered), "pin" (began -> in pinned memory), "upload" (the copy to the device, measured by the device) or "step"
+    (delivered -> the consumer requested the next batch)."""
     mean: float
     p50: float
     p95: float
@@ -89,39 +93,39 @@ class WorkerStats:
     state: str
     """See `WorkerGauge.state`."""
     batch: int | None
-    """Number of the batch that it is processing; None when idle."""
+    """Number of the batch that the worker is processing; None when idle."""
     batch_age: float | None
-    """How long it has been processing that batch, seconds; None when idle."""
+    """How long the worker has been processing that batch, seconds; None when idle."""
     sample: Any
-    """Dataset index of the sample that it is fetching; None when idle or unknown."""
+    """Dataset index of the sample that the worker is fetching; None when idle or unknown."""
     queued: int
-    """Batches in its queue behind the current one."""
+    """Number of batches in its queue behind the current one."""
     batches: int
-    """Batches that this worker id has produced since the loader was created, delivered or not."""
+    """Number of batches that this worker id has produced since the loader was created, delivered or not."""
     batches_per_second: float
     """Rate over the last five seconds."""
     restarts: int
-    """How often the process behind this id was replaced."""
+    """How often the process with this id was replaced."""
     errors: int
-    """Batches that failed in it."""
+    """Number of batches that failed in this worker."""
     cpu_percent: float | None
-    """CPU use since the previous snapshot; 100 is one core. None where unknown."""
+    """CPU usage since the previous snapshot; 100 means one core. None if unknown."""
     rss: int | None
-    """Resident memory, bytes; None where unknown."""
+    """Resident memory, bytes; None if unknown."""
     exit_reason: str
-    """Why the previous process with this id ended; "" if none has."""
+    """Why the previous process with this id ended; "" if there was none."""
     stderr_tail: str
-    """Last lines that it wrote to standard error, at most 4 kB."""
+    """The last lines that the worker wrote to standard error, at most 4 kB."""
     stuck: bool
-    """Whether it has been processing its batch for longer than 2 s and longer than ten times the median."""
+    """Whether the worker has been processing its batch for longer than 2 s and for more than ten times the median."""
     held: tuple[int, ...] = ()
     """See `WorkerGauge.held`."""
     left: bool = False
     """See `WorkerGauge.left`."""
     private: int | None = None
-    """Memory that no other process shares, bytes; None where unknown."""
+    """Memory that no other process shares, bytes; None if unknown."""
     shared: int | None = None
-    """Resident memory shared with other processes, bytes; None where unknown."""
+    """Resident memory shared with other processes, bytes; None if unknown."""
     core_wait: float | None = None
     """See `WorkerGauge.core_wait`."""
     kind: str = "process"
@@ -142,19 +146,19 @@ class SlowSample:
     """Batch number within its epoch."""
     epoch: int
     worker: int
-    """Worker id; -1 for the notebook's own process."""
+    """Worker id; -1 for the notebook process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One point of the time series that the dashboard plots: means over an interval."""
+    """One point of the time series that the dashboard plots: mean values over an interval."""
 
     time: float
     """End of the interval, seconds since the loader's first event."""
     in_flight: float
-    """Batches dispatched to workers and not received."""
+    """Batches dispatched to workers but not yet received."""
     reordering: float
-    """Batches received that wait for an earlier one."""
+    """Batches received that wait for an earlier batch."""
     ready: float
     """Batches in order that wait for the consumer."""
     batches_per_second: float
@@ -166,17 +170,17 @@ class Point:
     mb_per_second: float = 0.0
     """Megabytes (1e6 bytes) per second."""
     spread: tuple[Percentiles, ...] = ()
-    """Percentiles of each stage, of the same batches as `stages`; empty before the first batch."""
+    """Percentiles of each stage over the same batches as `stages`; empty before the first batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Time to produce a batch (fetch and collate) over the last 500 batches, in six bins per power of ten."""
+    """Time to produce one of the last 500 batches (fetch and collate), a histogram with six bins per power of ten."""
 
     edges: tuple[float, ...] = ()
-    """Edges of the bins, milliseconds: one more than there are bins. Empty before the first batch."""
+    """Edges of the bins, milliseconds. There is one more edge than bins; empty before the first batch."""
     counts: tuple[int, ...] = ()
-    """Batches in each bin."""
+    """Number of batches in each bin."""
 
 
 class Verdict(NamedTuple):
@@ -185,9 +189,9 @@ class Verdict(NamedTuple):
     cause: str = ""
     """One of the causes listed at `Snapshot.cause`."""
     sentence: str = ""
-    """For a person, with the span and the numbers that it rests on."""
+    """An explanation for the user, with the span and the numbers that it is based on."""
     also: str = ""
-    """The second cause, if there are two; "" otherwise."""
+    """The second cause if there are two; "" otherwise."""
     restart: tuple[int, ...] = ()
     """Workers whose restart would help."""
 
@@ -196,42 +200,42 @@ class Suggestion(NamedTuple):
     """A change that would help: new settings, or a restart of workers."""
 
     label: str
-    """What it does, such as "Use 4 workers"."""
+    """What the change does, such as "Use 4 workers"."""
     call: str
-    """The statement that does it, such as "loader.num_workers = 4"."""
+    """The statement that makes the change, such as "loader.num_workers = 4"."""
     num_workers: int | None = None
-    """Number of workers to use."""
+    """Number of workers to use; None to keep it."""
     prefetch_factor: int | None = None
-    """Batches to request ahead, per worker."""
+    """Number of batches to request ahead per worker; None to keep it."""
     restart: tuple[int, ...] = ()
     """Workers to restart."""
 
 
 class Outlook(NamedTuple):
-    """What changes would gain."""
+    """How much changes would speed up the loop."""
 
     text: str = ""
-    """Predictions, such as "4 workers: 2.9 x (2.6 to 3.1); a larger window: nothing"; "" if there are none."""
+    """The predictions, such as "4 workers: 2.9 x (2.6 to 3.1); a larger window: nothing"; "" if there are none."""
     suggestions: tuple[Suggestion, ...] = ()
-    """Changes that would help, the one with the largest gain first."""
+    """Changes that would help: first a restart of workers, then settings by decreasing gain."""
 
 
 class TuningGauge(NamedTuple):
-    """A search for better settings, or the trial of one."""
+    """The state of a search for better settings, or of the trial of a single setting."""
 
     running: bool
     changed: bool
-    """Whether it has changed the settings."""
+    """Whether the search or trial has changed the settings."""
     text: str
-    """Its result, or what it waits for."""
+    """The result, or what the search is waiting for."""
     chosen: bool = False
-    """Whether it is the trial of one setting that was chosen."""
+    """Whether this is the trial of a single setting that was chosen, not a search."""
 
 
 NO_VERDICT = Verdict()
 """The verdict of a loader that has not been iterated."""
 NO_OUTLOOK = Outlook()
-"""Nothing is known about changes."""
+"""The outlook if nothing is known about the effect of changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,84 +243,85 @@ class Snapshot:
     """The state of a loader at one moment."""
 
     state: str
-    """See `Gauges.state`; or "stopped": an error or an interrupt left the loop, and it has not come back."""
+    """See `Gauges.state`; or "stopped" if an error or an interrupt ended the loop and iteration has not resumed."""
     epoch: int
-    """Epoch of the newest iterator, from 0; -1 before the first."""
+    """Epoch of the newest iterator, from 0; -1 before the first epoch."""
     batches_done: int
-    """Batches delivered in that epoch, including the one that the consumer is processing."""
+    """Number of batches delivered in that epoch, including the one that the consumer is processing."""
     batches_total: int | None
-    """Batches of that epoch; None where unknown."""
+    """Number of batches in that epoch; None if unknown."""
     samples_done: int
-    """Samples delivered in that epoch."""
+    """Number of samples delivered in that epoch."""
     elapsed: float
-    """Duration of that epoch until now, or until its end, seconds."""
+    """Duration of that epoch until now or until its end, seconds."""
     eta: float | None
-    """Time left at the current rate, seconds; None where unknown, and while the loop is `stalled`. Until two batches
-    have been delivered: estimated from the first one (`eta_rough`)."""
+    """Time left at the current rate, seconds; None if unknown and while the loop is `stalled`. Until the consumer has
+    processed two batches, it is estimated from the first batches (`eta_rough`)."""
     batches_per_second: float
     """Rate over the last five seconds of activity (at least four batches, at most 2,000), after the first batch."""
     samples_per_second: float
-    """Rate over the same time."""
+    """Rate over the same interval."""
     mb_per_second: float
-    """Megabytes (1e6 bytes) per second over the same time."""
+    """Megabytes (1e6 bytes) per second over the same interval."""
     wait_share: float
-    """Share of the same time in which the consumer waited for a batch. Paused time is left out."""
+    """Share of the same interval in which the consumer waited for a batch. Paused time is excluded."""
     wait_share_epoch: float
-    """The same over the epoch, including the wait for its first batch. Paused time is left out."""
+    """The same share over the epoch, including the wait for the first batch. Paused time is excluded."""
     waiting: float | None
     """How long the consumer has been waiting for a batch, seconds; None while it is processing one."""
     waiting_for: int | None
-    """Number of the batch that it waits for; None while it is processing one."""
+    """Number of the batch that the consumer is waiting for; None while it is processing one."""
     window: int
-    """Prefetch window: batches that may be requested ahead."""
+    """Size of the prefetch window: number of batches that may be requested ahead."""
     in_flight: int
-    """Batches dispatched to workers and not received."""
+    """Number of batches dispatched to workers but not yet received."""
     reordering: int
-    """Batches received that wait for an earlier one."""
+    """Number of batches received that wait for an earlier batch."""
     ready: int
-    """Batches in order that wait for the consumer."""
+    """Number of batches in order that wait for the consumer."""
     stages: tuple[StageStats, ...]
-    """Durations over the last 200 batches, in the order of `STAGES`; empty before the first batch. "pin" and "upload"
-    are included only if batches went through them."""
+    """Durations over the last 200 batches, in the order of `STAGES`; empty before the first batch. The
+    `OPTIONAL_STAGES` are included only if batches went through them."""
     cpu_share: float | None
-    """CPU time divided by wall time of fetching, over the last 200 batches: near 1 it computes, near 0 it waits for
-    disk, network or sleep. None before the first batch. Of fast batches some are not measured: see `BatchRecord`."""
+    """CPU time divided by wall time of fetching, over the last 200 batches. Near 1, fetching computes; near 0, it waits
+    for disk, network or sleep. None before the first batch. Not every fast batch is measured: see `BatchRecord`."""
     workers: tuple[WorkerStats, ...]
-    """By worker id; empty with `num_workers=0`."""
+    """The workers by id; empty with `num_workers=0`."""
     slowest: tuple[SlowSample, ...]
     """The ten slowest samples, slowest first."""
     errors: int
-    """Batches that failed since the loader was created."""
+    """Number of batches that failed since the loader was created."""
     deaths: int
-    """Workers that ended unexpectedly since the loader was created."""
+    """Number of workers that ended unexpectedly since the loader was created."""
     restarts: int
-    """Workers that were replaced since the loader was created."""
+    """Number of workers that were replaced since the loader was created."""
     verdict: str
-    """What limits the loop, as a sentence with the numbers that it rests on: of the last seconds while it runs, of the
-    whole epoch afterwards."""
+    """What limits the loop, as a sentence with the numbers that it is based on. It covers the last seconds while the
+    loop runs, and the whole epoch afterwards."""
     cause: str = ""
-    """The verdict as a word. States: "new", "closed" (without an epoch), "paused", "starting", "idle" (too short an
-    epoch). The loop keeps up with the loader, or limits it: "consumer", "consumer_python" (Python in it).
-    Workers: "workers_wait", "workers_compute" (and cores are free), "workers_compute_full" (none is), "collate",
+    """The verdict as a word. States: "new", "closed" (without an epoch), "paused", "starting", "idle" (the epoch
+    was too short). The loader keeps up or the loop is the bottleneck: "consumer", "consumer_python" (its Python code).
+    Workers: "workers_wait", "workers_compute" (cores are free), "workers_compute_full" (no core is free), "collate",
     "worker" (one is stuck or slow), "slow_samples", "stall", "lock", "interpreter_lock", "threads", "cores_taken",
-    "memory", "in_process" (no workers). Between them: "sampler", "window", "transport", "pickle", "huge_batches",
-    "upload", "startup". "unknown": the measurements do not tell."""
+    "memory", "in_process" (there are no workers). Between workers and consumer: "sampler", "window", "transport",
+    "pickle", "huge_batches", "upload", "startup". "unknown": the measurements are inconclusive."""
     make_times: Histogram = Histogram()
     """Time to produce a batch."""
     skipped: int = 0
-    """Samples that failed and were left out (`on_error="skip"`), since the loader was created."""
+    """Number of samples that failed and were skipped (`on_error="skip"`) since the loader was created."""
     replaced: int = 0
-    """Samples that failed and were replaced (`on_error` is a function), since the loader was created."""
+    """Number of samples that failed and were replaced (`on_error` is a function) since the loader was created."""
     failed_samples: tuple[SampleFailed, ...] = ()
-    """The last 100 skipped, replaced or retried ones, oldest first."""
+    """The last 100 samples that were skipped, replaced or retried, oldest first."""
     epoch_rate: float = 0.0
-    """Batches per second over the whole epoch, including start-up. Paused time is left out."""
+    """Batches per second over the whole epoch, including start-up. Paused time is excluded."""
     iterators: int = 0
-    """Iterators that have not ended. Queues and rates are over all of them; progress is that of the newest."""
+    """Number of iterators that have not ended. Queue lengths and rates cover all of them, progress only the newest."""
     at: int | None = None
-    """Number of the batch that the consumer is processing; None before the first and while it waits."""
+    """Number of the batch that the consumer is processing; None before the first batch, while the consumer waits, and
+    after an error or an interrupt ended the loop."""
     at_for: float | None = None
-    """How long it has been processing it, seconds."""
+    """How long the consumer has been processing that batch, seconds; None if unknown or if `at` is None."""
     asked: tuple[int, ...] = ()
     """See `Gauges.asked`."""
     made: tuple[ProducedBatch, ...] = ()
@@ -328,68 +333,68 @@ class Snapshot:
     begun: tuple[int, ...] = ()
     """See `Gauges.begun`."""
     uploads: UploadStats | None = None
-    """None where nothing is pinned or uploaded, and before the first batch."""
+    """Pinning and uploading; None if batches are neither pinned nor uploaded, and before the first batch."""
     now: int = 0
     """When the snapshot was taken, perf_counter ns."""
     supervisor_failures: int = 0
-    """How often the supervisor thread failed and was restarted, since the loader was created: a defect of nbloader."""
+    """How often the supervisor thread failed (a bug in nbloader) and was restarted since the loader was created."""
     retried: int = 0
-    """Fetches of whole batches (`__getitems__`) that failed and were repeated sample by sample, since the loader was
-    created."""
+    """Number of fetches of whole batches (`__getitems__`) that failed and were repeated sample by sample since the
+    loader was created."""
     now_verdict: Verdict = NO_VERDICT
-    """What limited the loop in the last seconds in which it ran; kept after the end of the epoch and `close()`."""
+    """What limited the loop in the last seconds in which it ran. Kept after the end of the epoch and `close()`."""
     epoch_verdict: Verdict = NO_VERDICT
-    """What limited it over the whole of the newest epoch so far; kept likewise."""
+    """What limited the loop over the newest epoch so far. Kept after the end of the epoch and `close()`."""
     cache: CacheGauge | None = None
     """The cache of samples, which all loaders share; None if no function is cached (`nbloader.cached`)."""
     tuning: TuningGauge | None = None
-    """The newest search of `tune()`; None if there was none."""
+    """The newest search of `tune()`; None if there has been none."""
     most_workers: int = 8
-    """The largest number of workers that `tune()` tries: 4 for each core of the machines they run on, at least 8."""
+    """The largest number of workers that `tune()` tries: 4 per core of the machines that workers run on, at least 8."""
     restart: tuple[int, ...] = ()
     """Workers whose restart would help."""
     outlook: Outlook = NO_OUTLOOK
-    """What changes would gain, as of the last seconds."""
+    """How much changes would speed up the loop, predicted from the last seconds."""
     stalled: float | None = None
-    """How long the loop has been waiting for a batch, seconds, if that is longer than 2 s and than ten times the usual
-    time to produce one or to wait for one: rates are 0 then. None while batches come."""
+    """How long the loop has been waiting for a batch, seconds, if this is longer than 2 s and more than ten times both
+    the usual time to produce a batch and the usual wait. Rates are 0 then. None while batches arrive."""
     first_batch_in: float | None = None
-    """Estimate of the time until the first batch of the epoch is there, from those of its samples that are, seconds;
-    None where unknown, and afterwards."""
+    """Estimated time until the first batch of the epoch is complete, seconds. The estimate is based on the samples of
+    that batch that have been fetched. None if unknown and after the first batch."""
     slow_in_common: str = ""
-    """What the slow samples of the newest epoch have in common, such as "suffix .tif"; "" if there is nothing."""
+    """What the slow samples of the newest epoch have in common, such as "suffix .tif"; "" if nothing."""
     eta_rough: bool = False
-    """Whether `eta` is an estimate from the first batch, as if the loop itself took no time."""
+    """Whether `eta` is an estimate from the first batches, which assumes that the loop itself takes no time."""
     rate_seconds: float = 0.0
-    """Length of the time over which rates and `wait_share` were computed, seconds; 0 before the first batch is done:
-    then `wait_share` is over the epoch so far."""
+    """Length of the interval over which rates and `wait_share` were computed, seconds. It is 0 until the consumer has
+    processed the first batch: until then, `wait_share` covers the epoch so far."""
 
     def __repr__(self) -> str:
-        """One line; `print` the snapshot for all of it."""
+        """Return a one-line summary; `print` shows the whole snapshot."""
         return object.__repr__(self) if _renderer is None else _renderer.one_line(self)
 
     def __str__(self) -> str:
-        """The whole snapshot as text of about 80 columns."""
+        """Return the whole snapshot as text of about 80 columns."""
         return repr(self) if _renderer is None else _renderer.to_text(self)
 
     def _repr_html_(self) -> str:
-        """The whole snapshot as self-contained HTML, for a notebook."""
+        """Return the whole snapshot as self-contained HTML for a notebook."""
         return html.escape(repr(self)) if _renderer is None else _renderer.to_html(self)
 
 
 class SnapshotRenderer(Protocol):
-    """Formats snapshots. `nbloader.report.render` is one; importing `nbloader.report` registers it."""
+    """Formats snapshots. `nbloader.report.render` implements it; importing `nbloader.report` registers it."""
 
     def one_line(self, s: Snapshot) -> str:
-        """Text of one line."""
+        """Format a snapshot as one line of text."""
         ...
 
     def to_text(self, s: Snapshot) -> str:
-        """Text for a terminal."""
+        """Format a snapshot as text for a terminal."""
         ...
 
     def to_html(self, s: Snapshot) -> str:
-        """HTML for a notebook."""
+        """Format a snapshot as HTML for a notebook."""
         ...
 
 
@@ -397,6 +402,6 @@ _renderer: SnapshotRenderer | None = None
 
 
 def set_renderer(renderer: SnapshotRenderer) -> None:
-    """Choose what formats snapshots in `repr()`, `str()` and notebooks."""
+    """Set the renderer that formats snapshots in `repr()`, `str()` and notebooks."""
     global _renderer  # noqa: PLW0603 - one per process: a snapshot itself is plain data
     _renderer = renderer

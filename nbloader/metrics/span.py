@@ -1,8 +1,8 @@
-"""Measures a span of an epoch: from batch records to `Evidence`. Pure.
+"""Measures a span of an epoch: computes `Evidence` from batch records. Pure: no clock and no I/O.
 
-A wait is divided by what happened meanwhile: the sampler drew indices, the batch was ready and was being built or
-uploaded, or it was still being produced. The first batches of an epoch (start-up) and few exceptional ones (stalls) are
-set apart, so that the rest describes the loader in its steady state.
+A wait is divided by what happened during it: the sampler drew indices, the batch was ready and was being built or
+uploaded, or the batch was still being produced. The first batches of an epoch (start-up) and a few exceptional batches
+(stalls) are measured separately, so that the rest describes the loader in its steady state.
 """
 
 from __future__ import annotations
@@ -19,42 +19,44 @@ from nbloader.metrics.stage_times import elapsed_ns, median, returned_at, share_
 from nbloader.metrics.usage import Usage
 
 SAMPLED = 128
-"""Records of an epoch that are kept at least, evenly spread over it."""
+"""Minimum number of records kept of an epoch, evenly spread over it."""
 OPENING = 32
-"""First records of an epoch that are kept."""
+"""Number of records kept from the start of an epoch."""
 WORST = 16
-"""Longest waits of an epoch that are kept."""
+"""Minimum number of longest waits kept of an epoch."""
 STALL_TIMES, STALL_NS = 8, 100_000_000
-"""A wait is a stall if it is longer than this many usual waits and usual batches, and than `STALL_NS`."""
+"""A wait is a stall if it is longer than `STALL_NS`, and than `STALL_TIMES` times the usual wait and the usual time to
+produce a batch."""
 STALL_SHARE = 0.02
-"""Stalls are rare: at most this share of the batches, or one."""
+"""Long waits count as stalls only if they are rare: at most this share of the batches, or one batch."""
 OVERLAPPING = 1.2
-"""Workers that were busy for this multiple of the elapsed time have fetched several batches at a time."""
+"""Workers that were busy for more than this multiple of the elapsed time may have fetched several batches
+concurrently."""
 SLOW_TIMES = 4
-"""A sample is slow if it takes this many times as long as a usual one."""
+"""A sample is slow if it takes more than this many times as long as a usual sample."""
 SLOW_LISTED = 64
-"""Slow samples whose indices are kept."""
+"""Maximum number of slow samples whose indices are kept."""
 USUAL_LISTED = 128
-"""Usual samples whose indices are kept."""
+"""Maximum number of usual samples whose indices are kept."""
 
 
 class EpochSample:
-    """Records of an epoch: its first ones, an even sample of all of them, and the longest waits."""
+    """Records of an epoch: the first ones, evenly spaced ones, and those with the longest waits."""
 
     def __init__(self) -> None:
         self.opening: list[BatchRecord] = []
         self.records: list[BatchRecord] = []
         self.stride = 1
-        """One in this many batches is in `records`."""
+        """`records` holds one in this many batches."""
         self.worst: list[BatchRecord] = []
         self._floor = 0
         self._added = 0
 
     def add(self, records: Sequence[BatchRecord], pauses: Pauses) -> None:
-        """Add the next batches. About 0.1 us each.
+        """Add the records of the next batches. Takes about 0.1 us per batch.
 
         Args:
-            records: Their records.
+            records: The records.
             pauses: Pauses of the loader.
         """
         if len(self.opening) < OPENING:
@@ -72,7 +74,7 @@ class EpochSample:
             self._floor = self.worst[-1].waited
 
     def forget(self) -> None:
-        """What was measured so far says nothing about the rest; the first batch stays."""
+        """Discard all records but the first ones, because they say nothing about the rest of the epoch."""
         self.records.clear()
         self.worst.clear()
         self._floor = 0
@@ -84,7 +86,7 @@ def _waited(record: BatchRecord) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanOptions:
-    """What `measure` must know besides the records."""
+    """What `measure` needs besides the records."""
 
     span: SpanName
     seconds: float
@@ -92,26 +94,26 @@ class SpanOptions:
     wait_share: float
     batches: int
     workers: int
-    """Workers that are alive; 0 if that is not known any more."""
+    """Number of workers that are alive; 0 if it is no longer known."""
     place: Place
     cores: int
     window: int
     opening: Sequence[BatchRecord] = ()
     """The first batches of the epoch; () if the span does not contain them."""
     worst: Sequence[BatchRecord] = ()
-    """Batches with the longest waits, beside `records`."""
+    """Batches with the longest waits, in addition to `records`."""
     startup: float | None = None
     worker_startup: float | None = None
     waiting: int = 0
-    """How long the loop has been waiting for a batch that has not come, without pauses, ns."""
+    """How long the loop has been waiting for a batch that has not arrived, without pauses, ns."""
     waiting_for: int | None = None
     """Number of that batch."""
     crew: float | None = None
-    """Mean number of workers over the span, where it has changed; None where it has not."""
+    """Mean number of workers over the span; None if the number did not change."""
     pids: dict[int, int] = field(default_factory=dict)
-    """Process of each worker that is alive; {} if none is."""
+    """Process id of each live worker, by worker id; {} if no worker is alive."""
     machines: Mapping[int, Machine] = field(default_factory=dict)
-    """Machine of each worker that runs, or ran, on another one than this."""
+    """Machine of each worker that runs or ran on another machine than this one, by worker id."""
     usage: Usage | None = None
     pauses: Pauses = field(default_factory=Pauses)
     device: str = ""
@@ -121,8 +123,8 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
     """Measure a span.
 
     Args:
-        records: An even sample of its batches.
-        options: What else is known about it.
+        records: Records of evenly spaced batches of the span.
+        options: What else is known about the span.
     """
     o = options
     if not records:
@@ -141,7 +143,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
     usual_make, usual_wait = median(makes) or 0, median(waits) or 0
     opening = [(r, _wait(r, o.pauses)) for r in o.opening[:workers]]
     drawn_first = sum(min(_drawn(r), wait) for r, wait in opening)
-    # Even an ideal loader takes the time of one batch until the first; that it takes two is not worth a sentence.
+    # Even an ideal loader takes the time of one batch to deliver the first. Up to twice that is not worth reporting.
     startup_ns = max(0, sum(wait for _r, wait in opening) - drawn_first - 2 * usual_make - workers * usual_wait)
     stalled = _stalls([*steady, *(r for r in o.worst if r.index not in first)], o, usual_make, usual_wait)
     if o.waiting > _stall_limit(usual_make, usual_wait) and o.waiting_for is not None:
@@ -154,7 +156,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
 
     fetches = [elapsed_ns(r.fetch_begin, r.fetched) for r in regular]
     collates = [elapsed_ns(r.fetched, r.collated) for r in regular]
-    # A worker that sends a pickle through its socket is busy until it has been read.
+    # A worker that sends a pickle through its socket is busy until the pickle has been read.
     sends = [elapsed_ns(r.collated, r.received) if r.transport == "pickle" else 0 for r in regular]
     busy_ns = sum(fetches) + sum(collates) + sum(sends)
     sampling = [min(_drawn(r), wait) for r, wait in zip(regular, regular_waits, strict=True)]
@@ -166,14 +168,14 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
     steady_ns = max(1, span_ns - startup_ns - drawn_first - stall_ns)
     steady_batches = max(1, o.batches - len(first) - len(stalled))
     count = len(regular)
-    part = steady_batches / count / span_ns  # of the span, per ns of these batches
+    part = steady_batches / count / span_ns  # share of the span, per ns measured in these batches
     worst = max([*steady, *(r for r in o.worst if r.index not in first)], key=_waited)
     used = busy_ns / count * steady_batches / ((o.crew or workers) * steady_ns)
     overlap = used if used > OVERLAPPING and _overlap([*o.opening, *records]) else 1.0
-    if overlap > 1:  # the time of the worker that is left for a batch, beside collating
+    if overlap > 1:  # worker time per batch, minus collating and sending
         left = workers * steady_ns / steady_batches - (busy_ns - sum(fetches)) / count
         fetches = [max(1, round(left))] * count
-    # What a sample of several at a time takes says nothing about the time that it costs its worker.
+    # The time of a sample that is fetched concurrently with others does not tell how much worker time it costs.
     slow = _SlowSamples(regular if overlap == 1 else ())
     return Evidence(
         span=o.span,
@@ -233,7 +235,7 @@ def _elsewhere(workers: Iterable[int], machines: Mapping[int, Machine]) -> tuple
 
 
 def _overlap(records: Sequence[BatchRecord]) -> bool:
-    """Whether a worker has fetched several batches at a time."""
+    """Return whether a worker fetched several batches concurrently."""
     ends: dict[tuple[int, int], int] = {}
     for r in sorted({(r.run, r.index): r for r in records}.values(), key=_fetch_begin):
         if r.fetch_begin < ends.get((r.worker, r.pid), 0):
@@ -254,7 +256,7 @@ def _wait(record: BatchRecord, pauses: Pauses) -> int:
 
 
 def _drawn(record: BatchRecord) -> int:
-    """Time in the sampler while the consumer waited, or just before."""
+    """Return the time spent in the sampler while the consumer waited for this batch, or just before, ns."""
     return record.sampling if record.worker >= 0 else elapsed_ns(record.requested, record.dispatched)
 
 
@@ -263,14 +265,14 @@ def _stall_limit(usual_make: int, usual_wait: int) -> int:
 
 
 def _stalls(candidates: Sequence[BatchRecord], o: SpanOptions, usual_make: int, usual_wait: int) -> dict[int, int]:
-    """The waits for the batches that stalled the loop, by number of the batch; {} if they are not rare."""
+    """Return the waits for the batches that stalled the loop, ns, by batch number; {} if they are not rare."""
     limit = _stall_limit(usual_make, usual_wait)
     found = {r.index: _wait(r, o.pauses) for r in candidates if _wait(r, o.pauses) - _drawn(r) > limit}
     return found if len(found) <= max(1, STALL_SHARE * o.batches) else {}
 
 
 def _worst(record: BatchRecord, o: SpanOptions) -> SlowBatch:
-    """The longest wait, which may be the present one."""
+    """Describe the batch with the longest wait, which may be the present wait."""
     wait = _wait(record, o.pauses)
     if o.waiting > wait and o.waiting_for is not None:
         return SlowBatch(o.waiting_for, None, o.waiting / 1e9, None, 1)
@@ -279,18 +281,18 @@ def _worst(record: BatchRecord, o: SpanOptions) -> SlowBatch:
 
 
 def _ratio(cpu: Sequence[int | None], wall: Sequence[int]) -> float | None:
-    """CPU time over wall time, of those whose CPU time was measured."""
+    """Return CPU time divided by wall time over the batches whose CPU time was measured; None if there are none."""
     measured = [(c, w) for c, w in zip(cpu, wall, strict=True) if c is not None]
     whole = sum(w for _c, w in measured)
     return max(0.0, sum(c for c, _w in measured) / whole) if whole else None
 
 
 class _SlowSamples:
-    """The samples that take far longer than usual ones. Of each batch, only its slowest sample is known."""
+    """The samples that take far longer than usual. Only the slowest sample of each batch is known."""
 
     def __init__(self, records: Sequence[BatchRecord]) -> None:
         timed = [r for r in records if r.slowest_ns and r.samples]
-        # Of each batch, the time of a sample but for the slowest one.
+        # For each batch: the mean time of its samples without the slowest one.
         others = [
             (elapsed_ns(r.fetch_begin, r.fetched) - r.slowest_ns) // (r.samples - 1) if r.samples > 1 else r.slowest_ns
             for r in timed
@@ -303,9 +305,9 @@ class _SlowSamples:
 
     @property
     def typical(self) -> int:
-        """The time of a slow sample, ns: half of the time that is lost goes to samples that take at least as long.
+        """The typical time of a slow sample, ns: samples that take at least this long cause half of the lost time.
 
-        The median would be that of samples that were delayed by chance, where many were.
+        If many samples were delayed by chance, the median would only describe those.
         """
         lost = 0
         for r in self.found:
@@ -315,7 +317,7 @@ class _SlowSamples:
         return 0
 
     def others(self, records: Sequence[BatchRecord]) -> tuple[Any, ...]:
-        """Dataset indices of samples that are not slow: of batches without a slow one, if there are enough."""
+        """Return dataset indices of samples that are not slow, if possible of batches without any slow sample."""
         with_slow = {(r.run, r.index) for r in self.found}
         found = [i for r in records if (r.run, r.index) not in with_slow for i in r.indices]
         if len(found) < USUAL_LISTED // 2:
@@ -327,7 +329,7 @@ class _SlowSamples:
 def _by_worker(records: Sequence[BatchRecord], pids: dict[int, int]) -> dict[int, MakeTime]:
     times: dict[int, list[int]] = collections.defaultdict(list)
     for r in records:
-        if not pids or pids.get(r.worker) == r.pid:  # the time of a replaced process says nothing about the new one
+        if not pids or pids.get(r.worker) == r.pid:  # times of a replaced process say nothing about the new one
             times[r.worker].append(elapsed_ns(r.fetch_begin, r.collated))
     return {
         worker: MakeTime(len(ns), (median(ns) or 0) / 1e6, sorted(ns)[len(ns) // 4] / 1e6)

@@ -1,4 +1,4 @@
-"""Durations of the stages of batches: means, percentiles, histograms, and the slowest samples. Pure."""
+"""Durations of the stages of batches: means, percentiles, histograms, slowest samples. Pure: no clock and no I/O."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from nbloader.metrics.snapshot import (
 )
 
 SLOWEST = 10
-"""Number of slowest samples."""
+"""Number of slowest samples that are listed."""
 BINS = 6
-"""Bins of the histogram per power of ten."""
+"""Number of histogram bins per power of ten."""
 
 
 class Spread(NamedTuple):
-    """Durations of each stage, milliseconds, in the order of `STAGES`."""
+    """Mean and percentiles of the duration of each stage, milliseconds, in the order of `STAGES`."""
 
     means: tuple[float, ...]
     percentiles: tuple[Percentiles, ...]
 
 
 def elapsed_ns(begin: int, end: int) -> int:
-    """Time between two timestamps, ns; 0 if one is missing (0) or they are out of order."""
+    """Return the time between two timestamps, ns; 0 if one is missing (0) or they are out of order."""
     return end - begin if end > begin > 0 else 0
 
 
 def returned_at(record: BatchRecord) -> int:
-    """When the consumer requested the next batch, or if unknown, when this one was delivered; perf_counter ns."""
+    """Return when the consumer requested the next batch or, if unknown, received this one; perf_counter ns."""
     return record.returned or record.delivered
 
 
 def share_of(part: int, whole: int) -> float:
-    """`part / whole`, limited to 0 ... 1; 0 if `whole` is 0."""
+    """Return `part / whole`, limited to 0 ... 1; 0 if `whole` is not positive."""
     return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
 
 
 def median(values: list[int]) -> int | None:
-    """The median (the upper one of two); None for an empty list."""
+    """Return the median (the upper one for an even number of values); None for an empty list."""
     return sorted(values)[len(values) // 2] if values else None
 
 
 class StageDurations(NamedTuple):
-    """Duration of each stage of one batch, ns. The fields are those of `STAGES`."""
+    """Duration of each stage of one batch, ns. The fields are the `STAGES` in order."""
 
     queue: int
     fetch: int
@@ -67,7 +67,7 @@ class StageDurations(NamedTuple):
 
 
 def durations(r: BatchRecord) -> StageDurations:
-    """Duration of each stage of a batch."""
+    """Return the duration of each stage of a batch."""
     placed, transfer = r.placed, r.transfer
     return StageDurations(
         queue=elapsed_ns(r.dispatched, r.fetch_begin),
@@ -84,14 +84,14 @@ def durations(r: BatchRecord) -> StageDurations:
 
 
 def cpu_share(records: Sequence[BatchRecord]) -> float | None:
-    """The ratio of CPU time to wall time of fetching, where CPU time was measured; None if it was for no batch."""
+    """Return CPU time divided by wall time of fetching, at most 1; None if CPU time was measured for no batch."""
     measured = [(elapsed_ns(r.fetch_begin, r.fetched), r.fetch_cpu) for r in records if r.fetch_cpu is not None]
     wall = sum(elapsed for elapsed, _cpu in measured)
     return min(1.0, max(0.0, sum(cpu for _elapsed, cpu in measured) / wall)) if wall else None
 
 
 def stage_stats(records: list[BatchRecord]) -> tuple[StageStats, ...]:
-    """Mean, percentiles (nearest rank) and maximum of each stage; empty for no records."""
+    """Return mean, percentiles (nearest rank) and maximum of each stage; () if there are no records."""
     # The last batch of an abandoned epoch has no step.
     whole = [r for r in records if r.returned] or records
     stages = []
@@ -106,7 +106,7 @@ def stage_stats(records: list[BatchRecord]) -> tuple[StageStats, ...]:
 
 
 def upload_stats(records: Sequence[BatchRecord]) -> UploadStats | None:
-    """Statistics of pinning and uploading; None if no batch was pinned or uploaded."""
+    """Return statistics of pinning and uploading; None if no batch was pinned or uploaded."""
     placed = [r.placed for r in records if r.placed is not None]
     if not placed:
         return None
@@ -126,24 +126,27 @@ def upload_stats(records: Sequence[BatchRecord]) -> UploadStats | None:
 
 
 def exposed_ns(placed: Placed) -> int:
-    """Part of a copy that was not hidden, ns: the consumer's work on the device had reached the batch and waited."""
+    """Return the part of a copy that was not hidden, ns: the consumer's work on the device waited for the batch."""
     return elapsed_ns(max(placed.upload_begin, placed.needed), placed.uploaded) if placed.needed else 0
 
 
 def percentiles(ns: Sequence[int]) -> Percentiles:
-    """Percentiles of sorted nanoseconds, in milliseconds."""
+    """Return percentiles of sorted durations in ns, converted to milliseconds."""
     n = len(ns)
     return Percentiles(ns[(n + 1) // 2 - 1] / 1e6, ns[math.ceil(0.95 * n) - 1] / 1e6, ns[math.ceil(0.99 * n) - 1] / 1e6)
 
 
 def spread_of(records: Sequence[BatchRecord]) -> Spread:
-    """Mean and percentiles of each stage over some batches."""
+    """Return mean and percentiles of each stage over some batches."""
     columns = [sorted(ns) for ns in zip(*map(durations, records), strict=True)]
     return Spread(tuple(sum(ns) / len(ns) / 1e6 for ns in columns), tuple(map(percentiles, columns)))
 
 
 def histogram(records: Sequence[BatchRecord]) -> Histogram:
-    """Histogram of the time to produce a batch (fetch and collate), six bins per power of ten; about 0.4 us a batch."""
+    """Return a histogram of the time to produce a batch (fetch and collate), with six bins per power of ten.
+
+    Takes about 0.4 us per batch.
+    """
     log10 = math.log10
     bins = collections.Counter(
         [int(BINS * log10(max(1, r.collated - r.fetch_begin))) for r in records if r.collated > 0]
@@ -156,10 +159,10 @@ def histogram(records: Sequence[BatchRecord]) -> Histogram:
 
 
 def slowest(records: list[BatchRecord]) -> list[BatchRecord]:
-    """Records of the slowest samples, slowest first, each sample once."""
+    """Return the batch records of the slowest samples, slowest first, each sample once."""
     best: dict[object, BatchRecord] = {}
     for r in sorted(records, key=lambda r: -r.slowest_ns):
-        # Only plain indices are compared: others may be unhashable.
+        # Only integers and strings are compared: other indices may be unhashable.
         key = r.slowest_index if isinstance(r.slowest_index, int | str) else (id(r), None)
         best.setdefault(key, r)
         if len(best) == SLOWEST:

@@ -1,4 +1,4 @@
-"""Time series for the plots of the dashboard and of reports. Pure."""
+"""Time series for the plots of the dashboard and of reports. Pure: no clock and no I/O."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ KEPT_NS = 120_000_000_000
 
 
 class _Mark(NamedTuple):
-    """How many batches had been delivered at a time."""
+    """Number of batches delivered until a point in time."""
 
     time: int
-    """perf_counter ns."""
+    """The point in time, perf_counter ns."""
     batches: int
 
 
@@ -33,26 +33,26 @@ class _Wait(NamedTuple):
 
 
 class TimeSeries:
-    """The points of the last two minutes, one for each snapshot that is not too close to the one before."""
+    """The points of the last two minutes. A snapshot adds one unless it follows the previous point too closely."""
 
     def __init__(self) -> None:
         self.points: collections.deque[Point] = collections.deque(maxlen=KEPT_NS // POINT_NS)
         self.total = 0
-        """Batches delivered until the last point."""
+        """Number of batches delivered until the last point."""
         self._waited = 0
         self._now: int | None = None
         self._idle = True
         self._marks: collections.deque[_Mark] = collections.deque(maxlen=5)
 
     def add(self, s: Snapshot, now: int, age: int, *, total: int, waited: int, fresh: Sequence[BatchRecord]) -> None:
-        """Add a point, unless the last one is less than 0.2 s old or the loader is idle.
+        """Add a point, unless the last one is less than 0.2 s old or the loader was and is still idle.
 
         Args:
             s: The snapshot.
-            now: When it was taken, perf_counter ns.
+            now: When the snapshot was taken, perf_counter ns.
             age: Time since the loader's first event, ns.
-            total: Batches delivered until now.
-            waited: How long the consumer has waited until now, ns.
+            total: Number of batches delivered until now.
+            waited: Total time that the consumer has waited until now, ns.
             fresh: The newest of the batches delivered since the last point.
         """
         gap = now - self._now if self._now is not None else max(0, age)
@@ -60,7 +60,7 @@ class TimeSeries:
         if (self._now is not None and gap < POINT_NS) or (idle and self._idle):
             return
         at = max(0, age) / 1e9
-        if self.points and self._idle and gap > 5 * POINT_NS:  # it was idle: a flat line, not a slope
+        if self.points and self._idle and gap > 5 * POINT_NS:  # it was idle: draw a flat line, not a slope
             self.points.append(replace(self.points[-1], time=max(self.points[-1].time, at - POINT_NS / 1e9)))
         if gap > 5 * POINT_NS:
             self._marks.clear()
@@ -95,17 +95,17 @@ class TimeSeries:
         while self.points[0].time < at - KEPT_NS / 1e9:
             self.points.popleft()
         self._now, self._idle, self.total = now, idle, total
-        # A record is published after its batch: do not count the same part of a wait twice.
+        # `waited` falls between the delivery of a batch and the publication of its record: do not count a wait twice.
         self._waited = max(self._waited, waited)
         self._marks.append(_Mark(now, total))
 
 
 def points_of(records: Sequence[BatchRecord], count: int = 240) -> list[Point]:
-    """The time series of a complete set of records, as of an epoch that has ended.
+    """Return the time series of a complete set of records, such as those of an epoch that has ended.
 
     Args:
         records: Batches of one epoch.
-        count: Maximum number of points; fewer if there would be less than four batches per point.
+        count: Maximum number of points; fewer if there would be fewer than four batches per point.
 
     Returns:
         One point per interval; `Point.time` is in seconds since the first batch was requested.

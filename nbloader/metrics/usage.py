@@ -1,7 +1,7 @@
-"""CPU time, waiting for a core, page faults and locks: counters of workers and of the loop, over spans of time. Pure.
+"""CPU time, waits for a core, page faults and lock waits of workers and the loop over a span. Pure: no clock, no I/O.
 
-The counters are read by `probe.UsageProbe` when an epoch begins and ends, with each snapshot, and at most ten times a
-second while the consumer is inside `__next__`.
+`probe.UsageProbe` reads the counters when an epoch begins and ends, with each snapshot, and at most about ten
+times a second while the consumer is inside `__next__`.
 """
 
 from __future__ import annotations
@@ -13,50 +13,50 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MARKS = 128
-"""Readings that are kept: with ten a second, those of the last 12 s."""
+"""Number of readings that are kept. At ten readings per second, they cover the last 12 s."""
 
 
 RECENT_NS = 5_000_000_000
-"""The last seconds of an epoch, ns."""
+"""Length of the "last seconds" of an epoch, ns."""
 
 
 class CpuTimes(NamedTuple):
     """Scheduler statistics of a thread, ns."""
 
     running: int
-    """Time on a core."""
+    """Time during which the thread ran on a core."""
     waiting: int
-    """Time in which it could run and had no core."""
+    """Time during which the thread was runnable but had no core."""
 
 
 class ContextSwitches(NamedTuple):
-    """How often a thread has left its core."""
+    """How often a thread has given up or lost its core."""
 
     voluntary: int
-    """To wait for something."""
+    """Number of times that the thread gave up its core to wait for something."""
     involuntary: int
-    """Because another thread was given the core."""
+    """Number of times that the scheduler gave the core to another thread."""
 
 
 class WorkerCounters(NamedTuple):
     """Counters of one worker since it started."""
 
     main: CpuTimes
-    """Of the thread that loads."""
+    """Statistics of the thread that loads batches."""
     cpu: int
     """CPU time of all its threads, ns."""
     major_faults: int
-    """Page faults that read from a disk, or from swap."""
+    """Number of page faults that read from disk or swap."""
     threads: int
-    """Threads that it has now."""
+    """Present number of threads."""
     busy: bool
-    """Whether it was processing a batch."""
+    """Whether the worker was processing a batch."""
     locked: bool
-    """Whether it was waiting for a lock in the kernel."""
+    """Whether the worker was waiting for a lock in the kernel."""
     minor_faults: int = 0
-    """Page faults that read nothing: memory that is used for the first time, or again after it was given back."""
+    """Number of page faults that read nothing: memory was used for the first time, or again after it was released."""
     switches: ContextSwitches | None = None
-    """Of the thread that loads; None if they were not read."""
+    """Context switches of the thread that loads batches; None if they were not read."""
 
 
 class LoopCounters(NamedTuple):
@@ -65,11 +65,11 @@ class LoopCounters(NamedTuple):
     cpu: int
     """CPU time of all its threads, ns."""
     consumer: CpuTimes | None
-    """Of the thread that iterates; None where the system does not report it."""
+    """Statistics of the thread that iterates; None if the system does not report them."""
 
 
 class _Totals(NamedTuple):
-    """Sums over all readings. Times in ns."""
+    """Sums over all readings. Times are in ns."""
 
     elapsed: int = 0
     worker_time: int = 0
@@ -100,41 +100,42 @@ class _Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What workers and the loop used over a span. Only measured workers and times count."""
+    """Resource usage of workers and the loop over a span. Covers only the workers and times that were measured."""
 
     seconds: float
-    """Time covered."""
+    """Time that the readings cover."""
     core_wait: float
-    """Share of a worker's time in which it could run and had no core, 0 to 1."""
+    """Share of a worker's time during which it was runnable but had no core, 0 to 1."""
     worker_cores: float
-    """CPU time per second of one worker, all its threads."""
+    """CPU time per second of one worker, summed over its threads."""
     other_threads: float
-    """Share of the workers' CPU time that was used by other threads than the one that loads, 0 to 1."""
+    """Share of the workers' CPU time that threads other than the loading thread used, 0 to 1."""
     threads: int
-    """Threads of the worker that has most."""
+    """Number of threads of the worker that has the most."""
     major_faults: float
-    """Per second of one worker."""
+    """Major page faults per second of one worker."""
     locked: float
-    """Share of the looks at busy workers that found them waiting for a lock, 0 to 1."""
+    """Share of the observations of busy workers in which the worker was waiting for a lock, 0 to 1."""
     looks: int
-    """Number of these looks."""
+    """Number of observations of busy workers."""
     loop_cores: float
-    """CPU time per second of the process that iterates, all its threads."""
+    """CPU time per second of the process that iterates, summed over its threads."""
     consumer_cpu: float
     """CPU time per second of the thread that iterates."""
     consumer_core_wait: float
-    """Share of the time in which that thread could run and had no core."""
+    """Share of the time during which that thread was runnable but had no core."""
     minor_faults: float = 0.0
     """Page faults that read nothing, per second of one worker."""
     yielded: float | None = None
-    """How often the thread of a worker that loads leaves its core to wait for something, per second (voluntary context
+    """How often the loading thread of a worker gives up its core to wait for something, per second (voluntary context
     switches). None if it was not measured."""
     preempted: float | None = None
-    """How often another thread is given its core instead, per second (involuntary ones)."""
+    """How often the scheduler gives that core to another thread, per second (involuntary context switches).
+    None if it was not measured."""
 
 
 class UsageLog:
-    """Adds up readings of counters."""
+    """Accumulates readings of counters."""
 
     def __init__(self) -> None:
         self._totals = _Totals()
@@ -146,15 +147,15 @@ class UsageLog:
         self._epoch_begin = self._totals
         self._epoch_end: _Totals | None = None
         self._threads = 0
-        self._recent_begin: _Totals | None = None  # where the last seconds of an epoch that has ended begin
+        self._recent_begin: _Totals | None = None  # the start of the last seconds of the ended epoch
 
     def add(self, now: int, workers: Mapping[int, WorkerCounters], loop: LoopCounters) -> None:
-        """Add a reading. The first one of a worker only tells where its counters stand.
+        """Add a reading. The first reading of a worker only sets the baseline of its counters.
 
         Args:
             now: When the counters were read, perf_counter ns.
-            workers: By the id of the thread that loads.
-            loop: Of this process.
+            workers: Counters of the workers, by the id of the thread that loads batches.
+            loop: Counters of this process.
         """
         before, loop_before = self._time, self._loop
         if before is not None:
@@ -185,7 +186,11 @@ class UsageLog:
         self._marks.append(_Mark(now, self._totals))
 
     def _switched(self, now: int, workers: Mapping[int, WorkerCounters]) -> tuple[int, int, int]:
-        """Time of workers since their switches were read before, and their voluntary and involuntary switches."""
+        """Return the time since each worker's context switches were last read and the switches since then, summed up.
+
+        Returns:
+            The time, ns, and the numbers of voluntary and involuntary switches.
+        """
         elapsed = voluntary = involuntary = 0
         for key, counters in workers.items():
             switches, before = counters.switches, self._switches.get(key)
@@ -199,7 +204,7 @@ class UsageLog:
         return elapsed, voluntary, involuntary
 
     def begin_epoch(self) -> None:
-        """The counters of an epoch begin here."""
+        """Mark the beginning of an epoch."""
         self._epoch_begin, self._epoch_end = self._totals, None
         self._marks.clear()
         self._switches.clear()
@@ -207,30 +212,30 @@ class UsageLog:
             self._marks.append(_Mark(self._time, self._totals))
 
     def end_epoch(self) -> None:
-        """The counters of the epoch end here."""
+        """Mark the end of the epoch."""
         self._recent_begin = None if self._time is None else self._totals_at(self._time - RECENT_NS)
         self._epoch_end = self._totals
 
     def epoch(self) -> Usage | None:
-        """Use during the newest epoch; None if nothing was measured."""
+        """Return the usage during the newest epoch; None if nothing was measured."""
         return self._between(self._epoch_begin, self._epoch_end or self._totals)
 
     def since(self, time: int) -> Usage | None:
-        """Use since a time, or since the last reading before it; after an epoch, use during its last seconds.
+        """Return the usage since the last reading before a time; after an epoch, the usage during its last seconds.
 
         Args:
             time: perf_counter ns.
 
         Returns:
-            None if nothing was measured.
+            The usage; None if nothing was measured.
         """
         end = self._epoch_end
         begin = self._totals_at(time) if end is None else self._recent_begin
         return None if begin is None else self._between(begin, end or self._totals)
 
     def _totals_at(self, time: int) -> _Totals | None:
-        """The totals at the last reading before a time, or at the first one that is kept. None if there is none."""
-        marks = list(self._marks)  # the consumer's thread may add another one meanwhile
+        """Return the totals at the last reading before a time, or at the oldest one kept; None if there is none."""
+        marks = list(self._marks)  # the consumer's thread may append concurrently
         if not marks:
             return None
         begin = marks[0].totals
@@ -264,6 +269,6 @@ class UsageLog:
 
 
 def _gain(old: CpuTimes | None, new: CpuTimes | None) -> CpuTimes:
-    if old is None or new is None or new.running < old.running:  # another thread iterates
+    if old is None or new is None or new.running < old.running:  # another thread iterates now
         return CpuTimes(0, 0)
     return CpuTimes(new.running - old.running, new.waiting - old.waiting)
