@@ -63,12 +63,14 @@ class Interrupts:
 
     Args:
         at: Where; None for nowhere.
+        callers: Whether points in the same line, reached from different lines, are different points.
     """
 
-    def __init__(self, at=None):
+    def __init__(self, at=None, *, callers=False):
         self.points = {}
         """Points, in the order in which they were first passed."""
         self._at = at
+        self._callers = callers
 
     def __enter__(self):
         sys.setprofile(self._profile)
@@ -84,6 +86,8 @@ class Interrupts:
         if event == "return" and code.co_name in ("_next", "__next__"):
             return  # then the consumer has the batch: CPython handles no signal before it is assigned
         point = code.co_filename, frame.f_lineno, event, getattr(arg, "__name__", "") if event == "c_return" else ""
+        if self._callers:
+            point += (frame.f_back.f_lineno if frame.f_back else 0,)
         self.points[point] = None
         if point == self._at:
             sys.setprofile(None)

@@ -34,6 +34,7 @@ from nbloader import (
     WorkerStartError,
 )
 from nbloader import events as ev
+from nbloader._util.descriptors import close_all
 from nbloader.batch.header import PICKLED, BatchHeader, pack_header
 from nbloader.shm.segment import NO_SEGMENT
 from nbloader.transport import environment, forkserver
@@ -642,12 +643,14 @@ def test_a_flood_of_output_blocks_nothing(capsys):
 def test_final_output_without_a_newline_is_read_even_if_the_death_is_seen_first():
     """Which descriptor is read first is chance, so here the death is reported before anything was read."""
     pool, reports = ProcessPool("forkserver", "torch"), []
-    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-        ends, others = connect(ours, theirs)
+    theirs: list[int] = []
+    with contextlib.ExitStack() as closing:
+        closing.callback(close_all, theirs)
+        ends, others = connect([], theirs)
+        closing.enter_context(others.sock)
         handle = ProcessHandle(0, ends)
         handle.lifeline, lifeline = os.pipe()
-        theirs.callback(os.close, lifeline)
-        ours.pop_all()
+        theirs.append(lifeline)
         for fd in handle.outputs:
             pool._selector.register(fd, selectors.EVENT_READ)
         os.write(others.stdout, b"x" * 65_536)
@@ -664,12 +667,14 @@ def test_final_output_without_a_newline_is_read_even_if_the_death_is_seen_first(
 def test_a_batch_that_arrived_before_its_worker_died_counts_even_if_the_death_is_seen_first(size):
     """Also if it takes several reads, or the first read gives another frame."""
     pool, reports = ProcessPool("forkserver", "torch"), []
-    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-        ends, others = connect(ours, theirs)
+    theirs: list[int] = []
+    with contextlib.ExitStack() as closing:
+        closing.callback(close_all, theirs)
+        ends, others = connect([], theirs)
+        closing.enter_context(others.sock)
         handle = ProcessHandle(0, ends)
         handle.lifeline, lifeline = os.pipe()
-        theirs.callback(os.close, lifeline)
-        ours.pop_all()
+        theirs.append(lifeline)
         sender = Channel(others.sock, blocking=True)
         sender.send(Kind.SEGMENT, (0).to_bytes(8, "little"), fds=(others.status,))
         header = BatchHeader(4, 7, PICKLED, NO_SEGMENT, size, 0, 1, *[0] * 7)

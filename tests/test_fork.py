@@ -509,6 +509,7 @@ def test_a_worker_is_forked_while_no_thread_draws_from_the_global_generator_of_t
     try:
         for _ in range(6):
             process = forks.fork(lambda: torch.manual_seed(7))
+            forks.unclaimed.clear()
             try:
                 assert process.wait(PATIENCE) == 0
             finally:
@@ -784,7 +785,7 @@ def test_a_worker_that_was_forked_during_an_interrupt_is_ended(monkeypatch):
     monkeypatch.setattr(forker.threading, "Event", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         forks.fork(signal.pause)
-    [process] = forks._unclaimed
+    [process] = forks.unclaimed
     assert alive(process.pid)
     forks.close()
     assert not psutil.pid_exists(process.pid)
@@ -820,6 +821,7 @@ def test_workers_end_with_the_thread_that_forked_them():
 
     forks = forker.Forker()
     process = forks.fork(wait)
+    forks.unclaimed.clear()
     assert os.read(read, 1) == b"x"
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0)

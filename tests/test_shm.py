@@ -35,7 +35,7 @@ class Lender:
         self.count = 0
 
     def announce(self, number, fd):
-        self.reader.add(number, os.dup(fd))
+        self.reader.add(number, fd)
         self.count += 1
 
     def retire(self, numbers):

@@ -9,8 +9,10 @@ import os
 import signal
 import threading
 
+import leaks
+import numpy as np
 import pytest
-from datasets import Numbers, flat
+from datasets import PATIENCE, Numbers, flat
 from interleave import Interrupts
 
 from nbloader import DataLoader, LoaderClosedError
@@ -38,6 +40,10 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
+HARMLESS = {"len", "isinstance", "getattr", "hasattr", "min", "sum", "any", "values", "items", "perf_counter_ns"}
+"""C functions after which a signal loses nothing."""
+
+
 class Interrupted:
     """Its pickling is interrupted, in the process that the test runs in."""
 
@@ -58,6 +64,13 @@ class Sampler:
         yield 0
         interrupt()
         yield 1
+
+
+class Rows(Numbers):
+    """Its batches are sent in segments."""
+
+    def __getitem__(self, i):
+        return np.full(50_000, i)
 
 
 class Fetched(Numbers):
@@ -136,6 +149,35 @@ def test_an_interrupt_at_any_point_costs_no_batch_silently(options):
             iterate(point)
             assert flat(loader) == list(range(8)), point
     assert min(outcomes["ended"], outcomes["went on"]) > 20
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt of a finalizer
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_an_interrupt_while_descriptors_are_opened_leaves_none_open(method):
+    """At each point of the modules that open, receive or close descriptors in the notebook's process."""
+
+    def iterate(at=None):
+        loader = DataLoader(Rows(2), num_workers=1, multiprocessing_context=method)
+        with loader, Interrupts(at, callers=True) as interrupts, contextlib.suppress(KeyboardInterrupt):
+            for _batch in loader:
+                pass
+        return [point for point in interrupts.points if is_exposed(*point)]
+
+    def is_exposed(file, _line, event, function, _caller):
+        """CPython handles no signal between a return and the assignment in the caller (3.11 and newer)."""
+        modules = ("descriptors.py", "segment.py", "channel.py")
+        if event == "c_return":
+            modules += ("process_pool.py", "forker.py", "forkserver.py", "probe.py")
+        return event != "return" and file.endswith(modules) and function not in HARMLESS
+
+    iterate()
+    before = leaks.Belongings.now()
+    points = iterate()
+    for point in points:
+        iterate(point)
+        left = leaks.left_behind(before, PATIENCE)
+        assert not left, f"{point}:\n{left}"
+    assert len(points) > 80
 
 
 @pytest.mark.unit

@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbloader._util.descriptors import close_all, open_into
 from nbloader._util.system import available_memory
 from nbloader.cache.entry import Entry, allocate
 from nbloader.cache.policy import MARGIN, victims, worth
@@ -129,14 +130,17 @@ class MemoryStore:
     def __init__(self, index: int, data: int) -> None:
         if not hasattr(fcntl, "F_OFD_SETLK"):
             raise OSError(errno.ENOSYS, "this system has no locks of open files")
-        self.index_fd, self.data_fd = os.dup(index), -1
         self._lock_fd = -1
+        files: list[int] = []
         try:
-            self.data_fd = os.dup(data)
+            open_into(files, os.dup, index)
+            open_into(files, os.dup, data)
+            self.index_fd, self.data_fd = files
             self._map = mmap.mmap(self.index_fd, os.fstat(self.index_fd).st_size)
-            self._lock_fd = self._reopened()
-        except OSError:
-            self._close_descriptors()
+            self._reopen_into(files)
+            self._lock_fd = files[-1]
+        except BaseException:  # includes interrupts
+            close_all(files)
             raise
         view = memoryview(self._map)
         self._words = view.cast("Q")
@@ -168,18 +172,17 @@ class MemoryStore:
         slots = MIN_SLOTS
         while slots < MAX_SLOTS and slots * BYTES_PER_SLOT < limit:
             slots *= 2
-        index, data = new_file(), -1
+        files: list[int] = []
         try:
-            data = new_file()
+            new_file(files)
+            new_file(files)
+            index, data = files
             os.ftruncate(index, SLOTS_AT + slots * SLOT_SIZE)
             os.pwrite(index, struct.pack("<3Q", MAGIC, slots, limit), 0)
             _punch(data, 0, PAGE)  # fails here if the file system does not support holes
-            store = cls(index, data)
+            return cls(index, data)
         finally:
-            os.close(index)
-            if data >= 0:
-                os.close(data)
-        return store
+            close_all(files)
 
     def close(self) -> None:
         """Release the files. The memory is freed when all processes have done so."""
@@ -205,11 +208,13 @@ class MemoryStore:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
-            self._lock_fd = self._reopened()
+            reopened: list[int] = []
+            self._reopen_into(reopened)
+            self._lock_fd = reopened[0]
 
-    def _reopened(self) -> int:
+    def _reopen_into(self, opened: list[int]) -> None:
         """Open the index file again: locks belong to the open file description, and not to a descriptor."""
-        return os.open(f"/proc/self/fd/{self.index_fd}", os.O_RDWR | os.O_CLOEXEC)
+        open_into(opened, os.open, f"/proc/self/fd/{self.index_fd}", os.O_RDWR | os.O_CLOEXEC)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

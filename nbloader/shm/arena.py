@@ -81,17 +81,16 @@ class ArenaWriter:
 
     def _create(self, size: int) -> int:
         fd = anonymous_file(size)
-        number, self._created = self._created, self._created + 1
         try:
+            number, self._created = self._created, self._created + 1
             holders = self._announce(number, fd)
-        except BaseException:
+            try:
+                self.reader.add(number, fd)
+            except BaseException:
+                self._retire(number, holders)
+                raise
+        finally:
             os.close(fd)
-            raise
-        try:
-            self.reader.add(number, fd)
-        except BaseException:
-            self._retire(number, holders)
-            raise
         self._holders[number] = holders
         self._sizes[number] = size
         return number

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbloader._util.descriptors import close_all
 from nbloader._util.system import pages_written
 from nbloader.shm.segment import filled_file, mapped
 
@@ -40,8 +41,10 @@ class Store:
         for piece in pieces:
             self.starts.append(self.size)
             self.size += -(-piece.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.fd = filled_file(self.size, list(zip(self.starts, pieces, strict=True)))
-        weakref.finalize(self, os.close, self.fd)
+        file: list[int] = []
+        weakref.finalize(self, close_all, file)
+        file[:] = [filled_file(self.size, list(zip(self.starts, pieces, strict=True)))]
+        self.fd = file[0]
 
     def map(self) -> Any:
         """Map the file copy-on-write. Returns memory to build arrays on, which keeps the store alive."""

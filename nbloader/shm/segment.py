@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from nbloader._util.descriptors import close_all, open_into
 from nbloader._util.system import available_memory, cores
 
 ALIGN = 64
@@ -87,8 +88,12 @@ def segment_size(nbytes: int) -> int:
     return max(1, -(-nbytes // step)) * step
 
 
-def anonymous_file(size: int) -> int:
+def anonymous_file(size: int, opened: list[int] | None = None) -> int:
     """Create a memory file that no other user can open and that is deleted when its last descriptor is closed.
+
+    Args:
+        size: Size of the file in bytes.
+        opened: Receives the descriptor, so that an interrupt does not lose it.
 
     Returns:
         The descriptor of the file, which has `size` bytes allocated.
@@ -97,16 +102,21 @@ def anonymous_file(size: int) -> int:
         MemoryError: The machine (or the container) does not have that much memory left.
     """
     check_memory(size)
-    fd = new_file()
+    file: list[int] = []
     try:
+        new_file(file)
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, size)
+            os.posix_fallocate(file[0], 0, size)
         else:
-            os.ftruncate(fd, size)
-    except OSError as error:
-        os.close(fd)
-        raise no_memory(size, error.strerror or "unknown reason") from error
-    return fd
+            os.ftruncate(file[0], size)
+    except BaseException as error:  # includes interrupts
+        close_all(file)
+        if isinstance(error, OSError):
+            raise no_memory(size, error.strerror or "unknown reason") from error
+        raise
+    if opened is not None:
+        opened += file
+    return file[0]
 
 
 def filled_file(size: int, pieces: list[tuple[int, memoryview]]) -> int:
@@ -127,25 +137,25 @@ def filled_file(size: int, pieces: list[tuple[int, memoryview]]) -> int:
     from concurrent.futures import ThreadPoolExecutor  # workers do not need it
 
     check_memory(size)
-    fd = new_file()
     parts = [
         (start + begin, piece[begin : begin + WRITE_SIZE])
         for start, piece in pieces
         for begin in range(0, piece.nbytes, WRITE_SIZE)
     ]
+    file: list[int] = []
     try:
-        os.ftruncate(fd, size)
+        new_file(file)
+        os.ftruncate(file[0], size)
         with ThreadPoolExecutor(min(WRITERS, cores())) as writers:
-            for _done in writers.map(functools.partial(_write, fd), parts):
+            for _done in writers.map(functools.partial(_write, file[0]), parts):
                 pass
-    except OSError as error:
-        os.close(fd)
-        raise no_memory(size, error.strerror or "unknown reason") from error
-    except BaseException:
-        os.close(fd)
+        seal(file[0])
+    except BaseException as error:  # includes interrupts
+        close_all(file)
+        if isinstance(error, OSError):
+            raise no_memory(size, error.strerror or "unknown reason") from error
         raise
-    seal(fd)
-    return fd
+    return file[0]
 
 
 def seal(fd: int) -> None:
@@ -174,15 +184,16 @@ def check_memory(size: int) -> None:
             raise no_memory(size, f"{left / 1e6:,.0f} MB are left")
 
 
-def new_file() -> int:
-    """Create an empty memory file and return its descriptor."""
+def new_file(opened: list[int]) -> None:
+    """Create an empty memory file and append its descriptor to a list."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("nbloader", os.MFD_CLOEXEC | getattr(os, "MFD_ALLOW_SEALING", 0))
+        open_into(opened, os.memfd_create, "nbloader", os.MFD_CLOEXEC | getattr(os, "MFD_ALLOW_SEALING", 0))
+        return
     import tempfile  # macOS: an unlinked file
 
     fd, path = tempfile.mkstemp(prefix="nbloader-")
+    opened += [fd]
     Path(path).unlink()
-    return fd
 
 
 def no_memory(size: int, why: str) -> MemoryError:
@@ -445,12 +456,9 @@ class SegmentReader:
         self._free_slabs: list[Any] = []
 
     def add(self, number: int, fd: int) -> None:
-        """Map a new segment. Takes ownership of the descriptor."""
-        try:
-            size = os.fstat(fd).st_size
-            self._maps[number] = mapped(fd, size), ctypes.c_char * size
-        finally:
-            os.close(fd)
+        """Map a new segment. The caller may close the descriptor then."""
+        size = os.fstat(fd).st_size
+        self._maps[number] = mapped(fd, size), ctypes.c_char * size
 
     def forget(self, number: int) -> None:
         """Drop a segment that is no longer used. It is unmapped when nobody views it any more."""

@@ -6,6 +6,7 @@ import mmap
 import os
 import weakref
 
+from nbloader._util.descriptors import close_all
 from nbloader.shm.segment import CHECK_FROM, check_memory, new_file, no_memory, seal
 
 SPILL_FROM = 1 << 20
@@ -26,13 +27,18 @@ class SpillFile:
     def __init__(self) -> None:
         import hashlib  # takes 3 ms; workers do not need it
 
-        self.fd = -1
-        """Descriptor of the memory file; -1 while the content is small."""
         self.size = 0
         """Number of bytes written."""
         self._buffer = bytearray()
+        self._file: list[int] = []
+        weakref.finalize(self, close_all, self._file)
         self._checked = 0
         self._hash = hashlib.sha256(usedforsecurity=False)
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the memory file; -1 while the content is small."""
+        return self._file[0] if self._file else -1
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append data.
@@ -49,8 +55,7 @@ class SpillFile:
             check_memory(max(CHECK_FROM, view.nbytes))
             self._checked = self.size
         if self.fd < 0:
-            self.fd = new_file()
-            self._finalizer = weakref.finalize(self, os.close, self.fd)
+            new_file(self._file)
             self._append(memoryview(self._buffer))
             self._buffer = bytearray()
         self._append(view)
@@ -86,6 +91,4 @@ class SpillFile:
 
     def close(self) -> None:
         """Release the memory of the file. Processes that have mapped the file keep it."""
-        if self.fd >= 0:
-            self._finalizer()
-            self.fd = -1
+        close_all(self._file)

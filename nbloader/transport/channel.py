@@ -16,7 +16,10 @@ import socket
 import struct
 from collections.abc import Iterable
 from enum import IntEnum, unique
+from itertools import starmap
 from typing import Any, TypeAlias
+
+from nbloader._util.descriptors import close_all, open_into
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -34,6 +37,8 @@ CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 DONT_WAIT = int(socket.MSG_DONTWAIT)
 NO_WAIT = CLOSE_ON_EXEC | DONT_WAIT
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * MAX_FDS)
+_READ = ((READ_SIZE, ANCILLARY_SIZE, CLOSE_ON_EXEC),)  # arguments of `recvmsg`
+_READ_AT_ONCE = ((READ_SIZE, ANCILLARY_SIZE, NO_WAIT),)
 CUT_OFF = int(socket.MSG_CTRUNC)
 IN_TURN = b"\1"
 """Body of a READY frame: batches must be assigned to workers in turn."""
@@ -110,12 +115,15 @@ class Channel:
         sock.setblocking(blocking)
         self._blocking = blocking
         self._sock = sock
+        self._recvmsg = sock.recvmsg  # looked up once
         self._fileno = sock.fileno()
         self._tail = b""
         self._large: bytearray | None = None  # body of a frame that is larger than one read
         self._large_kind = 0
         self._large_got = 0
-        self._fds: collections.deque[int] = collections.deque()
+        self._fds: list[int] = []
+        self._ancillary: list[tuple[int, int, bytes]] = []
+        """Holds the descriptors that have arrived, until they are in `_fds`."""
         self._backlog: collections.deque[tuple[memoryview, tuple[int, ...]]] = collections.deque()
 
     def fileno(self) -> int:
@@ -213,16 +221,15 @@ class Channel:
         if self._large is not None:
             self._fill_large(frames, 0 if wait else DONT_WAIT)
             return frames
-        try:
-            data, ancillary, flags, _address = self._sock.recvmsg(
-                READ_SIZE, ANCILLARY_SIZE, CLOSE_ON_EXEC if wait else NO_WAIT
-            )
+        try:  # the assignment calls `recvmsg`, so no signal handler runs between the two; see `open_into`
+            [(data, ancillary, flags, _address)] = starmap(self._recvmsg, _READ if wait else _READ_AT_ONCE)
         except BlockingIOError:
             return frames
         except ConnectionResetError as error:
             raise EOFError from error
         if ancillary or flags & CUT_OFF:
-            self._keep_fds(ancillary, flags)
+            self._ancillary = ancillary
+            self._keep_fds(flags)
         if not data:
             raise EOFError
         if self._tail:
@@ -248,7 +255,8 @@ class Channel:
         Raises:
             OSError: This process has too many open files (EMFILE): the descriptor was sent, but not received.
         """
-        fd = self._fds.popleft()
+        fd = self._fds[0]
+        del self._fds[0]
         if fd == LOST:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             text = f"{os.strerror(errno.EMFILE)} in process {os.getpid()}: raise `ulimit -n` (RLIMIT_NOFILE={limit})"
@@ -262,10 +270,9 @@ class Channel:
 
     def close(self) -> None:
         """Close the socket and every descriptor that was not taken."""
-        for fd in self._fds:
-            if fd != LOST:
-                os.close(fd)
-        self._fds.clear()
+        self._keep_fds(0)  # if `receive` was interrupted
+        close_all([fd for fd in self._fds if fd != LOST])
+        self._fds = []
         while self._backlog:
             _buffer, fds = self._backlog.popleft()
             for fd in fds:
@@ -287,14 +294,20 @@ class Channel:
             frames.append((self._large_kind, self._large))
             self._large = None
 
-    def _keep_fds(self, ancillary: list[tuple[int, int, bytes]], flags: int) -> None:
-        for level, what, raw in ancillary:
-            if level == socket.SOL_SOCKET and what == socket.SCM_RIGHTS:
-                fds = array.array("i")
-                fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
-                self._fds.extend(fds)
+    def _keep_fds(self, flags: int) -> None:
+        fds = _descriptors_in(self._ancillary)
         if flags & CUT_OFF:
-            self._fds.append(LOST)
+            fds += [LOST]
+        self._fds, self._ancillary = self._fds + fds, []  # at once: an interrupt neither loses nor duplicates them
+
+
+def _descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors in the ancillary data of a message."""
+    fds = array.array("i")
+    for level, what, raw in ancillary:
+        if level == socket.SOL_SOCKET and what == socket.SCM_RIGHTS:
+            fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
+    return fds.tolist()
 
 
 def _duplicates(fds: tuple[int, ...]) -> tuple[int, ...]:
@@ -302,10 +315,9 @@ def _duplicates(fds: tuple[int, ...]) -> tuple[int, ...]:
     made: list[int] = []
     try:
         for fd in fds:
-            made.append(os.dup(fd))  # noqa: PERF401 - those before a failure are closed
-    except OSError:
-        for fd in made:
-            os.close(fd)
+            open_into(made, os.dup, fd)
+    except BaseException:  # includes interrupts
+        close_all(made)
         raise
     return tuple(made)
 

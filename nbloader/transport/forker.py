@@ -54,6 +54,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from nbloader._util.descriptors import close_all, open_into
 from nbloader.transport.forkserver import die_with_parent, run_and_exit
 
 SUPPORTED = hasattr(os, "fork") and hasattr(os, "pidfd_open")
@@ -99,8 +100,15 @@ class ForkedProcess:
         self.pid = pid
         self.returncode: int | None = None
         """As in `subprocess`. None until `wait` has returned; it stays None if other code has waited for the child."""
-        self.fd = os.pidfd_open(pid)
+        self.fd = -1
         """Readable when the process has ended. The owner closes it."""
+        opened: list[int] = []
+        try:
+            open_into(opened, os.pidfd_open, pid)
+        except BaseException:  # includes interrupts
+            close_all(opened)
+            raise
+        self.fd = opened[0]
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait until the process ends.
@@ -146,11 +154,12 @@ class Forker:
 
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._unclaimed: set[ForkedProcess] = set()
-        """Forked processes that `fork()` has not returned: an interrupt may have come in between."""
+        self.unclaimed: list[ForkedProcess] = []
+        """Forked processes, until the caller of `fork` removes them because they have another owner. After an interrupt
+        of that caller, they are ended by `close`."""
         self._ended = _thread.allocate_lock()
         self._ended.acquire()
-        _thread.start_new_thread(serve_forks, (self._requests, self._unclaimed, self._ended))
+        _thread.start_new_thread(serve_forks, (self._requests, self.unclaimed, self._ended))
 
     def fork(self, run: Callable[[], object]) -> ForkedProcess:
         """Fork a process.
@@ -166,7 +175,6 @@ class Forker:
         request.answered.wait()
         if request.forked is None:
             raise request.error or ChildProcessError("no process was forked")
-        self._unclaimed.discard(request.forked)
         return request.forked
 
     def fork_here(self, run: Callable[[], object]) -> ForkedProcess:
@@ -183,18 +191,16 @@ class Forker:
         signals = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            forked = _fork(process, signals, self._unclaimed)
+            return _fork(process, signals, self.unclaimed)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-        self._unclaimed.discard(forked)
-        return forked
 
     def close(self) -> None:
         """End the thread, and with it every process that it has forked and that is still running."""
         self._requests.put(None)
         self._ended.acquire()
-        while self._unclaimed:
-            process = self._unclaimed.pop()
+        while self.unclaimed:
+            process = self.unclaimed.pop()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
             process.wait()
@@ -202,7 +208,7 @@ class Forker:
 
 
 def serve_forks(
-    requests: queue.SimpleQueue[_Request | None], unclaimed: set[ForkedProcess], ended: _thread.LockType
+    requests: queue.SimpleQueue[_Request | None], unclaimed: list[ForkedProcess], ended: _thread.LockType
 ) -> None:
     """Run the forking thread. `threading` must not start it: its forked copy would not count as the main thread."""
     signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a worker starts without handlers
@@ -217,7 +223,7 @@ def serve_forks(
 
 
 def _fork(
-    process: multiprocessing.Process, signals: set[int | signal.Signals], unclaimed: set[ForkedProcess]
+    process: multiprocessing.Process, signals: set[int | signal.Signals], unclaimed: list[ForkedProcess]
 ) -> ForkedProcess:
     parent = os.getpid()
     pids: list[int] = []
@@ -227,14 +233,13 @@ def _fork(
             _fork_between_draws(pids)
             if pids == [0]:
                 become_worker(process, parent, signals, collects=collects)
-        forked = ForkedProcess(pids[0])
+        open_into(unclaimed, ForkedProcess, pids[0])
     except BaseException:  # includes interrupts
-        if pids and pids[0] > 0:
+        if pids and pids[0] > 0 and not any(process.pid == pids[0] for process in unclaimed):
             os.kill(pids[0], signal.SIGKILL)
             os.waitpid(pids[0], 0)
         raise
-    unclaimed.add(forked)
-    return forked
+    return unclaimed[-1]
 
 
 def _end_openmp_threads() -> None:

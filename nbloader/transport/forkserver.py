@@ -342,61 +342,43 @@ def fork(
     sock: int,
     stdout: int,
     stderr: int,
+    lifeline: int,
     preload: list[str],
     kind: Kind = Kind.FORK,
     *,
     packages: frozenset[str] = frozenset(),
-) -> int:
+) -> None:
     """Start a worker.
 
     Args:
         sock: Descriptor of the worker's end of the connection.
         stdout: Descriptor that becomes its standard output.
         stderr: Descriptor that becomes its standard error.
+        lifeline: Write end of a pipe: the server writes the worker's pid and exit code to it. The caller may close it,
+            like the others, when this returns.
         preload: Modules for the server to import first (never the user's own: those may be edited).
         kind: `FORK_TEMPLATE` starts a template instead of a worker.
         packages: Further modules of installed packages that the worker needs. If no server has imported them, a clone
             is started that does.
 
-    Returns:
-        The lifeline's descriptor; the caller owns it.
+    Raises:
+        OSError: The server cannot be started.
     """
-
-    def send(fds: tuple[int, ...]) -> None:
-        torch = _with_torch(preload)
-        with _lock:
-            server = None
-            try:
-                server = _server_for(torch, packages)
-                server.send(kind, preload, fds)
-            except OSError:  # the server was killed just now: start another
-                _forget(server, torch)
-                _server_for(torch, packages).send(kind, preload, fds)
-
-    return request_fork(send, sock, stdout, stderr)
+    torch = _with_torch(preload)
+    fds = fork_request(sock, stdout, stderr, lifeline)
+    with _lock:
+        server = None
+        try:
+            server = _server_for(torch, packages)
+            server.send(kind, preload, fds)
+        except OSError:  # the server was killed just now: start another
+            _forget(server, torch)
+            _server_for(torch, packages).send(kind, preload, fds)
 
 
-def request_fork(send: Callable[[tuple[int, ...]], None], sock: int, stdout: int, stderr: int) -> int:
-    """Request a fork by sending the descriptors that the new process needs.
-
-    Args:
-        send: Sends the descriptors to the process that forks.
-        sock: See `fork`.
-        stdout: See `fork`.
-        stderr: See `fork`.
-
-    Returns:
-        The lifeline's descriptor; the caller owns it.
-    """
-    lifeline, theirs = os.pipe()
-    try:
-        send((theirs, stderr, sock, stdout))  # the first two can report that the others could not be received
-    except BaseException:
-        os.close(lifeline)
-        raise
-    finally:
-        os.close(theirs)
-    return lifeline
+def fork_request(sock: int, stdout: int, stderr: int, lifeline: int) -> tuple[int, ...]:
+    """Return the arguments of `fork` in the order in which `_fork_worker` receives them."""
+    return lifeline, stderr, sock, stdout  # the first two can report that the others could not be received
 
 
 def pids() -> set[int]:

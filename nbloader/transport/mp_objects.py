@@ -22,6 +22,7 @@ from multiprocessing import context, reduction
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+from nbloader._util.descriptors import close_all, open_into
 from nbloader.batch.serialize import Pickler, is_plain
 from nbloader.shm.dataset_store import SHARE_FROM
 
@@ -75,12 +76,12 @@ class Spawning:
         """Duplicates of the descriptors that the worker needs, in order; closed when this is garbage-collected."""
         self.modules: set[str] = set()
         """Modules of the classes and functions in the pickle."""
-        weakref.finalize(self, _close, self.fds).atexit = False
+        weakref.finalize(self, close_all, self.fds).atexit = False
         self._before: Any = None
 
     def duplicate_for_child(self, fd: int) -> int:
         """Register a descriptor to send to the worker. Returns its number."""
-        self.fds.append(os.dup(fd))
+        open_into(self.fds, os.dup, fd)
         return len(self.fds) - 1
 
     @property
@@ -97,11 +98,6 @@ class Spawning:
     def __exit__(self, *_exc: object) -> None:
         """End pickling for a worker."""
         context.set_spawning_popen(self._before)
-
-
-def _close(fds: list[int]) -> None:
-    while fds:
-        os.close(fds.pop())
 
 
 class SharingPickler(Pickler):

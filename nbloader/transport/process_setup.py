@@ -149,28 +149,32 @@ class ProcessSetup:
         setup._fingerprint = setup._template = None
         return setup
 
-    def fork(self, sock: int, stdout: int, stderr: int, *, by_template: bool) -> tuple[int, Template | None]:
+    def fork(self, sock: int, stdout: int, stderr: int, lifeline: int, *, by_template: bool) -> Template | None:
         """Start a worker, like `forkserver.fork`.
 
         Args:
             sock: See `forkserver.fork`.
             stdout: See `forkserver.fork`.
             stderr: See `forkserver.fork`.
+            lifeline: See `forkserver.fork`.
             by_template: Whether a template may be started, which takes longer for the first worker.
 
         Returns:
-            The lifeline, and the template, which must be kept as long as the worker runs.
+            The template, which must be kept as long as the worker runs; None if the fork server forks the worker.
 
         Raises:
             OSError: The system provides no process, pipe or memory.
         """
         if self._template is None and not (by_template and template.worthwhile(self.pickled)):
-            return forkserver.fork(sock, stdout, stderr, self.preload, packages=self.packages), None
+            forkserver.fork(sock, stdout, stderr, lifeline, self.preload, packages=self.packages)
+            return None
         if self._template is not None and self._template.usable():
             with contextlib.suppress(OSError):  # it has ended just now
-                return self._template.fork(sock, stdout, stderr), self._template
+                self._template.fork(sock, stdout, stderr, lifeline)
+                return self._template
         self._template = Template(self.pickled, stdout, stderr, self.preload, self.packages)
-        return self._template.fork(sock, stdout, stderr), self._template
+        self._template.fork(sock, stdout, stderr, lifeline)
+        return self._template
 
     def holds(self, *parts: Any) -> bool:
         """Whether these are the objects from which it was created, unchanged.

@@ -27,6 +27,7 @@ import weakref
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from nbloader._util.descriptors import close_all, open_pipe
 from nbloader._util.output import flush
 from nbloader.shm.segment import filled_file
 from nbloader.transport import forkserver
@@ -92,9 +93,15 @@ class Template:
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours, blocking=True)
         weakref.finalize(self, self._channel.close)
-        with contextlib.closing(theirs):
-            lifeline = forkserver.fork(theirs.fileno(), stdout, stderr, preload, Kind.FORK_TEMPLATE, packages=packages)
-        os.close(lifeline)  # when the template ends, its connection closes
+        lifeline: list[int] = []  # not needed: when the template ends, its connection closes
+        try:
+            open_pipe(lifeline, lifeline)
+            forkserver.fork(
+                theirs.fileno(), stdout, stderr, lifeline[1], preload, Kind.FORK_TEMPLATE, packages=packages
+            )
+        finally:
+            theirs.close()
+            close_all(lifeline)
         files = pickled.files()
         message = pickle.dumps(TemplateMessage(Environment.of_this_process(), files._replace(fds=())), 5)
         fd = filled_file(len(message), [(0, memoryview(message))])
@@ -114,15 +121,14 @@ class Template:
             return False
         return all(SourceFile.now(source.path) == source for source in self._sources)
 
-    def fork(self, sock: int, stdout: int, stderr: int) -> int:
+    def fork(self, sock: int, stdout: int, stderr: int, lifeline: int) -> None:
         """Start a worker, like `forkserver.fork`.
 
         Raises:
             OSError: The template has ended.
         """
-        return forkserver.request_fork(
-            lambda fds: self._channel.send(Kind.FORK, pickle.dumps([]), fds=fds), sock, stdout, stderr
-        )
+        fds = forkserver.fork_request(sock, stdout, stderr, lifeline)
+        self._channel.send(Kind.FORK, pickle.dumps([]), fds=fds)
 
 
 # ---- the processes ----------------------------------------------------------------------------------------------

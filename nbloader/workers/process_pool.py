@@ -32,6 +32,7 @@ from typing import Any, ClassVar, NamedTuple
 import cloudpickle
 
 from nbloader._util import rng
+from nbloader._util.descriptors import close_all, open_into, open_pipe
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.system import ROOT, working_directory
 from nbloader._util.user_warning import warn
@@ -176,12 +177,12 @@ class Descriptors(NamedTuple):
     """A file for the worker's `SharedStatus`, followed by the `ClaimsPage`; both sides map it."""
 
 
-def connect(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[Descriptors, Descriptors]:
+def connect(ours: list[int], theirs: list[int]) -> tuple[Descriptors, Descriptors]:
     """Create the descriptors that connect this process to a worker.
 
     Args:
-        ours: Closes the descriptors of the notebook's process.
-        theirs: Closes the descriptors of the worker, after they were sent to it.
+        ours: Receives the descriptors, apart from sockets, of the notebook's process, also if this fails.
+        theirs: Receives those that are to be closed after they were sent to the worker.
 
     Returns:
         The descriptors of the notebook's process, and the descriptors of the worker.
@@ -189,23 +190,14 @@ def connect(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[D
     Raises:
         OSError: There are too many open files.
     """
+    for _ in range(3):
+        open_pipe(ours, theirs)
+    anonymous_file(SHARED_STATUS_SIZE + CLAIMS_SIZE, ours)
+    stdout, stderr, stack, status = ours
+    stdout_theirs, stderr_theirs, stack_theirs = theirs
+    for fd in (stdout, stderr, stack, stack_theirs):
+        os.set_blocking(fd, False)
     sock, sock_theirs = socket.socketpair()
-    ours.enter_context(sock)
-    theirs.enter_context(sock_theirs)
-
-    def pipe() -> tuple[int, int]:
-        read, write = os.pipe()
-        ours.callback(os.close, read)
-        theirs.callback(os.close, write)
-        os.set_blocking(read, False)
-        return read, write
-
-    stdout, stdout_theirs = pipe()
-    stderr, stderr_theirs = pipe()
-    stack, stack_theirs = pipe()
-    os.set_blocking(stack_theirs, False)
-    status = anonymous_file(SHARED_STATUS_SIZE + CLAIMS_SIZE)
-    ours.callback(os.close, status)
     return (
         Descriptors(sock, stdout, stderr, stack, status),
         Descriptors(sock_theirs, stdout_theirs, stderr_theirs, stack_theirs, status),
@@ -361,6 +353,8 @@ class ProcessPool(WorkerPool):
         self._arenas = ArenaWriter(lambda: frozenset(self._handles), self._announce_arena, self._retire_arena)
         self._allocator = ArenaAllocator(output, self._arenas)
         self._handles: dict[int, ProcessHandle] = {}
+        self._handed: list[int] = []
+        """Descriptors of a worker that is being started, to be closed here as soon as the worker has them."""
         self._forker: Forker | None = None
         self._environment: Environment | None = None
         self._environment_of = -1
@@ -392,28 +386,47 @@ class ProcessPool(WorkerPool):
         )  # fmt: skip
         if isinstance(setup, ProcessSetup):
             setup.pickled.files()  # raises here if they do not fit into memory
-        with contextlib.ExitStack() as closing_theirs, contextlib.ExitStack() as closing_ours:
-            ours, theirs = connect(closing_ours, closing_theirs)
-            handle = ProcessHandle(worker, ours)
+        ours: list[int] = []
+        with contextlib.ExitStack() as if_not_started:
+            if_not_started.callback(self._close_unused, ours)
+            if_not_started.callback(close_all, self._handed)
+            ends, theirs = connect(ours, self._handed)
+            if_not_started.enter_context(ends.sock)
+            if_not_started.enter_context(theirs.sock)
+            handle = ProcessHandle(worker, ends)
             if isinstance(setup, ForkSetup):
                 self._fork(handle, theirs, start, setup)
             elif self._start_method == "forkserver":
-                handle.lifeline, handle.template = setup.fork(
-                    theirs.sock.fileno(), theirs.stdout, theirs.stderr,
+                open_pipe(ours, self._handed)
+                handle.lifeline = ours[-1]
+                handle.template = setup.fork(
+                    theirs.sock.fileno(), theirs.stdout, theirs.stderr, self._handed[-1],
                     by_template=options.num_workers > 1 and options.iterable is None,
                 )  # fmt: skip
             else:
-                self._spawn(handle, theirs)
-            closing_ours.pop_all()
+                self._spawn(handle, theirs, ours)
             for fd in handle.outputs:
                 self._selector.register(fd, selectors.EVENT_READ, (handle, self._read_output))
             if handle.lifeline >= 0:
                 self._selector.register(handle.lifeline, selectors.EVENT_READ, (handle, self._read_lifeline))
             self._selector.register(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
-            self._handles[handle.uid] = handle
+            uid, unclaimed = handle.uid, [] if self._forker is None else self._forker.unclaimed
+            self._handles[uid], ours[:], unclaimed[:] = handle, (), ()  # at once: an interrupt finds one owner
+            if_not_started.pop_all()
+        try:
             if isinstance(setup, ProcessSetup):
                 self._send_setup(handle, theirs, start, setup)
+        finally:
+            theirs.sock.close()
+            close_all(self._handed)
         return handle
+
+    def _close_unused(self, fds: list[int]) -> None:
+        """Close the descriptors for a worker that could not be started."""
+        for fd in fds:
+            with contextlib.suppress(KeyError):  # it was not registered yet
+                self._selector.unregister(fd)
+        close_all(fds)
 
     def can_start(self, setup: ProcessSetup | ForkSetup) -> bool:
         """See `WorkerPool`."""
@@ -453,7 +466,7 @@ class ProcessPool(WorkerPool):
                 handle = by_fd[fd]
                 (self._read_channel if handle.lifeline < 0 else self._read_lifeline)(handle, fd, self._unreported)
 
-    def _spawn(self, handle: ProcessHandle, theirs: Descriptors) -> None:
+    def _spawn(self, handle: ProcessHandle, theirs: Descriptors, ours: list[int]) -> None:
         sock = theirs.sock.fileno()
         process = forkserver.start_interpreter(
             f"from nbloader.workers.process_worker import main; main({sock}, watched=False)", sock,
@@ -461,7 +474,8 @@ class ProcessPool(WorkerPool):
             cwd=None if working_directory() else ROOT,
         )  # fmt: skip
         if hasattr(os, "pidfd_open"):
-            handle.lifeline = os.pidfd_open(process.pid)
+            open_into(ours, os.pidfd_open, process.pid)
+            handle.lifeline = ours[-1]
         self._launched(handle, process)
 
     def _fork(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: ForkSetup) -> None:
@@ -676,7 +690,11 @@ class ProcessPool(WorkerPool):
     @staticmethod
     def _read_segments(handle: ProcessHandle, kind: int, body: Bytes) -> None:
         if kind == Kind.SEGMENT:
-            handle.segments.add(int.from_bytes(body, "little"), handle.channel.take_fd())
+            fd = handle.channel.take_fd()
+            try:
+                handle.segments.add(int.from_bytes(body, "little"), fd)
+            finally:
+                os.close(fd)
         else:
             for number in pickle.loads(body):
                 handle.segments.forget(number)
@@ -833,6 +851,7 @@ class ProcessPool(WorkerPool):
 
     def dispose(self) -> None:
         """See `WorkerPool`."""
+        close_all(self._handed)  # not empty only after an interrupt
         self._selector.close()
         if self._forker is not None:
             self._forker.close()
