@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nbloader.cache.cached_function import cached
-    from nbloader.cache.sample_cache import configure_cache
+    from nbloader.cache.process_cache import configure_cache
     from nbloader.errors import (
         DatasetTransferError,
         LoaderClosedError,
@@ -51,7 +51,7 @@ _MODULES = {
     "WorkerStartError": "nbloader.errors",
     "cached": "nbloader.cache.cached_function",
     "compare_uploads": "nbloader.loader.upload_benchmark",
-    "configure_cache": "nbloader.cache.sample_cache",
+    "configure_cache": "nbloader.cache.process_cache",
     "explore": "nbloader.explorer",
     "get_worker_info": "nbloader.workers.worker_info",
     "play": "nbloader.recording",

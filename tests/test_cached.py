@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import nbloader
 from nbloader import DataLoader
-from nbloader.cache import digest, disk_store, sample_cache
+from nbloader.cache import digest, disk_store, process_cache
 from nbloader.dashboard.panels import Frame
 from nbloader.dashboard.panels.summary import Summary
 
@@ -31,9 +31,9 @@ def no_cache_left():
     """Each test begins without a cache."""
     yield
     nbloader.configure_cache()
-    if sample_cache.gauge() is not None:
+    if process_cache.gauge() is not None:
         gc.collect()
-    assert sample_cache.gauge() is None
+    assert process_cache.gauge() is None
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def settled(tmp_path, monkeypatch):
 
 
 def counts():
-    gauge = sample_cache.gauge()
+    gauge = process_cache.gauge()
     return gauge.hits, gauge.misses
 
 
@@ -359,7 +359,7 @@ def test_a_file_that_was_changed_just_now_is_read_and_not_kept(tmp_path, monkeyp
     for text in ("one", "two"):
         path.write_text(text)
         assert f(path) == text
-    assert sample_cache.gauge().entries == 0
+    assert process_cache.gauge().entries == 0
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_kept(settled):
@@ -373,7 +373,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(settled):
 
     f = nbloader.cached(read)
     f(path)
-    assert sample_cache.gauge().entries == 0
+    assert process_cache.gauge().entries == 0
 
 
 def test_a_folder_as_an_argument_is_warned_of(tmp_path):
@@ -456,12 +456,12 @@ def test_the_limit_of_memory_applies_at_once():
     f = nbloader.cached(lambda n: np.zeros(20_000, np.uint8) + n)
     for n in range(5):
         f(n)
-    assert sample_cache.gauge().entries == 5
+    assert process_cache.gauge().entries == 5
     nbloader.configure_cache(memory=50_000)
-    assert sample_cache.gauge().entries == 2
-    assert sample_cache.gauge().limit == 50_000
+    assert process_cache.gauge().entries == 2
+    assert process_cache.gauge().limit == 50_000
     nbloader.configure_cache()
-    assert sample_cache.gauge().limit > 10**7
+    assert process_cache.gauge().limit > 10**7
 
 
 def test_the_folder_survives_the_cache(tmp_path):
@@ -473,17 +473,17 @@ def test_the_folder_survives_the_cache(tmp_path):
     f(1)
     del f
     gc.collect()
-    assert sample_cache.gauge() is None
+    assert process_cache.gauge() is None
     f = make()
     assert f(1)["x"][0] == 1
-    gauge = sample_cache.gauge()
+    gauge = process_cache.gauge()
     assert (gauge.hits, gauge.misses, gauge.disk_hits, gauge.entries) == (1, 0, 1, 1)
     f(1)
-    assert sample_cache.gauge().disk_hits == 1  # now from memory
+    assert process_cache.gauge().disk_hits == 1  # now from memory
     assert gauge.directory == str(tmp_path / "new")
     nbloader.configure_cache(directory=tmp_path / "new", memory=0)
     assert f(1)["x"][0] == 1
-    assert sample_cache.gauge().disk_hits == 2
+    assert process_cache.gauge().disk_hits == 2
 
 
 def test_a_damaged_file_is_computed_again_with_a_warning(tmp_path):
@@ -495,7 +495,7 @@ def test_a_damaged_file_is_computed_again_with_a_warning(tmp_path):
     with pytest.warns(RuntimeWarning, match="was damaged; it is computed again"):
         assert f(1)[0] == 1
     assert f(1)[0] == 1
-    assert sample_cache.gauge().disk_hits == 1
+    assert process_cache.gauge().disk_hits == 1
 
 
 def test_a_full_disk_and_a_folder_that_cannot_be_used_are_warned_of_and_lose_nothing(tmp_path, monkeypatch):
@@ -676,7 +676,7 @@ def test_a_worker_that_dies_in_a_sample_loses_no_entry(tmp_path):
     compute = nbloader.cached(compute)
     with DataLoader(Dataset(compute), 4, num_workers=1) as loader:
         assert [int(x[0]) for batch in loader for x in batch] == list(range(24))
-        assert sample_cache.gauge().entries == 24
+        assert process_cache.gauge().entries == 24
         wait_for(lambda: loader.stats().deaths == 1, "the death")
     del compute
 

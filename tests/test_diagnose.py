@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 from planted import FOREIGN, WORKLOADS, run, workloads
 
 from nbloader import DataLoader
+from nbloader._util.proc import ContextSwitches, CpuTimes
 from nbloader.diagnose.causes import Cause, Finding, find_causes
 from nbloader.diagnose.common import in_common
 from nbloader.diagnose.sentences import verdict
 from nbloader.events import BatchRecord, Machine, NodeTransfer
 from nbloader.events.pauses import Pauses
 from nbloader.metrics.evidence import Evidence, MachineLoad, MakeTime, SampleFacts, SlowBatch
-from nbloader.metrics.probe import UsageProbe, WorkerThread
 from nbloader.metrics.span import EpochSample, SpanOptions, measure
-from nbloader.metrics.usage import ContextSwitches, CpuTimes, LoopCounters, Usage, UsageLog, WorkerCounters
+from nbloader.metrics.usage import LoopCounters, Usage, UsageLog, WorkerCounters
+from nbloader.metrics.usage_probe import UsageProbe, WorkerThread
 
 MS = 1_000_000
 S = 1000 * MS

@@ -19,7 +19,7 @@ import time
 import pytest
 
 from nbloader import DataLoader
-from nbloader.cache import sample_cache
+from nbloader.cache import process_cache
 from nbloader.cache.digest import SETTLED
 from nbloader.diagnose.causes import Cause
 
@@ -203,7 +203,7 @@ def test_the_example_of_a_cached_function_decodes_a_file_once(tmp_path):
     for _ in range(2):
         assert photos[0].shape == (224, 224, 3)
         assert (photos[0] == (1, 2, 3)).all()
-    assert (sample_cache.gauge().hits, sample_cache.gauge().misses) == (3, 1)
+    assert (process_cache.gauge().hits, process_cache.gauge().misses) == (3, 1)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from nbloader._util import rng
-from nbloader.cache import sample_cache
+from nbloader.cache import process_cache
 from nbloader.cache.digest import SIZE, Digester, DigestError, FileVersion, FunctionDigest, Transparent
-from nbloader.cache.sample_cache import MISSING
+from nbloader.cache.sample_cache import MISSING, SampleCache
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +37,7 @@ class CachedFunction(Transparent, Generic[P, R]):
         self._name = getattr(function, "__qualname__", type(function).__name__)
         self._digest: FunctionDigest | None = None
         self._watched = WATCHED
-        sample_cache.add_user(self)
+        process_cache.add_user(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return a copy of what the function would return, which the caller may modify.
@@ -46,7 +46,7 @@ class CachedFunction(Transparent, Generic[P, R]):
             TypeError: See `cached`.
             Exception: Whatever the function raises.
         """
-        cache = sample_cache.current()
+        cache = process_cache.current()
         digester = Digester(files=True)
         digest = self._current_digest(cache)
         key = self._key(digest, digester, args, kwargs)
@@ -86,7 +86,7 @@ class CachedFunction(Transparent, Generic[P, R]):
         sha.update(b"%d" % len(args))
         return sha.digest()[:SIZE]
 
-    def _current_digest(self, cache: sample_cache.SampleCache) -> FunctionDigest:
+    def _current_digest(self, cache: SampleCache) -> FunctionDigest:
         """Return the digest of the code. It is computed again if anything that the code refers to has changed."""
         digest = self._digest
         if digest is not None:
@@ -110,7 +110,7 @@ class CachedFunction(Transparent, Generic[P, R]):
             ) from error
         return digest
 
-    def _check_draws(self, cache: sample_cache.SampleCache, states: list[Any]) -> None:
+    def _check_draws(self, cache: SampleCache, states: list[Any]) -> None:
         """Warn if the state of a generator of this thread has changed."""
         now = rng.states()
         if any(before is not None and before != after for before, after in zip(states, now, strict=True)):

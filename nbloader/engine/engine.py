@@ -52,7 +52,7 @@ from nbloader.errors import DatasetTransferError, LoaderClosedError, LoaderTimeo
 from nbloader.events.failures import LoaderFailure, abbreviated, samples_failed
 from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.events.stack_samples import StackCount
-from nbloader.metrics.probe import WorkerThread
+from nbloader.metrics.usage_probe import WorkerThread
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan, PlannedBatch
 from nbloader.scheduler.dispatcher import Cancel, Delay, Dispatcher, Revoke, WaitPlan
 from nbloader.scheduler.prefetch import GROUP_WAIT, PrefetchPolicy

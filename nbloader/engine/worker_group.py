@@ -15,7 +15,7 @@ from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
 from nbloader.events.failures import LoaderFailure, descriptors_message, died_message, start_message
 from nbloader.events.gauges import FetchProgress, WorkerGauge
 from nbloader.events.remote_errors import rebuild
-from nbloader.metrics.probe import WorkerThread
+from nbloader.metrics.usage_probe import WorkerThread
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
 from nbloader.transport import stack_probe
 from nbloader.transport.messages import (

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nbloader.cache import sample_cache
+from nbloader.cache import process_cache
 from nbloader.cache.hit_cost import hit_seconds
 from nbloader.device.transfer import DeviceTransfer
 from nbloader.diagnose import outlook
@@ -30,9 +30,10 @@ from nbloader.loader.line_profiler import LineProfiler
 from nbloader.loader.sample_facts import SampleIndex
 from nbloader.metrics.aggregator import Aggregator
 from nbloader.metrics.hot_lines import HotLine
-from nbloader.metrics.probe import ProcessProbe, UsageProbe
+from nbloader.metrics.process_probe import ProcessProbe
 from nbloader.metrics.rates import RATE_NS
 from nbloader.metrics.snapshot import ENDED, Outlook, Point, Snapshot
+from nbloader.metrics.usage_probe import UsageProbe
 from nbloader.report.trace import Trace
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class Monitor:
     def _on_lifecycle(self, event: LifecycleEvent) -> None:
         if isinstance(event, EpochStarted):
             self._usage.begin_epoch()
-            cache = sample_cache.gauge()
+            cache = process_cache.gauge()
             self._hits_before = 0 if cache is None else cache.hits
             self.lines.epoch_began(event.run)
         elif isinstance(event, EpochEnded):
@@ -213,7 +214,7 @@ class Monitor:
         if self._transfer is not None:
             begun = self._transfer.started(gauges.run)
             gauges = dataclasses.replace(gauges, pinned=self._transfer.pins, device=self._transfer.name, begun=begun)
-        cache = sample_cache.gauge()
+        cache = process_cache.gauge()
         if cache is not None:
             gauges = dataclasses.replace(gauges, cache=cache)
         self._read_counters()

@@ -1,6 +1,6 @@
 """CPU time, waits for a core, page faults and lock waits of workers and the loop over a span. Pure: no clock, no I/O.
 
-`probe.UsageProbe` reads the counters when an epoch begins and ends, with each snapshot, and at most about ten
+`usage_probe.UsageProbe` reads the counters when an epoch begins and ends, with each snapshot, and at most about ten
 times a second while the consumer is inside `__next__`.
 """
 
@@ -12,30 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nbloader._util.proc import ContextSwitches, CpuTimes
+
 MARKS = 128
 """Number of readings that are kept. At ten readings per second, they cover the last 12 s."""
-
-
 RECENT_NS = 5_000_000_000
 """Length of the "last seconds" of an epoch, ns."""
-
-
-class CpuTimes(NamedTuple):
-    """Scheduler statistics of a thread, ns."""
-
-    running: int
-    """Time during which the thread ran on a core."""
-    waiting: int
-    """Time during which the thread was runnable but had no core."""
-
-
-class ContextSwitches(NamedTuple):
-    """How often a thread has given up or lost its core."""
-
-    voluntary: int
-    """Number of times that the thread gave up its core to wait for something."""
-    involuntary: int
-    """Number of times that the scheduler gave the core to another thread."""
 
 
 class WorkerCounters(NamedTuple):

@@ -225,9 +225,9 @@ class InheritedState(NamedTuple):
         """Return the state for the next worker, and the descriptors to send with it."""
         tracker = _tracker()
         fd = None if tracker is None else tracker._fd
-        from nbloader.cache import sample_cache  # workers without a cache do without it
+        from nbloader.cache import process_cache  # workers without a cache do without it
 
-        cache = sample_cache.share()
+        cache = process_cache.share()
         fds = [*spawning.fds, *cache, *([] if fd is None else [fd])]
         return cls(len(fds), fd is not None, bytes(multiprocessing.current_process().authkey), bool(cache)), fds
 
@@ -242,10 +242,10 @@ class InheritedState(NamedTuple):
 
             resource_tracker._resource_tracker._fd = fds.pop()  # type: ignore[attr-defined]
         if self.cached:
-            from nbloader.cache import sample_cache
+            from nbloader.cache import process_cache
 
             data, index = fds.pop(), fds.pop()
-            sample_cache.install(index, data)
+            process_cache.install(index, data)
         multiprocessing.current_process().authkey = self.authkey
         _received[:] = fds
 

@@ -15,11 +15,11 @@ has the number of samples, and the stack counts for all of them.
 
 from __future__ import annotations
 
-import os
 import signal
 from types import CodeType, FrameType
 
 from nbloader._util.code_places import PACKAGE
+from nbloader._util.proc import UNKNOWN, state_of
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
 from nbloader.workers.status import SharedStatus, WorkerState
 
@@ -119,23 +119,4 @@ class LineSampler:
 
 def is_running(pid: int) -> bool:
     """Whether the main thread of a process is running or runnable. True also if the system does not say."""
-    return state_of(f"/proc/{pid}/task/{pid}/stat") in "R?"
-
-
-def state_of(path: str) -> str:
-    """Return Linux's letter for the state of a thread; "?" if unknown."""
-    return contents(path).rpartition(") ")[2][:1] or "?"
-
-
-def contents(path: str) -> str:
-    """Return the first 4 kB of a file in /proc; "?" if it cannot be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError:
-        return "?"
-    try:
-        return os.read(fd, 4096).decode("ascii", "replace")
-    except OSError:
-        return "?"
-    finally:
-        os.close(fd)
+    return state_of(f"/proc/{pid}/task/{pid}/stat") in ("R", UNKNOWN)

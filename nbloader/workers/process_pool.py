@@ -39,7 +39,7 @@ from nbloader._util.user_warning import warn
 from nbloader.batch.chunk_arena import ArenaAllocator, ChunkSlot
 from nbloader.batch.payload import BatchPayload, Layout, SegmentPayload
 from nbloader.batch.task import ChunkedBatch, Task
-from nbloader.cache import sample_cache
+from nbloader.cache import process_cache
 from nbloader.errors import NbloaderError
 from nbloader.events.failures import EmptyBatch, WorkerFailure
 from nbloader.events.remote_errors import SampleFailure
@@ -481,7 +481,7 @@ class ProcessPool(WorkerPool):
     def _fork(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: ForkSetup) -> None:
         if self._forker is None:
             self._forker = Forker()
-        sample_cache.share()  # a cache that is created after the fork would not be shared
+        process_cache.share()  # a cache that is created after the fork would not be shared
 
         def work() -> None:
             # Use descriptors above 2: if the notebook has no standard streams, 0 to 2 may be in use for these.

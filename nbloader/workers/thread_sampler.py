@@ -7,9 +7,9 @@ import sys
 import time
 from types import CodeType
 
+from nbloader._util.proc import UNKNOWN, cpu_times, state_of, waits_in
 from nbloader.events.stack_samples import StackCount
-from nbloader.metrics.probe import cpu_times
-from nbloader.workers.line_sampler import contents, state_of, user_lines
+from nbloader.workers.line_sampler import user_lines
 from nbloader.workers.status import PRODUCING, WorkerStatus
 
 _clock = time.perf_counter_ns
@@ -48,8 +48,8 @@ class ThreadSampler:
             return None
         share = min(1.0, (used - before[1]) / max(now - before[0], 1)) if before[0] else 0.5
         task = f"/proc/{pid}/task/{native_id}"
-        if state_of(f"{task}/stat") in "R?":
+        if state_of(f"{task}/stat") in ("R", UNKNOWN):
             share = 1.0
-        elif not any(part in (waits_in := contents(f"{task}/wchan")) for part in ("futex", "?")) and waits_in != "0":
+        elif not any(part in (function := waits_in(task)) for part in ("futex", UNKNOWN)) and function != "0":
             share = 0.0
         return StackCount(stack, share, 1 - share)
