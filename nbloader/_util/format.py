@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 CLIP = 200
-"""Maximum length of a text from a sample, a worker or an error, in characters."""
+"""Default maximum length, in characters, of displayed text that comes from a sample, a worker or an error."""
 
 CRASH = "Fatal Python error: "
-"""Prefix of the first line of a crash report of Python's faulthandler."""
+"""Prefix of the first line of a crash report written by Python's `faulthandler`."""
 _MODULES = "Extension modules: "
 """Prefix of the last line of such a report, which lists dozens of modules."""
 
 
-# Format of numbers whose absolute value is at least the given one, with about three significant digits.
+# Each entry: the smallest absolute value to which it applies, and a format with about three significant digits.
 _NUMBERS = ((1e15, ".2e"), (99.95, ",.0f"), (9.995, ".1f"), (0.0995, ".2f"), (0.0005, ".3f"))
-# Units for times below a limit: the limit in seconds, units per second, name.
+# Each entry: the time in seconds below which it applies, the number of units per second, and the name of the unit.
 _SHORT = ((0.9995e-3, 1e6, "us"), (0.9995, 1e3, "ms"))
 _LONG = 99.95
 _MINUTE = _HOUR = 60
@@ -33,7 +33,7 @@ def number(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share from 0 to 1 as "62 %"; a positive share that would round to 0 is "< 1 %"."""
+    """Format a fraction from 0 to 1 as "62 %"; a positive fraction that would round to 0 becomes "< 1 %"."""
     return "< 1 %" if 0 < share < _ALMOST_NOTHING else f"{100 * share:.0f} %"
 
 
@@ -66,7 +66,7 @@ def plural(count: int, noun: str) -> str:
 def clean(value: Any, limit: int = CLIP) -> str:
     """Convert any object to a single line of at most `limit` printable characters.
 
-    Control characters (NUL, terminal escapes, line ends) and lone surrogates, which cannot be encoded, become the
+    Control characters (NUL, terminal escapes, newlines) and lone surrogates, which cannot be encoded, become the
     Unicode replacement character. The result is not escaped for HTML.
     """
     try:

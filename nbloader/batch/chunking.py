@@ -1,9 +1,9 @@
-"""Splits batches into chunks that several workers produce at the same time (`chunk_size`, as in DI-engine).
+"""Chunking: a batch is split into chunks that several workers produce concurrently (`chunk_size`, as in DI-engine).
 
     batch -> ChunkedBatch.split() -> chunks: dispatched, produced, retried like batches -> join_chunks() -> one batch
 
 Workers write the chunks side by side into one block of memory if the layout of the batch is known (chunk_arena.py);
-otherwise the chunks are joined by a copy when the consumer takes the batch.
+otherwise the chunks are copied into one batch when the consumer takes it.
 """
 
 from __future__ import annotations

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from nbloader.report.trace import Trace
 
 LIMIT = 4000
-"""Largest number of batches in a timeline, the last ones. A page with more is slow to pan and zoom."""
+"""Maximum number of batches in a timeline, which shows the last ones. With more, panning and zooming are slow."""
 REPORT_HEIGHT = 190
-"""Height of a plot in a report, pixels."""
+"""Height of a plot in a report, in pixels."""
 _BODY, _STRIP = (0.12, 0.72), (0.76, 0.92)
-"""Top and bottom of a block within its lane, and of a block that is drawn below the others."""
+"""Top and bottom edges within a lane, as fractions of its height: of most blocks, and of those drawn below them."""
 _APART = 0.08
-"""Stalls that are closer than this share of the epoch have one label, that of the longest stall."""
+"""Of stalls that are closer together than this fraction of the epoch, only the longest is labeled."""
 _TIP = '<div style="white-space: pre-line; max-width: 360px">@tip</div>'
 
 
@@ -126,7 +126,7 @@ def _mark_stalls(fig: Figure, rows: Sequence[Row], origin: int) -> None:
 
 
 def live_figure(chart: Chart) -> Figure:
-    """Create a chart without values, to which the browser adds the values."""
+    """Create an empty chart, to which the browser adds the values."""
     return _figure(chart, {name: [] for name in (*COLUMNS, *TIPS)})
 
 

@@ -9,10 +9,10 @@ copy is done: returning a segment too early would silently corrupt data. Only `D
 only if more copies are in flight than allowed. There is no upload thread: when the consumer takes a batch, the copy of
 the next batch is started if that batch is ready, and runs while the consumer works.
 
-Without a device, `pin_memory=True` copies batches to torch's pool of pinned memory. The reason is that the user then
-uploads the batch, on any stream, and may drop it right away. torch uses an event on each stream that read its own
-pinned memory to delay the reuse of that memory. It knows nothing about memory that was registered, and no event that
-could be recorded here covers an unknown stream. With `device=`, the streams are created here, and the shared memory is
+Without a device, `pin_memory=True` copies batches to torch's pool of pinned memory, because the user then uploads the
+batch, on any stream, and may drop it right away. torch records an event on each stream that reads from its pool, and
+reuses the memory only after that event. It does not do so for memory that was merely registered, and no event recorded
+here could cover a stream that is unknown here. With `device=`, the streams are created here, and the shared memory is
 used in place.
 """
 
@@ -42,7 +42,7 @@ class BatchKey(NamedTuple):
     """Identifies a batch of the loader."""
 
     run: int
-    """Number of the iterator."""
+    """Number of the iteration."""
     number: int
 
 
@@ -63,7 +63,7 @@ class Copy(Protocol):
     nbytes: int
     """Bytes that the device copies."""
     pinned: int
-    """When the batch was in pinned memory, in perf_counter ns; 0 if it is not pinned."""
+    """When all of the batch was in pinned memory, in perf_counter ns; 0 if it is not pinned."""
 
     def start(self) -> None:
         """Pin the batch and enqueue the copy. After an error, `done` covers the parts that are already enqueued."""
@@ -95,7 +95,7 @@ class Accelerator(Protocol):
     """A device that batches are uploaded to. `device.torch_backend` implements it with torch."""
 
     name: str
-    """Such as "cuda:0"."""
+    """Name of the device, such as "cuda:0"."""
     pins: bool
     """Whether batches go through pinned memory."""
     out_of_memory: type[Exception]
@@ -128,7 +128,7 @@ class TransferPayload(Protocol):
         ...
 
     def open(self) -> Any:
-        """Build the batch on the memory in which it arrived."""
+        """Build the batch in place, on the memory in which it arrived."""
         ...
 
 
@@ -204,7 +204,7 @@ class DeviceLane:
     def __init__(self, accelerator: Accelerator, ahead: int) -> None:
         self.accelerator = accelerator
         self._ahead = ahead
-        self._full_run = -1  # the iterator during which the device had no memory for a batch ahead
+        self._full_run = -1  # the iteration in which the device had no memory for an upload ahead
         self._started: dict[BatchKey, Transfer] = {}  # ahead of the consumer
         self._in_flight: collections.deque[Transfer] = collections.deque()  # copies that may not be done, oldest first
         weakref.finalize(self, _wait_for_all, self._in_flight).atexit = False
@@ -263,7 +263,7 @@ class DeviceLane:
         return DeviceBatch(transfer.copy.deliver(), transfer.copy, transfer.begin)
 
     def forget(self, run: int, number: int | None = None) -> None:
-        """Drop the started transfers of an iterator, or the one of a single batch. Thread-safe."""
+        """Drop the started transfers of an iteration, or only that of one batch. Thread-safe."""
         for key in list(self._started):
             if key.run == run and number in (None, key.number):
                 self._started.pop(key, None)
@@ -310,7 +310,7 @@ class DeviceTransfer:
     """Transfers the batches of one loader to its devices.
 
     Args:
-        accelerators: The devices, one for each batch of a step; batches go to them in turn. None: batches stay as is.
+        accelerators: The devices, one for each batch of a step; batches go to them in turn. None leaves a batch as is.
         ahead: Maximum number of batches per device whose transfer is started before the consumer asks for them.
     """
 
@@ -334,7 +334,7 @@ class DeviceTransfer:
         Args:
             key: The batch.
             payload: Its payload.
-            position: Number of batches of the iterator that were delivered before.
+            position: Number of batches of the iteration that were delivered before.
 
         Returns:
             The batch on its device, and the placement that its record waits for (None if the batch was left as is).
@@ -353,7 +353,7 @@ class DeviceTransfer:
 
         Args:
             ready: The next batches, in order.
-            position: Number of batches of the iterator that are delivered before the first batch in `ready`.
+            position: Number of batches of the iteration that are delivered before the first batch in `ready`.
         """
         for offset, (key, payload) in enumerate(ready):
             lane = self._lanes[(position + offset) % len(self._lanes)]
@@ -361,12 +361,12 @@ class DeviceTransfer:
                 return
 
     def started(self, run: int) -> tuple[int, ...]:
-        """Numbers of an iterator's batches whose transfer was started ahead of the consumer. Thread-safe."""
+        """Numbers of an iteration's batches whose transfer was started ahead of the consumer. Thread-safe."""
         keys = [key for lane in self._lanes if lane is not None for key in lane.started]
         return tuple(sorted(key.number for key in keys if key.run == run))
 
     def forget(self, run: int) -> None:
-        """Drop the started transfers of an iterator that has ended. Thread-safe."""
+        """Drop the started transfers of an iteration that has ended. Thread-safe."""
         for lane in self._lanes:
             if lane is not None:
                 lane.forget(run)

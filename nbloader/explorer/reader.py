@@ -2,7 +2,7 @@
 
     dataset[Request] -> the sample, timed -> describe -> ReadSample, some kB -> the notebook's process
 
-So a 40-megapixel picture stays in the worker. An error of a sample is returned as a value, not raised.
+Thus a 40-megapixel picture stays in the worker. An error raised for a sample is returned as a value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATH_NAMES = ("filename", "path")
 class Request(NamedTuple):
     """A request for one sample, under one seed, as one view needs it."""
 
-    index: int  # type: ignore[assignment]  # it hides tuple.index
+    index: int  # type: ignore[assignment]  # it shadows tuple.index
     draw: int = 0
     """Number of the random draw: the same number gives the same augmentation."""
     view: View = View()
@@ -55,7 +55,7 @@ class ReadSample(NamedTuple):
     """CPU time that this took on the thread that called the dataset."""
     failed: bool = False
     end: int | None = None
-    """Length of the stream, if it has no such sample."""
+    """Length of the stream if it ends before this sample, else None."""
     worker: int | None = None
     """Id of the explorer's worker that read the sample; None if no worker has returned it."""
 
@@ -66,7 +66,7 @@ class ReadSample(NamedTuple):
 
 
 class EndOfStreamError(Exception):
-    """The stream has fewer samples.
+    """The stream ends before the requested sample.
 
     Args:
         length: Number of samples in the stream.
@@ -78,7 +78,10 @@ class EndOfStreamError(Exception):
 
 
 class _OwnLoop:
-    """The event loop of one worker thread, closed with the thread: what a dataset keeps open is bound to one loop."""
+    """The event loop of one worker thread, closed when the thread ends.
+
+    Whatever a dataset keeps open, such as a connection, is bound to one loop.
+    """
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -106,7 +109,7 @@ class SampleReader:
 
     Args:
         dataset: Map-style dataset.
-        names: Names of classes.
+        names: Class names, by field.
         renderers: User-defined renderers.
         normalization: The normalization to undo when pictures are drawn.
     """
@@ -129,7 +132,7 @@ class SampleReader:
         Raises:
             Exception: Only what a signal handler raised.
         """
-        for index in () if request.delivery is None else request.delivery.before:  # they draw, too
+        for index in () if request.delivery is None else request.delivery.before:  # they draw random numbers, too
             try:
                 self._fetch(index)
             except Exception as error:  # as with `on_error`
@@ -170,7 +173,7 @@ class SampleReader:
 
 
 def as_read(sample: ReadSample) -> ReadSample:
-    """Return a description unchanged, as the `collate_fn` of the explorer's workers."""
+    """Return a sample unchanged: the `collate_fn` of the explorer's workers."""
     return sample
 
 
@@ -187,7 +190,7 @@ def failure(summary: str, details: str = "", path: str = "") -> str:
     Args:
         summary: One line.
         details: A traceback.
-        path: A file that is involved.
+        path: Path of the file involved, if any.
     """
     kept = details if len(details) <= FULL_TEXT else details[:1000] + "\n...\n" + details[1000 - FULL_TEXT :]
     return json.dumps({"error": clean(summary, 400), "traceback": _printable(kept), "path": clean(path)})
@@ -198,7 +201,9 @@ def _printable(text: str) -> str:
 
 
 class Stream:
-    """Access to an iterable's samples by position. The first ones are kept, and the rest is not read.
+    """Gives access to an iterable's samples by position.
+
+    Samples are read up to the last requested position, and kept. The rest is not read.
 
     Args:
         samples: Iterated once, in the explorer's worker, as far as samples are requested.
@@ -230,7 +235,7 @@ class Stream:
             while len(self._seen) <= index:
                 if self._error is not None:
                     if index == len(self._seen) and not isinstance(self._error, StopIteration):
-                        raise self._error  # again: the sample may be requested again
+                        raise self._error  # raised again: a sample can be requested more than once
                     raise EndOfStreamError(len(self._seen) + (not isinstance(self._error, StopIteration)))
                 try:
                     self._seen.append(next(self._iterator))
@@ -244,11 +249,11 @@ class Stream:
 
 
 class Adapted:
-    """A dataset whose samples are returned by a function, such as for a dict of columns.
+    """A map-style dataset whose samples are returned by a function; it adapts a dict of columns, for example.
 
     Args:
         length: Number of samples.
-        getter: Returns the sample with an index.
+        getter: Returns the sample at an index.
     """
 
     def __init__(self, length: int, getter: Callable[[int], Any]) -> None:
@@ -260,5 +265,5 @@ class Adapted:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        """Return the sample with an index."""
+        """Return the sample at an index."""
         return self._getter(index)

@@ -1,4 +1,4 @@
-"""Renders what was on screen as static HTML that needs no kernel, script or network. It stays below 300 kB."""
+"""Renders what was on screen as static HTML of less than 300 kB, which needs no kernel, script or network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nbloader._util.format import duration, plural
 from nbloader.explorer.reader import ReadSample
 
 MAX_PICTURES = 200_000
-"""Maximum number of characters of all pictures."""
+"""Maximum total length of the pictures, in characters of base64."""
 MAX_CARDS = 60
 _CAPTION_FIRST = {"label": 0, "number": 1, "text": 2}
 """Kinds of fields that come first in a caption, in this order, as in `explorer.js`."""
@@ -23,14 +23,14 @@ def html(name: str, styles: str, title: str, total: int, cards: Iterable[tuple[i
     """Render a page of cards.
 
     Args:
-        name: Identity of the explorer; its live views hide the static form.
+        name: Identifies the explorer, so that its live views can hide this static copy.
         styles: The style sheet.
         title: Title of the dataset.
         total: Number of samples.
         cards: Index and content of each sample that was on screen.
 
     Returns:
-        A fragment of HTML with its own styles.
+        An HTML fragment with its own styles.
     """
     room = MAX_PICTURES
     boxes = []

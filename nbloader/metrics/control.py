@@ -23,7 +23,7 @@ class SettingSearch(Protocol):
         ...
 
     def stop(self) -> None:
-        """Tell the search to end soon. The best setting so far is kept."""
+        """Ask the search to stop soon. The best setting so far is kept."""
         ...
 
     def undo(self) -> None:
@@ -46,7 +46,7 @@ class SampleView(Protocol):
         ...
 
     def close(self) -> None:
-        """End the workers of the view."""
+        """Stop the workers of the view."""
         ...
 
 
@@ -57,13 +57,13 @@ class Replayable(Protocol):
         """Open a view of the samples in the batch.
 
         Raises:
-            RuntimeError: This is not a notebook.
+            RuntimeError: The code does not run in a notebook.
         """
         ...
 
 
 class LoaderControl(Protocol):
-    """Commands to a running loader, and observations of it. Every method is thread-safe.
+    """Observes and controls a running loader. Every method is thread-safe.
 
     Commands return at once; the supervisor or the consumer executes them. Only `stack` blocks.
     """
@@ -98,7 +98,7 @@ class LoaderControl(Protocol):
 
     @property
     def tuning(self) -> SettingSearch | None:
-        """The newest search for better settings; None if there has been none."""
+        """The most recent search for better settings; None if there has been none."""
         ...
 
     def tune(self, *, num_workers: int | None = None, prefetch_factor: int | None = None) -> SettingSearch:
@@ -134,8 +134,8 @@ class LoaderControl(Protocol):
         """Open a view of the samples of the dataset.
 
         Raises:
-            RuntimeError: This is not a notebook.
-            TypeError: The dataset has no samples.
+            RuntimeError: The code does not run in a notebook.
+            TypeError: The dataset is neither an iterable nor a map-style dataset with a length.
         """
         ...
 

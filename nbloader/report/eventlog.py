@@ -1,4 +1,4 @@
-"""Describe events as lines of text, for the dashboard's log, the trace and reports. Pure."""
+"""Describes events as lines of text, for the dashboard's log, the trace and reports. Pure: no clock and no I/O."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Line(NamedTuple):
     """One line of the log."""
 
     time: int
-    """perf_counter ns."""
+    """When the event happened, in ns of `time.perf_counter_ns()`."""
     kind: Kind
     text: str
     """Printable and of bounded length; not escaped."""

@@ -23,7 +23,7 @@ from nbloader.sampling.index_arrays import BLOCK, IndexArray
 from nbloader.sampling.resumable_sampler import ResumableSampler, generators
 
 MAX_LOGGED = 1 << 20
-"""Maximum number of indices that the log of an epoch keeps, those of the newest batches: 8 MB of integers."""
+"""Maximum number of indices that the log of an epoch keeps, which are those of the newest batches: 8 MB of integers."""
 
 
 class NotKeptError(LookupError):
@@ -36,7 +36,10 @@ class Numbering(NamedTuple):
     position: int = 0
     """Number of batches that were delivered in order before the epoch was resumed."""
     beyond: tuple[int, ...] = ()
-    """Numbers of the batches that were delivered out of order before that, ascending. They are not delivered again."""
+    """Numbers, in the order of the sampler, of the later batches that were also delivered before the epoch was resumed.
+
+    Ascending. These batches were delivered out of order, and are not delivered again.
+    """
 
     def drawn(self, number: int) -> int:
         """Return the number of a batch in the order in which the sampler yields batches.
@@ -59,7 +62,7 @@ class Numbering(NamedTuple):
         return drawn
 
     def number(self, drawn: int) -> int | None:
-        """Return the inverse of `drawn`; None for a batch that is not delivered again."""
+        """Apply the inverse of `drawn()`. Returns None for a batch that is not delivered again."""
         if drawn < self.position:
             return drawn
         return None if drawn in self.beyond else drawn + sum(other > drawn for other in self.beyond)
@@ -130,11 +133,11 @@ class EpochOrder(ABC):
 
     @abstractmethod
     def _batches(self) -> Iterator[tuple[int, Any]]:
-        """Iterate over the known batches, with their numbers."""
+        """Iterate over the known batches, with their numbers in the order of the sampler."""
 
 
 class RedrawnOrder(EpochOrder):
-    """An order that is drawn again.
+    """An order that is reproduced by drawing it again.
 
     Args:
         total: See `EpochOrder`.
@@ -273,7 +276,7 @@ def order_of(
     """Create the order of an epoch that begins now.
 
     Args:
-        sampler: Iterates over the samplers.
+        sampler: The iteration over the samplers.
         total: See `EpochOrder`.
         numbering: See `EpochOrder`.
         index_sampler: The batch sampler, or the sampler if automatic batching is off.

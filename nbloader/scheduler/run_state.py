@@ -1,4 +1,4 @@
-"""The state of one iteration over the loader: its waiting batches, its reorder buffer and its counts."""
+"""The state of one iteration over the loader: its waiting batches, its reorder buffer and its counters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class Delivery:
-    """A batch for the consumer; the queue depths are set when it is delivered."""
+    """A batch for the consumer. The three queue depths are set when it is delivered."""
 
     __slots__ = ("in_flight", "outcome", "ready", "reordering", "task")
 
@@ -24,11 +24,11 @@ class Delivery:
         self.outcome = outcome
         """The payload, or the error in its place (a `BatchOutcome`)."""
         self.in_flight = 0
-        """Batches that workers hold."""
+        """Number of batches that workers hold."""
         self.reordering = 0
-        """Batches that have arrived and wait for an earlier one."""
+        """Number of batches that have arrived and wait for an earlier one."""
         self.ready = 0
-        """Batches that can be delivered after this one."""
+        """Number of batches that can be delivered right after this one."""
 
 
 @dataclass(slots=True)
@@ -39,9 +39,9 @@ class IterationState(Generic[R]):
     """Number of the iteration."""
     reorder: ReorderBuffer[Delivery]
     added: int = 0
-    """Number of the next batch; those of the epoch before `first` count."""
+    """Number of the next batch to add. In a resumed epoch it does not start at 0: the earlier batches count."""
     taken: int = 0
-    """Batches that were delivered or do not exist."""
+    """Number of batches that were taken, or skipped because they do not exist. Starts at the same value as `added`."""
     shards: ShardPlan | None = None
     """Shards of an iterable dataset; None for a map-style one."""
     chunk_size: int = 0
@@ -49,26 +49,26 @@ class IterationState(Generic[R]):
     join: Callable[[ChunkedBatch[R]], R] | None = None
     """Joins the outcomes of the chunks of a batch."""
     on_empty: Callable[[Task, int], None] | None = None
-    """Called with a batch that the consumer does not see, since no sample of it is left, and 0."""
+    """Called as `on_empty(task, 0)` for a batch that has no samples left, which the consumer does not see."""
     fill: bool = field(default=False, init=False)
-    """Whether the next request fills the window, however few batches fit."""
+    """Whether the next request fills the window even if there is room for only a few batches."""
     extension: int = field(default=0, init=False)
-    """Batches by which the window is extended while the next batch to deliver is delayed."""
+    """Number of batches by which the window is extended while the next batch to deliver is delayed."""
     waiting: collections.deque[Task] = field(default_factory=collections.deque, init=False)
-    """Jobs that no worker holds, by job number: new ones, and those that were taken back from a worker."""
+    """Jobs that no worker holds, ordered by job number: new ones, and those that were taken back from a worker."""
     assigned: int = field(default=0, init=False)
-    """Jobs that workers hold."""
+    """Number of jobs that workers hold."""
     parked: bool = field(default=False, init=False)
-    """Whether the jobs wait, because another iteration began and this one's consumer has not requested a batch
+    """Whether no jobs are dispatched, because another iteration began and this one's consumer has not requested a batch
     since."""
     jobs: int = field(default=0, init=False)
-    """Number of the next chunk."""
+    """Job number of the next chunk."""
     chunked: dict[int, ChunkedBatch[R]] = field(default_factory=dict, init=False)
-    """Chunked batches that were added and not taken, by number."""
+    """Chunked batches that were added and have not been taken, by batch number."""
 
     @property
     def outstanding(self) -> int:
-        """Batches added and not yet taken."""
+        """Number of batches added and not yet taken."""
         return self.added - self.taken
 
     def add(self, indices: Any, seed: int) -> Task:
@@ -86,7 +86,7 @@ class IterationState(Generic[R]):
         return task
 
     def add_assigned(self, indices: Any, seed: int) -> Task:
-        """Add a whole batch that is assigned to a worker at once."""
+        """Add a whole batch that is assigned to a worker immediately, without being queued."""
         number = self.added
         self.added += 1
         self.assigned += 1
@@ -102,13 +102,13 @@ class IterationState(Generic[R]):
             waiting.insert(next(later, len(waiting)), task)
 
     def return_all(self, tasks: list[Task]) -> None:
-        """Queue jobs again that were taken back from workers before they were produced."""
+        """Requeue jobs that were taken back from workers before they were produced."""
         self.assigned -= len(tasks)
         for task in tasks:
             self.enqueue(task)
 
     def reclaim(self, job: int) -> Task | None:
-        """Unqueue a job whose outcome arrived after it had been taken back; None if it is not queued."""
+        """Remove and return a queued job whose outcome arrived after it was taken back; None if it is not queued."""
         for position, task in enumerate(self.waiting):
             if task.job == job:
                 del self.waiting[position]
@@ -147,13 +147,13 @@ class IterationState(Generic[R]):
         if delivery is not None:
             self.taken += 1
             if self.chunked:
-                self.chunked.pop(delivery.task.number).chunks.clear()  # they refer to the batch
+                self.chunked.pop(delivery.task.number).chunks.clear()  # breaks the cycle: chunks refer to the batch
             if not self.reorder.reordering:
                 self.extension = 0
         return delivery
 
     def redo(self) -> list[R]:
-        """Requeue all batches that have arrived and were not taken.
+        """Requeue all batches that have arrived but have not been taken.
 
         Returns:
             The dropped outcomes.

@@ -1,8 +1,9 @@
-"""The environment of the notebook's process, which workers and fork servers take over.
+"""The environment of the notebook's process, which is reproduced in workers and fork servers.
 
-A worker of torch's loader, forked from the notebook's process, inherits everything. Workers of the fork server receive
-what is cheap to find and often set, including settings that live in libraries and not in the dataset. Anything else,
-such as changed globals of other modules, does not reach them; with `multiprocessing_context="fork"` they inherit it.
+A worker of torch's `DataLoader`, forked from the notebook's process, inherits all state. Workers forked by the fork
+server receive only state that is cheap to collect and commonly set, including settings that are stored in libraries
+rather than in the dataset. Anything else, such as changed globals of other modules, does not reach them; with
+`multiprocessing_context="fork"` they inherit it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nbloader._util.system import ROOT, working_directory
 log = logging.getLogger(__name__)
 
 _FLAGS = (("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"), ("PIL.Image", "MAX_IMAGE_PIXELS"))
-"""Settings that are globals of a module."""
+"""Settings that are global variables of a module: the names of the module and of the variable."""
 _PRINT_OPTIONS = ("precision", "threshold", "edgeitems", "linewidth", "suppress", "sign", "floatmode")
 
 
@@ -56,7 +57,10 @@ class Settings(NamedTuple):
     flags: dict[tuple[str, str], Any]
     """Values of `_FLAGS`, for modules that are imported."""
     filters: tuple[Filter, ...]
-    """Warnings filters, except for those that raise: with these, imports that worked in the notebook would fail."""
+    """Warnings filters, except for those that turn warnings into errors.
+
+    With those, imports that succeeded in the notebook would fail in a worker.
+    """
     levels: dict[str, int]
     """Levels of the loggers whose level is set; "" is the root logger."""
     float_errors: dict[str, Any]
@@ -81,7 +85,7 @@ class Settings(NamedTuple):
         )
 
     def install(self) -> None:
-        """In a worker: apply the settings; to a module that is not imported yet, when it is imported."""
+        """Apply the settings in a worker. Those of a module that is not imported yet are applied on its import."""
         if self.default_dtype is not None:
             when_imported("torch", partial(_set_default_dtype, self.default_dtype))
         for (module, flag), value in self.flags.items():
@@ -102,7 +106,7 @@ class Environment(NamedTuple):
     environ: dict[str, str]
     argv: list[str]
     settings: Settings | None
-    """Settings of libraries; None for a fork server, which imports packages for workers with other settings."""
+    """Settings of libraries; None for a fork server: it imports packages for workers whose settings may differ."""
 
     @classmethod
     def of_this_process(cls) -> Environment:
@@ -111,7 +115,7 @@ class Environment(NamedTuple):
         return cls(list(sys.path), working_directory() or ROOT, dict(os.environ), list(sys.argv), settings)
 
     def install(self) -> None:
-        """In another process: apply the environment. Thread limits that only that process has set are kept."""
+        """Apply the environment in another process. Thread limits that are set only in that process are kept."""
         sys.path[:] = self.sys_path
         sys.argv[:] = self.argv
         present = dict(os.environ)
@@ -131,7 +135,8 @@ class Environment(NamedTuple):
 def _set_levels(levels: dict[str, int]) -> None:
     """Set levels of loggers; "" is the root logger.
 
-    `Logger.setLevel` clears the caches of all loggers, as they depend on the levels: one call at the end is enough.
+    Levels are assigned directly, followed by a single call of `Logger.setLevel`: each call clears the caches of all
+    loggers, which depend on the levels.
     """
     loggers = [(logging.getLogger(name or None), level) for name, level in levels.items()]
     changed = [(logger, level) for logger, level in loggers if logger.level != level]
@@ -142,7 +147,7 @@ def _set_levels(levels: dict[str, int]) -> None:
 
 
 class _Expression:
-    """A regular expression of a filter, compiled when a warning is compared with it.
+    """A regular expression of a filter, compiled only when a warning is matched against it.
 
     Compiling one takes 0.2 ms, and most are never needed.
 
@@ -192,7 +197,7 @@ def _filters() -> list[Filter]:
 
 
 def _described(entry: Any) -> Filter:
-    """Convert an entry of `warnings.filters` to a `Filter`, which can be sent."""
+    """Convert an entry of `warnings.filters` to a `Filter`, which can be sent to a worker."""
     action, message, category, module, line = entry
     names = category.__module__, getattr(category, "__qualname__", "")
     return Filter(action, _pattern(message), names, _pattern(module), line)
@@ -203,13 +208,13 @@ def _pattern(expression: Any) -> str:
 
 
 _own_filters: list[Any] = []
-"""In a worker: the filters with which its interpreter started."""
+"""In a worker: the warnings filters that its interpreter had at startup."""
 
 
 def _install_filters(filters: tuple[Filter, ...]) -> None:
-    """Install the filters, followed by those with which this interpreter started.
+    """Install the filters, followed by those that this interpreter had at startup.
 
-    Entries that exist already are reused.
+    Existing entries are reused.
     """
     if not _own_filters:
         _own_filters.extend(warnings.filters)
