@@ -9,7 +9,8 @@ import time
 import torch
 
 from nbloader.batch.pytree import map_leaves
-from nbloader.device.transfer import CopyTimes, Pinning
+from nbloader.device.accelerator import CopyTimes
+from nbloader.device.pinning import Pinning
 
 
 class DeviceFull(RuntimeError):
@@ -51,7 +52,7 @@ class StandIn:
         return self.ahead
 
     def copy(self, batch, mapping):
-        return StandInCopy(self, batch, self.pinning.of(mapping))
+        return StandInCopy(self, batch, self.pinning.memory_for(mapping))
 
     def memory(self):
         return f"{self.room} bytes in total"
@@ -179,7 +180,7 @@ class PacedStandIn(StandIn):
         self.free_at = 0
 
     def copy(self, batch, mapping):
-        return PacedCopy(self, batch, self.pinning.of(mapping))
+        return PacedCopy(self, batch, self.pinning.memory_for(mapping))
 
     def tick(self):
         return time.perf_counter_ns()

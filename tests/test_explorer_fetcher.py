@@ -13,8 +13,9 @@ import torch
 
 from nbloader import DataLoader
 from nbloader.explorer import fetcher as fetcher_module
+from nbloader.explorer.adapters import EndOfStreamError, Stream
 from nbloader.explorer.fetcher import SampleFetcher
-from nbloader.explorer.reader import EndOfStreamError, ReadSample, Request, Stream
+from nbloader.explorer.reader import ReadSample, Request
 from nbloader.explorer.requests import RequestQueue, SampleCache
 from nbloader.explorer.sources import delivered, source_of
 

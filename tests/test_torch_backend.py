@@ -91,7 +91,7 @@ BATCH = {"x": torch.ones(2, 3), "name": "a"}
 
 
 def test_an_early_upload_uses_the_side_stream_and_the_consumers_stream_waits_for_it(notes):
-    accelerator = torch_backend.TorchAccelerator(CPU, way="pageable")
+    accelerator = torch_backend.TorchAccelerator(CPU, memory="pageable")
     copy = accelerator.copy(BATCH, None)
     notes.notes.clear()
     copy.start()
@@ -114,7 +114,7 @@ def test_an_early_upload_uses_the_side_stream_and_the_consumers_stream_waits_for
 
 
 def test_times_of_unfinished_work_are_unknown(notes):
-    copy = torch_backend.TorchAccelerator(CPU, way="pageable").copy(BATCH, None)
+    copy = torch_backend.TorchAccelerator(CPU, memory="pageable").copy(BATCH, None)
     assert copy.done(), "nothing was started"
     copy.start()
     notes.finished = False
@@ -131,7 +131,7 @@ class Own:
 
 @pytest.mark.parametrize("batch", [[Own(), torch.ones(2)], torch.ones(3).to_sparse()])
 def test_types_with_their_own_method_to_are_copied_on_the_consumers_stream(notes, batch):
-    accelerator = torch_backend.TorchAccelerator(CPU, way="pageable")
+    accelerator = torch_backend.TorchAccelerator(CPU, memory="pageable")
     assert not accelerator.can_upload_ahead(batch)
     copy = accelerator.copy(batch, None)
     copy.start()
@@ -149,7 +149,7 @@ def test_the_error_of_a_full_device_has_its_sizes_and_started_copies_are_waited_
             return super().__torch_function__(func, types, args, kwargs or {})
 
     payload = types.SimpleNamespace(mapping=None, open=lambda: [torch.ones(2), torch.ones(2).as_subclass(Full)])
-    lane = DeviceLane(torch_backend.TorchAccelerator(CPU, way="pageable"), 1)
+    lane = DeviceLane(torch_backend.TorchAccelerator(CPU, memory="pageable"), 1)
     with pytest.raises(
         torch.cuda.OutOfMemoryError, match=r"Tried to allocate 38.*2 of its 80,000 MB are free, torch holds 79,000"
     ):
@@ -178,7 +178,7 @@ def test_memory_is_registered_with_the_runtime_and_a_failure_leaves_no_pending_e
     monkeypatch.setattr(torch_backend, "_runtime", Runtime)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
     accelerator = torch_backend.TorchAccelerator(CPU)
-    assert accelerator.pinning.way == "copied", "only CUDA registers"
+    assert accelerator.pinning.memory == "copied", "only CUDA registers"
     memory = segment()
     address, size = ctypes.addressof(memory), ctypes.sizeof(memory)
     assert accelerator._register(address, size) == ""
@@ -245,7 +245,7 @@ def test_registered_memory_is_pinned_for_torch_and_times_are_in_order():
         assert r.dispatched < r.placed.upload_begin < r.returned
     accelerator = torch_backend.TorchAccelerator(torch.device("cuda", 0))
     memory = segment()
-    assert accelerator.pinning.of(memory) == "registered"
+    assert accelerator.pinning.memory_for(memory) == "registered"
     assert torch.frombuffer((ctypes.c_char * ctypes.sizeof(memory)).from_buffer(memory), dtype=torch.uint8).is_pinned()
 
 

@@ -21,16 +21,10 @@ from stand_in import DeviceFull, StandIn
 from torch.utils.data import default_collate
 
 from nbloader import DataLoader, DatasetTransferError, compare_uploads
-from nbloader.device.transfer import (
-    MAX_PENDING_RECORDS,
-    BatchKey,
-    CopyTimes,
-    DeviceLane,
-    DeviceTransfer,
-    PendingPlacement,
-    Pinning,
-    RecordQueue,
-)
+from nbloader.device.accelerator import CopyTimes
+from nbloader.device.pinning import Pinning
+from nbloader.device.record_queue import MAX_PENDING_RECORDS, PendingPlacement, RecordQueue
+from nbloader.device.transfer import BatchKey, DeviceLane, DeviceTransfer
 from nbloader.events import BatchRecord
 from nbloader.shm import segment as shm
 
@@ -331,7 +325,7 @@ def test_a_segment_is_registered_once_and_unregistered_before_it_is_unmapped():
     pinning = Pinning("registered", lambda address, size: log.append(("register", address, size)) or "", unregister)
     memory = segment()
     address = ctypes.addressof(memory)
-    assert [pinning.of(memory) for _ in range(3)] == ["registered"] * 3
+    assert [pinning.memory_for(memory) for _ in range(3)] == ["registered"] * 3
     assert log == [("register", address, mmap.PAGESIZE)]
     view = np.frombuffer((ctypes.c_char * mmap.PAGESIZE).from_buffer(memory), np.uint8)
     del memory
@@ -346,16 +340,16 @@ def test_after_a_failed_registration_batches_are_copied(caplog):
     answers = ["", "the limit of locked memory is reached"]
     pinning = Pinning("registered", lambda _address, _size: answers.pop(0), lambda _address: None)
     one, two, three = segment(), segment(), segment()
-    assert pinning.of(one) == "registered"
-    assert pinning.of(two) == "copied"
+    assert pinning.memory_for(one) == "registered"
+    assert pinning.memory_for(two) == "copied"
     assert "0.0 MB of shared memory cannot be pinned (the limit of locked memory is reached)" in caplog.text
-    assert pinning.of(three) == "copied", "not retried"
-    assert pinning.way == "copied"
+    assert pinning.memory_for(three) == "copied", "not retried"
+    assert pinning.memory == "copied"
 
 
 @pytest.mark.parametrize(("way", "mapping", "then"), [("registered", None, "copied"), ("pageable", 1, "pageable")])
 def test_a_batch_outside_of_segments_is_copied(way, mapping, then):
-    assert Pinning(way, None, None).of(mapping) == then
+    assert Pinning(way, None, None).memory_for(mapping) == then
 
 
 # ---- loaders with real workers and late copies

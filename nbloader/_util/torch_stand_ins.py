@@ -26,7 +26,7 @@ def missing_torch(what: str, instead: str = "") -> ModuleNotFoundError:
 
 
 class DataLoader(Generic[T_co]):
-    """Stand-in for torch's `DataLoader`, the base class of ours, with the private members that ours inherits."""
+    """Stand-in for torch's `DataLoader`, the base class of nbloader's, with the private members that are inherited."""
 
     batch_sampler: Any
     sampler: Any
@@ -55,7 +55,7 @@ class _DatasetKind:
 
 
 class _BaseDataLoaderIter:
-    """Stand-in for torch's iterator, the base class of ours."""
+    """Stand-in for torch's iterator, the base class of nbloader's."""
 
 
 class Dataset(Generic[T_co]):

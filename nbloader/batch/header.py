@@ -1,7 +1,7 @@
 """The header of a produced batch: its identity, location and size, and the time taken to produce it.
 
-A worker process packs it in front of the batch in a `BATCH` frame; worker threads and the inline pool create it
-directly. All times are values of `perf_counter_ns` or durations in ns.
+A worker process writes it in packed form in front of the batch in a `BATCH` frame; worker threads and the inline pool
+create it directly. All times are values of `perf_counter_ns` or durations in ns.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ IN_ARENA = -2
 NOT_MEASURED = -1
 """Value of `fetch_cpu` and `collate_cpu` if the CPU time of the batch was not measured."""
 CPU_MEASURED = 8
-"""The CPU time is measured for 1 of this many batches while batches take less than `MEASURE_NS`. A measurement needs
+"""While batches take less than `MEASURE_NS`, the CPU time is measured for one in this many. A measurement needs
 three system calls, which took 3 % of the time of tiny batches when every batch was measured."""
 MEASURE_NS = 500_000
-"""If a batch took at least this long to produce, in ns, the next one is measured in any case."""
+"""If a batch took at least this long to produce, in ns, the next one is always measured."""
 PICKLED = -1
-"""Value of `layout` for a batch without a layout: the extras contain the message of a pickled object (serialize.py)."""
+"""Value of `layout` for a batch without a layout: the extras contain an object pickled by serialize.py."""
 
 
 class BatchHeader(NamedTuple):

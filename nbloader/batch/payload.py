@@ -59,7 +59,7 @@ class BatchOutcome(Protocol):
 
 
 class BatchPayload(BatchOutcome, Protocol):
-    """A produced batch. From `open()` on, it holds the batch's memory until it is garbage-collected."""
+    """A produced batch. After `open()`, the payload holds the batch's memory until the payload is garbage-collected."""
 
     @property
     def header(self) -> BatchHeader:
@@ -83,7 +83,7 @@ class BatchPayload(BatchOutcome, Protocol):
 
     @property
     def transfer(self) -> NodeTransfer | None:
-        """How the batch came from another machine; None if it was produced on this machine."""
+        """The transfer of the batch from another machine; None if it was produced on this machine."""
 
     @property
     def in_arena(self) -> bool:
@@ -230,7 +230,7 @@ class SegmentPayload(_Payload):
         self.layout = None if layout == PICKLED else source.layouts[layout]
 
     def open(self) -> Any:
-        """Build the batch on the memory in which it arrived. The batch holds it until it is garbage-collected."""
+        """Build the batch on the memory in which it arrived, and which it holds until it is garbage-collected."""
         if self._memory is None:
             self._memory = self._segments.lend(self.header.segment, self.header.nbytes)
         if self.layout is None:
@@ -249,7 +249,7 @@ class SegmentPayload(_Payload):
         return self._segments.mapping(self.header.segment) if lent else None
 
     def parts(self) -> PayloadParts:
-        """Return the parts of a batch that has not been opened. The caller must have the segment discarded."""
+        """Return the parts of a batch that has not been opened. The caller must see that the segment is discarded."""
         segment = None if self._memory is not None else self._segments.mapping(self.header.segment)
         inline = None if self._memory is None else bytes(self._memory)
         return PayloadParts(pack_header(*self.header), bytes(self._extras), inline, segment)
@@ -303,7 +303,7 @@ class JoinedPayload(_Payload):
         parts: For each chunk that has samples: the position of its first sample in the batch, and its payload.
         join: Joins the built chunks; used unless `is_contiguous`.
         arena: The memory into which workers wrote the chunks side by side; None if each chunk has separate memory.
-        complete: Whether `parts` has all chunks of the batch, so that no chunk is empty.
+        complete: Whether `parts` contains every chunk of the batch, that is, no chunk is empty.
     """
 
     __slots__ = ("_arena", "_batch", "_chunks", "_complete", "_join", "_starts", "transfer")
@@ -354,7 +354,7 @@ class JoinedPayload(_Payload):
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether all chunks lie in one arena, so that `open` copies nothing and does not call user code."""
+        """Whether all chunks lie in one arena, so that `open` copies nothing and calls no user code."""
         return self._arena is not None and self._complete and all(chunk.in_arena for chunk in self._chunks)
 
     def open(self) -> Any:

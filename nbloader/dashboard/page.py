@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nbloader._util.format import plural
 from nbloader.dashboard import figures
 from nbloader.dashboard.charts import HISTOGRAM_TITLE, HISTOGRAM_UNIT, charts_of, columns_of
+from nbloader.dashboard.timeline_figure import timeline
 from nbloader.events import BatchRecord
 from nbloader.metrics.stage_times import histogram
 from nbloader.metrics.time_series import points_of
@@ -103,7 +104,7 @@ class Report:
         points = columns_of(points_of(self.trace.batches))
         charts_shown = charts_of(device=any(r.placed is not None for r in self.trace.batches))
         models: dict[str, Model] = {
-            "timeline": figures.timeline(self.trace),
+            "timeline": timeline(self.trace),
             **{chart.name: figures.figure_of(chart, points) for chart in charts_shown},
             "histogram": figures.histogram_of(histogram(self.trace.batches)),
         }

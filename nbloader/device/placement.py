@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from nbloader._util.user_warning import warn
 from nbloader._util.validate import natural
-from nbloader.device.transfer import Accelerator, DeviceTransfer
+from nbloader.device.accelerator import Accelerator
+from nbloader.device.transfer import DeviceTransfer
 
 
 class Devices(NamedTuple):

@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 import torch
 
 from nbloader.batch.pytree import map_leaves
-from nbloader.device.transfer import Copy, CopyTimes, Pinning
+from nbloader.device.accelerator import Copy, CopyTimes, MemoryKind
+from nbloader.device.pinning import Pinning
 
 _clock = time.perf_counter_ns
 
 PORTABLE = 1
 """The flag cudaHostRegisterPortable: the memory is pinned for the contexts of all devices."""
 ANCHOR_NS = 10_000_000_000
-"""How long, in ns, one comparison of the device's clock with the host's is used: events give differences in float32."""
+"""Lifetime of an anchor in ns: an old one would be inaccurate, since events report elapsed times in float32."""
 
 
 class _Anchor(NamedTuple):
@@ -36,24 +37,24 @@ class TorchAccelerator:
 
     Args:
         device: The device with its index, such as `torch.device("cuda", 0)`.
-        way: The kind of host memory, one of `transfer.WAYS`; "registered" needs CUDA and becomes "copied" elsewhere.
+        memory: The kind of host memory; "registered" needs CUDA and becomes "copied" elsewhere.
         side_stream: Whether batches are copied on a separate stream. Otherwise they are copied on the consumer's
             stream when they are due, as `.to(device, non_blocking=True)` does.
     """
 
     out_of_memory: type[Exception] = torch.cuda.OutOfMemoryError
 
-    def __init__(self, device: torch.device, *, way: str = "registered", side_stream: bool = True) -> None:
+    def __init__(self, device: torch.device, *, memory: MemoryKind = "registered", side_stream: bool = True) -> None:
         self.device = device
         self.name = str(device)
-        self.pins = way != "pageable"
+        self.pins = memory != "pageable"
         self.module: Any = torch.get_device_module(device)
         cuda = device.type == "cuda"
-        self.pinning = Pinning("copied" if way == "registered" and not cuda else way, self._register, _unregister)
+        self.pinning = Pinning("copied" if memory == "registered" and not cuda else memory, self._register, _unregister)
         self._event_options = {
             "enable_timing": True,
             **({"blocking": True} if cuda else {}),
-        }  # no busy loop
+        }  # "blocking": no busy-waiting
         self._side: Any = self.module.Stream(device=device) if side_stream else None
         self._clock_stream: Any = self.module.Stream(device=device)  # always idle: an event on it completes at once
         self._anchor: _Anchor | None = None
@@ -61,17 +62,19 @@ class TorchAccelerator:
     def can_upload_ahead(self, batch: Any) -> bool:
         """Whether the batch is copied on the side stream.
 
-        Types that define their own method `to` are copied on the consumer's stream: it is unknown here which device
-        memory they use, so that memory must not come from another stream.
+        Types that define their own `to` method are copied on the consumer's stream: it is unknown here which device
+        memory they allocate, so it must not be allocated on another stream.
         """
         return self._side is not None and _only_tensors(batch)
 
     def copy(self, batch: Any, mapping: Any) -> Copy:
-        """See `transfer.Accelerator`."""
-        return _StreamCopy(self, batch, self.pinning.of(mapping), self._side if self.can_upload_ahead(batch) else None)
+        """See `accelerator.Accelerator`."""
+        return _StreamCopy(
+            self, batch, self.pinning.memory_for(mapping), self._side if self.can_upload_ahead(batch) else None
+        )
 
     def memory(self) -> str:
-        """See `transfer.Accelerator`."""
+        """See `accelerator.Accelerator`."""
         free, total = self.module.mem_get_info(self.device)
         held = self.module.memory_reserved(self.device)
         return f"{free / 1e6:,.0f} of its {total / 1e6:,.0f} MB are free, torch holds {held / 1e6:,.0f} MB"
@@ -81,7 +84,7 @@ class TorchAccelerator:
         self.module.synchronize(self.device)
 
     def event(self) -> Any:
-        """Create an event that records its time."""
+        """Create an event with timing enabled."""
         return self.module.Event(**self._event_options)
 
     def anchor(self) -> _Anchor:
@@ -100,7 +103,8 @@ class TorchAccelerator:
             code = runtime.cudaHostRegister(address, size, PORTABLE)
             if code == runtime.cudaError.success:
                 return ""
-            # The runtime returns the error to the next caller, which would be torch after its next kernel.
+            # The runtime also returns the error to the next caller that checks for one, which would be torch after its
+            # next kernel. A kernel that is launched here clears it.
             with contextlib.suppress(RuntimeError):
                 torch.ones(1, device=self.device).add_(1)
         return str(runtime.cudaGetErrorString(code))
@@ -117,7 +121,7 @@ def _runtime() -> Any:
 class _StreamCopy:
     """A copy on a stream, with events before it, after it, and at the point where the consumer's stream waits."""
 
-    def __init__(self, accelerator: TorchAccelerator, batch: Any, memory: str, side: Any) -> None:
+    def __init__(self, accelerator: TorchAccelerator, batch: Any, memory: MemoryKind, side: Any) -> None:
         self._accelerator = accelerator
         self._batch = batch
         self._side = side
@@ -199,11 +203,11 @@ class SynchronousAccelerator:
         return False
 
     def copy(self, batch: Any, _mapping: Any) -> Copy:
-        """See `transfer.Accelerator`."""
+        """See `accelerator.Accelerator`."""
         return _SynchronousCopy(batch, lambda leaf: leaf.to(self.device), "to", "pageable")
 
     def memory(self) -> str:
-        """See `transfer.Accelerator`."""
+        """See `accelerator.Accelerator`."""
         return "it is unknown how much of its memory is free"
 
 
@@ -219,18 +223,18 @@ class PinnedPool:
         return False
 
     def copy(self, batch: Any, _mapping: Any) -> Copy:
-        """See `transfer.Accelerator`; device/transfer.py explains why batches are copied."""
+        """See `accelerator.Accelerator`; device/transfer.py explains why batches are copied."""
         return _SynchronousCopy(batch, _pin, "pin_memory", "copied")
 
     def memory(self) -> str:
-        """See `transfer.Accelerator`."""
+        """See `accelerator.Accelerator`."""
         return "pinned memory is host memory"
 
 
 class _SynchronousCopy:
     """A copy that is done when `start` returns."""
 
-    def __init__(self, batch: Any, change: Any, method: str, memory: str) -> None:
+    def __init__(self, batch: Any, change: Any, method: str, memory: MemoryKind) -> None:
         self._batch = batch
         self._change = change
         self._method = method

@@ -20,22 +20,17 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from nbloader.events import BatchRecord, Placed
+from nbloader.device.accelerator import Accelerator, Copy
+from nbloader.device.record_queue import PendingPlacement
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
-
-WAYS = ("registered", "copied", "pageable")
-"""Kinds of host memory from which the device copies; see `events.Placed.memory`."""
-MAX_PENDING_RECORDS = 64
-"""Maximum number of records that wait for the device's times; older ones are published without these times."""
 
 
 class BatchKey(NamedTuple):
@@ -44,79 +39,6 @@ class BatchKey(NamedTuple):
     run: int
     """Number of the iteration."""
     number: int
-
-
-class CopyTimes(NamedTuple):
-    """Times of a copy as measured by the device, in ns of the host's perf_counter; 0 if not known (yet)."""
-
-    begin: int = 0
-    end: int = 0
-    needed: int = 0
-    """When the consumer's work on the device reached the batch."""
-
-
-class Copy(Protocol):
-    """The copy of one batch to a device."""
-
-    memory: str
-    """One of `WAYS`."""
-    nbytes: int
-    """Bytes that the device copies."""
-    pinned: int
-    """When all of the batch was in pinned memory, in perf_counter ns; 0 if it is not pinned."""
-
-    def start(self) -> None:
-        """Pin the batch and enqueue the copy. After an error, `done` covers the parts that are already enqueued."""
-        ...
-
-    def done(self) -> bool:
-        """Whether the device no longer reads the host's memory. Does not block."""
-        ...
-
-    def wait(self) -> None:
-        """Block until the copy is done."""
-        ...
-
-    def deliver(self) -> Any:
-        """Return the batch on the device; called once. Work that the consumer enqueues later waits for the copy."""
-        ...
-
-    def times_known(self) -> bool:
-        """Whether `times` is complete. Does not block."""
-        ...
-
-    def times(self) -> CopyTimes:
-        """Return when the device copied the batch and when it needed the batch."""
-        ...
-
-
-@runtime_checkable
-class Accelerator(Protocol):
-    """A device that batches are uploaded to. `device.torch_backend` implements it with torch."""
-
-    name: str
-    """Name of the device, such as "cuda:0"."""
-    pins: bool
-    """Whether batches go through pinned memory."""
-    out_of_memory: type[Exception]
-    """The exception that `Copy.start` raises when the device's memory is full; it can be constructed from a message."""
-
-    def can_upload_ahead(self, batch: Any) -> bool:
-        """Whether this batch can be copied before the consumer asks for it."""
-        ...
-
-    def copy(self, batch: Any, mapping: Any) -> Copy:
-        """Create the copy of a batch without starting it.
-
-        Args:
-            batch: The batch, as the workers produced it.
-            mapping: The whole segment that contains the batch; None if the batch is not in a segment.
-        """
-        ...
-
-    def memory(self) -> str:
-        """Return a phrase that says how much of the device's memory is free and what holds the rest."""
-        ...
 
 
 class TransferPayload(Protocol):
@@ -148,49 +70,6 @@ class DeviceBatch(NamedTuple):
     copy: Copy
     begin: int
     """When the transfer was started, in perf_counter ns."""
-
-
-class Pinning:
-    """Pins batches: in place as long as the system allows it, otherwise by copying them.
-
-    Args:
-        way: The kind of memory to start with, one of `WAYS`.
-        register: Pins memory in place, given its address and its size in bytes. Returns "" or the reason for a failure.
-        unregister: Unpins memory, given its address.
-    """
-
-    def __init__(self, way: str, register: Callable[[int, int], str], unregister: Callable[[int], object]) -> None:
-        self.way = way
-        self._register = register
-        self._unregister = unregister
-        self._registered: set[int] = set()
-
-    def of(self, mapping: Any) -> str:
-        """Return the kind of memory for a batch in `mapping`, a ctypes array or None. Registers a new mapping.
-
-        The mapping is unregistered just before it is unmapped: the callbacks of weak references run newest first, and
-        the callback that unmaps is older.
-        """
-        if self.way != "registered":
-            return self.way
-        if mapping is None:
-            return "copied"
-        address = ctypes.addressof(mapping)
-        if address in self._registered:
-            return "registered"
-        size = ctypes.sizeof(mapping)
-        why = self._register(address, size)
-        if why:  # a limit of the system: the next segments would fail too, and each attempt is slow
-            self.way = "copied"
-            log.warning("%.1f MB of shared memory cannot be pinned (%s): batches are copied instead", size / 1e6, why)
-            return self.way
-        self._registered.add(address)
-        weakref.finalize(mapping, self._forget, address).atexit = False
-        return "registered"
-
-    def _forget(self, address: int) -> None:
-        self._registered.discard(address)
-        self._unregister(address)
 
 
 class DeviceLane:
@@ -376,53 +255,6 @@ class DeviceTransfer:
         for lane in self._lanes:
             if lane is not None:
                 lane.close()
-
-
-class PendingPlacement:
-    """The `Placed` entry of a batch's record, which is complete once the device has reported its times."""
-
-    __slots__ = ("_begin", "_copy", "_device")
-
-    def __init__(self, device: str, copy: Copy, begin: int) -> None:
-        self._device = device
-        self._copy = copy
-        self._begin = begin
-
-    def get(self, *, at_once: bool) -> Placed | None:
-        """Return the entry; None if times are still missing and `at_once` is False."""
-        copy = self._copy
-        if not (at_once or copy.times_known()):
-            return None
-        return Placed(self._device, copy.memory, self._begin, copy.pinned, *copy.times(), copy.nbytes)
-
-
-class RecordQueue:
-    """Publishes batch records in order, each as soon as the device has reported its times.
-
-    Args:
-        publish: Called with each complete record.
-    """
-
-    def __init__(self, publish: Callable[[BatchRecord], object]) -> None:
-        self._publish = publish
-        self._waiting: collections.deque[tuple[BatchRecord, PendingPlacement | None]] = collections.deque()
-
-    def add(self, record: BatchRecord, placement: PendingPlacement | None) -> None:
-        """Queue a record that is complete except for `placed`, and publish the records whose times are known."""
-        self._waiting.append((record, placement))
-        self.flush()
-
-    def flush(self, *, at_once: bool = False) -> None:
-        """Publish complete records. If `at_once`, publish all records, with 0 for unknown times."""
-        while self._waiting:
-            record, placement = self._waiting[0]
-            if placement is not None:
-                placed = placement.get(at_once=at_once or len(self._waiting) > MAX_PENDING_RECORDS)
-                if placed is None:
-                    return
-                record = record._replace(placed=placed)
-            self._waiting.popleft()
-            self._publish(record)
 
 
 def _wait_for_all(in_flight: collections.deque[Transfer]) -> None:

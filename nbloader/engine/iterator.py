@@ -17,7 +17,8 @@ from nbloader._util.torch_api import _BaseDataLoaderIter, profiling, record_func
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch.header import NOT_MEASURED
 from nbloader.batch.payload import BatchPayload
-from nbloader.device.transfer import BatchKey, DeviceTransfer, PendingPlacement, RecordQueue
+from nbloader.device.record_queue import PendingPlacement, RecordQueue
+from nbloader.device.transfer import BatchKey, DeviceTransfer
 from nbloader.engine.engine import Engine
 from nbloader.errors import LoaderClosedError
 from nbloader.events.remote_errors import message_of

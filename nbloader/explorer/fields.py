@@ -1,11 +1,11 @@
-"""Describes a sample: its fields, with their types, shapes and figures, and how each field is drawn.
+"""Describes a sample: its fields, with their types, shapes and statistics, and how each field is drawn.
 
-    describe(sample, names, renderers, request) -> Description: fields, and binary buffers that they refer to
-    with View(scan=True): a check of all elements for the finders of problems, and no pictures
+    describe(sample, names, renderers, view, ...) -> Description: fields, and the binary buffers that they refer to
+    with View(scan=True): a check of all elements, from which `problems` finds problems, and no pictures
 
 A card is what the gallery and the table show of a sample: one picture and short strings. The full description has
-figures, large pictures and long strings. Both have a bounded size for any sample, never raise, and contain no markup:
-the browser shows every string as plain text.
+statistics, large pictures and long strings. Both have a bounded size for any sample and contain no markup: the browser
+shows every string as plain text. Describing a sample never raises.
 
 The kind of a field is determined in this order:
 
@@ -54,11 +54,11 @@ MAX_DEPTH = 8
 MAX_ITEMS = 40
 """Maximum number of items of a list that are described one by one."""
 CARD_SIDE, FULL_SIDE = 192, 1024
-"""Largest width and height of a picture, pixels."""
+"""Maximum width and height of a picture, in pixels."""
 CARD_POINTS, FULL_POINTS = 96, 600
-"""Maximum number of sections of a signal."""
+"""Maximum number of sections into which the envelope of a signal is divided."""
 SUMMARY, CARD_TEXT, FULL_TEXT = 80, 240, 20_000
-"""Maximum lengths of strings, characters."""
+"""Maximum lengths of strings, in characters."""
 FEW = 6
 """Maximum number of elements of an array that its summary shows."""
 CARD_FIELDS = 24
@@ -66,11 +66,11 @@ CARD_FIELDS = 24
 AUDIO_SECONDS = 60
 """Maximum length, in seconds, of the sound that is sent to the browser."""
 LABEL_NAMES = ("label", "labels", "target", "targets", "class", "category", "y", "1", "")
-"""Names of fields to which the dataset's `classes` apply; "" is a sample that is a number itself."""
+"""Names of fields to which the dataset's `classes` apply; "" is for a sample that is itself a number."""
 RATE_NAMES = ("sampling_rate", "sample_rate", "rate")
 
 Names: TypeAlias = Mapping[str, Sequence[str]]
-"""Names of classes by field. Those under "*" apply to the first whole number in a field of `LABEL_NAMES`."""
+"""Class names by field. Those under "*" apply to the first integer in a field of `LABEL_NAMES`."""
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = SUMMARY
@@ -108,7 +108,7 @@ class View(NamedTuple):
 
 @dataclass(slots=True)
 class Field:
-    """One field of a sample, as the browser gets it."""
+    """One field of a sample, as it is sent to the browser."""
 
     path: str
     kind: Kind
@@ -129,27 +129,27 @@ class Field:
     facts: dict[str, float | str] = field(default_factory=dict)
     """For tables and histograms: shape, mean, minimum, maximum, length."""
     picture: int = -1
-    """Number of the buffer with a PNG; -1 if there is none."""
+    """Index of the buffer with the picture as PNG; -1 if there is none."""
     sound: int = -1
-    """Number of the buffer with a WAV file; -1 if there is none."""
+    """Index of the buffer with the sound as a WAV file; -1 if there is none."""
     size: tuple[int, int] | None = None
-    """Width and height of the picture in the sample."""
+    """Width and height of the picture in the sample, in pixels."""
     points: list[tuple[float, float]] = field(default_factory=list)
-    """The envelope of a signal: minimum and maximum of each section, 0 to 1."""
+    """The envelope of a signal: minimum and maximum of each section, scaled to 0 to 1."""
     slices: int = 0
     """Number of slices of a volume."""
     slice: int = 0
-    """The slice that is shown."""
+    """Index of the slice that is shown."""
 
 
 @dataclass(slots=True)
 class Description:
-    """A sample as the browser gets it."""
+    """A sample as it is sent to the browser."""
 
     fields: list[Field] = field(default_factory=list)
     buffers: list[bytes] = field(default_factory=list)
     cover: int = -1
-    """Number of the field that represents the sample in the gallery; -1 if there is none."""
+    """Index of the field that represents the sample in the gallery; -1 if there is none."""
     nbytes: int = 0
     left_out: int = 0
     """Number of fields beyond `MAX_FIELDS`."""
@@ -168,10 +168,10 @@ def describe(
 
     Args:
         sample: Anything.
-        names: Names of classes.
+        names: Class names by field.
         renderers: User-defined renderers; the first that matches a field draws it.
         view: How to describe the sample.
-        normalization: The normalization to undo when pictures are drawn. Figures are not affected.
+        normalization: The normalization to undo when pictures are drawn. Statistics are not affected.
     """
     return _Describer(names, renderers, view or View(), normalization).describe(sample)
 
@@ -223,7 +223,7 @@ class _Describer:
             else:
                 item = Field(path, "tree", _type_name(value), _count(value))
             item.note = "; ".join(part for part in (note, item.note) if part)
-        except Exception as error:  # noqa: BLE001 - a foreign object may raise anything when it is looked at
+        except Exception as error:  # noqa: BLE001 - an unknown type of object may raise anything when it is inspected
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-FULL_TEXT:]
             item = Field(path, "error", _type_name(value), clean(f"{type(error).__name__}: {error}"), text=text)
             children = None
@@ -372,7 +372,7 @@ class _Describer:
         if undone is not None:
             array, layout = undone, "HWC"
             self._arrays[item.path] = undone  # masks and boxes are drawn over it
-        if not self._view.scan and (self._full or not self._has_cover_picture):  # a card shows one
+        if not self._view.scan and (self._full or not self._has_cover_picture):  # a card shows only one picture
             self._replace_picture(item, pictures.picture_of(array, layout, self._side))
             self._has_cover_picture = item.picture >= 0
             if undone is not None:
@@ -446,7 +446,10 @@ class _Describer:
     # ---- fields that belong together ------------------------------------------------------------------------------
 
     def _draw_over(self) -> None:
-        """Draw masks and boxes over the picture that they belong to; on a card, all over the same picture."""
+        """Draw masks and boxes over the picture that they belong to.
+
+        In a full description, each is drawn over its own copy of the picture; on a card, all over the same picture.
+        """
         drawn_on: dict[str, pictures.Pixels] = {}  # on cards: by the path of the picture
         images = [item for item in self._out.fields if item.kind == "image" and item.picture >= 0 and item.size]
         for item in self._out.fields:
@@ -498,11 +501,12 @@ _FAMILIES: Mapping[Kind, str] = {
     "image": "picture", "volume": "picture", "audio": "signal", "signal": "signal", "array": "signal", "text": "text",
     "number": "value", "label": "value", "none": "value",
 }  # fmt: skip
-"""Kinds of content by which samples are compared, see `problems`; boxes and masks describe the picture."""
+"""By kind of field: the kind of content by which samples are compared, see `problems`. Boxes and masks are left out,
+since they describe the picture."""
 
 
 class Inspector:
-    """Checks the fields of one sample for the finders of problems."""
+    """Checks the fields of one sample, and collects what `problems` needs to find problems."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, NDArray[Any]] = {}
@@ -513,7 +517,7 @@ class Inspector:
         self._digests: dict[str, Any] = {}
 
     def inspect_array(self, path: str, array: NDArray[Any]) -> None:
-        """Note the array of a field; a call of `inspect` follows."""
+        """Remember the array of a field until the call of `inspect` that follows."""
         self._arrays[path] = array
 
     def inspect(self, item: Field, value: Any) -> None:
@@ -606,12 +610,12 @@ def _few_numbers(array: NDArray[Any]) -> str:
         return ""
     try:
         return clean("[" + ", ".join(f"{value:.4g}" for value in array.reshape(-1).tolist()) + "]", SUMMARY)
-    except (TypeError, ValueError):  # elements that have no such format
+    except (TypeError, ValueError):  # elements that do not support this format
         return ""
 
 
 def _plain_picture(value: Any) -> Any:
-    """Convert a PIL image whose pixels are neither brightness nor RGB, such as one with a palette, to RGB."""
+    """Convert a PIL image that is neither grayscale nor RGB(A), such as one with a palette, to RGB or RGBA."""
     mode = getattr(value, "mode", None)
     if mode in ("P", "PA", "CMYK", "YCbCr", "LAB", "HSV", "LA", "La", "RGBa") and hasattr(value, "getbands"):
         return value.convert("RGBA" if mode in ("PA", "LA", "La", "RGBa") else "RGB")
@@ -630,10 +634,10 @@ def _mask_picture(array: NDArray[Any], side: int) -> pictures.Picture:
 
 
 def _corners(value: Any, boxes: NDArray[Any], path: str, size: tuple[int, int]) -> tuple[NDArray[np.float64], str]:
-    """Return boxes as left, top, right, bottom in pixels of the picture, and the format in which they were read.
+    """Return boxes as left, top, right, bottom in pixels of the picture, and a phrase that names the assumed format.
 
     torchvision's boxes state their format. For others, the name of the field may state it ("boxes_xywh", COCO's
-    "bbox"); otherwise the second pair is the opposite corner if it is right of and below the first one in every box.
+    "bbox"); otherwise the second pair is the opposite corner if it is to the right of and below the first in every box.
     """
     corners = np.nan_to_num(boxes[:1000].astype(np.float64))
     stated = clean(getattr(getattr(value, "format", None), "value", "") or "", SUMMARY).lower()
@@ -648,14 +652,14 @@ def _corners(value: Any, boxes: NDArray[Any], path: str, size: tuple[int, int]) 
     elif stated == "cxcywh":
         half = corners[:, 2:] / 2
         corners = np.concatenate([corners[:, :2] - half, corners[:, :2] + half], axis=1)
-    if corners.size and corners.max() <= 1.5:  # shares of width and height
+    if corners.size and corners.max() <= 1.5:  # normalized coordinates: fractions of width and height
         corners *= np.array([*size, *size], np.float64)
         stated += ", as shares of the size"
     return corners, f"read as {stated}"
 
 
 def _sound_of(value: Mapping[Any, Any]) -> tuple[NDArray[Any], int] | None:
-    """Return samples and rate of a mapping that is a sound, such as Hugging Face's audio feature; else None."""
+    """Return the waveform and sampling rate of a mapping that holds a sound, as in Hugging Face datasets; else None."""
     rate = next((value[name] for name in RATE_NAMES if name in value), None)
     waves = next((value[name] for name in ("array", "waveform", "audio", "wave", "samples") if name in value), None)
     if rate is None or waves is None:
@@ -682,7 +686,7 @@ def _wave_file(channel: NDArray[Any], rate: int) -> bytes:
 
 
 def figure_lines(figures: ArrayFigures) -> list[str]:
-    """Format figures as lines of text."""
+    """Format the statistics of an array as lines of text."""
     lines = []
     if figures.minimum is not None and figures.maximum is not None and figures.mean is not None:
         lines.append(f"{number(figures.minimum)} to {number(figures.maximum)}, mean {number(figures.mean)}")

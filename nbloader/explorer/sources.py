@@ -1,4 +1,4 @@
-"""Converts the argument of `nbloader.explore` (a dataset, loader, stream, array, ...) to samples by index."""
+"""Converts the argument of `nbloader.explore` (a dataset, loader, stream, array, ...) to a `Source`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from nbloader._util.format import clean
 from nbloader.batch.rows import is_in_memory
 from nbloader.events import EventBus
+from nbloader.explorer.adapters import Adapted, Stream
 from nbloader.explorer.batch_samples import BatchSamples
 from nbloader.explorer.fields import Names
-from nbloader.explorer.reader import Adapted, Stream
 from nbloader.workers.in_process import Delivery
 
 
@@ -36,37 +36,37 @@ class FollowedLoader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Samples by index, and what is known about them."""
+    """A map-style dataset of the samples to explore, and what is known about it."""
 
     dataset: Any
     """Map-style dataset with indices 0 to `total - 1`."""
     total: int
     title: str
     streaming: bool = False
-    """Whether `total` is only a limit, and samples are read one after another."""
+    """Whether `total` is only an upper limit, and samples are read one after another."""
     names: Names = field(default_factory=dict)
     workers: str = "process"
-    """The kind of workers that suits it."""
+    """The kind of workers that suits the dataset."""
     worker_init_fn: Callable[[int], object] | None = None
     loader: FollowedLoader | None = None
     """The nbloader loader that the dataset belongs to; None if there is none."""
     original: Any = None
-    """The dataset itself."""
+    """The user's dataset itself, which `dataset` may adapt."""
     fixed: bool = False
-    """Whether the samples are one batch: they are the same in each draw, and `WHOLE` is the batch itself."""
+    """Whether the samples are one batch: they are the same in each draw, and index `WHOLE` is the batch itself."""
     note: str = ""
     """A line of text about the source."""
 
 
 def source_of(x: Any, buffer: int) -> Source:
-    """Find out what the samples of an object are.
+    """Determine what the samples of an object are.
 
     Args:
         x: A loader, a dataset, an array, a dict of columns, or anything that can be iterated.
         buffer: Maximum number of samples of a stream that are kept.
 
     Raises:
-        TypeError: It has no samples.
+        TypeError: The object has no samples.
     """
     if _is_of_torch(x, "DataLoader"):
         return _of_loader(x, buffer)
@@ -79,7 +79,7 @@ def source_of(x: Any, buffer: int) -> Source:
 
 
 def _is_of_torch(x: Any, name: str) -> bool:
-    """Whether it is an instance of a class of `torch.utils.data`, or of nbloader's stand-in for it without torch.
+    """Whether an object is an instance of a class of `torch.utils.data`, or of its stand-in if torch is not installed.
 
     Importing torch takes 2 s. If nothing has imported it yet, there is no such instance.
     """
@@ -91,7 +91,7 @@ def _is_of_torch(x: Any, name: str) -> bool:
 
 
 def _workers_of(loader: Any) -> str:
-    """Return the kind of workers for a loader's dataset: on this machine, even if the loader's own are elsewhere."""
+    """Return the kind of workers for a loader's dataset: on this machine, even if the loader's own workers are not."""
     return "thread" if loader.workers == "thread" else "process"
 
 
@@ -176,7 +176,7 @@ def class_names(dataset: Any) -> Names:
     Args:
         dataset: Any dataset; for a `Subset`, the inner dataset is used.
     """
-    for _ in range(8):  # a Subset of a Subset
+    for _ in range(8):  # a Subset may contain a Subset
         classes = dataset.get("target_names") if isinstance(dataset, Mapping) else getattr(dataset, "classes", None)
         if found := _names(classes):
             return {"*": found}
@@ -205,9 +205,9 @@ def _names(value: Any) -> list[str]:
 
 
 def delivered(loader: FollowedLoader | None, limit: int) -> list[int]:
-    """Return dataset indices of the samples that a loader has delivered last, the newest batch first.
+    """Return dataset indices of the samples that a loader delivered most recently, the newest batch first.
 
-    A record contains only the first eight indices of its batch.
+    A batch record contains only the first eight indices of its batch.
 
     Args:
         loader: An nbloader loader.

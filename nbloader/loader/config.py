@@ -25,8 +25,8 @@ from nbloader._util import torch_api
 from nbloader._util.torch_api import Dataset, IterableDataset, missing_torch
 from nbloader._util.validate import natural, one_of
 from nbloader.batch.chunking import check_chunk
+from nbloader.device.accelerator import Accelerator
 from nbloader.device.placement import check_devices
-from nbloader.device.transfer import Accelerator
 from nbloader.engine.iterator import check_names
 from nbloader.sampling import datapipes, samplers
 from nbloader.sampling.source import SourceSampler

@@ -338,7 +338,7 @@ class Monitor:
 
     def timeline(self, epoch: int | None) -> Figure:
         """See `DataLoader.timeline`."""
-        from nbloader.dashboard.figures import timeline
+        from nbloader.dashboard.timeline_figure import timeline
 
         return timeline(self.trace.epoch(epoch))
 

@@ -18,15 +18,15 @@ from nbloader.report.render import html_table, text_table
 if TYPE_CHECKING:
     from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
 
-    from nbloader.device.transfer import Accelerator
+    from nbloader.device.accelerator import Accelerator, MemoryKind
 
 
 class UploadVariant(NamedTuple):
     """A way to upload batches."""
 
     name: str
-    memory: str
-    """The kind of memory that the device reads, one of `nbloader.device.transfer.WAYS`."""
+    memory: MemoryKind
+    """The kind of memory that the device reads, see `events.Placed.memory`."""
     side_stream: bool
     """Whether copies run on a separate stream."""
 
@@ -157,7 +157,7 @@ def compare_uploads(
     batch_size: int = 64,
     num_workers: int = 2,
     step: float | Callable[[Any], object] = 5.0,
-    accelerator: Callable[[str, bool], Accelerator] | None = None,
+    accelerator: Callable[[MemoryKind, bool], Accelerator] | None = None,
 ) -> UploadComparison:
     """Upload the same epoch in four ways: pageable memory, pinned by a copy, pinned in place, and on a side stream.
 
@@ -213,7 +213,7 @@ def matrix_products(device: Any, ms: float) -> Callable[[Any], object]:
     return lambda _batch: multiply(count)
 
 
-def _torch_accelerators(device: Any) -> Callable[[str, bool], Accelerator]:
+def _torch_accelerators(device: Any) -> Callable[[MemoryKind, bool], Accelerator]:
     from nbloader.device.placement import check_device
 
     chosen = check_device(device)
@@ -222,7 +222,7 @@ def _torch_accelerators(device: Any) -> Callable[[str, bool], Accelerator]:
 
     from nbloader.device.torch_backend import TorchAccelerator
 
-    return lambda memory, side_stream: TorchAccelerator(chosen, way=memory, side_stream=side_stream)
+    return lambda memory, side_stream: TorchAccelerator(chosen, memory=memory, side_stream=side_stream)
 
 
 def _measure(

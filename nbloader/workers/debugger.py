@@ -1,14 +1,14 @@
 """Run a call in the debugger: IPython's debugger if IPython is running, otherwise pdb.
 
-debug(call, stop_in) -> the call begins -> one of these functions is entered -> prompt at its first line
-                                        -> it raises -> prompt at the line that raised
+debug(call, stop_in) -> the call begins -> a function of `stop_in` is entered -> prompt at its first line
+                                        -> the call raises -> prompt at the line that raised
 """
 
 from __future__ import annotations
 
 import bdb
 import inspect
-import pdb  # noqa: T100 - this is what it is for
+import pdb  # noqa: T100 - this module runs the debugger
 import sys
 from collections.abc import Callable, Collection, Iterator
 from types import CodeType, FrameType
@@ -27,7 +27,7 @@ def code_of(dataset: Any, *names: str) -> set[CodeType]:
 
     Args:
         dataset: The dataset.
-        names: The names of the methods. The first one that exists is used.
+        names: Candidate names of the method. The first one that exists is used.
 
     Returns:
         The code objects; empty if the methods are not written in Python.
@@ -42,14 +42,14 @@ def code_of(dataset: Any, *names: str) -> set[CodeType]:
 
 
 def debug(call: Callable[[], object], stop_in: Collection[CodeType] = ()) -> Exception | None:
-    """Call a function in the debugger. The user's `q` ends the call.
+    """Call a function in the debugger. The debugger's command `q` ends the call.
 
     Args:
         call: The function.
-        stop_in: The prompt appears at the first line of whichever of these functions is entered first.
+        stop_in: Code of functions: the prompt appears at the first line of the one that is entered first.
 
     Returns:
-        The exception that the call raised, after a prompt at the line that raised it; None if it raised none.
+        The exception that the call raised, after a prompt at the line that raised it; None if there was none.
     """
     debugger: Any = _debugger()
     frames = list(_frames())
@@ -123,7 +123,7 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _outermost(frame: FrameType) -> FrameType:
-    """Return the frame that nbloader called: the outermost one below its own frames."""
+    """Return the frame that nbloader called: the first one, going outwards, whose caller is a frame of nbloader."""
     while frame.f_back is not None and not frame.f_back.f_globals.get("__name__", "").startswith(_PACKAGE):
         frame = frame.f_back
     return frame

@@ -1,6 +1,6 @@
-"""Random generators and `get_worker_info()` per worker thread. This file contains all patches of other modules.
+"""Random generators and `get_worker_info()` per worker thread. All monkey patches of other modules are in this file.
 
-Seeds belong to the batch, so that a batch is the same whichever worker produces it. But the global generators of
+Seeds depend on the batch, so that a batch is the same whichever worker produces it. But the global generators of
 `random`, NumPy and torch belong to the whole process. A worker thread therefore needs its own generators, and datasets
 must draw from these even if they call `random.random()`. To achieve this, nbloader replaces the objects listed here
 when the first worker thread starts. It restores them when the last worker thread has ended (a thread that hangs in the
@@ -10,7 +10,7 @@ dataset ends when that call returns). Threads that are not workers keep using th
 |-------------------------------------------------------------|-------------------------------------------------------|
 | `random.random`, `getrandbits`, `seed`, `gauss`, `getstate`,| draw from their own generator                         |
 | `setstate`                                                  |                                                       |
-| attributes `random` and `getrandbits` of the instance       | do so in all other functions of `random`, also if     |
+| attributes `random` and `getrandbits` of the instance       | do so in all other functions of `random`, even if     |
 | behind the functions of `random`                            | they were imported before (`from random import choice`)|
 | functions of `numpy.random` that use its global generator   | draw from their own generator                         |
 | `manual_seed`, `seed`, `initial_seed`, `get_rng_state` and  | seed and read their own generator                     |
@@ -30,8 +30,9 @@ torch's random functions need no patch: a thread-local `TorchFunctionMode` passe
 global generators of `random` and `numpy.random`, which are not seeded for each batch and are used in varying order.
 `torch.utils.data.get_worker_info()` returns None; `nbloader.get_worker_info()` still works.
 
-Not covered in either case: `random.random`, `random.gauss`, `random.seed` and functions of `numpy.random` that were
-imported by name; torch functions that take no generator, such as dropout; threads that a dataset starts itself.
+Not covered, with or without the patches: `random.random`, `random.gauss`, `random.seed` and functions of
+`numpy.random` that were imported by name; torch functions that take no generator, such as dropout; threads that a
+dataset starts itself.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ class TaskContext:
 
 
 def _torch_info(info: WorkerInfo) -> Any:
-    """Convert to torch's `WorkerInfo`. Newer versions also have the kind of worker. None if torch is not imported."""
+    """Convert to torch's `WorkerInfo`; newer versions also state the kind of worker. None if torch is not imported."""
     if "torch" not in sys.modules:
         return None
     from torch.utils.data._utils import worker as torch_worker
@@ -206,7 +207,7 @@ _MISSING = object()
 
 
 class RoutedFunction:
-    """A replacement for a module's function: it calls the current thread's generator if any, or else the original.
+    """A replacement for a module's function: it calls the current thread's generator if it has one, else the original.
 
     Args:
         original: The original function.
@@ -279,7 +280,7 @@ class Patch:
         return patch
 
     def undo(self) -> None:
-        """Restore the original, unless other code has replaced it again."""
+        """Restore the original, unless other code has replaced the attribute or item in the meantime."""
         if isinstance(self.owner, dict):
             if self.owner.get(self.name) is self.replacement:
                 self.owner[self.name] = self.original
@@ -297,7 +298,7 @@ def _python_generator() -> Any:
 
 
 class _Patches:
-    """The set of patches, which are applied while at least one user of them exists."""
+    """All patches, with a reference count: they are applied while they have at least one user."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -316,7 +317,7 @@ class _Patches:
                     self._patch_torch()
 
     def add_torch(self) -> None:
-        """Apply the patches of torch, if torch was imported after the other patches were applied."""
+        """Patch torch, if it was imported after the other patches were applied."""
         with self._lock:
             if self._applied and not self._has_torch:
                 self._patch_torch()
@@ -375,7 +376,7 @@ class _Patches:
 
 
 def _stack_in_private_memory(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap torch's function that stacks tensors, so that it does not use shared memory as it would in a worker."""
+    """Wrap torch's function that stacks tensors, so that it uses private memory even in a worker."""
 
     @functools.wraps(original)
     def stack(*args: Any, **kwargs: Any) -> Any:
@@ -408,7 +409,7 @@ def _torch_mode() -> Any:
             (torch, "_standard_gamma _sample_dirichlet"),
             (tensor, "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial normal_ random_"),
             (tensor, "uniform_"),
-            (torch.nn.init, "uniform_ normal_ kaiming_uniform_"),  # these call modes themselves
+            (torch.nn.init, "uniform_ normal_ kaiming_uniform_"),  # these dispatch to the mode themselves
         )
         for name in names.split()
     }

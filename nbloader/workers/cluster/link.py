@@ -61,7 +61,7 @@ class Connection(Protocol):
         """Wait until the node's actor runs, and ask which versions it has."""
 
     def clock(self) -> tuple[int, int, int]:
-        """Return when a call was sent (by this clock), the reading of the node's clock, and when the result arrived."""
+        """Read the node's clock. Return when the call was sent (local time), the reading, and when it arrived."""
 
     def execute(self, commands: bytes, setup: Any = None) -> None:
         """Send commands without waiting."""
@@ -70,7 +70,7 @@ class Connection(Protocol):
         """Request one more report."""
 
     def next_report(self) -> tuple[NodeReport, int]:
-        """Wait for the report that was requested first. Return it, and when it was requested."""
+        """Wait for the report that was requested first. Return it, and the time of its request."""
 
     def stack(self, uid: int) -> str:
         """Return the current Python stack of a worker."""
@@ -120,7 +120,7 @@ class RayHandle(WorkerHandle):
         self.sent = 0
         """Number of tasks that were sent to the worker. The last one has this sequence number."""
         self.begun_to: int | None = None
-        """The highest sequence number that was begun, if the worker processes several tasks at a time; else None."""
+        """The highest sequence number of a begun task, if the worker processes several tasks at a time; else None."""
         self.asked: set[tuple[int, int]] = set()
         """(run, job) of tasks that the node was asked to take back. Tasks that the worker had begun stay in this set
         until they are done, so that the node is not asked again."""
@@ -140,7 +140,7 @@ class RayHandle(WorkerHandle):
 
     @property
     def machine(self) -> Machine | None:
-        """See `WorkerHandle`. None also for simulated nodes and for the node that the notebook runs on."""
+        """See `WorkerHandle`. Also None for simulated nodes and for the node that the notebook runs on."""
         link = self.link
         return None if link is None else link.machine
 
@@ -179,10 +179,10 @@ class NodeLink:
     Args:
         node: The node.
         connection: The calls to the node.
-        batches: The segments to which batches are copied.
+        batches: The segments into which batches are copied.
         put: Takes messages for the engine. Called on the link's thread.
-        on_change: Called on the link's thread when the state has changed. A link that is lost has not reported the ends
-            of its workers yet.
+        on_change: Called on the link's thread when the state has changed. When a link is lost, the link itself does not
+            report that its workers have ended: the callee does.
         check: Raises an exception if the node has different versions of Python or nbloader.
         output: "torch" or "numpy": what the arrays of a batch become.
     """
@@ -215,7 +215,7 @@ class NodeLink:
         """Why the link was lost or has failed."""
         self.created = time.monotonic()
         self.noticed = False
-        """Whether a line in the cell has reported that the link takes long to open."""
+        """Whether a notice in the cell has said that the link takes long to open."""
         self._batches = batches
         self._put = put
         self._on_change = on_change
@@ -307,7 +307,7 @@ class NodeLink:
                 raise NbloaderError(f"a fault on the node:\n{entry.error}")
             else:
                 self._take_message(entry)
-        self.connection.request_report(self.credit)  # only now: the copied data no longer takes memory in the store
+        self.connection.request_report(self.credit)  # only now, when the copied data no longer occupies the store
 
     def _begin(self, begin: BatchBegin, sent: int, pieces: deque[Any]) -> None:
         handle = self.handles.get(begin.uid)

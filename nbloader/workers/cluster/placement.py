@@ -37,7 +37,7 @@ class NodeLoad:
     """Whether a link to the node was lost recently: the node may be dead although Ray does not know yet."""
 
     def share(self, more: int = 0) -> float:
-        """Return the number of workers per CPU, if `more` workers were added."""
+        """Return the number of workers per CPU after adding `more` workers."""
         return (self.workers + more) / max(self.info.cpus, 1.0)
 
 
@@ -105,7 +105,7 @@ def choose(loads: Sequence[NodeLoad], options: RayOptions) -> NodeLoad | None:
 
 
 def surplus(loads: Sequence[NodeLoad], options: RayOptions) -> list[str]:
-    """Return the ids of nodes from which workers should move to a node that has joined, one id for each worker."""
+    """Return the ids of nodes from which workers should move to a node that has joined: one entry for each worker."""
     if options.placement == "pack":
         return []
     counts = {load.info.node_id: load.workers for load in loads}

@@ -59,9 +59,9 @@ LOOK_FOR_NODES = 2.0
 SUSPECT = 30.0
 """Seconds for which a node is avoided after a link to it was lost: Ray may take this long to notice a dead node."""
 LONG_OPENING = 8.0
-"""Seconds after which a line in the cell says that a node has not started its actor."""
+"""Seconds after which a notice in the cell says that a node has not started its actor."""
 MAX_PLACEMENTS = 5
-"""Maximum number of nodes on which the pool tries to start a worker, if they are lost one after the other."""
+"""Maximum number of nodes on which the pool tries to start a worker, if they are lost one after another."""
 CLOSE_TIMEOUT = 3.0
 """Seconds beyond the grace period of `close` that a node gets to report that its workers have ended."""
 MAX_WINDOW = 1 << 30
@@ -69,7 +69,7 @@ MAX_WINDOW = 1 << 30
 WINDOW_PART = 4
 """The default of `RayOptions.window_bytes` is 1/`WINDOW_PART` of the smallest object store."""
 MIN_CREDIT, MAX_CREDIT = 256 << 10, 32 << 20
-"""Minimum and maximum number of bytes of batches in one report."""
+"""Limits of `NodeLink.credit`, in bytes. The lower one does not apply if `RayOptions.window_bytes` is set."""
 _PLAIN_TYPES = {int, str, bool, float, bytes, Ticket, IndexArray}
 """Types of indices that the standard pickle handles, so that cloudpickle is not needed."""
 
@@ -128,7 +128,7 @@ class ClusterSetup:
 
     Args:
         setup: The pickled dataset and functions.
-        cluster: The cluster that has the object store.
+        cluster: The cluster whose object store receives the pickle.
     """
 
     _versions = itertools.count()
@@ -165,7 +165,7 @@ class ClusterSetup:
 
 @dataclass(slots=True)
 class _Start:
-    """A worker that waits to be placed on a node."""
+    """The start of a worker: it waits to be placed on a node, and is kept until the worker has ended."""
 
     handle: RayHandle
     options: WorkerOptions
@@ -213,7 +213,7 @@ class RayPool(WorkerPool):
 
     @property
     def usable(self) -> bool:
-        """See `WorkerPool`. False if the pool's thread has failed, or if Ray was shut down or connected again since."""
+        """See `WorkerPool`. False once the pool's thread has failed, or Ray has been shut down or reconnected."""
         return self._failure is None and self._session == self._cluster.session
 
     def fileno(self, uid: int | None = None) -> int:  # noqa: ARG002
@@ -282,7 +282,7 @@ class RayPool(WorkerPool):
         return SetEnvironment(self._environment, self._options.runtime_env is not None)
 
     def revoke(self, uid: int, tasks: Sequence[Task]) -> list[Task]:
-        """See `WorkerPool`. Returns nothing; the node reports later which tasks it took back."""
+        """See `WorkerPool`. Always returns an empty list; the node reports later which tasks it took back."""
         handle = self._handles.get(uid)
         if handle is not None:
             jobs = [job for task in tasks if (job := (task.run, task.job)) not in handle.asked]
@@ -360,7 +360,7 @@ class RayPool(WorkerPool):
     # ---- ending -------------------------------------------------------------------------------------------------
 
     def close(self, grace: float) -> list[WorkerMessage]:
-        """See `WorkerPool`. The pool stops waiting for a node that is late, and Ray ends its processes."""
+        """See `WorkerPool`. The pool gives up on a node that is late, and Ray ends the node's processes."""
         with self._changed:
             self._closing = True
             self._to_start.clear()
@@ -526,7 +526,7 @@ class RayPool(WorkerPool):
             link.handles[start.handle.uid] = start.handle
             self._starts[start.handle.uid] = start
             link.outbox.append(StartWorker(start.handle.uid, start.handle.worker, start.options, start.setup.version))
-        if not link.thread.ident:  # start the thread only now: a failure is reported in the name of a worker
+        if not link.thread.ident:  # only now, since a failure is reported under the uid of a worker
             link.thread.start()
         elif link.state is not LinkState.OPENING:
             self._flush(link)
@@ -546,7 +546,7 @@ class RayPool(WorkerPool):
         return link
 
     def _notice_long_openings(self) -> None:
-        """Report nodes that take long to start their actors: Ray itself waits without limit and without a message."""
+        """Report nodes that take long to start their actors: Ray itself waits indefinitely, without a message."""
         before = time.monotonic() - LONG_OPENING
         for link in self._links:
             if link.state is LinkState.OPENING and link.created < before and not link.noticed and link.handles:
@@ -564,7 +564,7 @@ class RayPool(WorkerPool):
     def _rebalance(self, nodes: list[NodeInfo]) -> None:
         """Move workers to nodes that have joined.
 
-        The moved workers are killed and replaced. The batches that they held are dispatched again.
+        The moved workers are killed and replaced. Their unfinished batches are dispatched again.
         """
         with self._changed:
             for donor in surplus(self._loads(nodes), self._options):
@@ -594,7 +594,7 @@ class RayPool(WorkerPool):
             self._changed.notify()
 
     def _on_lost(self, link: NodeLink) -> None:
-        """Report the workers of a lost node as gone, and place again those whose processes had not been launched."""
+        """Report the workers of a lost node as gone. Those whose processes had not been launched are placed again."""
         self._suspects[link.node.node_id] = time.monotonic()
         if self._closing:
             return
