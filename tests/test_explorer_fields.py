@@ -17,7 +17,8 @@ from PIL import Image
 
 from nbloader.explorer import pictures
 from nbloader.explorer.api import Explore
-from nbloader.explorer.fields import FULL_TEXT, MAX_FIELDS, Renderer, View, describe, to_json
+from nbloader.explorer.describer import FULL_TEXT, MAX_FIELDS, Renderer, View, describe
+from nbloader.explorer.field import to_json
 from nbloader.explorer.normalization import Normalization, declared
 from nbloader.explorer.sources import class_names
 from nbloader.explorer.values import as_array, envelope, figures_of

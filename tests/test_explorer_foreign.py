@@ -17,7 +17,7 @@ import torch
 
 from nbloader import DataLoader, demo
 from nbloader.explorer import widget
-from nbloader.explorer.fields import FULL_TEXT
+from nbloader.explorer.describer import FULL_TEXT
 from nbloader.explorer.reader import Request, View
 
 TIMEOUT = 90

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from nbloader.explorer.fields import View, describe
+from nbloader.explorer.describer import View, describe
 from nbloader.explorer.problems import Check, Form, find_problems
 from nbloader.explorer.reader import ReadSample, SampleReader, scan_request
 from nbloader.explorer.scan import AHEAD, Scan

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from fake_loader import FakeLoader
 
-from nbloader.dashboard.figures import timeline as timeline_figure
 from nbloader.dashboard.panels import Frame
 from nbloader.dashboard.panels.path import Box, Path, WorkerCell, describe
 from nbloader.dashboard.panels.timeline import Timeline as TimelinePanel
 from nbloader.dashboard.panels.timeline import svg
+from nbloader.dashboard.timeline_figure import timeline as timeline_figure
 from nbloader.events import BatchRecord, EpochEnded, EpochStarted, LoaderPaused, LoaderResumed, WorkerDied
 from nbloader.events.gauges import ProducedBatch
 from nbloader.metrics.snapshot import PinnedBatches, Snapshot, UploadStats

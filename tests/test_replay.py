@@ -526,7 +526,9 @@ def test_numbers_that_do_not_exist():
         with pytest.raises(ReplayError, match="epoch 3 is not known: this loader has epochs 0 to 0"):
             loader.replay(3, 0)
         for number in (-1, 2):
-            with pytest.raises(ReplayError, match=f"batch {number} of epoch 0 cannot be replayed: it has 2 batches"):
+            with pytest.raises(
+                ReplayError, match=f"batch {number} of epoch 0 cannot be replayed: the epoch has 2 batches"
+            ):
                 loader.replay(0, number)
         with pytest.raises(TypeError, match="or a BatchRecord"):
             loader.replay(0)
@@ -547,7 +549,7 @@ def test_the_memory_of_old_epochs_is_bounded(monkeypatch):
         for _ in range(4):
             list(loader)
         assert loader.replay(3, 5).indices == [25, 26, 27, 28, 29]
-        with pytest.raises(ReplayError, match=r"came from a custom sampler.* known are 2 to 5"):
+        with pytest.raises(ReplayError, match=r"came from a custom sampler.*batches 2 to 5"):
             loader.replay(3, 1)
         with pytest.raises(ReplayError, match="has epochs 1 to 3"):
             loader.replay(0, 5)

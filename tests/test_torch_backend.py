@@ -151,7 +151,8 @@ def test_the_error_of_a_full_device_has_its_sizes_and_started_copies_are_waited_
     payload = types.SimpleNamespace(mapping=None, open=lambda: [torch.ones(2), torch.ones(2).as_subclass(Full)])
     lane = DeviceLane(torch_backend.TorchAccelerator(CPU, memory="pageable"), 1)
     with pytest.raises(
-        torch.cuda.OutOfMemoryError, match=r"Tried to allocate 38.*2 of its 80,000 MB are free, torch holds 79,000"
+        torch.cuda.OutOfMemoryError,
+        match=r"Tried to allocate 38.*2 of its 80,000 MB are free; torch has reserved 79,000",
     ):
         lane.deliver(BatchKey(0, 3), payload)
     assert len([note for note in notes.notes if note[1] == "records"]) == 3, "of the clock, the begin, and the end"

@@ -17,8 +17,8 @@ from datasets import Numbers, all_pids, wait_for
 
 from nbloader import DataLoader
 from nbloader._util.format import final_message, tail
-from nbloader.dashboard.figures import timeline
 from nbloader.dashboard.page import Report
+from nbloader.dashboard.timeline_figure import timeline
 from nbloader.events import (
     BatchFailed,
     BatchRecord,

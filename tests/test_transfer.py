@@ -209,7 +209,7 @@ def test_too_little_memory_for_a_batch_ahead_is_no_error_and_not_retried_in_that
     device.full = True
     with caplog.at_level(logging.WARNING):
         assert not lane.start_ahead(BatchKey(0, 1), boxes[1])
-    assert "no memory for a batch ahead on scripted:0" in caplog.text
+    assert "scripted:0 has no memory for uploads ahead" in caplog.text
     device.full = False
     assert lane.deliver(BatchKey(0, 1), boxes[1])[0] == "batch 1 on the device"
     device.finish(9)

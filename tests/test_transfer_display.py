@@ -16,7 +16,6 @@ from test_trace import MS, load, record
 
 from nbloader import DataLoader
 from nbloader.dashboard.charts import columns_of
-from nbloader.dashboard.figures import timeline
 from nbloader.dashboard.page import Report
 from nbloader.dashboard.panels import Frame
 from nbloader.dashboard.panels.path import describe
@@ -24,6 +23,7 @@ from nbloader.dashboard.panels.plots import Plots
 from nbloader.dashboard.panels.timeline import Timeline as TimelinePanel
 from nbloader.dashboard.panels.timeline import svg
 from nbloader.dashboard.panels.workers import Workers as WorkerTable
+from nbloader.dashboard.timeline_figure import timeline
 from nbloader.events import BatchRecord, NodeTransfer, Placed
 from nbloader.metrics.snapshot import OPTIONAL_STAGES, STAGES
 from nbloader.metrics.stage_times import durations, stage_stats

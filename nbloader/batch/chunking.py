@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from nbloader.batch.payload import BatchOutcome, JoinedPayload
+from nbloader.batch.payload import BatchOutcome, ChunkPart, JoinedPayload
 from nbloader.batch.pytree import merge
 from nbloader.batch.task import ChunkedBatch
 from nbloader.events.failures import EmptyBatch, WorkerFailure
@@ -33,9 +33,11 @@ def check_chunk(chunk_size: Any, *, batch_size: int | None, batch_sampler: Any, 
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
         raise TypeError(f"chunk_size must be an int or None, not {type(chunk_size).__name__}: {chunk_size!r}")
     if iterable:
-        raise ValueError(f"chunk_size={chunk_size} and an iterable dataset are mutually exclusive: it has no indices")
+        raise ValueError(
+            f"chunk_size={chunk_size} requires a map-style dataset: an iterable dataset has no indices to split"
+        )
     if batch_size is None and batch_sampler is None:
-        raise ValueError(f"chunk_size={chunk_size} needs batches to split: batch_size=None makes none")
+        raise ValueError(f"chunk_size={chunk_size} requires batches, which batch_size=None turns off")
     if chunk_size <= 0:
         raise ValueError(f"chunk_size must be a positive number of samples, not {chunk_size}")
     if batch_size is not None and batch_size % chunk_size:
@@ -66,7 +68,7 @@ def join_chunks(batch: ChunkedBatch[Any], collate_fn: Callable[[list[Any]], Any]
             if not isinstance(outcome, WorkerFailure) or outcome.position < 0:
                 return outcome  # type: ignore[no-any-return]
             return dataclasses.replace(outcome, position=start + outcome.position)
-    filled = [(start, outcome) for start, outcome in chunks if not outcome.empty]
+    filled = [ChunkPart(start, outcome) for start, outcome in chunks if not outcome.empty]
     if filled:
         join = merge if collate_fn is None else functools.partial(_collate_all, collate_fn)
         return JoinedPayload(filled, join, batch.arena, complete=len(filled) == len(chunks))

@@ -19,7 +19,7 @@ IN_ARENA = -2
 """Value of `segment` for a chunk that was written into the arena of its batch (chunk_arena.py)."""
 NOT_MEASURED = -1
 """Value of `fetch_cpu` and `collate_cpu` if the CPU time of the batch was not measured."""
-CPU_MEASURED = 8
+MEASURE_CPU_EVERY = 8
 """While batches take less than `MEASURE_NS`, the CPU time is measured for one in this many. A measurement needs
 three system calls, which took 3 % of the time of tiny batches when every batch was measured."""
 MEASURE_NS = 500_000

@@ -296,11 +296,19 @@ class LocalPayload(_Payload):
         """Do nothing: there is no memory to release."""
 
 
+class ChunkPart(NamedTuple):
+    """A chunk that has samples, as a part of its batch."""
+
+    start: int
+    """Position of its first sample in the batch."""
+    payload: BatchPayload
+
+
 class JoinedPayload(_Payload):
     """A batch of chunks that several workers produced. Its `worker` is the one that finished its chunk last.
 
     Args:
-        parts: For each chunk that has samples: the position of its first sample in the batch, and its payload.
+        parts: The chunks that have samples.
         join: Joins the built chunks; used unless `is_contiguous`.
         arena: The memory into which workers wrote the chunks side by side; None if each chunk has separate memory.
         complete: Whether `parts` contains every chunk of the batch, that is, no chunk is empty.
@@ -310,20 +318,21 @@ class JoinedPayload(_Payload):
 
     def __init__(
         self,
-        parts: Sequence[tuple[int, BatchPayload]],
+        parts: Sequence[ChunkPart],
         join: Callable[[list[Any]], Any],
         arena: Arena | None,
         *,
         complete: bool,
     ) -> None:
-        self._starts = [start for start, _chunk in parts]
-        self._chunks = [chunk for _start, chunk in parts]
+        self._starts = [part.start for part in parts]
+        self._chunks = [part.payload for part in parts]
         self._join = join
         self._arena = arena
         self._complete = complete
         self._batch: Any = None
         headers = [chunk.header for chunk in self._chunks]
-        start, slowest = max(((start, chunk.header) for start, chunk in parts), key=lambda part: part[1].slowest_ns)
+        longest = max(parts, key=lambda part: part.payload.header.slowest_ns)
+        slowest = longest.payload.header
         header = headers[0]._replace(
             nbytes=sum(header.nbytes for header in headers),
             extras_nbytes=sum(header.extras_nbytes for header in headers),
@@ -333,7 +342,7 @@ class JoinedPayload(_Payload):
             collate_end=max(header.collate_end for header in headers),
             fetch_cpu=_sum_if_measured([header.fetch_cpu for header in headers]),
             collate_cpu=_sum_if_measured([header.collate_cpu for header in headers]),
-            slowest=start + slowest.slowest if slowest.slowest >= 0 else -1,
+            slowest=longest.start + slowest.slowest if slowest.slowest >= 0 else -1,
             slowest_ns=slowest.slowest_ns,
         )
         last = max(self._chunks, key=lambda chunk: chunk.header.collate_end)

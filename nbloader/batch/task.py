@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from nbloader._util.rng import mix
 
@@ -18,6 +18,15 @@ ALONE_AFTER = 2
 A worker may process several batches at the same time. If the batch is processed alone, it is clear whether it causes
 the deaths.
 """
+
+
+class JobKey(NamedTuple):
+    """Identifies a job, which is a batch or a chunk of one, among the jobs of all iterations."""
+
+    run: int
+    """Number of the iteration."""
+    job: int
+    """Number of the job within the iteration."""
 
 
 @dataclass(slots=True)

@@ -77,7 +77,7 @@ class TorchAccelerator:
         """See `accelerator.Accelerator`."""
         free, total = self.module.mem_get_info(self.device)
         held = self.module.memory_reserved(self.device)
-        return f"{free / 1e6:,.0f} of its {total / 1e6:,.0f} MB are free, torch holds {held / 1e6:,.0f} MB"
+        return f"{free / 1e6:,.0f} of its {total / 1e6:,.0f} MB are free; torch has reserved {held / 1e6:,.0f} MB"
 
     def synchronize(self) -> None:
         """Wait until the device has finished all enqueued work."""

@@ -119,7 +119,10 @@ class DeviceLane:
         except self.accelerator.out_of_memory:
             # The consumer may free memory before the batch is due. Attempts are costly: torch empties its cache first.
             self._full_run = key.run
-            log.warning("no memory for a batch ahead on %s: uploads wait until they are due", self.accelerator.name)
+            log.warning(
+                "%s has no memory for uploads ahead: each batch is uploaded when the loop requests it",
+                self.accelerator.name,
+            )
             return False
         return True
 

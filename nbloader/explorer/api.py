@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from nbloader.explorer.fields import Renderer
+from nbloader.explorer.describer import Renderer
 
 if TYPE_CHECKING:
     from nbloader.explorer.widget import Explorer

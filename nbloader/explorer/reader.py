@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from nbloader._util.format import clean
 from nbloader._util.signals import raised_by_handler
 from nbloader.events.remote_errors import describe as describe_error
-from nbloader.explorer import fields
 from nbloader.explorer.adapters import EndOfStreamError
-from nbloader.explorer.fields import FULL_TEXT, Names, Renderer, View
+from nbloader.explorer.describer import FULL_TEXT, Names, Renderer, View, describe
+from nbloader.explorer.field import card_fields, to_json
 from nbloader.explorer.normalization import Normalization
-from nbloader.workers.in_process import Delivery
+from nbloader.workers.in_process import SampleDelivery
 
 PATH_NAMES = ("filename", "path")
 
@@ -34,7 +34,7 @@ class Request(NamedTuple):
     draw: int = 0
     """Number of the random draw: the same number gives the same augmentation."""
     view: View = View()
-    delivery: Delivery | None = None
+    delivery: SampleDelivery | None = None
     """The delivery to reproduce; None for a separate random draw."""
 
 
@@ -138,14 +138,14 @@ class SampleReader:
             seconds = time.perf_counter() - begin
             return ReadSample(error_content(error), [], seconds, time.thread_time() - cpu_begin, failed=True)
         seconds, cpu_seconds = time.perf_counter() - begin, time.thread_time() - cpu_begin
-        description = fields.describe(sample, self._names, self._renderers, request.view, self._normalization)
-        shown = description.fields if request.view.full else fields.card_fields(description)
+        description = describe(sample, self._names, self._renderers, request.view, self._normalization)
+        shown = description.fields if request.view.full else card_fields(description)
         cover = -1
         if 0 <= description.cover < len(description.fields):
             wanted = description.fields[description.cover]
             cover = next((at for at, item in enumerate(shown) if item is wanted), -1)
         content = {
-            "fields": [fields.to_json(item) for item in shown],
+            "fields": [to_json(item) for item in shown],
             "cover": cover,
             "nbytes": description.nbytes,
             "left_out": description.left_out,

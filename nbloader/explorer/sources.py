@@ -13,8 +13,8 @@ from nbloader.batch.rows import is_in_memory
 from nbloader.events import EventBus
 from nbloader.explorer.adapters import Adapted, Stream
 from nbloader.explorer.batch_samples import BatchSamples
-from nbloader.explorer.fields import Names
-from nbloader.workers.in_process import Delivery
+from nbloader.explorer.describer import Names
+from nbloader.workers.in_process import SampleDelivery
 
 
 class FollowedLoader(Protocol):
@@ -24,7 +24,7 @@ class FollowedLoader(Protocol):
     dataset: Any
     workers: str
 
-    def deliveries(self, index: Any, limit: int = ...) -> list[Delivery]:
+    def deliveries(self, index: Any, limit: int = ...) -> list[SampleDelivery]:
         """See `DataLoader`."""
 
     def replay(self, epoch: int, batch: int) -> Any:

@@ -28,8 +28,8 @@ from nbloader._util.torch_stand_ins import Subset
 from nbloader.errors import NbloaderError, ReplayError
 from nbloader.explorer import static
 from nbloader.explorer.batch_samples import WHOLE, BatchSamples, facts
+from nbloader.explorer.describer import Renderer, View
 from nbloader.explorer.fetcher import SampleFetcher, sample_seed
-from nbloader.explorer.fields import Renderer, View
 from nbloader.explorer.normalization import Normalization, declared
 from nbloader.explorer.problems import KINDS, Found
 from nbloader.explorer.reader import ReadSample, Request
@@ -40,7 +40,7 @@ from nbloader.frontend import comm
 from nbloader.frontend.live import Assets, LiveWidget, with_base, with_helpers
 from nbloader.frontend.outputs import display, running_cell
 from nbloader.workers.fetcher import is_async
-from nbloader.workers.in_process import Delivery, as_in_worker
+from nbloader.workers.in_process import SampleDelivery, as_in_worker
 
 HERE = Path(__file__).parent
 TEXT = "nbloader explorer"
@@ -515,9 +515,9 @@ class Explorer:
         for draw in reversed(range(min(int(message["count"]), MAX_DRAWS))):  # the last request is read first
             self._ask(view, Request(index, draw))
 
-    def _deliveries(self, view: str, index: int) -> list[Delivery]:
+    def _deliveries(self, view: str, index: int) -> list[SampleDelivery]:
         """Find the batches of the last epochs that contain a sample, and send them to a view."""
-        loader, found, problem = self._loader(), list[Delivery](), ""
+        loader, found, problem = self._loader(), list[SampleDelivery](), ""
         if loader is None:
             return found
         try:

@@ -63,7 +63,7 @@ from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.sampling.source import SourceDataset, SourceSampler
 from nbloader.workers.api import WorkerOptions
 from nbloader.workers.fetcher import is_async
-from nbloader.workers.in_process import Delivery, private_generators
+from nbloader.workers.in_process import SampleDelivery, private_generators
 from nbloader.workers.inline_pool import INLINE
 from nbloader.workers.registry import create_kind
 
@@ -684,7 +684,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
                 raise ReplayError(f"epoch {epoch} has no sample {index!r}, as far as it is known")
         ReplayedBatch(self._replay_setup(), epoch, batch, order).debug(index, post_mortem=post_mortem)
 
-    def deliveries(self, index: Any, limit: int = 4) -> list[Delivery]:
+    def deliveries(self, index: Any, limit: int = 4) -> list[SampleDelivery]:
         """Return how a sample was delivered in the last epochs, newest first: epoch, batch, position and seed.
 
             for delivery in loader.deliveries(4711):

@@ -33,8 +33,8 @@ from nbloader.workers.api import LocalSetup, WorkerOptions
 from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.in_process import (
     OWN_GENERATORS,
-    Delivery,
     FailedSample,
+    SampleDelivery,
     as_in_worker,
     fetch_samples,
     fetches_together,
@@ -245,7 +245,7 @@ class ReplayedBatch:
             raise sample.error
         return sample
 
-    def delivery(self, index: Any) -> Delivery:
+    def delivery(self, index: Any) -> SampleDelivery:
         """Return how to reproduce one of the batch's samples.
 
         Args:
@@ -262,7 +262,7 @@ class ReplayedBatch:
         seed, before = part.seed, tuple(part.indices[: part.position])
         if setup.concurrency:  # each sample has a seed of its own
             seed, before = mix(seed, part.position), ()
-        return Delivery(self.epoch, self.number, position, seed, before)
+        return SampleDelivery(self.epoch, self.number, position, seed, before)
 
     def explore(self, **options: Any) -> Explorer:
         """Explore the batch and its samples as they were delivered. A worker of the explorer reproduces them.

@@ -79,8 +79,8 @@ def _loop_stopped(e: LoopStopped) -> Described:
 
 
 def _batch_failed(e: BatchFailed) -> Described:
-    where = "collate" if e.sample is None else f"sample {clean(e.sample, 40)}"
-    return "error", f"batch {e.index} failed in worker {e.worker}, at {where}: {clean(e.error)}"
+    where = "in collate_fn" if e.sample is None else f"at sample {clean(e.sample, 40)}"
+    return "error", f"batch {e.index} failed in worker {e.worker}, {where}: {clean(e.error)}"
 
 
 def _sample_failed(e: SampleFailed) -> Described:
@@ -96,7 +96,7 @@ def _setting_tried(e: SettingTried) -> Described:
     window = "" if e.prefetch_factor is None else f", prefetch_factor={e.prefetch_factor}"
     kind = f', workers="{e.workers}"' if e.workers else ""
     what = f"num_workers={e.num_workers}{window}{kind}"
-    return "command", f"tried {what}: {number(e.rate)} batches/s, {'kept' if e.kept else 'undone'}"
+    return "command", f"tried {what}: {number(e.rate)} batches/s, {'kept' if e.kept else 'reverted'}"
 
 
 _DESCRIBE: dict[type, Callable[[Any], Described]] = {

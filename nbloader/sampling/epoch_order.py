@@ -54,9 +54,7 @@ class Numbering(NamedTuple):
             return number
         drawn = number - len(self.beyond)
         if drawn < self.position:
-            raise NotKeptError(
-                f"batch {number} was delivered before the state was saved from which this epoch was resumed"
-            )
+            raise NotKeptError("it was delivered before the state was saved from which this epoch was resumed")
         for other in self.beyond:
             drawn += other <= drawn
         return drawn
@@ -105,7 +103,8 @@ class EpochOrder(ABC):
             Exception: Whatever the sampler raises.
         """
         if number < 0 or (self.total is not None and number >= self.total):
-            raise NotKeptError(f"it has {'an unknown number of' if self.total is None else self.total} batches, from 0")
+            batches = "an unknown number of batches" if self.total is None else f"{self.total} batches, numbered from 0"
+            raise NotKeptError(f"the epoch has {batches}")
         drawn = self._numbering.drawn(number)
         return Planned(as_list(self._indices(drawn)), mix(drawn, after=self._mixed_seed))
 
@@ -220,7 +219,7 @@ class RedrawnOrder(EpochOrder):
     def _indices(self, drawn: int) -> Any:
         for indices in self._draw(drawn, arrays=self._arrays):
             return indices
-        raise NotKeptError("it has fewer batches")
+        raise NotKeptError("the epoch has fewer batches")
 
     def _batches(self) -> Iterator[tuple[int, Any]]:
         return enumerate(self._draw(0, arrays=True))  # arrays are faster
@@ -252,10 +251,10 @@ class LoggedOrder(EpochOrder):
             indices = self._log[drawn]
         except KeyError:
             first = next(iter(self._log), None)
-            known = "none is known" if first is None else f"known are {first} to {next(reversed(self._log))}"
+            kept = "none" if first is None else f"batches {first} to {next(reversed(self._log))}"
             raise NotKeptError(
-                "its indices came from a custom sampler, which may depend on anything, so that they are logged when "
-                f"they are drawn; of this epoch {known} (the last {MAX_LOGGED:,} indices are kept)"
+                "its indices came from a custom sampler and cannot be drawn again; the last "
+                f"{MAX_LOGGED:,} logged indices are kept (of this epoch: {kept})"
             ) from None
         return indices.tolist() if isinstance(indices, array.array) else indices
 

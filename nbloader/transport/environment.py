@@ -128,7 +128,7 @@ class Environment(NamedTuple):
         try:
             os.chdir(self.cwd)
         except OSError as error:
-            text = "a worker cannot enter the working directory %s of the notebook, and finds relative paths in %s: %s"
+            text = "a worker cannot change to the notebook's working directory %s; relative paths refer to %s: %s"
             log.warning(text, self.cwd, Path.cwd(), error)
 
 

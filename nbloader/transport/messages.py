@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from nbloader.batch.payload import BatchOutcome
+from nbloader.batch.task import JobKey
 from nbloader.events.remote_errors import ErrorInfo, SampleFailure
 from nbloader.events.stack_samples import StackCount
 
@@ -113,8 +114,7 @@ class TasksRevoked:
     """A worker on another machine will not begin these tasks: the pool has taken them back, as `revoke` requested."""
 
     uid: int
-    jobs: Sequence[tuple[int, int]]
-    """(run, job number) of each."""
+    jobs: Sequence[JobKey]
 
 
 @dataclass(frozen=True, slots=True)

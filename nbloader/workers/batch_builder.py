@@ -13,7 +13,7 @@ import numpy as np
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.chunk_arena import MemoryArena, ThreadChunkWriter, WrittenChunk
 from nbloader.batch.collate import NotPlannedError, collate_object, convert, plan_batch
-from nbloader.batch.header import CPU_MEASURED, MEASURE_NS, NOT_MEASURED, BatchHeader
+from nbloader.batch.header import MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, BatchHeader
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.payload import LocalPayload
 from nbloader.batch.rebuild import builder
@@ -110,7 +110,7 @@ class BatchBuilder:
         """
         status = self._status
         self.failed_samples = ()
-        measured = self._slow or not task.number % CPU_MEASURED
+        measured = self._slow or not task.number % MEASURE_CPU_EVERY
         cpu_begin = 0
         fetched: FetchedBatch | None = None
         from_memory = False

@@ -26,7 +26,7 @@ OWN_GENERATORS = (
 """Why a batch cannot be reproduced if the generators are not seeded for each batch."""
 
 
-class Delivery(NamedTuple):
+class SampleDelivery(NamedTuple):
     """How a sample was delivered, so that it can be reproduced.
 
     To reproduce the sample, seed the generators, fetch the samples before it, and fetch the sample itself.

@@ -31,7 +31,7 @@ from nbloader._util import rng
 from nbloader._util.output import flush
 from nbloader.batch.chunk_arena import ChunkSlot, ChunkWriter
 from nbloader.batch.collate import Plan, collate_object, convert, plan_batch
-from nbloader.batch.header import CPU_MEASURED, IN_ARENA, MEASURE_NS, NOT_MEASURED, PICKLED, pack_header
+from nbloader.batch.header import IN_ARENA, MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, PICKLED, pack_header
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.rows import MemoryPlan, Selection
 from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object
@@ -392,7 +392,7 @@ class WorkerLoop:
         indices, slot = task.indices, None
         if type(indices) is ChunkSlot:
             slot, indices = indices, indices.indices
-        measured = self._slow or not task.sequence % CPU_MEASURED
+        measured = self._slow or not task.sequence % MEASURE_CPU_EVERY
         cpu_begin = _cpu_clock() if measured else 0
         fetched = self._fetch(task.run, indices, whole=slot is None)
         if fetched is None:

@@ -248,9 +248,9 @@ def test_chunks_of_a_source_are_joined_in_order(with_workers):
 def test_an_invalid_chunk_size_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         DataLoader(Numbers(20), 8, **arguments)
-    with pytest.raises(ValueError, match="chunk_size=2 needs batches to split"):
+    with pytest.raises(ValueError, match="chunk_size=2 requires batches"):
         DataLoader(Numbers(20), batch_size=None, chunk_size=2)
-    with pytest.raises(ValueError, match="chunk_size=2 and an iterable dataset are mutually exclusive"):
+    with pytest.raises(ValueError, match="chunk_size=2 requires a map-style dataset"):
         DataLoader(iter([1]), batch_size=2, chunk_size=2)
     with pytest.raises(TypeError, match="chunk_size must be an int or None, not float"):
         DataLoader(Numbers(20), batch_size=2, chunk_size=2.0)

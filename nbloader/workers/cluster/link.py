@@ -15,6 +15,7 @@ from nbloader._util.format import megabytes
 from nbloader._util.system import process_space
 from nbloader.batch.header import unpack_header
 from nbloader.batch.payload import Layout
+from nbloader.batch.task import JobKey
 from nbloader.errors import NbloaderError, WorkerStartError
 from nbloader.events import Machine
 from nbloader.events.failures import LoaderFailure
@@ -121,8 +122,8 @@ class RayHandle(WorkerHandle):
         """Number of tasks that were sent to the worker. The last one has this sequence number."""
         self.begun_to: int | None = None
         """The highest sequence number of a begun task, if the worker processes several tasks at a time; else None."""
-        self.asked: set[tuple[int, int]] = set()
-        """(run, job) of tasks that the node was asked to take back. Tasks that the worker had begun stay in this set
+        self.revocations_requested: set[JobKey] = set()
+        """Tasks that the node was asked to take back. Tasks that the worker had begun stay in this set
         until they are done, so that the node is not asked again."""
         self.stderr = OutputTail()
         self._send = send
@@ -254,10 +255,10 @@ class NodeLink:
     def _store_full_message(self, error: StoreFullError) -> str:
         return (
             f"the object store of node {self.node.name} ({megabytes(self.node.store_bytes)}) is full: a report with at "
-            f"most {megabytes(self.credit)} of batches could not be stored, although Ray has waited and tried to spill "
-            f"({error}). Other objects of the cluster fill it: release them, start Ray with a larger store (ray start "
-            "--object-store-memory=<bytes>), free its disk, or have less of it used with "
-            "ray=RayOptions(window_bytes=...)"
+            f"most {megabytes(self.credit)} of batches could not be stored, although Ray waited and tried to spill "
+            f"objects to disk ({error}). Other objects in the cluster fill it: release them, start Ray with a larger "
+            "store (ray start --object-store-memory=<bytes>), free disk space on the node, or let nbloader use less of "
+            "the store with ray=RayOptions(window_bytes=...)"
         )
 
     def _end(self, state: LinkState, why: str) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch.payload import Layout, SegmentPayload
-from nbloader.batch.task import Task
+from nbloader.batch.task import JobKey, Task
 from nbloader.errors import DatasetTransferError, NbloaderError
 from nbloader.events.failures import LoaderFailure
 from nbloader.shm.segment import SegmentReader
@@ -94,7 +94,7 @@ class Node:
         self._setups: dict[int, ProcessSetup] = {}
         self._handles: dict[int, ProcessHandle] = {}  # by the notebook's uid
         self._uids: dict[int, int] = {}  # the notebook's uid by ours
-        self._tasks: dict[int, dict[tuple[int, int], Task]] = {}  # what workers hold, by the notebook's uid and job
+        self._tasks: dict[int, dict[JobKey, Task]] = {}  # what workers hold, by the notebook's uid
         self._layouts: dict[int, dict[int, Layout]] = {}  # those that the notebook has, by its uid and their number
         self._early: dict[int, tuple[Sequence[Command], SetupParts | None]] = {}
         self._next = 0  # the number of the commands to execute next
@@ -189,9 +189,9 @@ class Node:
             task.deaths = sent.deaths
             tasks.append(task)
         held = self._tasks[command.uid]
-        held.update(((task.run, task.job), task) for task in tasks)
+        held.update((JobKey(task.run, task.job), task) for task in tasks)
         for task, problem in self._pool.submit(handle.uid, tasks):
-            del held[task.run, task.job]
+            del held[JobKey(task.run, task.job)]
             self._report_refused(command.uid, task.run, task.job, problem)
 
     def _report_refused(self, uid: int, run: int, job: int, error: Exception) -> None:
@@ -202,21 +202,21 @@ class Node:
         if handle is None:
             return
         held = self._tasks[command.uid]
-        revoked = self._pool.revoke(handle.uid, [held[job] for job in command.jobs if job in held])
-        jobs = [(task.run, task.job) for task in revoked]
-        for job in jobs:
-            del held[job]
-        if jobs:
-            self._outgoing.append(TasksRevoked(command.uid, jobs))
+        revoked = self._pool.revoke(handle.uid, [held[key] for key in command.jobs if key in held])
+        keys = [JobKey(task.run, task.job) for task in revoked]
+        for key in keys:
+            del held[key]
+        if keys:
+            self._outgoing.append(TasksRevoked(command.uid, keys))
 
     def _cancel(self, command: CancelTasks) -> None:
         handle = self._handles.get(command.uid)
         if handle is not None:
             self._pool.cancel(handle.uid, command.run, command.jobs)
             held = self._tasks[command.uid]
-            for run, job in list(held):
-                if run == command.run and (command.jobs is None or job in command.jobs):
-                    del held[run, job]
+            for key in list(held):
+                if key.run == command.run and (command.jobs is None or key.job in command.jobs):
+                    del held[key]
 
     def _kill(self, command: KillWorker) -> None:
         handle = self._handles.get(command.uid)
@@ -269,7 +269,7 @@ class Node:
         for message in messages:
             uid = self._uids[message.uid]
             if isinstance(message, BatchDone | ShardExhausted):
-                self._tasks[uid].pop((message.run, message.number), None)
+                self._tasks[uid].pop(JobKey(message.run, message.number), None)
             if isinstance(message, BatchDone) and isinstance(message.outcome, SegmentPayload):
                 self._outgoing.append(self._outgoing_batch(uid, message, message.outcome))
                 continue

@@ -73,7 +73,7 @@ def why_unusable(nodes: Sequence[NodeInfo], options: RayOptions) -> str:
     if not nodes:
         return "no node is alive"
     if not allowed:
-        return f"none of nodes={list(options.nodes or ())} is alive. Alive are {_listed([n.name for n in nodes])}"
+        return f"none of nodes={list(options.nodes or ())} is alive. Nodes alive: {_listed([n.name for n in nodes])}"
     names = sorted({name for node in allowed for name in lacking(node, options)})
     have = _listed(
         [

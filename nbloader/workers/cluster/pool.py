@@ -1,10 +1,9 @@
-"""The pool of one loader's workers on the nodes of a cluster: see the package's docstring."""
+"""The kind of workers that run on the nodes of a cluster, what they are sent, and their pool: see the package."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-import operator
 import pickle
 import threading
 import time
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from nbloader._util.signals import raised_by_handler
-from nbloader.batch.task import Task
+from nbloader.batch.task import JobKey, Task
 from nbloader.errors import DatasetTransferError, NbloaderError, WorkerStartError
 from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.shard_plan import Ticket
@@ -110,9 +109,9 @@ class RayKind(WorkerKind):
             raise pickled.to_error(here=False) from pickled.error
         if pickled.spawning.fds:
             raise DatasetTransferError(
-                f"the dataset ({type(dataset).__name__}) holds what only processes of one machine can share: queues, "
-                "values or connections of multiprocessing, or tensors after share_memory_(). It cannot be sent to "
-                "other machines: leave these out, or open them on first use inside __getitem__"
+                f"the dataset ({type(dataset).__name__}) holds objects that only processes of one machine can "
+                "share: queues, values or connections of multiprocessing, or tensors after share_memory_(). It cannot "
+                "be sent to other machines: remove these objects, or create them on first use inside __getitem__"
             )
         return ClusterSetup(
             ProcessSetup(dataset, collate_fn, worker_init_fn, on_error, "shared_memory", pickled=pickled), self.cluster
@@ -247,7 +246,7 @@ class RayPool(WorkerPool):
         if link is None:
             raise RuntimeError("a worker was given a task before it was ready")
         dumped: list[bytes] = []
-        keys: list[tuple[int, int]] = []
+        keys: list[JobKey] = []
         refused: list[tuple[Task, Exception]] = []
         for task in tasks:
             try:
@@ -257,7 +256,7 @@ class RayPool(WorkerPool):
                     raise
                 refused.append((task, error))
             else:
-                keys.append((task.run, task.job))
+                keys.append(JobKey(task.run, task.job))
                 handle.sent += 1
                 task.sequence = handle.sent
                 self._announce(task.run)
@@ -285,17 +284,17 @@ class RayPool(WorkerPool):
         """See `WorkerPool`. Always returns an empty list; the node reports later which tasks it took back."""
         handle = self._handles.get(uid)
         if handle is not None:
-            jobs = [job for task in tasks if (job := (task.run, task.job)) not in handle.asked]
-            if jobs:
-                handle.asked.update(jobs)
-                self._send(handle, RevokeTasks(uid, jobs))
+            keys = [key for task in tasks if (key := JobKey(task.run, task.job)) not in handle.revocations_requested]
+            if keys:
+                handle.revocations_requested.update(keys)
+                self._send(handle, RevokeTasks(uid, keys))
         return []
 
     def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
         """See `WorkerPool`."""
         handle = self._handles.get(uid)
         if handle is not None:
-            handle.asked = {job for job in handle.asked if job[0] != run}
+            handle.revocations_requested = {key for key in handle.revocations_requested if key.run != run}
             self._send(handle, CancelTasks(uid, run, jobs))
 
     def release_memory(self) -> None:
@@ -312,16 +311,17 @@ class RayPool(WorkerPool):
         for message in self._messages.take(timeout):
             handle = self._handles.get(message.uid)
             if handle is None:
-                if hasattr(message, "outcome"):
+                if isinstance(message, BatchDone):
                     message.outcome.discard()
                 continue  # the worker has ended
             if isinstance(message, BatchDone):
-                if handle.asked:
-                    handle.asked.discard((message.run, message.number))
+                if handle.revocations_requested:
+                    handle.revocations_requested.discard(JobKey(message.run, message.number))
             elif isinstance(message, WorkerInitialized):
                 handle.ready = True
             elif isinstance(message, TasksRevoked):
-                handle.asked.difference_update(message.jobs)  # the worker may be given these tasks again
+                # The worker may be given these tasks again.
+                handle.revocations_requested.difference_update(message.jobs)
             elif isinstance(message, WorkerGone):
                 handle.mark_ended(message.exitcode)
                 del self._handles[message.uid]
@@ -474,7 +474,7 @@ class RayPool(WorkerPool):
         self._limit_window(nodes)
         for start in starts:
             if not nodes:
-                why = f"the Ray cluster has no place for a worker: {why_unusable(alive, self._options)}"
+                why = f"no node of the Ray cluster can run a worker: {why_unusable(alive, self._options)}"
                 self._messages.put(PoolFailed(start.handle.uid, WorkerStartError(why)))
                 return
             self._place_one(start, nodes)
@@ -511,7 +511,8 @@ class RayPool(WorkerPool):
             load = choose(self._loads(nodes), self._options)
         if load is None:
             limit = self._options.workers_per_node
-            text = f"num_workers={start.options.num_workers} do not fit on {len(nodes)} nodes: workers_per_node={limit}"
+            workers = f"num_workers={start.options.num_workers}"
+            text = f"{workers} is more than {len(nodes)} nodes can run with workers_per_node={limit}"
             self._messages.put(PoolFailed(start.handle.uid, WorkerStartError(text)))
             return
         start.placements += 1
@@ -557,7 +558,7 @@ class RayPool(WorkerPool):
                     cause += ", or it is still installing the runtime environment"
                 text = (
                     f"nbloader: node {link.node.name} has not started the actor of its workers for "
-                    f"{LONG_OPENING:.0f} s. {reserved}{cause}: `ray status` shows it. The loop waits.\n"
+                    f"{LONG_OPENING:.0f} s. {reserved}{cause}: see `ray status`. The training loop is waiting.\n"
                 )
                 self._messages.put(OutputText(next(iter(link.handles)), "stderr", text))
 
@@ -569,10 +570,13 @@ class RayPool(WorkerPool):
         with self._changed:
             for donor in surplus(self._loads(nodes), self._options):
                 link = next((link for link in self._links if link.node.node_id == donor and link.alive), None)
-                running = [] if link is None else [item for item in list(link.handles.items()) if not item[1].killed]
-                if link is None or not running:
+                if link is None:
                     continue
-                uid, handle = max(running, key=operator.itemgetter(0))
+                running = [uid for uid, handle in list(link.handles.items()) if not handle.killed]
+                if not running:
+                    continue
+                uid = max(running)
+                handle = link.handles[uid]
                 del link.handles[uid]
                 handle.expected = handle.killed = True
                 link.outbox.append(KillWorker(uid))
@@ -606,8 +610,8 @@ class RayPool(WorkerPool):
             handle.link = None
             if start.placements >= MAX_PLACEMENTS:
                 text = (
-                    f"worker {handle.worker} could not be started: {start.placements} nodes were lost meanwhile, the "
-                    f"last one was {link.node.name}: {link.why}"
+                    f"worker {handle.worker} could not be started: {start.placements} nodes were lost while it was "
+                    f"being started, most recently {link.node.name}: {link.why}"
                 )
                 self._messages.put(PoolFailed(handle.uid, WorkerStartError(text)))
                 return
@@ -617,8 +621,8 @@ class RayPool(WorkerPool):
         workers = ", ".join(str(handle.worker) for handle in link.handles.values())
         reason = f"was lost with node {link.node.name} at {at}: {link.why}"
         text = (
-            f"nbloader: node {link.node.name} was lost at {at} ({link.why}). Its workers {workers} are started on "
-            "other nodes, and what they held is loaded again.\n"
+            f"nbloader: node {link.node.name} was lost at {at} ({link.why}). Its workers {workers} are being restarted "
+            "on other nodes, and their unfinished batches are loaded again.\n"
         )
         for first, uid in enumerate(list(link.handles)):
             if not first:

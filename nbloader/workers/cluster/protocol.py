@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from nbloader.batch.task import JobKey
 from nbloader.events.remote_errors import SampleFailure
 from nbloader.transport.environment import Environment
 from nbloader.transport.messages import WorkerMessage
@@ -66,16 +67,15 @@ class SubmitTasks(NamedTuple):
     """The base seeds of the open iterations, by iteration number; None if they have not changed."""
     tasks: list[bytes]
     """The tasks, each a pickled `SentTask`. Unpickling one may run the user's code, and may fail."""
-    keys: list[tuple[int, int]]
-    """(run, job) of each task, to report a task that cannot be unpickled."""
+    keys: list[JobKey]
+    """Identifies each task, to report a task that cannot be unpickled."""
 
 
 class RevokeTasks(NamedTuple):
     """Take back tasks that a worker has not begun. The node reports `TasksRevoked` if it took any back."""
 
     uid: int
-    jobs: list[tuple[int, int]]
-    """(run, job) of each task."""
+    jobs: list[JobKey]
 
 
 class CancelTasks(NamedTuple):

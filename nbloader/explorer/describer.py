@@ -16,37 +16,28 @@ The kind of a field is determined in this order:
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import reprlib
-import struct
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nbloader._util.format import clean, number, percent, plural
+from nbloader._util.format import clean, number, plural
 from nbloader.explorer import pictures
+from nbloader.explorer.audio import sound_of, wave_file
+from nbloader.explorer.field import FEW, LABEL_NAMES, SUMMARY, Description, Field, shape_text
+from nbloader.explorer.inspector import Inspector
 from nbloader.explorer.normalization import Normalization
-from nbloader.explorer.problems import Check, Form
 from nbloader.explorer.values import (
     FULL_ELEMENTS,
-    ArrayFigures,
     as_array,
-    content_of,
     envelope,
-    extremes,
     facts_of,
     figures_of,
 )
-
-Kind: TypeAlias = Literal[
-    "tree", "image", "mask", "boxes", "volume", "audio", "signal", "text", "label", "number", "array", "none",
-    "object", "error",
-]  # fmt: skip
 
 MAX_FIELDS = 200
 """Maximum number of fields of a sample that are described."""
@@ -57,17 +48,10 @@ CARD_SIDE, FULL_SIDE = 192, 1024
 """Maximum width and height of a picture, in pixels."""
 CARD_POINTS, FULL_POINTS = 96, 600
 """Maximum number of sections into which the envelope of a signal is divided."""
-SUMMARY, CARD_TEXT, FULL_TEXT = 80, 240, 20_000
-"""Maximum lengths of strings, in characters."""
-FEW = 6
-"""Maximum number of elements of an array that its summary shows."""
-CARD_FIELDS = 24
-"""Maximum number of fields whose text a card shows."""
+CARD_TEXT, FULL_TEXT = 240, 20_000
+"""Maximum lengths of strings, in characters; see also `SUMMARY`."""
 AUDIO_SECONDS = 60
 """Maximum length, in seconds, of the sound that is sent to the browser."""
-LABEL_NAMES = ("label", "labels", "target", "targets", "class", "category", "y", "1", "")
-"""Names of fields to which the dataset's `classes` apply; "" is for a sample that is itself a number."""
-RATE_NAMES = ("sampling_rate", "sample_rate", "rate")
 
 Names: TypeAlias = Mapping[str, Sequence[str]]
 """Class names by field. Those under "*" apply to the first integer in a field of `LABEL_NAMES`."""
@@ -104,57 +88,6 @@ class View(NamedTuple):
     """Collect only facts, from all elements, without drawing anything."""
     slices: tuple[tuple[str, int], ...] = ()
     """Slices of volumes to show, by field; by default the middle one."""
-
-
-@dataclass(slots=True)
-class Field:
-    """One field of a sample, as it is sent to the browser."""
-
-    path: str
-    kind: Kind
-    type: str
-    summary: str
-    """One short line."""
-    value: bool | float | str | None = None
-    """A number, or the name of a label, for tables; None for anything else."""
-    depth: int = 0
-    shape: tuple[int, ...] | None = None
-    dtype: str = ""
-    nbytes: int = 0
-    note: str = ""
-    """How it was drawn, or what was left out."""
-    text: str = ""
-    """The full text or repr of a field that has one."""
-    figures: ArrayFigures | None = None
-    facts: dict[str, float | str] = field(default_factory=dict)
-    """For tables and histograms: shape, mean, minimum, maximum, length."""
-    picture: int = -1
-    """Index of the buffer with the picture as PNG; -1 if there is none."""
-    sound: int = -1
-    """Index of the buffer with the sound as a WAV file; -1 if there is none."""
-    size: tuple[int, int] | None = None
-    """Width and height of the picture in the sample, in pixels."""
-    points: list[tuple[float, float]] = field(default_factory=list)
-    """The envelope of a signal: minimum and maximum of each section, scaled to 0 to 1."""
-    slices: int = 0
-    """Number of slices of a volume."""
-    slice: int = 0
-    """Index of the slice that is shown."""
-
-
-@dataclass(slots=True)
-class Description:
-    """A sample as it is sent to the browser."""
-
-    fields: list[Field] = field(default_factory=list)
-    buffers: list[bytes] = field(default_factory=list)
-    cover: int = -1
-    """Index of the field that represents the sample in the gallery; -1 if there is none."""
-    nbytes: int = 0
-    left_out: int = 0
-    """Number of fields beyond `MAX_FIELDS`."""
-    check: Check | None = None
-    """What a scan has found."""
 
 
 def describe(
@@ -245,7 +178,7 @@ class _Describer:
     def _children(self, path: str, value: Any) -> Iterator[tuple[str, Any]] | None:
         """Return the parts of a container by name; None if it is not a container."""
         if isinstance(value, Mapping):
-            if _sound_of(value) is not None:
+            if sound_of(value) is not None:
                 return None
             return iter([(clean(key, SUMMARY), value[key]) for key in list(value)[:MAX_ITEMS]])
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -271,7 +204,7 @@ class _Describer:
             return Field(path, "object", kind, plural(len(value), "byte"), nbytes=len(value), text=shown)
         if isinstance(value, (bool, int, float, complex)):
             return self._number(path, kind, value)
-        if isinstance(value, Mapping) and (sound := _sound_of(value)) is not None:
+        if isinstance(value, Mapping) and (sound := sound_of(value)) is not None:
             return self._audio(path, kind, *sound)
         array = as_array(_plain_picture(value))
         if array is None:
@@ -285,7 +218,7 @@ class _Describer:
         limit = FULL_TEXT if self._full else CARD_TEXT
         note = f"the first {limit:,} of {len(value):,} characters" if self._full and len(value) > limit else ""
         size = len(value.encode("utf-8", "surrogatepass"))
-        text = _without_nul(value[:limit])
+        text = _printable(value[:limit])
         item = Field(path, "text", kind, clean(value, SUMMARY), nbytes=size, note=note, text=text)
         item.facts["length"] = len(value)
         return item
@@ -322,7 +255,7 @@ class _Describer:
         item.shape = tuple(int(n) for n in array.shape)
         item.dtype = _dtype(value, array)
         item.nbytes = int(array.nbytes)
-        item.facts["shape"] = _shape(array.shape)
+        item.facts["shape"] = shape_text(array.shape)
         if array.size > FEW and item.kind != "object":
             item.facts |= facts_of(array)
         if self._inspector is not None:
@@ -337,7 +270,7 @@ class _Describer:
     def _shaped(self, path: str, value: Any, kind: str, array: NDArray[Any]) -> Field:
         """Draw an array by its shape."""
         name = path.rpartition(".")[2].lower()
-        summary = f"{_shape(array.shape)} {_dtype(value, array)}"
+        summary = f"{shape_text(array.shape)} {_dtype(value, array)}"
         item = Field(path, "array", kind, summary)
         numeric = array.dtype.kind in "biufc" or figures_of(array, 1) is not None
         if not numeric or not array.size:
@@ -408,7 +341,7 @@ class _Describer:
             item.kind = "volume"
         note = f"slice {item.slice} of {item.slices}"
         if len(before) != array.ndim:
-            note += f" of the first {_shape(array.shape)} part"
+            note += f" of the first array of shape {shape_text(array.shape)}"
         item.note = f"{item.note}; {note}" if item.note else note
 
     def _signal(self, item: Field, array: NDArray[Any]) -> None:
@@ -431,7 +364,7 @@ class _Describer:
         seconds = channel.size / rate
         item = Field(path, "audio", kind, f"{number(seconds)} s at {rate:,} Hz")
         item.shape, item.dtype, item.nbytes = tuple(array.shape), str(array.dtype), int(array.nbytes)
-        item.facts |= {"shape": _shape(array.shape), "seconds": seconds, "rate": rate, **facts_of(array)}
+        item.facts |= {"shape": shape_text(array.shape), "seconds": seconds, "rate": rate, **facts_of(array)}
         if self._inspector is not None:
             self._inspector.inspect_array(path, array)
             return item
@@ -439,7 +372,7 @@ class _Describer:
         if self._full:
             item.figures = figures_of(array, FULL_ELEMENTS)
             item.sound = len(self._out.buffers)
-            self._out.buffers.append(_wave_file(channel[: rate * AUDIO_SECONDS], rate))
+            self._out.buffers.append(wave_file(channel[: rate * AUDIO_SECONDS], rate))
             item.note = f"the first {AUDIO_SECONDS} s can be played" if seconds > AUDIO_SECONDS else ""
         return item
 
@@ -497,78 +430,6 @@ class _Describer:
                 return
 
 
-_FAMILIES: Mapping[Kind, str] = {
-    "image": "picture", "volume": "picture", "audio": "signal", "signal": "signal", "array": "signal", "text": "text",
-    "number": "value", "label": "value", "none": "value",
-}  # fmt: skip
-"""By kind of field: the kind of content by which samples are compared, see `problems`. Boxes and masks are left out,
-since they describe the picture."""
-
-
-class Inspector:
-    """Checks the fields of one sample, and collects what `problems` needs to find problems."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[str, NDArray[Any]] = {}
-        self._forms: list[Form] = []
-        self._constant: list[str] = []
-        self._not_finite: list[str] = []
-        self._labels: list[tuple[str, str]] = []
-        self._digests: dict[str, Any] = {}
-
-    def inspect_array(self, path: str, array: NDArray[Any]) -> None:
-        """Remember the array of a field until the call of `inspect` that follows."""
-        self._arrays[path] = array
-
-    def inspect(self, item: Field, value: Any) -> None:
-        """Check a field that was described."""
-        array = self._arrays.pop(item.path, None)
-        self._forms.append(_form(item, array))
-        if item.kind == "label" or (item.kind == "number" and item.path.rpartition(".")[2] in LABEL_NAMES):
-            self._labels.append((item.path, clean(item.value if item.kind == "label" else item.summary, SUMMARY)))
-        if array is not None:
-            found = extremes(array)
-            if found is not None and not found.finite:
-                self._not_finite.append(item.path)
-            drawn = item.kind in ("image", "volume", "signal", "audio")
-            if found is not None and found.constant and drawn and array.size > FEW:
-                self._constant.append(item.path)
-        elif isinstance(value, float) and not math.isfinite(value):
-            self._not_finite.append(item.path)
-        self._digest(item, value, array)
-
-    def _digest(self, item: Field, value: Any, array: NDArray[Any] | None) -> None:
-        family = "text" if isinstance(value, (bytes, bytearray)) else _FAMILIES.get(item.kind)
-        if family is None:
-            return
-        digest = self._digests.setdefault(family, hashlib.blake2b(digest_size=16))
-        digest.update(f"{len(item.path)} {item.path} ".encode("utf-8", "surrogatepass"))
-        if array is not None:
-            for part in content_of(array):
-                digest.update(part)
-        elif isinstance(value, (bytes, bytearray)):
-            digest.update(value)
-        else:
-            digest.update(f"{item.type} {value!r}".encode("utf-8", "surrogatepass"))
-
-    def check(self) -> Check:
-        """Return what was found."""
-        family = next((name for name in ("picture", "signal", "text", "value") if name in self._digests), None)
-        digest = "" if family is None else f"{family} {self._digests[family].hexdigest()}"
-        return Check(digest, tuple(self._forms), tuple(self._constant), tuple(self._not_finite), tuple(self._labels))
-
-
-def _form(item: Field, array: NDArray[Any] | None) -> Form:
-    if array is None or item.kind in ("label", "number"):
-        return Form(item.path, item.type, "")
-    shape = _shape(array.shape)
-    if item.kind == "image":
-        layout = pictures.layout_of(array.shape, least=1)
-        channels = 1 if layout == "HW" else array.shape[0] if layout == "CHW" else array.shape[-1]
-        return Form(item.path, f"{item.dtype} picture with {plural(channels, 'channel')}", shape)
-    return Form(item.path, f"{item.dtype} {item.kind} with {array.ndim} {'axis' if array.ndim == 1 else 'axes'}", shape)
-
-
 def _type_name(value: Any) -> str:
     cls = type(value)
     module = cls.__module__.partition(".")[0]
@@ -581,10 +442,6 @@ def _count(value: Any) -> str:
     return plural(size, "item") + shown
 
 
-def _shape(shape: Sequence[int]) -> str:
-    return "\N{MULTIPLICATION SIGN}".join(map(str, shape)) or "scalar"
-
-
 def _dtype(value: Any, array: NDArray[Any]) -> str:
     return clean(getattr(value, "dtype", array.dtype), SUMMARY).removeprefix("torch.")
 
@@ -594,10 +451,10 @@ def _safe_repr(value: Any, brief: reprlib.Repr, limit: int) -> str:
         text = brief.repr(value)
     except Exception as error:  # noqa: BLE001 - the user's __repr__ may raise anything
         return f"<{_type_name(value)}; its repr raises {type(error).__name__}>"
-    return clean(text, limit) if limit == SUMMARY else _without_nul(text[:limit])
+    return clean(text, limit) if limit == SUMMARY else _printable(text[:limit])
 
 
-def _without_nul(text: str) -> str:
+def _printable(text: str) -> str:
     """Make a string safe for JSON and HTML: control characters and lone surrogates become visible."""
     if text.isprintable():
         return text
@@ -629,7 +486,7 @@ def _may_be_mask(name: str) -> bool:
 def _mask_picture(array: NDArray[Any], side: int) -> pictures.Picture:
     labels = pictures.shrink(array[:, :, None], side, average=False)[:, :, 0]
     count = len(np.unique(array))
-    note = f"{count} labels in colors, 0 is black"
+    note = f"{count} labels in color; 0 is black"
     return pictures.Picture(pictures.png(pictures.colored_labels(labels)), array.shape[1], array.shape[0], note)
 
 
@@ -654,76 +511,5 @@ def _corners(value: Any, boxes: NDArray[Any], path: str, size: tuple[int, int]) 
         corners = np.concatenate([corners[:, :2] - half, corners[:, :2] + half], axis=1)
     if corners.size and corners.max() <= 1.5:  # normalized coordinates: fractions of width and height
         corners *= np.array([*size, *size], np.float64)
-        stated += ", as shares of the size"
+        stated += ", as fractions of the size"
     return corners, f"read as {stated}"
-
-
-def _sound_of(value: Mapping[Any, Any]) -> tuple[NDArray[Any], int] | None:
-    """Return the waveform and sampling rate of a mapping that holds a sound, as in Hugging Face datasets; else None."""
-    rate = next((value[name] for name in RATE_NAMES if name in value), None)
-    waves = next((value[name] for name in ("array", "waveform", "audio", "wave", "samples") if name in value), None)
-    if rate is None or waves is None:
-        return None
-    array, hertz = as_array(waves), as_array(rate) if not isinstance(rate, int) else np.asarray(rate)
-    if array is None or hertz is None or hertz.size != 1 or array.ndim not in (1, 2) or array.dtype.kind not in "iuf":
-        return None
-    per_second = int(hertz.reshape(-1)[0])
-    return (array, per_second) if per_second > 0 and array.size else None
-
-
-def _wave_file(channel: NDArray[Any], rate: int) -> bytes:
-    """Encode a sound as a 16-bit WAV file."""
-    if channel.dtype == np.int16:
-        data = channel
-    else:
-        values = np.nan_to_num(channel.astype(np.float64))
-        peak = float(np.abs(values).max(initial=0.0)) if channel.dtype.kind in "iu" else 1.0
-        data = np.rint(np.clip(values / (peak or 1.0), -1, 1) * 32767).astype(np.int16)
-    body = data.astype("<i2").tobytes()
-    return b"RIFF" + struct.pack("<I", 36 + len(body)) + b"WAVEfmt " + struct.pack(
-        "<IHHIIHH", 16, 1, 1, rate, rate * 2, 2, 16
-    ) + b"data" + struct.pack("<I", len(body)) + body  # fmt: skip
-
-
-def figure_lines(figures: ArrayFigures) -> list[str]:
-    """Format the statistics of an array as lines of text."""
-    lines = []
-    if figures.minimum is not None and figures.maximum is not None and figures.mean is not None:
-        lines.append(f"{number(figures.minimum)} to {number(figures.maximum)}, mean {number(figures.mean)}")
-    if figures.nan:
-        lines.append(f"{percent(figures.nan)} NaN")
-    if figures.inf:
-        lines.append(f"{percent(figures.inf)} infinite")
-    if figures.read < figures.count:
-        lines.append(f"of {figures.read:,} of {figures.count:,} elements")
-    return lines
-
-
-def to_json(item: Field) -> dict[str, Any]:
-    """Convert a field to JSON values, leaving out empty ones."""
-    out: dict[str, Any] = {"path": item.path, "kind": item.kind, "type": item.type, "summary": item.summary}
-    for name in ("depth", "dtype", "nbytes", "note", "text", "points", "slices", "slice", "size", "shape"):
-        value = getattr(item, name)
-        if value:
-            out[name] = value
-    if item.value is not None:
-        out["value"] = item.value
-    if item.facts:
-        out["facts"] = item.facts
-    if item.shape is not None:
-        out["shape"] = list(item.shape)
-    if item.picture >= 0:
-        out["picture"] = item.picture
-    if item.sound >= 0:
-        out["sound"] = item.sound
-    if item.figures is not None:
-        out["figures"] = figure_lines(item.figures)
-        out["histogram"] = list(item.figures.histogram)
-        low, high = item.figures.minimum, item.figures.maximum
-        out["range"] = [] if low is None or high is None else [number(low), number(high)]
-    return out
-
-
-def card_fields(description: Description) -> list[Field]:
-    """Return the fields whose text a card shows: the first leaves."""
-    return [item for item in description.fields if item.kind != "tree"][:CARD_FIELDS]

@@ -1,0 +1,125 @@
+"""One field of a sample, as it is sent to the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from nbloader._util.format import number, percent
+from nbloader.explorer.problems import Check
+from nbloader.explorer.values import ArrayFigures
+
+Kind: TypeAlias = Literal[
+    "tree", "image", "mask", "boxes", "volume", "audio", "signal", "text", "label", "number", "array", "none",
+    "object", "error",
+]  # fmt: skip
+
+SUMMARY = 80
+"""Maximum length of a summary, in characters."""
+FEW = 6
+"""Maximum number of elements of an array that its summary shows."""
+CARD_FIELDS = 24
+"""Maximum number of fields whose text a card shows."""
+LABEL_NAMES = ("label", "labels", "target", "targets", "class", "category", "y", "1", "")
+"""Names of fields to which the dataset's `classes` apply; "" is for a sample that is itself a number."""
+
+
+@dataclass(slots=True)
+class Field:
+    """One field of a sample, as it is sent to the browser."""
+
+    path: str
+    kind: Kind
+    type: str
+    summary: str
+    """One short line."""
+    value: bool | float | str | None = None
+    """A number, or the name of a label, for tables; None for anything else."""
+    depth: int = 0
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    nbytes: int = 0
+    note: str = ""
+    """How it was drawn, or what was left out."""
+    text: str = ""
+    """The full text or repr of a field that has one."""
+    figures: ArrayFigures | None = None
+    facts: dict[str, float | str] = field(default_factory=dict)
+    """For tables and histograms: shape, mean, minimum, maximum, length."""
+    picture: int = -1
+    """Index of the buffer with the picture as PNG; -1 if there is none."""
+    sound: int = -1
+    """Index of the buffer with the sound as a WAV file; -1 if there is none."""
+    size: tuple[int, int] | None = None
+    """Width and height of the picture in the sample, in pixels."""
+    points: list[tuple[float, float]] = field(default_factory=list)
+    """The envelope of a signal: minimum and maximum of each section, scaled to 0 to 1."""
+    slices: int = 0
+    """Number of slices of a volume."""
+    slice: int = 0
+    """Index of the slice that is shown."""
+
+
+@dataclass(slots=True)
+class Description:
+    """A sample as it is sent to the browser."""
+
+    fields: list[Field] = field(default_factory=list)
+    buffers: list[bytes] = field(default_factory=list)
+    cover: int = -1
+    """Index of the field that represents the sample in the gallery; -1 if there is none."""
+    nbytes: int = 0
+    left_out: int = 0
+    """Number of fields beyond `MAX_FIELDS`."""
+    check: Check | None = None
+    """What a scan has found."""
+
+
+def figure_lines(figures: ArrayFigures) -> list[str]:
+    """Format the statistics of an array as lines of text."""
+    lines = []
+    if figures.minimum is not None and figures.maximum is not None and figures.mean is not None:
+        lines.append(f"{number(figures.minimum)} to {number(figures.maximum)}, mean {number(figures.mean)}")
+    if figures.nan:
+        lines.append(f"{percent(figures.nan)} NaN")
+    if figures.inf:
+        lines.append(f"{percent(figures.inf)} infinite")
+    if figures.read < figures.count:
+        lines.append(f"from {figures.read:,} of {figures.count:,} elements")
+    return lines
+
+
+def to_json(item: Field) -> dict[str, Any]:
+    """Convert a field to JSON values, leaving out empty ones."""
+    out: dict[str, Any] = {"path": item.path, "kind": item.kind, "type": item.type, "summary": item.summary}
+    for name in ("depth", "dtype", "nbytes", "note", "text", "points", "slices", "slice", "size", "shape"):
+        value = getattr(item, name)
+        if value:
+            out[name] = value
+    if item.value is not None:
+        out["value"] = item.value
+    if item.facts:
+        out["facts"] = item.facts
+    if item.shape is not None:
+        out["shape"] = list(item.shape)
+    if item.picture >= 0:
+        out["picture"] = item.picture
+    if item.sound >= 0:
+        out["sound"] = item.sound
+    if item.figures is not None:
+        out["figures"] = figure_lines(item.figures)
+        out["histogram"] = list(item.figures.histogram)
+        low, high = item.figures.minimum, item.figures.maximum
+        out["range"] = [] if low is None or high is None else [number(low), number(high)]
+    return out
+
+
+def card_fields(description: Description) -> list[Field]:
+    """Return the fields whose text a card shows: the first leaves."""
+    return [item for item in description.fields if item.kind != "tree"][:CARD_FIELDS]
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Format a shape: its lengths with multiplication signs between them; "scalar" if it has no dimensions."""
+    return "\N{MULTIPLICATION SIGN}".join(map(str, shape)) or "scalar"
