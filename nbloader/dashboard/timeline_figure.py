@@ -63,7 +63,7 @@ def timeline(trace: Trace) -> Figure:
         renderer = fig.quad(
             left="left", right="right", top="top", bottom="bottom", color=kind.color, line_width=0,
             alpha=0.45 if kind.below else 0.9, legend_label=kind.label,
-            source=ColumnDataSource(_columns(blocks, lanes, origin)),
+            source=ColumnDataSource(_columns(blocks, lanes, origin, _STRIP if kind.below else _BODY)),
         )  # fmt: skip
         fig.add_tools(HoverTool(renderers=[renderer], tooltips=_TIP, visible=False))
     _mark_stalls(fig, rows, origin)
@@ -75,8 +75,10 @@ def timeline(trace: Trace) -> Figure:
     return fig
 
 
-def _columns(blocks: Sequence[tuple[Row, Block]], lanes: dict[Lane, int], origin: int) -> dict[str, list[Any]]:
-    top, bottom = _STRIP if KINDS[blocks[0][1].kind].below else _BODY
+def _columns(
+    blocks: Sequence[tuple[Row, Block]], lanes: dict[Lane, int], origin: int, edges: tuple[float, float]
+) -> dict[str, list[Any]]:
+    top, bottom = edges
     return {
         "left": [(block.begin - origin) / 1e9 for _, block in blocks],
         "right": [(block.end - origin) / 1e9 for _, block in blocks],

@@ -24,8 +24,16 @@ from nbloader._util.system import ROOT, working_directory
 
 log = logging.getLogger(__name__)
 
-_FLAGS = (("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"), ("PIL.Image", "MAX_IMAGE_PIXELS"))
-"""Settings that are global variables of a module: the names of the module and of the variable."""
+
+class Global(NamedTuple):
+    """A variable or a class at the top level of a module. Sending it by name does not import the module."""
+
+    module: str
+    name: str
+
+
+_FLAGS = (Global("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"), Global("PIL.Image", "MAX_IMAGE_PIXELS"))
+"""Settings that are global variables."""
 _PRINT_OPTIONS = ("precision", "threshold", "edgeitems", "linewidth", "suppress", "sign", "floatmode")
 
 
@@ -42,8 +50,8 @@ class Filter(NamedTuple):
     action: str
     message: str
     """Regular expression, or ""."""
-    category: tuple[str, str]
-    """Module and name of the class. Sending the class would make workers import its module."""
+    category: Global
+    """The class."""
     module: str
     """Regular expression, or ""."""
     line: int
@@ -54,7 +62,7 @@ class Settings(NamedTuple):
 
     default_dtype: str | None
     """The default dtype of torch, such as "float64"; None if torch is not imported."""
-    flags: dict[tuple[str, str], Any]
+    flags: dict[Global, Any]
     """Values of `_FLAGS`, for modules that are imported."""
     filters: tuple[Filter, ...]
     """Warnings filters, except for those that turn warnings into errors.
@@ -73,11 +81,11 @@ class Settings(NamedTuple):
         """Return the current settings of this process."""
         torch = sys.modules.get("torch")
         dtype = None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
-        loaded = [(name, flag) for name, flag in _FLAGS if name in sys.modules]
+        loaded = [flag for flag in _FLAGS if flag.module in sys.modules]
         levels = {name: logger.level for name, logger in _loggers() if logger.level}
         return cls(
             dtype,
-            {(name, flag): getattr(sys.modules[name], flag) for name, flag in loaded},
+            {flag: getattr(sys.modules[flag.module], flag.name) for flag in loaded},
             tuple(_filters()),
             {"": logging.root.level, **levels},
             dict(np.geterr()),
@@ -88,8 +96,8 @@ class Settings(NamedTuple):
         """Apply the settings in a worker. Those of a module that is not imported yet are applied on its import."""
         if self.default_dtype is not None:
             when_imported("torch", partial(_set_default_dtype, self.default_dtype))
-        for (module, flag), value in self.flags.items():
-            when_imported(module, partial(_set_flag, module, flag, value))
+        for flag, value in self.flags.items():
+            when_imported(flag.module, partial(_set_flag, flag, value))
         _install_filters(self.filters)
         _set_levels(self.levels)
         if self.float_errors != np.geterr():
@@ -182,16 +190,17 @@ def _set_default_dtype(name: str) -> None:
     torch.set_default_dtype(getattr(torch, name))
 
 
-def _set_flag(module: str, flag: str, value: Any) -> None:
-    setattr(sys.modules[module], flag, value)
+def _set_flag(flag: Global, value: Any) -> None:
+    setattr(sys.modules[flag.module], flag.name, value)
 
 
 def _filters() -> list[Filter]:
     found = []
     for entry in list(warnings.filters):
-        if entry[0] != "error":
+        action, message, category, module, _line = entry
+        if action != "error":
             found.append(_described(entry))
-        elif entry[1:4] == (None, Warning, None):
+        elif message is None and category is Warning and module is None:
             break  # no warning reaches the filters after it
     return found
 
@@ -199,8 +208,8 @@ def _filters() -> list[Filter]:
 def _described(entry: Any) -> Filter:
     """Convert an entry of `warnings.filters` to a `Filter`, which can be sent to a worker."""
     action, message, category, module, line = entry
-    names = category.__module__, getattr(category, "__qualname__", "")
-    return Filter(action, _pattern(message), names, _pattern(module), line)
+    where = Global(category.__module__, getattr(category, "__qualname__", ""))
+    return Filter(action, _pattern(message), where, _pattern(module), line)
 
 
 def _pattern(expression: Any) -> str:
@@ -224,10 +233,9 @@ def _install_filters(filters: tuple[Filter, ...]) -> None:
         if wanted in known:
             warnings.filters.append(known[wanted])  # type: ignore[attr-defined]
             continue
-        action, message, (home, name), module, line = wanted
-        category = getattr(sys.modules.get(home), name, None)
+        category = getattr(sys.modules.get(wanted.category.module), wanted.category.name, None)
         if category is not None:
-            of_message = _Expression(message, re.IGNORECASE) if message else None
-            of_module = _Expression(module) if module else None
-            warnings.filters.append((action, of_message, category, of_module, line))  # type: ignore[attr-defined]
+            message = _Expression(wanted.message, re.IGNORECASE) if wanted.message else None
+            module = _Expression(wanted.module) if wanted.module else None
+            warnings.filters.append((wanted.action, message, category, module, wanted.line))  # type: ignore[attr-defined]
     warnings.filters.extend([entry for entry in _own_filters if _described(entry) not in filters])  # type: ignore[attr-defined]
