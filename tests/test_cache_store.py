@@ -436,7 +436,7 @@ def test_a_process_never_reads_options_that_are_being_changed(create, tmp_path):
     store.config = new
     changed = store._map[CONFIG_AT:PAGE]
     store.config = old
-    worker = SampleCache(MemoryStore(store.index_fd, store.data_fd), CacheOptions())
+    worker = SampleCache(MemoryStore([os.dup(store.index_fd), os.dup(store.data_fd)]), CacheOptions())
     before = store._map[CONFIG_AT:PAGE]
     for written in range(6 + len(new)):
         store._map[CONFIG_AT:PAGE] = changed[:written] + before[written:]

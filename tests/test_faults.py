@@ -539,7 +539,7 @@ def test_a_working_directory_that_cannot_be_entered_is_named(caplog, monkeypatch
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     environment.Environment.of_this_process()._replace(cwd="/no/such/place").install()
-    assert f"/no/such/place of the notebook, and finds relative paths in {tmp_path}" in caplog.text
+    assert f"/no/such/place; relative paths refer to {tmp_path}" in caplog.text
 
 
 class Streams:
@@ -646,10 +646,12 @@ def test_final_output_without_a_newline_is_read_even_if_the_death_is_seen_first(
     theirs: list[int] = []
     with contextlib.ExitStack() as closing:
         closing.callback(close_all, theirs)
-        ends, others = connect([], theirs)
+        ours: list[int] = []
+        ends, others = connect(ours, theirs)
         closing.enter_context(others.sock)
-        handle = ProcessHandle(0, ends)
+        handle = ProcessHandle(0, ends, ours)
         handle.lifeline, lifeline = os.pipe()
+        ours.append(handle.lifeline)
         theirs.append(lifeline)
         for fd in handle.outputs:
             pool._selector.register(fd, selectors.EVENT_READ)
@@ -670,10 +672,12 @@ def test_a_batch_that_arrived_before_its_worker_died_counts_even_if_the_death_is
     theirs: list[int] = []
     with contextlib.ExitStack() as closing:
         closing.callback(close_all, theirs)
-        ends, others = connect([], theirs)
+        ours: list[int] = []
+        ends, others = connect(ours, theirs)
         closing.enter_context(others.sock)
-        handle = ProcessHandle(0, ends)
+        handle = ProcessHandle(0, ends, ours)
         handle.lifeline, lifeline = os.pipe()
+        ours.append(handle.lifeline)
         theirs.append(lifeline)
         sender = Channel(others.sock, blocking=True)
         sender.send(Kind.SEGMENT, (0).to_bytes(8, "little"), fds=(others.status,))
@@ -923,3 +927,12 @@ def test_what_the_traceback_of_a_failed_cell_keeps_alive_is_released():
     loader.close()
     gc.collect()
     assert psutil.Process().num_fds() < 200
+
+
+def test_spawned_workers_on_a_system_without_pidfds(monkeypatch):
+    """As on macOS: the end of a worker is seen by its connection."""
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    with DataLoader(Numbers(8), 2, num_workers=1, multiprocessing_context="spawn") as loader:
+        assert flat(loader) == list(range(8))
+        loader.restart_workers(0)
+        assert flat(loader) == list(range(8))

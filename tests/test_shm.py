@@ -388,6 +388,15 @@ def test_a_small_batch_has_no_segment(lender):
     assert lender.count == 0
 
 
+def test_too_many_open_files_is_not_reported_as_exhausted_memory(monkeypatch):
+    def refused(*_args):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    with pytest.raises(OSError, match="open files"):
+        anonymous_file(100)
+
+
 def test_exhausted_memory_raises_an_error_with_advice(monkeypatch):
     with pytest.raises(
         MemoryError, match=r"1,152,921,504.* MB .*could not be allocated \([\d,]+ MB are left\).*batch_size"

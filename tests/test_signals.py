@@ -8,17 +8,19 @@ import functools
 import os
 import signal
 import threading
+import time
 
 import leaks
 import numpy as np
 import pytest
 from datasets import PATIENCE, Numbers, flat
-from interleave import Interrupts
+from interleave import CountedInterrupt, Interrupts
 
 from nbloader import DataLoader, LoaderClosedError
 from nbloader._util import rng
 from nbloader._util.signals import raised_by_handler
 from nbloader.events import SampleFailed
+from nbloader.workers.process_pool import ProcessPool
 
 
 class Expired(Exception):
@@ -71,6 +73,13 @@ class Rows(Numbers):
 
     def __getitem__(self, i):
         return np.full(50_000, i)
+
+
+class Hanging(Numbers):
+    def __getitem__(self, i):
+        if i == 1:
+            time.sleep(PATIENCE)
+        return i
 
 
 class Fetched(Numbers):
@@ -178,6 +187,63 @@ def test_an_interrupt_while_descriptors_are_opened_leaves_none_open(method):
         left = leaks.left_behind(before, PATIENCE)
         assert not left, f"{point}:\n{left}"
     assert len(points) > 40
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
+def test_an_interrupt_while_the_last_worker_is_started_leaves_nothing(method, monkeypatch):
+    start = ProcessPool.start
+
+    def iterate(number=0):
+        count = CountedInterrupt("workers/process_pool.py", "_util/descriptors.py", number=number)
+
+        def interrupted(pool, worker, *how):
+            if worker == 0:
+                return start(pool, worker, *how)
+            with count:
+                return start(pool, worker, *how)
+
+        with (
+            monkeypatch.context() as patched,
+            DataLoader(Rows(2), num_workers=2, multiprocessing_context=method) as loader,
+        ):
+            patched.setattr(ProcessPool, "start", interrupted)
+            if number:
+                with pytest.raises(KeyboardInterrupt):
+                    iter(loader)
+            else:
+                list(loader)
+        return count.passed
+
+    iterate()
+    before = leaks.Belongings.now()
+    points = iterate()
+    for number in range(1, points + 1, 4 if method == "spawn" else 1):
+        iterate(number)
+        left = leaks.left_behind(before, PATIENCE)
+        assert not left, f"point {number}:\n{left}"
+    assert points > 20
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_of_close_leaves_nothing():
+    """The second worker ends only after the grace period. At times, the supervisor closes the pool."""
+
+    def close(number=0):
+        count = CountedInterrupt("workers/process_pool.py", "engine/worker_group.py", number=number)
+        loader = DataLoader(Hanging(2), num_workers=2)
+        next(iter(loader))
+        with contextlib.suppress(KeyboardInterrupt), count:
+            loader.close()
+        return count.passed
+
+    close()
+    before = leaks.Belongings.now()
+    passed = max(close() for _ in range(2))
+    for number in range(1, passed, 7):
+        close(number)
+        left = leaks.left_behind(before, PATIENCE)
+        assert not left, f"point {number}:\n{left}"
 
 
 @pytest.mark.unit

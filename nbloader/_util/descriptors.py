@@ -10,6 +10,9 @@ descriptors in a list of the caller before any handler can run:
         ...
     finally:
         close_all(opened)
+
+An interrupt at the beginning of `close_all` leaves the descriptors open. Where that matters, the list belongs to an
+object with a finalizer that calls `close_all`, or to one that is closed after an interrupt.
 """
 
 from __future__ import annotations
@@ -51,8 +54,12 @@ def open_pipe(read_ends: list[int], write_ends: list[int]) -> None:
 
 
 def close_all(opened: list[int]) -> None:
-    """Close descriptors and empty the list. After an interrupt, the list holds those that are still open."""
-    while opened:
-        fd = opened[-1]
-        del opened[-1]
-        os.close(fd)
+    """Close descriptors and empty the list. An interrupt or an error is raised when the others are closed."""
+    try:
+        while opened:
+            fd = opened[-1]
+            del opened[-1]
+            os.close(fd)
+    except BaseException:
+        close_all(opened)
+        raise

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbloader._util.descriptors import open_into
 from nbloader.cache.entry import Entry, allocate, sizes
 from nbloader.cache.memory_store import Found
 from nbloader.cache.policy import worth
@@ -91,20 +92,21 @@ class DiskStore:
             OSError: The file cannot be read.
         """
         path = self._path(key)
+        file: list[int] = []
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            open_into(file, os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+            found = _read(file[0], key)
+            with contextlib.suppress(OSError):  # a read-only folder works, too
+                os.utime(file[0])
         except FileNotFoundError:
             return None
-        try:
-            found = _read(fd, key)
-            with contextlib.suppress(OSError):  # a read-only folder works, too
-                os.utime(fd)
         except DamagedError:
             with contextlib.suppress(OSError):
                 Path(path).unlink()
             raise DamagedError(path) from None
         finally:
-            os.close(fd)
+            for fd in file:
+                os.close(fd)
         return found
 
     def put(self, key: bytes, entry: Entry, cost_ns: int) -> None:

@@ -32,6 +32,7 @@ import mmap
 import os
 import struct
 import threading
+import weakref
 import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -120,28 +121,20 @@ class MemoryStore:
     """The cache in shared memory.
 
     Args:
-        index: Descriptor of the index file. This object duplicates it.
-        data: Descriptor of the data file. This object duplicates it, too.
+        files: The descriptors of the index file and of the data file. This object owns and closes them.
 
     Raises:
         OSError: There are too many open files, or the system does not support open file description locks.
     """
 
-    def __init__(self, index: int, data: int) -> None:
+    def __init__(self, files: list[int]) -> None:
+        self._files = files  # index, data, and the index once more, for locks
+        weakref.finalize(self, close_all, files).atexit = False
         if not hasattr(fcntl, "F_OFD_SETLK"):
             raise OSError(errno.ENOSYS, "this system has no locks of open files")
-        self._lock_fd = -1
-        files: list[int] = []
-        try:
-            open_into(files, os.dup, index)
-            open_into(files, os.dup, data)
-            self.index_fd, self.data_fd = files
-            self._map = mmap.mmap(self.index_fd, os.fstat(self.index_fd).st_size)
-            self._reopen_into(files)
-            self._lock_fd = files[-1]
-        except BaseException:  # includes interrupts
-            close_all(files)
-            raise
+        self.index_fd, self.data_fd = files
+        self._map = mmap.mmap(self.index_fd, os.fstat(self.index_fd).st_size)
+        self._open_for_locks()
         view = memoryview(self._map)
         self._words = view.cast("Q")
         self._checks = view.cast("I")
@@ -180,9 +173,10 @@ class MemoryStore:
             os.ftruncate(index, SLOTS_AT + slots * SLOT_SIZE)
             os.pwrite(index, struct.pack("<3Q", MAGIC, slots, limit), 0)
             _punch(data, 0, PAGE)  # fails here if the file system does not support holes
-            return cls(index, data)
-        finally:
+            return cls(files)
+        except BaseException:  # includes interrupts
             close_all(files)
+            raise
 
     def close(self) -> None:
         """Release the files. The memory is freed when all processes have done so."""
@@ -193,28 +187,23 @@ class MemoryStore:
         self._checks.release()
         with contextlib.suppress(BufferError):  # another thread is reading
             self._map.close()
-        self._close_descriptors()
-
-    def _close_descriptors(self) -> None:
-        for fd in (self.index_fd, self.data_fd, self._lock_fd):
-            if fd >= 0:
-                os.close(fd)
         self.index_fd = self.data_fd = self._lock_fd = -1
+        close_all(self._files)
 
     def after_fork(self) -> None:
         """In a forked process: create new locks. The parent keeps its own."""
         self._thread_lock = threading.Lock()
         self._row = -1
         if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
-            reopened: list[int] = []
-            self._reopen_into(reopened)
-            self._lock_fd = reopened[0]
+            inherited, self._lock_fd = self._files[2:], -1
+            del self._files[2:]
+            close_all(inherited)
+            self._open_for_locks()
 
-    def _reopen_into(self, opened: list[int]) -> None:
+    def _open_for_locks(self) -> None:
         """Open the index file again: locks belong to the open file description, and not to a descriptor."""
-        open_into(opened, os.open, f"/proc/self/fd/{self.index_fd}", os.O_RDWR | os.O_CLOEXEC)
+        open_into(self._files, os.open, f"/proc/self/fd/{self.index_fd}", os.O_RDWR | os.O_CLOEXEC)
+        self._lock_fd = self._files[2]
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

@@ -111,20 +111,17 @@ def install(index: int, data: int) -> None:
     """In a worker: use the cache of the notebook's process.
 
     Args:
-        index: The first descriptor of `share`. Both descriptors are closed.
+        index: The first descriptor of `share`. The cache owns both descriptors.
         data: The second descriptor.
     """
     global _cache, _is_worker  # noqa: PLW0603 - one per process
     with _lock:
         _is_worker = True
         try:
-            _cache = SampleCache(MemoryStore(index, data), CacheOptions())
+            _cache = SampleCache(MemoryStore([index, data]), CacheOptions())
         except OSError:
             log.warning("this worker has no cache of samples", exc_info=True)
             _cache = SampleCache(None, CacheOptions())
-        finally:
-            os.close(index)
-            os.close(data)
 
 
 def gauge() -> CacheGauge | None:

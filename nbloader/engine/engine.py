@@ -1266,10 +1266,12 @@ class Engine:
             open_before = not self.closed
             self._command(self._close)
             return open_before
-        closed: bool = self._exclusively(self._close)
-        self._output.show_in_context()
-        if self._supervisor is not None:
-            self._supervisor.close()
+        try:
+            closed: bool = self._exclusively(self._close)
+            self._output.show_in_context()
+        finally:
+            if self._supervisor is not None and self.closed:  # otherwise an interrupt came before anything was closed
+                self._supervisor.close()
         return closed
 
     def close_soon(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbloader import events as ev
+from nbloader._util.signals import raised_by_handler
 from nbloader.batch.task import Task
 from nbloader.engine.config import EngineConfig
 from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
@@ -191,10 +192,13 @@ class WorkerGroup:
             for worker in range(len(self._slots)):
                 self._start_worker(worker)
         except OSError as error:
+            if raised_by_handler(error):
+                self.abandon()
+                raise
             self.stop(0)
             raise WorkerStartError(start_message(worker, len(self._slots), error)) from error
-        except BaseException:
-            self.stop(0)
+        except BaseException:  # includes interrupts
+            self.abandon()
             raise
         return True
 
@@ -422,14 +426,18 @@ class WorkerGroup:
         pool, self.pool = self.pool, None
         if pool is None:
             return
-        for slot in self._slots:
-            slot.handle = None
-        for handle in list(pool.handles.values()):
-            handle.expected = True
-            self._dispatcher.worker_gone(handle.uid, blame=False)
-        for message in pool.close(grace):
-            self._on_message(message)
-        pool.dispose()
+        try:
+            for slot in self._slots:
+                slot.handle = None
+            for handle in list(pool.handles.values()):
+                handle.expected = True
+                self._dispatcher.worker_gone(handle.uid, blame=False)
+            for message in pool.close(grace):
+                self._on_message(message)
+            pool.dispose()
+        except BaseException:  # includes interrupts
+            pool.abandon()
+            raise
 
     def abandon(self) -> None:
         """End all workers at once, whatever state an interrupt has left them in."""

@@ -80,8 +80,9 @@ class ArenaWriter:
             self._forget(number)
 
     def _create(self, size: int) -> int:
-        fd = anonymous_file(size)
+        file: list[int] = []
         try:
+            fd = anonymous_file(size, file)
             number, self._created = self._created, self._created + 1
             holders = self._announce(number, fd)
             try:
@@ -90,7 +91,8 @@ class ArenaWriter:
                 self._retire(number, holders)
                 raise
         finally:
-            os.close(fd)
+            for opened in file:
+                os.close(opened)
         self._holders[number] = holders
         self._sizes[number] = size
         return number

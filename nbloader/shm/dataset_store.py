@@ -43,7 +43,7 @@ class Store:
             self.size += -(-piece.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         file: list[int] = []
         weakref.finalize(self, close_all, file)
-        file[:] = [filled_file(self.size, list(zip(self.starts, pieces, strict=True)))]
+        filled_file(self.size, list(zip(self.starts, pieces, strict=True)), file)
         self.fd = file[0]
 
     def map(self) -> Any:

@@ -100,26 +100,28 @@ def anonymous_file(size: int, opened: list[int] | None = None) -> int:
 
     Raises:
         MemoryError: The machine (or the container) does not have that much memory left.
+        OSError: There are too many open files.
     """
     check_memory(size)
     file: list[int] = []
     try:
         new_file(file)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file[0], 0, size)
-        else:
-            os.ftruncate(file[0], size)
-    except BaseException as error:  # includes interrupts
-        close_all(file)
-        if isinstance(error, OSError):
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file[0], 0, size)
+            else:
+                os.ftruncate(file[0], size)
+        except OSError as error:
             raise no_memory(size, error.strerror or "unknown reason") from error
+    except BaseException:  # includes interrupts
+        close_all(file)
         raise
     if opened is not None:
         opened += file
     return file[0]
 
 
-def filled_file(size: int, pieces: list[tuple[int, memoryview]]) -> int:
+def filled_file(size: int, pieces: list[tuple[int, memoryview]], opened: list[int]) -> None:
     """Create a memory file with the given contents and seal it against later writes.
 
     Writing 1 GB takes 0.7 s; allocating the file first and writing to a mapping of it takes 0.95 s.
@@ -127,12 +129,11 @@ def filled_file(size: int, pieces: list[tuple[int, memoryview]]) -> int:
     Args:
         size: Size of the file in bytes.
         pieces: Data to write, each with its position in the file.
-
-    Returns:
-        The descriptor of the file.
+        opened: Receives the descriptor of the file.
 
     Raises:
         MemoryError: The machine (or the container) does not have that much memory left.
+        OSError: There are too many open files.
     """
     from concurrent.futures import ThreadPoolExecutor  # workers do not need it
 
@@ -145,17 +146,18 @@ def filled_file(size: int, pieces: list[tuple[int, memoryview]]) -> int:
     file: list[int] = []
     try:
         new_file(file)
-        os.ftruncate(file[0], size)
-        with ThreadPoolExecutor(min(WRITERS, cores())) as writers:
-            for _done in writers.map(functools.partial(_write, file[0]), parts):
-                pass
-        seal(file[0])
-    except BaseException as error:  # includes interrupts
-        close_all(file)
-        if isinstance(error, OSError):
+        try:
+            os.ftruncate(file[0], size)
+            with ThreadPoolExecutor(min(WRITERS, cores())) as writers:
+                for _done in writers.map(functools.partial(_write, file[0]), parts):
+                    pass
+        except OSError as error:
             raise no_memory(size, error.strerror or "unknown reason") from error
+        seal(file[0])
+    except BaseException:  # includes interrupts
+        close_all(file)
         raise
-    return file[0]
+    opened += file
 
 
 def seal(fd: int) -> None:
@@ -487,11 +489,12 @@ class SegmentReader:
             memory = self._free_slabs.pop()
         else:
             try:
-                fd = anonymous_file(SLAB_SIZE)
+                file: list[int] = []
                 try:
-                    memory = mapped(fd, SLAB_SIZE)
+                    memory = mapped(anonymous_file(SLAB_SIZE, file), SLAB_SIZE)
                 finally:
-                    os.close(fd)
+                    for fd in file:
+                        os.close(fd)
             except (MemoryError, OSError):
                 return False
         owner = _SLAB.from_buffer(memory)

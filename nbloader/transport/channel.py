@@ -14,10 +14,10 @@ import os
 import resource
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum, unique
 from itertools import starmap
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from nbloader._util.descriptors import close_all, open_into
 
@@ -103,6 +103,14 @@ class Kind(IntEnum):
     """From the worker: samples of its stacks."""
 
 
+class _Unsent(NamedTuple):
+    """A buffer that waits until the socket is writable."""
+
+    data: memoryview
+    fds: list[int]
+    """Descriptors to send with it, which the channel owns."""
+
+
 class Channel:
     """One end of the connection between the notebook's process and a worker.
 
@@ -115,7 +123,6 @@ class Channel:
         sock.setblocking(blocking)
         self._blocking = blocking
         self._sock = sock
-        self._recvmsg = sock.recvmsg  # looked up once
         self._fileno = sock.fileno()
         self._tail = b""
         self._large: bytearray | None = None  # body of a frame that is larger than one read
@@ -124,7 +131,7 @@ class Channel:
         self._fds: list[int] = []
         self._ancillary: list[tuple[int, int, bytes]] = []
         """Holds the descriptors that have arrived, until they are in `_fds`."""
-        self._backlog: collections.deque[tuple[memoryview, tuple[int, ...]]] = collections.deque()
+        self._backlog: collections.deque[_Unsent] = collections.deque()
 
     def fileno(self) -> int:
         """The socket's descriptor, for a selector."""
@@ -186,27 +193,35 @@ class Channel:
         Raises:
             OSError: A descriptor cannot be duplicated (EMFILE). Nothing is queued.
         """
-        kept_fds = _duplicates(fds)
-        for piece in pieces:
-            view = memoryview(piece)
-            kept = view if self._blocking or view.readonly else memoryview(bytes(view))
-            self._backlog.append((kept, kept_fds))
-            kept_fds = ()
+        copies: list[int] = []
+        try:
+            for fd in fds:
+                open_into(copies, os.dup, fd)
+            kept = [_Unsent(self._kept(piece), []) for piece in pieces]
+            kept[0] = _Unsent(kept[0].data, copies)
+            self._backlog += kept  # the last instruction: an interrupt comes before it, or finds the copies queued
+        except BaseException:  # includes interrupts
+            close_all(copies)
+            raise
+
+    def _kept(self, piece: Bytes) -> memoryview:
+        """Return a buffer that does not change until it is sent."""
+        view = memoryview(piece)
+        return view if self._blocking or view.readonly else memoryview(bytes(view))
 
     def flush(self) -> None:
         """Send what is queued, as far as the socket accepts it (all of it on a blocking one)."""
         while self._backlog:
-            head, fds = self._backlog[0]
+            head = self._backlog[0]
             try:
-                sent = self._sock.sendmsg([head], _ancillary(fds) if fds else ())
+                sent = self._sock.sendmsg([head.data], _ancillary(head.fds) if head.fds else ())
             except BlockingIOError:
                 return
-            for fd in fds:
-                os.close(fd)
-            if sent == len(head):
+            close_all(head.fds)
+            if sent == len(head.data):
                 self._backlog.popleft()
             else:
-                self._backlog[0] = head[sent:], ()
+                self._backlog[0] = _Unsent(head.data[sent:], [])
 
     def receive(self, *, wait: bool = True) -> list[tuple[int, Bytes]]:
         """Read once and return the frames that are complete now, as (kind, body). May be empty.
@@ -222,7 +237,7 @@ class Channel:
             self._fill_large(frames, 0 if wait else DONT_WAIT)
             return frames
         try:  # the assignment calls `recvmsg`, so no signal handler runs between the two; see `open_into`
-            [(data, ancillary, flags, _address)] = starmap(self._recvmsg, _READ if wait else _READ_AT_ONCE)
+            [(data, ancillary, flags, _address)] = starmap(self._sock.recvmsg, _READ if wait else _READ_AT_ONCE)
         except BlockingIOError:
             return frames
         except ConnectionResetError as error:
@@ -249,18 +264,24 @@ class Channel:
         self._tail = data[position:]
         return frames
 
-    def take_fd(self) -> int:
+    def take_fd(self, into: list[int] | None = None) -> int:
         """Return the oldest descriptor that has arrived and was not taken yet. The caller owns it.
+
+        Args:
+            into: Receives the descriptor, so that an interrupt does not lose it.
 
         Raises:
             OSError: This process has too many open files (EMFILE): the descriptor was sent, but not received.
         """
         fd = self._fds[0]
-        del self._fds[0]
         if fd == LOST:
+            del self._fds[0]
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             text = f"{os.strerror(errno.EMFILE)} in process {os.getpid()}: raise `ulimit -n` (RLIMIT_NOFILE={limit})"
             raise OSError(errno.EMFILE, text)
+        if into is not None:
+            into += [fd]
+        del self._fds[0]
         return fd
 
     def shut_down(self) -> None:
@@ -271,12 +292,11 @@ class Channel:
     def close(self) -> None:
         """Close the socket and every descriptor that was not taken."""
         self._keep_fds(0)  # if `receive` was interrupted
-        close_all([fd for fd in self._fds if fd != LOST])
-        self._fds = []
-        while self._backlog:
-            _buffer, fds = self._backlog.popleft()
-            for fd in fds:
-                os.close(fd)
+        self._fds = [fd for fd in self._fds if fd != LOST]
+        close_all(self._fds)
+        for unsent in self._backlog:
+            close_all(unsent.fds)
+        self._backlog.clear()
         self._sock.close()
 
     def _fill_large(self, frames: list[tuple[int, Bytes]], flags: int) -> None:
@@ -310,17 +330,5 @@ def _descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     return fds.tolist()
 
 
-def _duplicates(fds: tuple[int, ...]) -> tuple[int, ...]:
-    """Duplicate all of these descriptors. If one cannot be duplicated, close the other duplicates and raise."""
-    made: list[int] = []
-    try:
-        for fd in fds:
-            open_into(made, os.dup, fd)
-    except BaseException:  # includes interrupts
-        close_all(made)
-        raise
-    return tuple(made)
-
-
-def _ancillary(fds: tuple[int, ...]) -> list[tuple[int, int, Any]]:
+def _ancillary(fds: Sequence[int]) -> list[tuple[int, int, Any]]:
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]

@@ -79,11 +79,18 @@ OPENMP_SOFT_PAUSE = 1
 _one_at_a_time = threading.RLock()
 """Serializes forks. It is reentrant, because a signal handler may start a loader while its thread forks."""
 _release = operator.methodcaller("release")
+_forking = False
+"""Whether a thread is forking a worker."""
 _held: list[Any] = []
 """Locks that are held during a fork."""
 _inherited_streams: list[object] = []
 """In a worker: the notebook's standard streams. If they were garbage-collected, text that they have buffered would be
 written a second time."""
+
+
+def is_forking() -> bool:
+    """In a handler of `os.register_at_fork`: whether the new process becomes a worker."""
+    return _forking
 
 
 class ForkedProcess:
@@ -198,12 +205,17 @@ class Forker:
     def close(self) -> None:
         """End the thread, and with it every process that it has forked and that is still running."""
         self._requests.put(None)
-        self._ended.acquire()
+        with self._ended:  # a second call, after an interrupt of the first, does not wait either
+            self.end_unclaimed()
+
+    def end_unclaimed(self) -> None:
+        """Kill the processes that no other owner has taken over."""
         while self.unclaimed:
-            process = self.unclaimed.pop()
+            process = self.unclaimed[-1]
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
             process.wait()
+            del self.unclaimed[-1]
             os.close(process.fd)
 
 
@@ -225,12 +237,17 @@ def serve_forks(
 def _fork(
     process: multiprocessing.Process, signals: set[int | signal.Signals], unclaimed: list[ForkedProcess]
 ) -> ForkedProcess:
+    global _forking  # noqa: PLW0603 - read in the forked process
     parent = os.getpid()
     pids: list[int] = []
     try:
         # No garbage collection in the child: only the parent may finalize garbage, which can flush files.
         with _one_at_a_time, _locks_of_logging(), _no_collection() as collects:
-            _fork_between_draws(pids)
+            _forking = True
+            try:
+                _fork_between_draws(pids)
+            finally:
+                _forking = False
             if pids == [0]:
                 become_worker(process, parent, signals, collects=collects)
         open_into(unclaimed, ForkedProcess, pids[0])

@@ -40,6 +40,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from nbloader._util.descriptors import close_all, open_into
 from nbloader._util.output import flush
 from nbloader._util.system import ROOT, cores, working_directory
 from nbloader.transport import preload
@@ -203,7 +204,8 @@ class _Clone(_Server):
         """How many threads the clone had after the imports. If more than one, it starts new interpreters instead of
         forking."""
         self._pid = 0
-        self._pidfd = -1
+        self._pidfds: list[int] = []  # one, where the system has them
+        weakref.finalize(self, close_all, self._pidfds).atexit = False
         self._ended = False
 
     @property
@@ -229,7 +231,7 @@ class _Clone(_Server):
                 if not self._pid:
                     self._pid = int(bytes(body))
                     with contextlib.suppress(OSError, AttributeError):  # only Linux has pidfds
-                        self._pidfd = os.pidfd_open(self._pid)
+                        open_into(self._pidfds, os.pidfd_open, self._pid)
                 else:
                     self.threads = int(bytes(body))
                     self.importing = frozenset()
@@ -242,14 +244,12 @@ class _Clone(_Server):
         if ours:
             self._receive(wait=False)
         self._channel.close()
-        if self._pidfd >= 0:
-            if ours:
-                if not self._forked:
-                    with contextlib.suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-                select.select([self._pidfd], [], [], END_TIMEOUT)
-            os.close(self._pidfd)
-            self._pidfd = -1
+        if self._pidfds and ours:
+            if not self._forked:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfds[0], signal.SIGKILL)
+            select.select(self._pidfds, [], [], END_TIMEOUT)
+        close_all(self._pidfds)
 
 
 _lock = threading.Lock()

@@ -27,12 +27,14 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 from nbloader._util.code_places import PACKAGE, cell_name, is_library, is_python
+from nbloader._util.descriptors import close_all, open_into
 from nbloader._util.format import plural
 from nbloader.errors import NbloaderError
 
@@ -128,18 +130,20 @@ class StackPipe:
         Raises:
             NbloaderError: This process has too many open files.
         """
-        try:
-            fd = os.dup(self.fd)  # the worker may end, and its pipe be closed, meanwhile
-        except OSError as error:
-            raise NbloaderError(f"the stack of the worker (pid {pid}) cannot be requested: {error}") from error
+        opened: list[int] = []
 
         def ask() -> str:
             try:
                 with self._lock:
-                    return _ask(fd, pid, gone)
+                    return _ask(opened[0], pid, gone)
             finally:
-                os.close(fd)
+                close_all(opened)
 
+        weakref.finalize(ask, close_all, opened).atexit = False
+        try:
+            open_into(opened, os.dup, self.fd)  # the worker may end, and its pipe be closed, meanwhile
+        except OSError as error:
+            raise NbloaderError(f"the stack of the worker (pid {pid}) cannot be requested: {error}") from error
         return ask
 
 

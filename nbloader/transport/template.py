@@ -90,26 +90,25 @@ class Template:
     def __init__(
         self, pickled: SharedPickle, stdout: int, stderr: int, preload: list[str], packages: frozenset[str]
     ) -> None:
+        opened: list[int] = []
+        weakref.finalize(self, close_all, opened)  # after an interrupt
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours, blocking=True)
         weakref.finalize(self, self._channel.close)
-        lifeline: list[int] = []  # not needed: when the template ends, its connection closes
         try:
-            open_pipe(lifeline, lifeline)
-            forkserver.fork(
-                theirs.fileno(), stdout, stderr, lifeline[1], preload, Kind.FORK_TEMPLATE, packages=packages
-            )
+            open_pipe(opened, opened)  # a lifeline is not needed: when the template ends, its connection closes
+            forkserver.fork(theirs.fileno(), stdout, stderr, opened[1], preload, Kind.FORK_TEMPLATE, packages=packages)
         finally:
             theirs.close()
-            close_all(lifeline)
+            close_all(opened)
         files = pickled.files()
         message = pickle.dumps(TemplateMessage(Environment.of_this_process(), files._replace(fds=())), 5)
-        fd = filled_file(len(message), [(0, memoryview(message))])
         try:
+            filled_file(len(message), [(0, memoryview(message))], opened)
             with contextlib.suppress(OSError):  # it has ended: `usable` returns False
-                self._channel.send(Kind.TEMPLATE, fds=(fd, *files.fds))
+                self._channel.send(Kind.TEMPLATE, fds=(*opened, *files.fds))
         finally:
-            os.close(fd)
+            close_all(opened)
         self._sources: list[SourceFile] = []
 
     def usable(self) -> bool:

@@ -51,7 +51,7 @@ from nbloader.transport import forkserver, preload
 from nbloader.transport.bootstrap import InitMessage, WorkerStart
 from nbloader.transport.channel import IN_TURN, MAX_FDS, Bytes, Channel, Kind
 from nbloader.transport.environment import Environment
-from nbloader.transport.forker import ForkedProcess, Forker, redirect_streams, setup_complete
+from nbloader.transport.forker import ForkedProcess, Forker, is_forking, redirect_streams, setup_complete
 from nbloader.transport.messages import (
     BatchDone,
     DescriptorsExhausted,
@@ -220,13 +220,16 @@ class ProcessHandle(WorkerHandle):
     Args:
         worker: Worker id.
         descriptors: The descriptors of the notebook's process.
+        fds: The list that owns these descriptors, apart from the socket.
     """
 
     status: SharedStatus
 
-    def __init__(self, worker: int, descriptors: Descriptors) -> None:
+    def __init__(self, worker: int, descriptors: Descriptors, fds: list[int]) -> None:
         memory = mapped(descriptors.status, SHARED_STATUS_SIZE + CLAIMS_SIZE)
         super().__init__(worker, "process", SharedStatus.at(memory))
+        self.fds = fds
+        """The descriptors that are closed when the worker has ended."""
         self.status_fd = descriptors.status
         self.revoker = TaskRevoker(memory, SHARED_STATUS_SIZE, descriptors.status)
         self.stack_pipe = StackPipe(descriptors.stack)
@@ -268,18 +271,11 @@ class ProcessHandle(WorkerHandle):
         taken, self.failed_samples = self.failed_samples, []
         return taken
 
-    def take_descriptors(self) -> list[int]:
-        """Detach the descriptors of the outputs, lifeline, stack and status, and return them for closing."""
-        fds = [fd for fd in (*self.outputs, self.lifeline, self.stack_pipe.fd, self.status_fd) if fd >= 0]
+    def close(self) -> None:
+        """Close this end of the connection."""
         self.outputs, self.lifeline, self.stack_pipe.fd, self.status_fd = {}, -1, -1, -1
-        return fds
-
-    def disown(self) -> None:
-        """Close this end of the connection in a forked process: it belongs to the parent."""
         self.channel.close()
-        for fd in self.take_descriptors():
-            with contextlib.suppress(OSError):  # another thread of the parent was just closing it
-                os.close(fd)
+        close_all(self.fds)
 
     def stack_request(self) -> Callable[[], str]:
         """See `WorkerHandle`."""
@@ -387,13 +383,11 @@ class ProcessPool(WorkerPool):
         if isinstance(setup, ProcessSetup):
             setup.pickled.files()  # raises here if they do not fit into memory
         ours: list[int] = []
-        with contextlib.ExitStack() as if_not_started:
-            if_not_started.callback(self._close_unused, ours)
-            if_not_started.callback(close_all, self._handed)
+        handle: ProcessHandle | None = None
+        theirs: Descriptors | None = None
+        try:
             ends, theirs = connect(ours, self._handed)
-            if_not_started.enter_context(ends.sock)
-            if_not_started.enter_context(theirs.sock)
-            handle = ProcessHandle(worker, ends)
+            handle = ProcessHandle(worker, ends, ours)
             if isinstance(setup, ForkSetup):
                 self._fork(handle, theirs, start, setup)
             elif self._start_method == "forkserver":
@@ -404,15 +398,22 @@ class ProcessPool(WorkerPool):
                     by_template=options.num_workers > 1 and options.iterable is None,
                 )  # fmt: skip
             else:
-                self._spawn(handle, theirs, ours)
-            for fd in handle.outputs:
-                self._selector.register(fd, selectors.EVENT_READ, (handle, self._read_output))
-            if handle.lifeline >= 0:
-                self._selector.register(handle.lifeline, selectors.EVENT_READ, (handle, self._read_lifeline))
-            self._selector.register(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
-            uid, unclaimed = handle.uid, [] if self._forker is None else self._forker.unclaimed
-            self._handles[uid], ours[:], unclaimed[:] = handle, (), ()  # at once: an interrupt finds one owner
-            if_not_started.pop_all()
+                self._spawn(handle, theirs)
+            self._register(handle)
+            uid, forked = handle.uid, [] if self._forker is None else self._forker.unclaimed
+            pidfds = [process.fd for process in forked]
+            self._handles[uid] = handle  # no function is called from here on, so an interrupt finds one owner
+            ours += pidfds
+            forked[:] = ()
+        except BaseException:  # includes interrupts
+            if handle is not None and handle.uid not in self._handles:
+                self._discard(handle)
+            elif handle is None:
+                close_all(ours)
+            close_all(self._handed)
+            if theirs is not None:
+                theirs.sock.close()
+            raise
         try:
             if isinstance(setup, ProcessSetup):
                 self._send_setup(handle, theirs, start, setup)
@@ -421,12 +422,29 @@ class ProcessPool(WorkerPool):
             close_all(self._handed)
         return handle
 
-    def _close_unused(self, fds: list[int]) -> None:
-        """Close the descriptors for a worker that could not be started."""
-        for fd in fds:
-            with contextlib.suppress(KeyError):  # it was not registered yet
+    def _register(self, handle: ProcessHandle) -> None:
+        """Let `poll` read what arrives from a worker."""
+        for fd in handle.outputs:
+            self._selector.register(fd, selectors.EVENT_READ, (handle, self._read_output))
+        if handle.lifeline >= 0:
+            self._selector.register(handle.lifeline, selectors.EVENT_READ, (handle, self._read_lifeline))
+        self._selector.register(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
+
+    def _unregister(self, handle: ProcessHandle) -> None:
+        registered = self._selector.get_map()
+        for fd in (*handle.outputs, handle.lifeline, handle.channel.fileno()):
+            if fd >= 0 and fd in registered:
                 self._selector.unregister(fd)
-        close_all(fds)
+
+    def _discard(self, handle: ProcessHandle) -> None:
+        """Give up a worker whose start has failed."""
+        self._unregister(handle)
+        handle.close()
+        if isinstance(handle.child, subprocess.Popen):
+            handle.child.kill()
+            handle.child.wait()
+        if self._forker is not None:
+            self._forker.end_unclaimed()
 
     def can_start(self, setup: ProcessSetup | ForkSetup) -> bool:
         """See `WorkerPool`."""
@@ -466,17 +484,17 @@ class ProcessPool(WorkerPool):
                 handle = by_fd[fd]
                 (self._read_channel if handle.lifeline < 0 else self._read_lifeline)(handle, fd, self._unreported)
 
-    def _spawn(self, handle: ProcessHandle, theirs: Descriptors, ours: list[int]) -> None:
+    def _spawn(self, handle: ProcessHandle, theirs: Descriptors) -> None:
         sock = theirs.sock.fileno()
         process = forkserver.start_interpreter(
             f"from nbloader.workers.process_worker import main; main({sock}, watched=False)", sock,
             stdout=theirs.stdout, stderr=theirs.stderr, env=forkserver.worker_environment(),
             cwd=None if working_directory() else ROOT,
         )  # fmt: skip
-        if hasattr(os, "pidfd_open"):
-            open_into(ours, os.pidfd_open, process.pid)
-            handle.lifeline = ours[-1]
         self._launched(handle, process)
+        if hasattr(os, "pidfd_open"):
+            open_into(handle.fds, os.pidfd_open, process.pid)
+            handle.lifeline = handle.fds[-1]
 
     def _fork(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: ForkSetup) -> None:
         if self._forker is None:
@@ -486,9 +504,10 @@ class ProcessPool(WorkerPool):
         def work() -> None:
             # Use descriptors above 2: if the notebook has no standard streams, 0 to 2 may be in use for these.
             fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (theirs.sock.fileno(), *theirs[1:])]
-            handle.disown()
+            self._handed.clear()
+            handle.close()
             for fd in (theirs.sock.detach(), *theirs[1:]):
-                with contextlib.suppress(OSError):  # `disown` has already closed the status descriptor
+                with contextlib.suppress(OSError):  # `close` has already closed the status descriptor
                     os.close(fd)
             sock, stdout, stderr, stack, status = fds
             forkserver.use_outputs(stdout, stderr)
@@ -690,11 +709,12 @@ class ProcessPool(WorkerPool):
     @staticmethod
     def _read_segments(handle: ProcessHandle, kind: int, body: Bytes) -> None:
         if kind == Kind.SEGMENT:
-            fd = handle.channel.take_fd()
+            taken: list[int] = []
             try:
-                handle.segments.add(int.from_bytes(body, "little"), fd)
+                handle.segments.add(int.from_bytes(body, "little"), handle.channel.take_fd(taken))
             finally:
-                os.close(fd)
+                for fd in taken:
+                    os.close(fd)
         else:
             for number in pickle.loads(body):
                 handle.segments.forget(number)
@@ -794,19 +814,11 @@ class ProcessPool(WorkerPool):
             while fd in self._selector.get_map() and self._read_output(handle, fd, messages):
                 pass
             _report_output(handle, fd, len(output.partial), messages)
-        self._release(handle)
+        self._unregister(handle)
+        handle.close()
         self._handles.pop(handle.uid, None)
         server_ended = exitcode is None and handle.child is None and handle.ready and not handle.killed
         messages.append(WorkerGone(handle.uid, exitcode, server_ended))
-
-    def _release(self, handle: ProcessHandle) -> None:
-        registered = self._selector.get_map()
-        for fd in (*handle.outputs, handle.lifeline, handle.channel.fileno()):
-            if fd in registered:
-                self._selector.unregister(fd)
-        handle.channel.close()
-        for fd in handle.take_descriptors():
-            os.close(fd)
 
     def partial_output(self) -> list[tuple[str, str]]:
         """See `WorkerPool`."""
@@ -842,10 +854,7 @@ class ProcessPool(WorkerPool):
             if handle.child is not None:
                 handle.child.wait()
             handle.mark_ended(None if handle.child is None else handle.child.returncode)
-            handle.channel.close()
-            for fd in handle.take_descriptors():
-                with contextlib.suppress(OSError):  # the interrupt came while the descriptor was being closed
-                    os.close(fd)
+            handle.close()
         self._handles.clear()
         self.dispose()
 
@@ -862,7 +871,9 @@ class ProcessPool(WorkerPool):
         If the child kept the descriptors open, the parent would not notice that a worker has closed its connection.
         """
         while self._handles:
-            self._handles.popitem()[1].disown()
+            self._handles.popitem()[1].close()
+        if not is_forking():  # a worker that is being forked needs its descriptors, and closes the others itself
+            close_all(self._handed)
         self._selector.close()
 
 
