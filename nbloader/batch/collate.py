@@ -6,9 +6,9 @@ The rules are those of torch's `default_collate`: numbers, arrays and tensors ar
 bytes stay lists, mappings and named tuples keep their type, other tuples become lists. In addition, dataclasses are
 supported and keep their type. torch is needed only if a sample contains a tensor, so most workers need not import it.
 
-Batches that a plan does not support (sparse and nested tensors, registered or exotic types, the result of a custom
-`collate_fn`) are collated into an object, which is pickled with its arrays out of band. This costs one more copy, but
-works for any type.
+Batches that a plan does not support (sparse and nested tensors, types registered in `default_collate_fn_map`, other
+rare types, the result of a custom `collate_fn`) are collated into an object, which is pickled with its arrays out of
+band. This costs one more copy, but works for any type.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ EMPTY_BATCH = "the batch is empty: the batch sampler gave a list without indices
 
 
 class NotPlannedError(Exception):
-    """A plan does not support a type: the batch must be collated into an object and pickled. Never leaves nbloader."""
+    """A plan does not support a type: the batch must be collated into an object and pickled. Never reaches the user."""
 
 
 class Plan:
@@ -68,7 +68,7 @@ class Plan:
         samples: The samples of the batch.
 
     Attributes:
-        tree: The layout of the batch; two batches that are laid out alike have equal layouts.
+        tree: The layout of the batch. Batches with the same structure, shapes and dtypes have equal layouts.
         extras: Leaves that are not arrays (lists of strings), sent separately from the memory.
         nbytes: Size of the memory that the batch needs.
 
@@ -214,7 +214,10 @@ def _common(first: type, kinds: set[type]) -> Any:
 
 
 def _same_dtype(values: Sequence[Any]) -> bool:
-    """Return whether all values have the same dtype. Most dtypes are singletons: comparing ids is ten times faster."""
+    """Return whether all values have the same dtype.
+
+    Most dtypes are singletons, so their ids are compared first, which is ten times faster than comparing the dtypes.
+    """
     dtypes = list(map(_dtype_of, values))
     return len(set(map(id, dtypes))) == 1 or len(set(dtypes)) == 1
 

@@ -1,7 +1,7 @@
-"""Batches as trees of containers and leaves. The modules that collate, build, copy or join batches use this module.
+"""Batches as trees of containers and leaves, for the modules that collate, build, copy or join batches.
 
-- A `Container` takes one level of a batch apart and puts it together again. `map_leaves` (uploads and pins batches) and
-  `merge` (joins chunks) are based on it.
+- A `Container` takes one level of a batch apart and puts it together again. `map_leaves` (used to move batches to a
+  device and to pin them) and `merge` (joins chunks) are based on it.
 - The layout nodes describe a collated batch without its data: the offset of each array in the batch's memory, and the
   types of the containers. collate.py creates layouts; layout_cache.py and rebuild.py compile them into functions that
   write and build batches.
@@ -44,7 +44,7 @@ class ArrayNode(Node):
     Args:
         offset: Offset in the memory, in bytes.
         shape: Shape of the array.
-        dtype: NumPy's name of the dtype, such as "<f4".
+        dtype: NumPy's string for the dtype, such as "<f4".
         torch_dtype: Name of the torch dtype, such as "bfloat16", if the samples are tensors, otherwise None.
     """
 
@@ -187,7 +187,7 @@ class Container(ABC):
     """One level of a batch.
 
     Args:
-        template: The container. `make` returns an object of the same type, which keeps its other attributes.
+        template: The container. `make` returns an object of the same type, with the template's other attributes.
     """
 
     __slots__ = ("template",)
@@ -245,7 +245,7 @@ class _SequenceContainer(Container):
                     clone[position] = part
                 return clone
             return kind(parts)
-        except TypeError:  # such as a range
+        except TypeError:  # for a range, for example
             return parts
 
 
@@ -330,7 +330,7 @@ def merge(parts: Sequence[Any]) -> Any:
         return torch.cat(tuple(parts))
     if isinstance(first, (list, tuple)) and not hasattr(first, "_fields") and _of_text(first):
         return type(first)(itertools.chain.from_iterable(parts))
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):  # constructed by `__init__`, as when collating
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):  # constructed by `__init__`, as in collation
         names = tuple(field.name for field in dataclasses.fields(first) if field.init)
         node = DataclassNode(type(first), names, ())
         return node.make([merge(column) for column in node.columns(parts)])

@@ -7,8 +7,8 @@ There are two ways:
 - `dump_object` / `load_object` are for batches that a custom `collate_fn` returned. NumPy takes ten times as long to
   pickle an array as to report its address. So the arrays and tensors that are easy to find (the object itself, and up
   to two levels of lists, tuples and dicts below it) are replaced by placeholders before pickling. On loading, `pickle`
-  requests the next buffer for each placeholder and is given the finished array. Arrays of one form are copied with one
-  call.
+  requests the next buffer for each placeholder and is given the finished array. Arrays of the same form are copied
+  with one call.
 
 For a batch of 32 arrays with strings and nested lists, `dump_object` takes 80 us (114 us if each array is copied
 separately) and `load_object` 47 us; the dataset and the collate function take 67 us (timed alone, on a slow core).
@@ -63,7 +63,8 @@ def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
     Args:
         buffer: The memory of the tensor.
-        dtype: Such as "torch.float32". preload.py finds the name of torch in the pickle and lets workers import it.
+        dtype: For example "torch.float32". `preload.py` finds the word "torch" in the pickle and lets workers import
+            it.
         shape: The shape of the tensor.
     """
     import torch
@@ -92,7 +93,7 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
 
 
 class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Like cloudpickle's, but keeps the file names of functions that are pickled by value."""
+    """Like cloudpickle's pickler, but keeps the file names of functions that are pickled by value."""
 
     dispatch_table: ClassVar[Any] = collections.ChainMap(
         {types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
@@ -100,7 +101,7 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class Pickler(CodePickler):
-    """Like cloudpickle's, but reduces dense tensors to their memory: ten times as fast, without copying buffers."""
+    """Like `CodePickler`, but reduces dense tensors to their memory: ten times as fast, without copying buffers."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce a tensor to (memory, dtype, shape)."""
@@ -114,7 +115,7 @@ class Pickler(CodePickler):
                 array = obj.numpy()
             except TypeError:  # bfloat16, float8_...: unknown to NumPy
                 flat = obj.contiguous().view(-1)
-                if flat.stride(0) != 1:  # one expanded element counts as contiguous
+                if flat.stride(0) != 1:  # torch considers a single expanded element contiguous
                     flat = flat.clone(memory_format=torch.contiguous_format)
                 array = flat.view(torch.uint8).numpy()
             if not array.flags.c_contiguous:
@@ -135,7 +136,7 @@ def is_plain(torch: Any, tensor: Any) -> bool:
         tensor.layout is torch.strided
         and tensor.is_cpu
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
-        and (tensor.is_contiguous() or tensor.nbytes <= tensor.untyped_storage().nbytes())  # else expanded: stay small
+        and (tensor.is_contiguous() or tensor.nbytes <= tensor.untyped_storage().nbytes())  # not expanded
     )
 
 
@@ -167,7 +168,7 @@ def dump_to(
     buffer_callback: Callable[[pickle.PickleBuffer], object] | None,
     pickler: type[CodePickler] = Pickler,
 ) -> None:
-    """Same as `dump`, but write the pickle to a file while it is created."""
+    """Same as `dump`, but write the pickle to a file piece by piece."""
     spawned_main = sys.modules.get(SPAWNED_MAIN)
     if spawned_main is not None:
         cloudpickle.register_pickle_by_value(spawned_main)
@@ -373,7 +374,7 @@ class _ArrayExtractor:
         return dict(zip(obj, parts, strict=True)) if kind is dict else kind(parts)
 
     def _uniform(self, arrays: list[Any]) -> list[Any] | None:
-        """Same as `_leaves`, but twice as fast, for extractable arrays of one form. None if `arrays` are not such."""
+        """Same as `_leaves`, but twice as fast. None unless all arrays are extractable and have the same form."""
         dtype = arrays[0].dtype  # most arrays share one dtype object
         usable = [array.dtype is dtype and array.size and array.flags.num & USABLE == USABLE for array in arrays]
         form = _form(dtype, tensors=False)

@@ -1,7 +1,7 @@
 """Collates samples into tensors that stay in this process, for worker threads and `num_workers=0`.
 
 The rules are those of torch's `default_collate`. The same functions are called on the same values, but without
-searching for the right function in each field of each batch. Only the common types are handled; `collate.Plan` and
+searching for the right function for each field of each batch. Only the common types are handled; `collate.Plan` and
 `collate_object` handle all other types, and raise the errors.
 """
 
@@ -17,7 +17,7 @@ import torch
 from nbloader.batch.collate import NUMPYS_OWN, SCALARS, NotPlannedError
 
 MANY = 4
-"""Minimum number of fields for which all fields of a dict are stacked by one call, if possible."""
+"""Minimum number of fields of a dict for which all its fields are stacked by one call, if possible."""
 HUGE = 4 << 20
 """Minimum size, in bytes, for which NumPy requests huge pages. Without these, page faults take most of the time of a
 large batch."""
@@ -35,7 +35,7 @@ def collate_to_tensors(samples: Sequence[Any]) -> tuple[Any, int]:
 
     Raises:
         NotPlannedError: A sample contains a type that this module does not support.
-        Exception: The samples differ, or cannot be collated.
+        Exception: The samples differ in structure, shape or type, or cannot be collated.
     """
     sizes: list[int] = []
     return _collate(samples, sizes), sum(sizes)

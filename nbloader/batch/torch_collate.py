@@ -26,7 +26,7 @@ def default_function(*, batched: bool) -> Callable[[Any], Any]:
 
 
 def convert_to_arrays(sample: Any) -> Any:
-    """Convert a sample like torch's `default_convert`, but to NumPy arrays instead of tensors."""
+    """Convert a sample as torch's `default_convert` does, but to NumPy arrays instead of tensors."""
     return convert(sample, np.asarray)
 
 

@@ -1,4 +1,4 @@
-"""`cached`: mark a deterministic function, so that what it returns is computed once for all workers."""
+"""`cached`: mark a deterministic function, so that each result is computed once for all workers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SLOW_NS = 1_000_000
-"""Nanoseconds of CPU time. If comparing what a function refers to takes longer, a warning names the objects."""
+"""CPU time, ns. If comparing the objects that a function refers to takes longer than this, a warning names them."""
 WATCHED = 3
-"""Number of calls per process, cache hits aside, that are checked for drawing random numbers."""
+"""Number of calls per process, not counting cache hits, that are checked for drawing random numbers."""
 _MAIN = ("__main__", "__mp_main__")
 _clock = time.perf_counter_ns
 
@@ -111,7 +111,7 @@ class CachedFunction(Transparent, Generic[P, R]):
         return digest
 
     def _check_draws(self, cache: SampleCache, states: list[Any]) -> None:
-        """Warn if the state of a generator of this thread has changed."""
+        """Warn if the state of one of this thread's random number generators has changed."""
         now = rng.states()
         if any(before is not None and before != after for before, after in zip(states, now, strict=True)):
             cache.warn_once(
@@ -121,7 +121,7 @@ class CachedFunction(Transparent, Generic[P, R]):
             )
 
     def __get__(self, instance: object, owner: type | None = None) -> CachedFunction[P, R]:
-        """Refuse to be a method.
+        """Reject use as a method.
 
         Raises:
             TypeError: The function was looked up on an instance.
@@ -148,7 +148,7 @@ class CachedFunction(Transparent, Generic[P, R]):
 
 
 def cached(function: Callable[P, R]) -> CachedFunction[P, R]:
-    """Keep what a deterministic function returns, in memory that all workers share, and on disk if configured.
+    """Cache the results of a deterministic function in memory that all workers share, and on disk if configured.
 
     Use it for the part of a sample that is the same in each epoch, such as reading, decoding and resizing a file, and
     leave the random part outside::
@@ -166,22 +166,23 @@ def cached(function: Callable[P, R]) -> CachedFunction[P, R]:
     copy that the caller may modify. It works in worker processes, threads, and without workers;
     `nbloader.configure_cache` sets the limits, and `loader.stats()` and the dashboard show hits and misses.
 
-    **What counts as the same.** The code of the function, and of the functions and classes of your modules and of the
-    notebook that it refers to by name; the values of its globals, defaults and closure; the versions of installed
+    **What counts as the same.** The code of the function, and of the functions and classes that it refers to by name in
+    your modules and in the notebook; the values of its globals, defaults and closure; the versions of installed
     packages; and the contents of the arguments. A string or a `Path` that names a file stands for that file, with
     its size and its modification and change times. A file that was changed in the last 50 ms is read, but not cached.
     Not detected: files that are not arguments, functions that are looked up by a computed name, environment variables,
-    and what the function draws from a random generator or changes elsewhere.
+    random numbers that the function draws, and its side effects.
 
     **What it keeps.** Arrays, tensors, images, and whatever can be pickled. When the memory is used up, a new entry
-    replaces others only if they save clearly less time per byte. An exception is not kept.
+    replaces others only if they save clearly less time per byte. Exceptions are not cached.
 
     Args:
-        function: A function; coroutine functions, generators and methods are rejected. Its arguments must have contents
-            that can be compared: numbers, strings, paths, arrays, containers, instances that can be pickled.
+        function: A function; coroutine functions, generator functions and methods are rejected. Its arguments must
+            have contents that can be compared: numbers, strings, paths, arrays, containers, instances that can be
+            pickled.
 
     Returns:
-        A callable with the same arguments. `__wrapped__` is the function itself.
+        A callable with the same signature. `__wrapped__` is the function itself.
 
     Raises:
         TypeError: `function` is not such a function. Also raised by a call, if an argument or something that the code

@@ -1,4 +1,4 @@
-"""Measures what a hit of the sample cache costs on this machine, for predictions."""
+"""Measures the cost of a sample cache hit on this machine, for predictions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nbloader.cache.sample_cache import MISSING, CacheOptions, SampleCache
 HITS = 15
 """Number of hits that are measured."""
 ROOM = 1 << 20
-"""Bytes of the measured cache, in addition to the space for the entry."""
+"""Size of the temporary cache in bytes, in addition to the space for the entry."""
 SMALLEST, LARGEST = 6, 1 << 22
-"""Sizes of the smallest entry that is measured, as an exponent of two, and of the largest one, in bytes. The cost of
-larger entries is proportional to their size."""
+"""Size of the smallest measured entry, as the base-2 logarithm of its bytes, and of the largest one, in bytes. The cost
+of larger entries is proportional to their size."""
 
 
 def hit_seconds(nbytes: float) -> float | None:

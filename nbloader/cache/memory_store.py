@@ -4,7 +4,7 @@
     data file:  the entries, each at its own offset                                read and written by system calls
 
 The notebook's process creates both files; workers receive their descriptors. Both are memory files: they vanish when
-the last process that has them open ends, in whatever way.
+the last process that has them open ends, however it ends.
 
 **Writing.** A process that adds or drops entries holds a lock on the index file, which the system releases if its owner
 dies. An entry gets its slot and its offset with the lock held, is written without holding the lock, and is then
@@ -13,12 +13,13 @@ run out of them. When an entry is dropped, its slot is cleared first. Then its m
 file.
 
 **Reading** takes no lock. A reader copies the slot, whose checksum shows whether the copy is complete. It then copies
-the entry, and checks that the slot has not changed. If so, the memory of the entry was not freed meanwhile.
+the entry, and checks that the slot has not changed. An unchanged slot shows that the memory of the entry was
+not freed in the meantime.
 
 **A process that is killed** leaves the header marked as `DIRTY` if it was changing the index: the next process that
 takes the lock recounts entries and memory, and frees memory that no slot refers to. If it was writing an entry, the
-slot is never committed. The next search for memory frees it, because the slot's owner no longer holds the lock on its
-row.
+slot is never committed. The next search for memory drops that entry, because the slot's owner no longer holds the lock
+on its row.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ ROW_SIZE = 64
 ROWS_AT = PAGE
 SLOTS_AT = ROWS_AT + ROWS * ROW_SIZE
 BYTES_PER_SLOT = 16 * 1024
-"""Memory limit per slot. If the mean size of entries is larger, memory is the limit, and not the number of slots."""
+"""Memory limit per slot. If entries are larger on average, the memory limit is reached before the slots run out."""
 MIN_SLOTS, MAX_SLOTS = 1 << 12, 1 << 22
 CHECK_EVERY = 32 << 20
 """Bytes that a process writes before it checks the available memory again."""
@@ -64,11 +65,11 @@ RESERVE = 256 << 20
 SPARE = 128
 """A search for memory frees at most 1/`SPARE` of the limit beyond what is needed."""
 SEARCH_EVERY = 32
-"""After a search that failed, this many new entries that are worth no more are rejected without another search."""
+"""After a failed search for a new entry, number of entries of no higher worth that are rejected without a search."""
 CLOCK_EVERY = 64
 """Accesses after which a process recounts the accesses of all processes."""
 MAX_REUSES = 1 << 16
-"""Maximum number of uses, per process, over which the mean distance between two uses of an entry is taken."""
+"""Maximum number of uses, per process, over which the distance between two uses of an entry is averaged."""
 IOV = 512
 """Maximum number of buffers per system call."""
 CONFIG_AT = 1024
@@ -149,7 +150,7 @@ class MemoryStore:
         self._room = 0
         self._unchecked = CHECK_EVERY
         self._least = 0.0
-        """Worth that a new entry must exceed for another search, as the last search failed; 0 if it succeeded."""
+        """Worth of the new entry for which the last search failed; 0 if it succeeded. See `SEARCH_EVERY`."""
         self._searches_saved = 0
 
     @classmethod
@@ -191,7 +192,7 @@ class MemoryStore:
         close_all(self._files)
 
     def after_fork(self) -> None:
-        """In a forked process: create new locks. The parent keeps its own."""
+        """Create new locks in a forked process. The parent keeps its own."""
         self._thread_lock = threading.Lock()
         self._row = -1
         if self._lock_fd >= 0:
@@ -225,7 +226,7 @@ class MemoryStore:
         return found
 
     def _read(self, position: int, record: bytes) -> Found | None:
-        """Return a copy of the entry of a slot, or None if the entry is dropped meanwhile."""
+        """Return a copy of the entry of a slot, or None if the entry is dropped in the meantime."""
         _key, offset, size, generation, meta_size, cost, _owner = _SLOT.unpack_from(record)
         head = os.pread(self.data_fd, _STAMP.size + meta_size, offset)
         if head[: _STAMP.size] != _STAMP.pack(generation) or not self._is_still(position, record):
@@ -252,7 +253,7 @@ class MemoryStore:
         return int.from_bytes(key[:8], "little") % self._buckets
 
     def _use(self, position: int) -> None:
-        """Record a use of an entry, for the age of the entry and for the mean distance between two uses."""
+        """Record a use of an entry, from which its age and the mean distance between two uses are computed."""
         now = self._now()
         word = (position + _LAST_AT) // 8
         distance = now - self._words[word]
@@ -412,7 +413,7 @@ class MemoryStore:
         return min(self._room, self._words[_LIMIT])
 
     def _free_slot(self, key: bytes, new: float) -> int:
-        """With the lock held: return a slot for this key, or -1 if none. May drop an entry that is worth less."""
+        """With the lock held: return a slot for this key; -1 if there is none. May drop an entry worth less."""
         first = self._bucket(key) * WAYS
         slots = self._slots[first : first + WAYS]
         free = np.flatnonzero(slots["generation"] == 0)

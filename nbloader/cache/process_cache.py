@@ -36,14 +36,14 @@ def configure_cache(
 ) -> None:
     """Set the limits of the cache that all functions marked with `nbloader.cached` share.
 
-    The limits take effect at once, also in running workers. Arguments that are not passed get their defaults.
+    The limits take effect at once, including in running workers. Omitted arguments are reset to their defaults.
 
     Args:
         memory: Maximum bytes of memory for entries, for all processes together; each entry takes a multiple of 4 KiB.
             0 keeps nothing in memory. The default is a quarter of the memory that is available now, or when the first
             cached function is called. The cache never takes more than the memory that is available.
-        directory: A folder in which entries are also kept, so that they survive a restart. None for memory only. Only
-            you may have write access to the folder: its files are unpickled.
+        directory: A folder in which entries are also kept, so that they survive a restart. None for memory only. No
+            one else may have write access to the folder, because its files are unpickled.
         disk: Maximum bytes of files in the folder. The limit is approximate.
 
     Raises:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection
 log = logging.getLogger(__name__)
 
 TICK, SLOWEST_TICK = 0.25, 1.0
-"""Shortest and longest time between two ticks, seconds. Expensive ticks become rarer up to the longest time."""
+"""Shortest and longest time between two ticks, seconds. The more expensive the ticks, the longer the time."""
 SHARE = 0.0175
-"""Share of one core that ticks may use. If they cost more, for example with many workers, they become rarer."""
+"""Share of one core that ticks may use. If they cost more, for example with many workers, they run less often."""
 COSTS = 20
 """Number of ticks whose mean cost determines the interval, so that a single slow tick has little effect."""
 QUIET_TICKS = 8
@@ -28,9 +28,9 @@ class Publisher:
         name: Name of the thread.
         tick: Called at most four times a second; returns whether there was news. If it raises an exception, the
             exception is logged, and the thread ends.
-        idle: Returns whether nothing will happen without an event.
-        afterwards: Called after each tick. Its cost does not make ticks rarer.
-        finish: Called after the last tick.
+        idle: Returns whether the loader is idle, so that there will be no news without an event.
+        afterwards: Called after each tick. Its cost does not affect the time between ticks.
+        finish: Called after the last tick, unless the thread ended because of an exception.
     """
 
     def __init__(

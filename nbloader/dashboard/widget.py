@@ -44,7 +44,7 @@ TEXT = "nbloader dashboard"
 STATIC_INTERVALS = (5.0, 60.0)
 """Seconds until the first static form of a running epoch, and between later ones, in case the kernel dies."""
 CLOSING_SECONDS = 2.0
-"""Longest time that a cell which closes a loader waits until the static form has replaced the live view, seconds."""
+"""Maximum time, in seconds, that a cell that closes a loader waits for the static form to replace the live view."""
 
 
 class Dashboard:
@@ -82,13 +82,13 @@ class Dashboard:
             afterwards=self._write_static_if_due,
             finish=self._finish,
         )
-        # The results are not kept, because they may hold the loader. Both registrations end with it.
+        # The return values are not kept, because they may hold the loader. Both registrations end with the loader.
         loader.events.subscribe(self._on_event)
         loader.on_wait(comm.pump)
         self._publisher.start()
 
     def __repr__(self) -> str:
-        """Return a constant text."""
+        """Return the constant text."""
         return TEXT
 
     def _ipython_display_(self) -> None:
@@ -151,7 +151,7 @@ class Dashboard:
         try:
             execute(loader, message)
             self._feed.expect_lines()
-        except Exception as error:  # noqa: BLE001 - whatever the loader objects is shown to the user who clicked
+        except Exception as error:  # noqa: BLE001 - whatever the loader raises is shown to the user who clicked
             text = clean(f"{type(error).__name__}: {error}", 300)
             self.widget.send({"kind": "reply", "to": message.get("view"), "panel": "controls", "said": text})
         self._publisher.wake()
@@ -178,7 +178,7 @@ class Dashboard:
             else:
                 explorer = loader.explore()
                 explorer.open(int(message["index"]))
-        except Exception as error:  # noqa: BLE001 - as with commands: whatever the loader or a dataset objects
+        except Exception as error:  # noqa: BLE001 - as with commands: whatever the loader or a dataset raises
             self.widget.send({**reply, "said": clean(f"{type(error).__name__}: {error}", 400)})
             return
         self._close_explorer(view)
@@ -187,7 +187,7 @@ class Dashboard:
 
     def _close_explorer(self, view: str) -> None:
         explorer = self._explorers.pop(view, None)
-        if explorer is not None:  # on a thread, because its workers have half a second to end
+        if explorer is not None:  # on a thread, because its workers get half a second to end
             threading.Thread(target=explorer.close, daemon=True, name="nbloader-dashboard-explorer").start()
 
     # Outgoing: on the publisher's thread.
@@ -198,7 +198,7 @@ class Dashboard:
         Returns:
             Whether there was anything to send.
         """
-        with self._lock:  # the main thread may be writing the static form, which also observes
+        with self._lock:  # the main thread may be writing the static form and observing the loader
             self._observe_if_alive()  # even without views: the plots need the observations
             if self._views:
                 return self._send()

@@ -138,7 +138,7 @@ class WorkerGroup:
         return kind.pack(dataset, collate_fn, worker_init_fn, on_error)
 
     def load(self, setup: WorkerSetup) -> bool:
-        """Set the setup that new workers receive. Running workers keep the previous setup until they are restarted.
+        """Choose the setup that new workers receive. Running workers keep the previous setup until they are restarted.
 
         Returns:
             Whether the setup differs from the previous one (False the first time).
@@ -231,7 +231,7 @@ class WorkerGroup:
         self._publish(ev.WorkerReady(now, handle.worker, handle.pid, now - handle.requested, handle.machine))
 
     def on_init_failed(self, message: WorkerInitFailed) -> None:
-        """End the pool because a worker could not rebuild the dataset, or `worker_init_fn` raised: all would fail."""
+        """End the pool because a worker failed to rebuild the dataset or to run `worker_init_fn`: all workers would."""
         handle = self.handles.get(message.uid)
         if handle is not None and self.pool is not None:  # otherwise all are being stopped
             handle.expected = True  # it ends by itself, maybe in the same poll
@@ -260,7 +260,7 @@ class WorkerGroup:
                 self._fail(NbloaderError(descriptors_message(handle.worker, len(self._slots))))
 
     def on_pool_failed(self, message: PoolFailed) -> None:
-        """End the pool because it cannot have workers."""
+        """End the pool because it cannot run workers."""
         if message.uid in self.handles and self.pool is not None:  # otherwise all are being stopped
             self._fail(message.error)
 

@@ -59,7 +59,7 @@ class Subscription:
         self.close()
 
     def __iter__(self) -> Iterator[Event]:
-        """Remove the events that are currently buffered from the buffer, and iterate over them."""
+        """Remove all currently buffered events, and iterate over them."""
         return iter(self.drain())
 
     def _keep(self, event: Event) -> None:
@@ -79,9 +79,9 @@ class EventBus:
         self.history: collections.deque[Event] = collections.deque(maxlen=history)
         """The most recent events, oldest first. Other threads append to this deque, so iterate over the copy that
         `recent()` returns."""
-        # There is no lock because the garbage collector may end an iterator in the middle of any call on the same
-        # thread, and the end of an iterator publishes an event. Appending to a list, removing from it and copying it
-        # are atomic.
+        # There is no lock because it could deadlock: the garbage collector may end an iterator in the middle of any
+        # call on the same thread, and the end of an iterator publishes an event. Appending to a list, removing from it
+        # and copying it are atomic.
         self._subscribers: list[Subscription] = []
 
     def subscribe(self, callback: Callable[[Event], object] | None = None, *, maxlen: int = 10_000) -> Subscription:

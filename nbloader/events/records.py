@@ -94,8 +94,8 @@ class BatchRecord(NamedTuple):
     """When the batch was collated and written to its segment, ns."""
     received: int
     """When the notebook's process received the batch, ns. This happens at once if the consumer is waiting for this
-    batch; up to 2 ms later if the consumer is waiting for another batch and batches are quick; up to 20 ms later if the
-    consumer is processing a batch."""
+    batch; up to 2 ms later if the consumer is waiting for another batch and batches take little time; up to
+    20 ms later if the consumer is processing a batch."""
     in_order: int
     """When this batch and every earlier batch had been received, ns."""
     delivered: int
@@ -103,18 +103,18 @@ class BatchRecord(NamedTuple):
     returned: int
     """When the consumer asked for the next batch, or ended the loop, ns."""
     fetch_cpu: int | None
-    """CPU time of fetching, ns. It is near `fetched - fetch_begin` if the worker computed, and far below if it waited
-    (disk, network, sleep). None if it was not measured: while batches take less than 0.5 ms, only one in eight is
-    measured. With an asynchronous dataset, this is the CPU time that the worker has used for samples of any batch since
-    it completed the previous batch."""
+    """CPU time of fetching, ns. It is close to `fetched - fetch_begin` if the worker computed, and far below that
+    if the worker waited (disk, network, sleep). None if it was not measured: while batches take less than 0.5 ms, only
+    one in eight is measured. With an asynchronous dataset, this is the CPU time that the worker has used for samples of
+    any batch since it completed the previous batch."""
     collate_cpu: int | None
     """CPU time of collating, ns; None if it was not measured."""
     in_flight: int
-    """Number of batches, at delivery, that were dispatched to workers and not received yet."""
+    """Number of batches, at delivery, that had been dispatched to workers but not yet received."""
     reordering: int
-    """Number of batches, at delivery, that were received and wait for an earlier batch."""
+    """Number of batches, at delivery, that had been received and were waiting for an earlier batch."""
     ready: int
-    """Number of batches, at delivery, that are in order and wait for the consumer, not counting this one."""
+    """Number of batches, at delivery, that were in order and waiting for the consumer, not counting this one."""
     slowest_index: Any
     """Dataset index of the slowest sample in the batch; None if samples are not fetched one by one."""
     slowest_ns: int
@@ -175,11 +175,11 @@ class WorkerDied:
     exitcode: int | None
     """As in `multiprocessing`: the exit status, or minus the number of the signal that killed it; None if unknown."""
     reason: str
-    """A phrase such as "killed by SIGKILL" or "restarted by request"."""
+    """A phrase such as "was killed by SIGKILL" or "restarted by request"."""
     expected: bool
     """Whether the loader ended the worker (restart, resize, close)."""
     batches: tuple[int, ...]
-    """Numbers of the batches that the worker held. Other workers produce them."""
+    """Numbers of the batches that the worker held. Other workers produce them instead."""
     stderr_tail: str
     """The last lines that the worker wrote to standard error, at most 4 kB."""
     since: int = 0
@@ -205,7 +205,7 @@ class EpochStarted:
     time: int
     """When, ns."""
     run: int
-    """Number of the iterator, as `BatchRecord.run`."""
+    """Number of the iterator, as in `BatchRecord.run`."""
     epoch: int
     """Epoch number, from 0."""
     batches: int | None
@@ -220,7 +220,7 @@ class EpochEnded:
     time: int
     """When, ns."""
     run: int
-    """Number of the iterator, as `BatchRecord.run`."""
+    """Number of the iterator, as in `BatchRecord.run`."""
     epoch: int
     """Epoch number, from 0."""
     batches: int
@@ -239,7 +239,7 @@ class LoopStopped:
     time: int
     """When, ns."""
     run: int
-    """Number of the iterator, as `BatchRecord.run`."""
+    """Number of the iterator, as in `BatchRecord.run`."""
     index: int
     """Number of the batch that the loop requested."""
     error: str
@@ -255,7 +255,7 @@ class BatchFailed:
     time: int
     """When, ns."""
     run: int
-    """Number of the iterator, as `BatchRecord.run`."""
+    """Number of the iterator, as in `BatchRecord.run`."""
     index: int
     """Batch number."""
     worker: int
@@ -277,7 +277,7 @@ class SampleFailed:
     time: int
     """When, ns."""
     run: int
-    """Number of the iterator, as `BatchRecord.run`."""
+    """Number of the iterator, as in `BatchRecord.run`."""
     index: int
     """Batch number."""
     worker: int
@@ -323,7 +323,7 @@ class SettingTried:
 
 @dataclass(frozen=True, slots=True)
 class LoaderPaused:
-    """The loader was paused: it delivers and dispatches no batch until `resume()` is called."""
+    """The loader was paused: it neither dispatches nor delivers batches until `resume()` is called."""
 
     time: int
     """When, ns."""

@@ -3,7 +3,7 @@
     reader -> content of a sample -> SampleTable.add: a row, and a check if a scan has read it
     SampleTable.statistics(filters) -> counts per bin, for the browser, of the rows that pass all *other* filters
 
-A column is numeric or has categories: names of labels, shapes, types. Strings have no histogram, but their lengths do.
+A column is numeric or categorical (label names, shapes, types). Free text has no histogram, but its lengths have one.
 Columns are created from the rows when they are needed, and cached until a sample is added. Thread-safe.
 """
 
@@ -39,7 +39,7 @@ MAX_CATEGORIES = 200
 """Maximum number of distinct values of a categorical column; a column with more is treated as text."""
 MAX_COLUMNS = 60
 MAX_SHARED = 1000
-"""Maximum number of sets of names, and of forms, that rows share."""
+"""Maximum number of distinct sets of names, and of distinct forms, that are cached so that rows can share them."""
 POINTS = 4000
 """Maximum number of points of a scatter plot."""
 LOGARITHMIC = 100
@@ -51,7 +51,7 @@ OTHERS = "others"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The values of one name in all rows: numbers, or codes of categories."""
+    """The values of one name in all rows: numbers, or category codes."""
 
     name: str
     values: NDArray[np.float64]
@@ -62,7 +62,7 @@ class Column:
     """Edges of the bins."""
     logarithmic: bool
     whole: bool = False
-    """Whether each bin is one whole number."""
+    """Whether each bin holds a single whole number."""
 
     def bins(self) -> NDArray[np.int64]:
         """Return the bin of each row; -1 if it is in none."""
@@ -105,7 +105,7 @@ class SampleTable:
         self._rows: dict[int, _Line] = {}
         self._places: dict[tuple[str, ...], dict[str, int]] = {}
         self._checks: dict[int, Check] = {}
-        self._forms: dict[tuple[Form, ...], tuple[Form, ...]] = {}  # most samples have equal ones
+        self._forms: dict[tuple[Form, ...], tuple[Form, ...]] = {}  # shared, because most samples have equal ones
         self._columns: dict[str, Column] | None = None
         self._problems: Found | None = None
         self._lock = threading.RLock()
@@ -213,7 +213,7 @@ class SampleTable:
                 rows = [self._rows[index] for index in sorted(self._rows)]
                 shared = {id(line.places): line.places for line in rows}
                 names = dict.fromkeys(name for places in shared.values() for name in places)
-                hidden = {"index", "error", *(name for name in names if f"{name}.shape" in names)}  # which has figures
+                hidden = {"index", "error", *(name for name in names if f"{name}.shape" in names)}  # array fields
                 drawn = [name for name in names if name not in hidden]
                 made = (_column(name, [row.get(name) for row in rows]) for name in drawn[:MAX_COLUMNS])
                 self._columns = {column.name: column for column in made if column is not None}
@@ -236,7 +236,7 @@ class SampleTable:
         """See `Explorer.costs`.
 
         Raises:
-            KeyError: No row has this name.
+            KeyError: No row has a field of this name.
         """
         with self._lock:
             pairs = [(line.get(by), line.get("seconds")) for line in self._rows.values() if by in line.places]
@@ -264,7 +264,7 @@ class SampleTable:
             checked = len(self._checks)
             seconds = np.array([self._rows[index].get("seconds") for index in indices.tolist()])
         passed = _passed(columns, filters)
-        count = np.zeros(len(indices), np.int64)  # filters that a row passes
+        count = np.zeros(len(indices), np.int64)  # number of filters that each row passes
         for mask in passed.values():
             count += mask
         all_pass: NDArray[np.bool_] = count == len(passed)
@@ -298,7 +298,7 @@ def _passed(columns: Mapping[str, Column], filters: Filters) -> dict[str, NDArra
 
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-"""Numbers that JSON cannot represent, by their text."""
+"""Numbers that JSON cannot represent, by their text form."""
 
 
 def _row(index: int, sample: ReadSample, content: Mapping[str, Any]) -> Row:
@@ -336,7 +336,7 @@ def _column(name: str, values: list[Any]) -> Column | None:
         counts[text] = counts.get(text, 0) + 1
         if len(counts) > MAX_CATEGORIES:
             return None
-    if len(counts) > LARGEST_GROUPS and 2 * len(counts) > len(present):  # texts
+    if len(counts) > LARGEST_GROUPS and 2 * len(counts) > len(present):  # free text
         return None
     categories = tuple(sorted(counts, key=lambda text: (-counts[text], text)))
     numbers = {text: at for at, text in enumerate(categories)}
@@ -358,7 +358,7 @@ def _numeric(name: str, values: list[Any]) -> Column | None:
     elif few:
         edges = np.arange(low, high + 2)
     else:
-        with np.errstate(over="ignore"):  # of the last edge of geomspace, which may be rounded up
+        with np.errstate(over="ignore"):  # the last edge of geomspace may be rounded up and overflow
             edges = np.geomspace(low, high, BINS + 1) if logarithmic else 2 * np.linspace(low / 2, high / 2, BINS + 1)
         edges[0], edges[-1] = low, high
     return Column(name, array, None, edges, logarithmic and not few, few and low < high)
@@ -405,7 +405,7 @@ def _drawn(column: Column, passed: NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def _mean(values: NDArray[np.float64]) -> float:
-    scale = float(np.abs(values).max()) or 1.0  # their sum does not overflow
+    scale = float(np.abs(values).max()) or 1.0  # so that the sum does not overflow
     return float(np.mean(values / scale)) * scale
 
 

@@ -119,7 +119,7 @@ class Explorer:
         if undone is not None:
             self._notes.append(f"Pictures are shown without their normalization ({undone}).")
         self._views: set[str] = set()
-        self._draws: dict[Request, set[str]] = {}  # views that requested this
+        self._draws: dict[Request, set[str]] = {}  # the views that requested each sample
         self._opened: int | None = None
         self._facts = ""
         """What a batch consists of, once a worker has made it."""
@@ -128,11 +128,11 @@ class Explorer:
         self._on_screen: list[int] = []
         self._static_due = False
         self._static_at = 0.0  # when to write the static form
-        self._timing = False  # whether a timer is running that checks this
+        self._timing = False  # whether the timer that checks this is running
         self._timer: threading.Timer | None = None
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
-        """Notified when a sample was read, or when no sample can be read."""
+        """Notified when a sample has been read, or when no sample can be read."""
         self._scan: Scan | None = None
         self._scan_shown = 0.0
         self._closed = False
@@ -151,7 +151,7 @@ class Explorer:
             on_note=lambda text: _call(this, "_on_note", text),
             on_problem=lambda problem: _call(this, "_on_problem", problem),
         )
-        # A function of its own: unregistering `pump` would unregister that of a dashboard.
+        # A lambda of its own: unregistering `comm.pump` itself would also unregister a dashboard's callback.
         unregister = None if loader is None else loader.on_wait(lambda: comm.pump())  # noqa: PLW0108
         self._finalizer = weakref.finalize(self, _close, self._fetcher, self.widget, unregister)
         self._finalizer.atexit = False
@@ -165,7 +165,7 @@ class Explorer:
         return TEXT
 
     def __len__(self) -> int:
-        """Return the number of samples; for a stream whose end is not known, how many can be seen."""
+        """Return the number of samples; for a stream of unknown length, the most that can be shown."""
         return self._total
 
     def _ipython_display_(self) -> None:
@@ -191,7 +191,7 @@ class Explorer:
         """Dataset indices of the selected samples, in the order of selection. Can be assigned.
 
         Raises:
-            IndexError: There is no sample with one of the indices.
+            IndexError: One of the assigned indices is out of range.
         """
         with self._lock:
             return list(self._selected)
@@ -246,9 +246,9 @@ class Explorer:
         """Return one row for each sample that was read or failed (the last 100,000), in the order of their indices.
 
         Each row is a dict with `index`, `seconds` and `cpu_seconds` (to read the sample), `nbytes`, `worker` (id of the
-        explorer's worker), `error` (None if the sample was read), and the fields of the sample by name: numbers, names
-        of labels, and strings cut to one line. Any other field (an array, a picture) is a short string, with separate
-        keys for its figures: `image.shape`, `image.mean`, `image.min`, `image.max`; a string has `text.length`.
+        explorer's worker), `error` (None if the sample was read), and the fields of the sample by name: numbers, label
+        names, and strings cut to one line. Any other field (an array, a picture) is a short string, with separate keys
+        for its shape and statistics: `image.shape`, `image.mean`, `image.min`, `image.max`; a string has `text.length`.
         """
         return self._table.rows()
 
@@ -266,8 +266,9 @@ class Explorer:
         """Read samples that are spread evenly over the dataset, for `rows()`, `costs()`, `filter()` and `problems()`.
 
         No pictures are drawn, and all samples share one seed, so that equal samples stay equal after random
-        augmentation. The call blocks until all samples were read; the browser shows the progress. An interrupt ends the
-        scan, and the samples that were read are kept. Views keep working meanwhile, and their samples are read first.
+        augmentation. The call blocks until all samples have been read; the browser shows the progress. An interrupt
+        ends the scan, and the samples that were read are kept. Views keep working meanwhile, and their samples are read
+        first.
 
         Args:
             count: Number of samples.
@@ -338,13 +339,13 @@ class Explorer:
         | kind | samples that |
         |---|---|
         | `"failed"` | could not be read, scanned or not |
-        | `"duplicate"` | have the content of an earlier one, exactly |
-        | `"not finite"` | have NaN or infinite numbers |
-        | `"constant"` | have a picture or a signal with a single value |
+        | `"duplicate"` | have exactly the same content as an earlier one |
+        | `"not finite"` | contain NaN or infinite numbers |
+        | `"constant"` | contain a picture or a signal with a single value |
         | `"shape"` | differ in shape, type or fields from nearly all others |
 
         Returns:
-            By kind, the dataset indices, each with a line that describes the problem.
+            For each kind, a dict from dataset indices to one-line descriptions of the problem.
         """
         return {kind: dict(found) for kind, found in self._table.problems().items()}
 
@@ -416,7 +417,7 @@ class Explorer:
         return source.dataset is source.original and not (source.streaming or is_async(source.dataset))
 
     def batch(self, epoch: int, batch: int) -> Explorer:
-        """Explore a batch of the loader: its samples as they were delivered, and types, shapes and bytes of the batch.
+        """Explore a batch of the loader: its samples as they were delivered, and its types, shapes and size in bytes.
 
         Args:
             epoch: Number of the epoch, as in `BatchRecord.epoch`.
@@ -427,7 +428,7 @@ class Explorer:
             last expression of a cell, or by `show()`.
 
         Raises:
-            TypeError: This is not the explorer of an nbloader loader that still exists.
+            TypeError: This is not the explorer of an nbloader loader, or the loader no longer exists.
             ReplayError: The batch cannot be reproduced; see `DataLoader.replay`.
         """
         loader = self._loader()
@@ -613,7 +614,7 @@ class Explorer:
             indices = [i for i in delivered(self._loader(), MAX_DELIVERED) if 0 <= i < self._total]
         else:
             return
-        buffer = np.asarray(indices, np.float64).tobytes()  # which JavaScript reads exactly
+        buffer = np.asarray(indices, np.float64).tobytes()  # JavaScript reads float64 exactly
         shown = {index: clean(notes[index], 300) for index in list(notes)[:MAX_NOTES]} if name != "failed" else {}
         self._send({"kind": "order", "name": name, "length": len(indices), "notes": shown}, [buffer], to=view)
 
@@ -679,7 +680,7 @@ class Explorer:
             self._plan_static()
 
     def _on_end(self, request: Request, length: int) -> None:
-        """Handle the end of a stream, which has no such sample."""
+        """Handle a request for a sample beyond the end of a stream, which has `length` samples."""
         with self._lock:
             ends, self._open_ended = self._open_ended, False
             self._total = min(self._total, length)
@@ -795,7 +796,7 @@ def _content(request: Request, sample: ReadSample, first_buffer: int) -> dict[st
     Args:
         request: What was requested.
         sample: What was read.
-        first_buffer: Number of the sample's first buffer in the message.
+        first_buffer: Index of the sample's first buffer in the message.
     """
     return {
         **json.loads(sample.content),

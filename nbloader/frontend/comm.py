@@ -1,6 +1,6 @@
-"""Handles the comm messages of our widgets while a running cell blocks the kernel's main thread.
+"""Handle the comm messages of our widgets while a running cell blocks the kernel's main thread.
 
-A click reaches the kernel as a comm message. What happens next depends on the version of the kernel:
+A click reaches the kernel as a comm message. What happens next depends on the version of ipykernel:
 
 - ipykernel 6 has one queue for all messages; the comm message waits until the cell ends.
 - ipykernel 7.0 to 7.3 handle comm messages immediately, on a subshell thread.
@@ -122,7 +122,7 @@ Message = tuple[Any, dict[str, Any], Any]
 
 
 def _take_from_pair(kernel: Any) -> list[Message]:
-    """Take our messages in ipykernel 7, where those for the main shell wait in a socket pair between two threads."""
+    """Take our messages from ipykernel 7, where the main shell's wait in a socket pair between two threads."""
     import zmq
 
     manager = kernel.shell_channel_thread.manager
@@ -146,7 +146,7 @@ def _take_from_pair(kernel: Any) -> list[Message]:
 
 
 def _take_from_queue(kernel: Any) -> list[Message]:
-    """Take our messages in ipykernel 6, where messages wait in the shell's socket and in the kernel's queue."""
+    """Take our messages from ipykernel 6, where messages wait in the shell's socket and in the kernel's queue."""
     import zmq
 
     ours: list[Message] = []

@@ -1,8 +1,8 @@
-"""When a notebook cell is run again, soon stops the workers of loaders that earlier runs of the cell created.
+"""Stops the workers of loaders that earlier runs of a notebook cell created, soon after the cell is run again.
 
 The notebook's output history, tracebacks and other variables keep old loaders alive although they are no longer
-iterated. All loaders created by the same run of a cell are kept, even if the same line created them (in a helper
-function that is called for training and for validation, or in a dict comprehension).
+iterated. Loaders created by the same run of a cell do not affect each other, even if the same line created them
+(in a helper function that is called for training and for validation, or in a dict comprehension).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class _Origin(NamedTuple):
     """Where a loader was created."""
 
     cell: tuple[str, ...]
-    """The cell's id, which survives edits of the cell; without one, file name (which depends on the text) and line."""
+    """The cell's id, which stays the same when the cell is edited. If there is no id: the file name, which depends on
+    the cell's text, and the line."""
     run: int
     """The notebook's execution count."""
 

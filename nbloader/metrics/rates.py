@@ -1,4 +1,4 @@
-"""Computes rates over the last seconds from batch records and the present wait. Pure: no clock and no I/O."""
+"""Computes rates over the last seconds from batch records and the current wait. Pure: no clock and no I/O."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Rates:
 
 
 def waiting(g: Gauges, pauses: Pauses, end: int, begin: int | None = None) -> int:
-    """Return the part of the consumer's present wait that lies in an interval, without pauses, ns.
+    """Return how much of the consumer's current wait lies in an interval, without pauses, ns.
 
     Args:
         g: The gauges.
@@ -96,7 +96,7 @@ class FirstBatch(NamedTuple):
 
 
 def first_batch_of(g: Gauges) -> FirstBatch | None:
-    """Estimate the time of the first batch from the samples of it that have been fetched; None if there are none.
+    """Estimate the time of the first batch from the number of its samples fetched so far; None if there are none.
 
     Args:
         g: The gauges.
@@ -105,7 +105,7 @@ def first_batch_of(g: Gauges) -> FirstBatch | None:
     for progress in g.fetching:
         age = max(0, g.now - progress.since) / 1e9
         if progress.number == g.waiting_for and progress.fetched:
-            make = age * max(1.0, progress.samples / (progress.fetched + 0.5))  # half of the next is done
+            make = age * max(1.0, progress.samples / (progress.fetched + 0.5))  # half of the next sample is done
             found.append(FirstBatch(make - age, make))
     return max(found, default=None)
 
@@ -123,7 +123,7 @@ def rates_of(
     """Compute the rates over the last five seconds of an epoch, without start-up (until the first batch is done).
 
     Args:
-        g: The present gauges.
+        g: The current gauges.
         records: The last batches, oldest first.
         pauses: Pauses of the loader. Paused time is excluded, and so are batches that `step()` delivers in a pause.
         first: The epoch's first batch; None if there is none yet.

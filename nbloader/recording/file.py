@@ -117,7 +117,7 @@ class Recording:
     """The last snapshot."""
     marks: list[Mark] = field(default_factory=list)
     end: End | None = None
-    """None if the recording breaks off."""
+    """None if the recording is truncated."""
 
     @property
     def trace(self) -> Trace:
@@ -173,7 +173,7 @@ class Writer:
         self.waiting += len(line)
 
     def end(self, end: End) -> None:
-        """Write the last entry, and discard lines that have not been written yet. The space for it is reserved.
+        """Discard lines that have not been written yet, and write the last entry, for which space is reserved.
 
         Raises:
             OSError: The entry cannot be written.
@@ -254,7 +254,7 @@ def read(path: str | os.PathLike[str]) -> Recording:
 
 
 def _members(data: bytes) -> Iterator[bytes]:
-    """Decompress the complete members. A member that breaks off at the end of the file is left out.
+    """Decompress the complete members. A truncated member at the end of the file is skipped.
 
     Raises:
         ValueError: A member is damaged, or the content is too large.
@@ -315,7 +315,7 @@ def _recording(name: str, entries: list[tuple[str, codec.Json]]) -> Recording:
 
 
 def _message(value: codec.Json, recording: Recording) -> Message:
-    """Check the structure of a message. Its payloads are up to the panels."""
+    """Check the structure of a message, and return its known keys. The payloads are not checked: panels define them."""
     keys: dict[str, Any] = {"kind": str, "now": (int, float), "payloads": dict, "news": dict}
     if not isinstance(value, dict) or not all(isinstance(value.get(key), kind) for key, kind in keys.items()):
         raise ValueError("a message is malformed")

@@ -1,4 +1,4 @@
-"""The description of a timeline: rows of coloured blocks with tooltips. Pure.
+"""The description of a timeline: rows of coloured blocks with tooltips. No clock and no I/O.
 
 The live canvas, the static SVG and the Bokeh figure all draw these rows; none of them knows what a batch record is.
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from nbloader.events.gauges import ProducedBatch
 
 SINGLE = 60
-"""Largest number of batches per interval that get a row each; if there are more, they are merged."""
+"""Maximum number of batches in an interval for which each batch gets a row; if there are more, they are merged."""
 INTERVAL_NS = 250_000_000
 """Length of the intervals in which batches are merged, ns."""
 KEPT = 6000
@@ -89,17 +89,17 @@ class Row:
 
     @property
     def end(self) -> int:
-        """When its last block ends, ns. A block that still lasts counts with its begin."""
+        """When its last block ends, ns. For a block that has not ended, its begin is used."""
         return max(block.end or block.begin for block in self.blocks)
 
     @property
     def stalled_until(self) -> int:
-        """When its last wait ended, ns; its begin if it has none."""
+        """When its last wait ended, ns; `begin` if it has none."""
         return max((block.end for block in self.blocks if block.kind == "wait"), default=self.begin)
 
 
 def rows_of(records: Sequence[BatchRecord], pauses: Pauses | None = None) -> list[Row]:
-    """Describe complete records, such as those of an epoch that has ended, without merging."""
+    """Return the rows of complete records, such as those of an epoch that has ended, without merging."""
     loops = consumer_lanes(records)
     stalled = {id(r) for r in stalls(records, pauses)}
     rows: list[Row] = []
@@ -109,7 +109,7 @@ def rows_of(records: Sequence[BatchRecord], pauses: Pauses | None = None) -> lis
 
 
 def lost_rows(deaths: Iterable[WorkerDied]) -> list[Row]:
-    """Describe what lost workers did at the end, for which there is no batch record."""
+    """Return rows for what lost workers were doing when they ended, for which there are no batch records."""
     return [_lost(e) for e in deaths if e.batches and e.time > e.since > 0]
 
 
@@ -209,7 +209,7 @@ class Timeline:
         return rows
 
     def _stall(self, waits: Sequence[int]) -> int:
-        """The longest of some waits, ns, if it is unusually long; otherwise 0."""
+        """Record some waits. Return the longest, ns, if it is unusually long; otherwise 0."""
         longest = max(waits)
         usual = usual_wait(self._waits) if longest > STALL_NS else 0
         self._waits.extend(waits)

@@ -1,12 +1,12 @@
-"""Export the events of a loader as a trace file for Perfetto and as a table. Pure except for writing the file.
+"""Export the events of a loader as a trace file for Perfetto and as a table. The only I/O is writing the file.
 
-The format is Chrome's "Trace Event Format" (JSON), which ui.perfetto.dev and chrome://tracing open. Times are
+The format is Chrome's "Trace Event Format" (JSON), which ui.perfetto.dev and chrome://tracing open. Times are in
 microseconds from the first event of the trace. The trace contains:
 
 - complete slices ("X") on lanes (threads): one lane per worker, one for the loop, one for pinning, and one for the
   uploads to each device
-- an arrow for each batch ("s" to "f", through its upload by "t"), from the worker that produced it to the loop that
-  received it
+- an arrow for each batch, from the worker that produced it ("s"), through its upload ("t") if it has one, to the loop
+  that received it ("f")
 - asynchronous slices ("b", "e") for batches in the reorder buffer, for transfers from other machines, and for batches
   that a worker fetches at the same time
 - counters ("C") for the queue depths
@@ -50,7 +50,7 @@ class Trace:
         self.events = tuple(events)
         """Batch records and lifecycle events, oldest first."""
         self.pauses = Pauses.of(self.events) if pauses is None else pauses
-        """When the loader was paused. This time does not count as waiting of the loop."""
+        """When the loader was paused. This time does not count as time that the loop waited."""
         self.batches = tuple(e for e in self.events if isinstance(e, BatchRecord))
         """Only the batch records."""
         begins = [_begin(event) for event in self.events]
@@ -71,7 +71,7 @@ class Trace:
         """Select the events of one epoch.
 
         Args:
-            run: Number of the iterator (`BatchRecord.run`); None for the newest one that delivered a batch.
+            run: Number of the iterator (`BatchRecord.run`); None for the latest one that delivered a batch.
         """
         if run is None:
             run = max((r.run for r in self.batches), default=-1)
@@ -105,9 +105,9 @@ class Trace:
         return json.dumps(trace, separators=(",", ":"), allow_nan=False)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a table with one row per batch, with its worker, timestamps and stages.
+        """Return a table with one row per batch, with its worker, timestamps and stage durations.
 
-        Timestamps are in seconds from the start of the trace, stages in milliseconds.
+        Timestamps are in seconds from the start of the trace, durations in milliseconds.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.

@@ -44,7 +44,7 @@ class IndexArray(Sequence[int]):
         """Whether `other` is a list or an `IndexArray` with the same indices."""
         return list(self) == list(other) if isinstance(other, (list, IndexArray)) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # as a list
+    __hash__ = None  # type: ignore[assignment]  # not hashable, like a list
 
     def __repr__(self) -> str:
         """Return the same text as a list."""
@@ -79,7 +79,7 @@ def array_batches(batch_sampler: Any) -> Iterator[IndexArray] | None:
 def _blocks(sampler: Any) -> Iterator[Any] | None:
     """Return the indices of a sampler as arrays of any length; None if its order is not known."""
     from nbloader._util.torch_api import RandomSampler, SequentialSampler
-    from nbloader.sampling.samplers import LargeRandomSampler, RemainingPermutation  # which workers need not import
+    from nbloader.sampling.samplers import LargeRandomSampler, RemainingPermutation  # lazy: not needed by workers
 
     kind = type(sampler)
     if kind is range:

@@ -5,7 +5,7 @@ changed globals of modules. But it has only one thread, a copy of the one that f
 frozen: a lock that one of them held at that moment is never released in the worker. The process is therefore forked
 from a dedicated thread:
 
-- The thread has never used OpenMP. A thread that has (the main thread, after one operation of torch on two cores) owns
+- The thread has never used OpenMP. A thread that has (the main thread, after one torch operation on two cores) owns
   a pool of threads, and its forked copy waits for these forever in its next parallel region: 5 of 5 workers hung.
 - The thread lives as long as its workers, and the kernel kills the workers when the thread ends: no worker survives the
   notebook, not even one that hangs in C code.
@@ -20,7 +20,7 @@ in the worker. Context variables do.
 
 An sqlite3 connection is usable only on the thread that opened it. sqlite3 recognizes a thread by its identifier, and a
 forked process has the identifier of the thread that forked it. For datasets that hold such a connection, the consumer's
-thread therefore forks (`fork_here`), with the same precautions. Before, it ends its OpenMP threads; the next parallel
+thread therefore forks (`fork_here`), with the same precautions. It first ends its OpenMP threads; the next parallel
 region starts new ones. Such workers also inherit everything else that belongs to that thread, as torch's workers do,
 and they end when that thread ends.
 
@@ -64,8 +64,8 @@ LOCK_TIMEOUT = 1.0
 """Seconds to wait for a lock that another thread holds, before a fork."""
 
 SETUP_LIMIT = 20.0
-"""Seconds after which a worker that has not completed its setup is killed (by SIGALRM) and replaced. It hangs because
-another thread held a lock during the fork that could not be taken before."""
+"""Seconds after which a worker that has not completed its setup is killed (by SIGALRM) and replaced. Such a
+worker hangs because another thread held a lock during the fork that could not be acquired beforehand."""
 
 DRAWING_THREADS = 4
 """Number of threads that may wait for the lock of torch's generator at the same time when the process is forked."""
@@ -172,10 +172,10 @@ class Forker:
         """Fork a process.
 
         Args:
-            run: What the process runs. It exits when this returns, without running this process's exit handlers.
+            run: What the process runs. When it returns, the process exits without running exit handlers of this one.
 
         Raises:
-            OSError: There is no memory for it, or there are too many processes or open files.
+            OSError: There is not enough memory, or there are too many processes or open files.
         """
         request = _Request(run)
         self._requests.put(request)
@@ -205,7 +205,7 @@ class Forker:
     def close(self) -> None:
         """End the thread, and with it every process that it has forked and that is still running."""
         self._requests.put(None)
-        with self._ended:  # a second call, after an interrupt of the first, does not wait either
+        with self._ended:  # released again: a second call, after an interrupt of the first, does not hang
             self.end_unclaimed()
 
     def end_unclaimed(self) -> None:
@@ -284,7 +284,7 @@ def _fork_between_draws(pids: list[int]) -> None:
         pids: Receives what `os.fork()` would return. The caller finds it there even if an interrupt follows.
 
     Raises:
-        OSError: There is no memory for another process, or there are too many.
+        OSError: There is not enough memory for another process, or there are too many processes.
     """
     sys.audit("os.fork")
     python, c = ctypes.pythonapi, _c_library()
@@ -299,7 +299,7 @@ def _fork_between_draws(pids: list[int]) -> None:
     after = {0: python.PyOS_AfterFork_Child}
     steps = before, fork, map(call, map(after.get, pids, (python.PyOS_AfterFork_Parent,)))
     try:
-        list(itertools.chain.from_iterable(steps))  # a list keeps the states: freeing a tensor releases the lock
+        list(itertools.chain.from_iterable(steps))  # keeps the states: freeing a tensor releases the interpreter lock
     except BaseException:
         if not pids:
             python.PyOS_AfterFork_Parent()
@@ -316,7 +316,7 @@ def _c_library() -> ctypes.PyDLL:
 
 @contextlib.contextmanager
 def _locks_of_logging() -> Iterator[None]:
-    """Hold the locks of logging, so that no other thread is writing to a log file for which a worker would wait.
+    """Hold the locks of logging, so that no worker waits for a thread that was writing to a log file during the fork.
 
     The locks are taken in the order in which logging itself takes them. A lock that is not free in time is skipped: the
     thread that holds it may be waiting for this one.
@@ -405,5 +405,5 @@ def redirect_streams(stdout: TextIO, stderr: TextIO) -> None:
 
 
 def setup_complete() -> None:
-    """In a forked process: cancel the time limit of the setup, which no lock has blocked. User code has no limit."""
+    """In a forked process: cancel the time limit of the setup, which no lock blocked. User code has no limit."""
     signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,4 +1,4 @@
-"""The interface of all kinds of workers. The engine only knows these classes.
+"""The interface of all kinds of workers. The engine knows only these classes.
 
 To add a kind of worker, write a module with a `WorkerKind`, a `WorkerPool` and a `WorkerHandle`, and add a line to
 `registry`. `tests/test_worker_kinds.py` is an example.
@@ -60,7 +60,7 @@ class WorkerOptions:
     output: str = "torch"
     """"torch" or "numpy": what the arrays of a batch become."""
     iterable: IterableOptions | None = None
-    """How an iterable dataset is read; None for a map-style one."""
+    """How an iterable dataset is read; None for a map-style dataset."""
     num_workers: int = 1
     seed: int = 0
     """The base seed of the epoch in which the worker starts. The worker's seed is the base seed plus the worker id."""
@@ -71,9 +71,10 @@ class WorkerOptions:
     transport: str = "shared_memory"
     """"shared_memory" or "pickle". Only for worker processes."""
     in_order: bool = True
-    """Whether batches are delivered in order, so that a slow batch delays the batches behind it anyway."""
+    """Whether batches are delivered in order. If so, a worker may claim several batches at once, because a slow batch
+    delays the batches behind it anyway."""
     fresh: bool = False
-    """Whether each iteration begins as in new workers: with the dataset as it was sent, new seeds and a call of
+    """Whether each iteration begins as if in new workers: with the dataset as it was sent, new seeds and a call of
     `worker_init_fn` (torch's `persistent_workers=False`)."""
     concurrency: int = 1
     """Maximum number of samples of an asynchronous dataset that a worker has in flight."""
@@ -151,7 +152,7 @@ class WorkerHandle:
 
     @property
     def native_id(self) -> int:
-        """The kernel's id of the thread that loads, which in a process is the main thread; 0 until it exists."""
+        """Kernel id of the thread that loads samples (in a worker process, its main thread); 0 until it exists."""
         return self.pid
 
     @property
@@ -289,7 +290,7 @@ class WorkerSetup(Protocol):
 
     @property
     def identity(self) -> Any:
-        """A value that is equal for two setups if workers that have one of them do not need the other."""
+        """A value that is equal for two setups if workers that were given one of them need not be given the other."""
 
     @property
     def self_contained(self) -> bool:
@@ -336,7 +337,7 @@ class WorkerPool(ABC):
     """The base seeds of the open iterations, by iteration number. The engine keeps them up to date."""
 
     wakes_for_each: ClassVar[bool] = False
-    """Whether each batch that arrives wakes a consumer that waits for `fileno()`, which interrupts a worker."""
+    """Whether each batch that arrives wakes a consumer that waits for `fileno()`. Each wake-up interrupts a worker."""
 
     @property
     @abstractmethod
@@ -367,7 +368,7 @@ class WorkerPool(ABC):
 
     @property
     def usable(self) -> bool:
-        """Whether the pool can have workers. An unusable pool is closed and replaced when an epoch begins."""
+        """Whether the pool can run workers. An unusable pool is closed and replaced when an epoch begins."""
         return True
 
     def can_start(self, setup: Any) -> bool:  # noqa: ARG002 - optional
@@ -457,7 +458,7 @@ class WorkerPool(ABC):
         """Make `fileno()` readable only when this many batches, or any other message, have arrived.
 
         A consumer calls this when it is about to block and will look again soon. The setting ends with the next `poll`.
-        Each wake-up of a thread while another thread computes costs both of them a switch of the interpreter lock.
+        Each wake-up of a thread while another thread computes costs both threads a handover of the interpreter lock.
 
         Args:
             batches: Number of batches; 1 to wake up for each batch.
@@ -515,7 +516,7 @@ class WorkerKind(ABC):
         """Convert the dataset and functions to what workers of this kind are given.
 
         Raises:
-            DatasetTransferError: They cannot be given to them.
+            DatasetTransferError: They cannot be sent to workers of this kind.
         """
         return LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
 

@@ -58,9 +58,9 @@ class FetchedBatch(NamedTuple):
     size: int
     """Number of samples."""
     begin: int
-    """`time.perf_counter_ns()`."""
+    """When the fetch began, `time.perf_counter_ns()`."""
     end: int
-    """`time.perf_counter_ns()`."""
+    """When the fetch ended, `time.perf_counter_ns()`."""
     slowest: int
     """Position in the batch of the slowest sample; -1 if the samples were fetched by one call."""
     slowest_ns: int
@@ -109,7 +109,7 @@ class MapFetcher:
         """Fetch the samples of one batch if they are in memory.
 
         Args:
-            run: The iteration.
+            run: Number of the iteration.
             indices: A list of indices.
 
         Returns:
@@ -233,7 +233,7 @@ def fetch_each(
         source: Returns the sample for a key when it is subscripted.
         keys: One key for each sample of the batch.
         batched: Whether the samples are collated into a batch.
-        status: Where the worker publishes what it is doing. If a sample raises, `status.position` stays at it.
+        status: Where the worker publishes what it is doing. If a sample raises, `status.position` stays at that sample.
         on_error: What to do with a sample that raises.
         stop: The exception that `source` raises when there are no more samples; by default there is none.
 
@@ -268,7 +268,7 @@ def fetch_each(
                 raise
             position = status.position
             if local is not None:
-                local.check()  # if the worker was abandoned, the position is wrong
+                local.check()  # raises if the worker was abandoned: the position is wrong then
             if callable(on_error):
                 append(on_error(position, error))
             failed.append(failed_sample(position, error, "replaced" if callable(on_error) else "skipped"))
@@ -295,7 +295,7 @@ def failed_sample(position: int, error: Exception, done: str) -> SampleFailure:
     return SampleFailure(position, info.summary, info.traceback, done)
 
 
-# ---- asynchronous datasets ------------------------------------------------------------------------------------------
+# ---- asynchronous datasets and torch's wrappers ---------------------------------------------------------------------
 
 
 def is_async(dataset: Any) -> bool:

@@ -61,13 +61,13 @@ def fetches_together(dataset: Any) -> bool:
 def fetch_samples(
     dataset: Any, indices: Any, *, on_error: OnError, batched: bool, output: str, count: int | None = None
 ) -> Sequence[Any]:
-    """Fetch samples as a worker does, after the generators were seeded. Samples that raise become a `FailedSample`.
+    """Fetch samples as a worker does once the generators are seeded. A sample that raises becomes a `FailedSample`.
 
     Args:
         dataset: The dataset.
         indices: The indices that are fetched under one seed.
-        on_error: What the loader does with a sample that raises. A function is called, since it may draw random
-            numbers, too.
+        on_error: What the loader does with a sample that raises. If this is a function, it is called, since it may
+            draw random numbers, too.
         batched: Whether the samples are collated into a batch.
         output: "torch" or "numpy".
         count: If samples are fetched one by one, fetch only this many; None for all.
@@ -97,11 +97,12 @@ def fetch_samples(
 
 @contextlib.contextmanager
 def private_generators() -> Iterator[WorkerContext]:
-    """Context manager in which this thread can seed and draw random numbers without affecting the rest of the process.
+    """Context manager in which this thread can seed and use generators without affecting the rest of the process.
 
-    The main thread uses the global generators, and restores them afterwards. Another thread may run while the main
-    thread draws from them in a loop: ipykernel handles clicks on separate threads (subshells). Such a thread gets its
-    own generators, as worker threads do (`thread_rng` says what is not covered), unless the patches are turned off.
+    The main thread uses the global generators and restores them afterwards. Another thread may run while a loop on the
+    main thread draws from them: ipykernel handles clicks on separate threads (subshells). Such a thread gets its own
+    generators, as worker threads do (`thread_rng` says what is not covered), unless the patches of `thread_rng` are
+    turned off.
 
     Yields:
         The context of the thread.

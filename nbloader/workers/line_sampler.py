@@ -10,7 +10,7 @@ the interpreter lock only when the worker releases it, and would therefore mostl
 as file reads. Each sample would also stop a computing worker until the sampling thread gets a CPU core.
 
 Python runs a signal handler only after a call of C code returns, so several signals may be handled at once. The status
-has the number of samples, and the stack counts for all of them.
+holds the number of samples, and all of them are attributed to the one stack that the handler sees.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def user_lines(frame: FrameType | None, root: CodeType, stage: int) -> tuple[Cod
     Args:
         frame: The innermost frame.
         root: The function of nbloader that produces a batch. Frames outside of it are dropped.
-        stage: The state of the worker, which stands for a stack that has only lines of nbloader.
+        stage: The state of the worker. It is returned in place of a stack that has only lines of nbloader.
 
     Returns:
         The lines; None if the thread is not producing a batch.
@@ -118,5 +118,5 @@ class LineSampler:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the main thread of a process is running or runnable. True also if the system does not say."""
+    """Whether the main thread of a process is running or runnable. Also True if the system does not report this."""
     return state_of(f"/proc/{pid}/task/{pid}/stat") in ("R", UNKNOWN)

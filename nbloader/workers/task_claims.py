@@ -1,10 +1,10 @@
 """Work stealing from worker processes: a queued task is claimed by its worker or revoked by the pool, never both.
 
-A worker process may spend minutes in one sample. If an idle worker could process the tasks that are queued behind that
+A worker process may spend minutes on one sample. If an idle worker could process the tasks that are queued behind that
 sample, the pool cannot wait for a reply from the busy worker. Both sides therefore share a page of memory. Tasks are
 numbered in the order in which they are sent. Before a worker begins a task, it claims the number of the task. The pool
 revokes only numbers that were not claimed. A record lock on the file behind the page makes both operations atomic. The
-system releases the lock if its owner dies.
+operating system releases the lock if its owner dies.
 
 Taking the lock costs two system calls, which would slow down tiny batches. A worker therefore claims several tasks at
 once, as long as they take less time in total than stealing would save. If one of these tasks turns out to be slow, the
@@ -39,9 +39,9 @@ class ClaimsPage(ctypes.Structure):
     _fields_ = (("claimed", ctypes.c_int64), ("singly", ctypes.c_int64), ("revoked", ctypes.c_uint8 * RING_SIZE))
 
     claimed: int
-    """The highest number that the worker has claimed. Numbers begin with 1."""
+    """The highest number that the worker has claimed. Numbers start at 1."""
     singly: int
-    """Whether the worker claims each task only when it begins it, while other tasks may not be complete."""
+    """Whether the worker claims each task individually when it begins it, even if earlier tasks are not complete."""
     revoked: Any
     """Marks of the revoked numbers, indexed by number modulo `RING_SIZE`."""
 
@@ -67,16 +67,16 @@ class TaskClaims:
         self._revoked = memoryview(self._page.revoked).cast("B")
         self._fd = fd
         self.unrevoked = 0
-        """All numbers up to this one are claimed. If `claim` has not been called for such a number, it does not need to
-        be called, because the number is not revoked."""
+        """All numbers up to this one are claimed. `claim` need not be called for those that have not been passed to it
+        yet, because none of them is revoked."""
         self._claimed = 0
         self._block = 1
         self._block_began = _clock()
 
     def claim_one_by_one(self) -> None:
-        """Claim each task only when it begins, for a worker that begins tasks before others are complete.
+        """Claim each task only when it begins, for a worker that processes several tasks at a time.
 
-        This way the pool can see which tasks were begun.
+        This way, the pool can see which tasks were begun.
         """
         self._max_block = self._page.singly = 1
 
@@ -84,7 +84,7 @@ class TaskClaims:
         """Claim a task. Numbers must be claimed in ascending order, without gaps.
 
         Returns:
-            False if the task was revoked, so that another worker produces it.
+            False if the task was revoked; another worker processes it then.
         """
         if number > self._claimed:
             self._claim_block(number)
@@ -134,7 +134,7 @@ class TaskRevoker:
         return self._page.claimed if self._page.singly else None
 
     def revoke(self, numbers: Sequence[int]) -> set[int]:
-        """Revoke tasks that the worker has not claimed. Never waits.
+        """Revoke tasks that the worker has not claimed. Never blocks.
 
         Returns:
             The numbers of the tasks that the worker will not begin.
@@ -142,7 +142,7 @@ class TaskRevoker:
         page = self._page
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
-        except OSError:  # the worker is just claiming tasks, or record locks are not supported
+        except OSError:  # the worker is claiming tasks right now, or record locks are not supported
             return set()
         try:
             claimed = page.claimed

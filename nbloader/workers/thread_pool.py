@@ -164,7 +164,7 @@ class ThreadHandle(WorkerHandle):
         self.tasks = inbox
         """The queue of messages to the thread; None tells it to end."""
         self.awaited: Callable[[], Any] | None = None
-        """See `SampleLoop`."""
+        """See `SampleLoop.awaited`."""
         self.pending: set[tuple[int, int]] = set()
         """(run, job) of the tasks that the thread has not begun. A queued task that is not in this set was cancelled or
         revoked."""
@@ -283,7 +283,7 @@ class ThreadPool(WorkerPool):
         if jobs is None:
             jobs = tuple(job for of_run, job in list(handle.pending) if of_run == run)
             handle.tasks.put(ForgetIteration(run))
-            for job in jobs:  # the scheduler counts one of them as begun, and waits for its report
+            for job in jobs:  # the scheduler counts one of the jobs as begun and waits for its report
                 self._messages.put(ShardExhausted(uid, run, job))
         handle.pending.difference_update((run, job) for job in jobs)
         if isinstance(handle.tasks, LoopInbox):
@@ -369,7 +369,10 @@ class ThreadWorker:
         self._status = handle.status
 
     def run(self) -> None:
-        """Run the thread. As in a process, `sys.exit()` or an exception that is not an `Exception` ends the worker."""
+        """Run the thread.
+
+        As in a process, `sys.exit()` or an exception that is not derived from `Exception` ends the worker.
+        """
         handle, options = self._handle, self._options
         code = 0
         try:
@@ -408,7 +411,7 @@ class ThreadWorker:
         return WorkerInfo(worker, self._options.num_workers, base_seed + worker, self._setup.dataset)
 
     def _initialize(self, context: ThreadContext, base_seed: int) -> bool:
-        """Seed, and call `worker_init_fn`. Return False if that raised; the error has then been reported."""
+        """Seed the generators and call `worker_init_fn`. Return False if it raised; the error has been reported."""
         uid, init_fn = self._handle.uid, self._setup.worker_init_fn
         context.seed(base_seed + self._handle.worker)
         if init_fn is not None:
@@ -434,7 +437,7 @@ class ThreadWorker:
     def _create_builder(
         self, context: ThreadContext, *, seeded: bool, samples: SampleLoop | None = None
     ) -> BatchBuilder:
-        """Create the batch builder. Iterable datasets are read from shallow copies, whose attributes are not shared."""
+        """Create the batch builder. Iterable datasets are read from shallow copies, each with its own attributes."""
         options, setup, uid = self._options, self._setup, self._handle.uid
         iterable_fetcher = None
         if options.iterable is not None:
@@ -463,7 +466,7 @@ class ThreadWorker:
     def _produce_batches(self, context: ThreadContext, tasks: queue.SimpleQueue[Item]) -> None:
         """Produce batches until the worker is stopped."""
         status, uid = self._status, self._handle.uid
-        seeded = context.was_seeded()  # then `worker_init_fn` is responsible for the seeds
+        seeded = context.was_seeded()  # if so, `worker_init_fn` is responsible for the seeds
         seed = keep_state if seeded else context.seed
         builder = self._create_builder(context, seeded=seeded)
         fresh = self._options.fresh and builder.iterable_fetcher is None
@@ -524,7 +527,7 @@ class ConcurrentThreadWorker:
         self._inbox = inbox
         self._handle = worker._handle
         self._run: int | None = None
-        self._seeded = context.was_seeded()  # then `worker_init_fn` is responsible for the seeds
+        self._seeded = context.was_seeded()  # if so, `worker_init_fn` is responsible for the seeds
         self._tasks: collections.deque[Task] = collections.deque()
         options = worker._options
         self.samples = SampleLoop(

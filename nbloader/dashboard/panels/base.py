@@ -61,11 +61,11 @@ class Panel:
     title: ClassVar[str] = ""
     """Heading. A panel without a heading cannot be folded."""
     unfolded: ClassVar[bool] = True
-    """Whether it is unfolded initially. The page remembers what the user folds."""
+    """Whether the panel is initially unfolded. The page remembers which panels the user folds."""
 
     version: ClassVar[int] = 1
-    """Version of the payload and the news. Increase it when the JavaScript half can no longer draw older ones. When an
-    older recording is played, the panel is then left out."""
+    """Version of the payload and the news. Increase it when the JavaScript half can no longer draw older versions. The
+    panel is then left out when an older recording is played."""
 
     @classmethod
     def script(cls) -> Path:
@@ -75,7 +75,7 @@ class Panel:
     def payload(self, frame: Frame) -> Any:
         """Return the state to draw, as JSON values of bounded size. It is sent if it differs from the last one.
 
-        Texts from the dataset or from errors must be cut to a bounded length (`_util.format.clean`), not escaped.
+        Text from the dataset or from errors must be cut to a bounded length (`_util.format.clean`) but not escaped.
         """
         raise NotImplementedError
 
@@ -95,7 +95,7 @@ class Panel:
         return None
 
     def html(self, payload: Any) -> str:  # noqa: ARG002 - for subclasses
-        """Return the static form of the panel, without scripts and with all texts escaped; "" to leave it out."""
+        """Return the static form of the panel, without scripts and with all text escaped; "" to leave it out."""
         return ""
 
 

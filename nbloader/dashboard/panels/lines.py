@@ -1,4 +1,4 @@
-"""The lines of code that take the workers' time, as a table and a flame graph."""
+"""The lines of code on which workers spend their time, as a table and a flame graph."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ COLUMNS = {
 }
 """Headings and their tooltips."""
 ROWS = 10
-"""Largest number of lines in the table."""
+"""Maximum number of lines in the table."""
 BLOCKS, LEVELS = 100, 14
-"""Largest number of blocks and of levels in the flame graph."""
+"""Maximum number of blocks and of levels in the flame graph."""
 NARROWEST = 0.01
 """Width of the narrowest block, as a share of the graph."""
 HINT = (
@@ -139,7 +139,7 @@ def flame_blocks(hot: HotLines) -> list[Block]:
 
 
 def _draw_calls(blocks: list[Block], node: _Node, left: float, level: int, samples: float) -> list[tuple[float, _Node]]:
-    """Add blocks for the lines that a line calls, the widest first. Returns their positions."""
+    """Add blocks for the lines that a line calls, the widest first. Return their left ends and nodes."""
     placed = []
     for line, called in sorted(node.calls.items(), key=lambda item: (-item[1].samples, item[0])):
         share = called.samples / samples if samples else 0.0

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot
 
 FAILED = 20
-"""Largest number of failed samples in the list; each sample is listed once per error."""
+"""Maximum number of failed samples in the list; each sample is listed once per error."""
 STATIC = 10
-"""Largest number of samples per list in the static form."""
+"""Maximum number of samples per list in the static form."""
 TITLES = {"slowest": "Slowest of the last three epochs", "failed": "Failed"}
 _INDEX_LIMIT, _ERROR_LIMIT = 200, 160
 
@@ -47,7 +47,7 @@ def _lists(s: Snapshot) -> list[dict[str, Any]]:
     slowest = [
         _sample(x.index, duration(x.seconds), f"batch {x.batch} of epoch {x.epoch}", x.worker) for x in s.slowest
     ]
-    again: dict[tuple[str, str], list[SampleFailed]] = {}  # by index and error: they recur in each epoch
+    again: dict[tuple[str, str], list[SampleFailed]] = {}  # by index and error, because failures recur in each epoch
     for event in reversed(s.failed_samples):
         again.setdefault((clean(event.sample, _INDEX_LIMIT), clean(event.error, _ERROR_LIMIT)), []).append(event)
     failed = [
@@ -73,7 +73,7 @@ def _where_failed(events: list[SampleFailed]) -> str:
 
 def _sample(index: object, what: str, where: str, worker: int) -> dict[str, Any]:
     who = "this process" if worker < 0 else f"worker {worker}"
-    number = index if type(index) is int else None  # the explorer cannot open other types, such as keys
+    number = index if type(index) is int else None  # the explorer cannot open samples by other keys, such as strings
     return {"index": clean(index, _INDEX_LIMIT), "number": number, "what": what, "where": f"{where}, {who}"}
 
 

@@ -1,4 +1,4 @@
-"""Timeline of the last seconds: what each lane did, and when. `report/timeline.py` creates the rows."""
+"""Timeline of recent activity: what each lane did, and when. `report/timeline.py` creates the rows."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from nbloader.report.timeline import Row
 
 SECONDS, KEPT_SECONDS = 30, 120
-"""Longest time that the timeline shows of a running epoch, and of an epoch that has ended, seconds."""
+"""Maximum number of seconds that the timeline shows: of a running epoch, and of an epoch that has ended."""
 PAUSES, PAUSES_NS = 40, 120 * 10**9
-"""Largest number of pauses that are drawn, the last ones, and how far back they may be, ns."""
+"""Maximum number of pauses that are drawn (the most recent ones), and their maximum age, ns."""
 RUNS = 256
 """Number of iterators whose epochs are remembered."""
 BLOCKS = 400
-"""Largest number of bars in the static form, about 45 bytes each. Neighbours are merged to stay below it."""
+"""Maximum number of bars in the static form, about 45 bytes each. Neighbors are merged to stay within the limit."""
 LANES = 65
-"""Largest number of lanes in the static form."""
+"""Maximum number of lanes in the static form."""
 _WIDTH, _GUTTER, _AXIS, _TOP = 1000, 84, 16, 4
 _LEAST = 0.4
 """Width of the narrowest bar, pixels."""
 
 
 class Timeline(Panel):
-    """A canvas that can be zoomed and moved. Its rows are sent as news."""
+    """A canvas that can be zoomed and panned. Its rows are sent as news."""
 
     name = "timeline"
     title = "Timeline"
@@ -42,7 +42,7 @@ class Timeline(Panel):
         self._timeline = description.Timeline()
         self._frame: Frame | None = None
         self._epochs: dict[int, int] = {}
-        """The epoch of each of the last iterators, by the number of the iterator."""
+        """The epochs of the most recent iterators, by the number of the iterator."""
         self._newest: EpochStarted | None = None
         self._ended: EpochEnded | None = None
         """The end of the newest epoch; None while it runs."""
@@ -148,7 +148,7 @@ def _lane_labels(lanes: Sequence[Lane], nodes: Mapping[int, str]) -> list[str]:
 
 
 def _open_blocks(s: Snapshot, frame: Frame) -> Iterator[dict[str, Any]]:
-    """The blocks that the workers and the loop have begun but not ended."""
+    """Yield the blocks that the workers and the loop have begun but not ended."""
 
     def since(seconds: float) -> float:
         return round(frame.ms(frame.now) - 1e3 * seconds, 1)
@@ -191,7 +191,7 @@ class _Band(NamedTuple):
 
 
 class _Bar(NamedTuple):
-    """A coloured bar of the drawing, pixels."""
+    """A colored bar of the drawing; positions in pixels."""
 
     left: float
     right: float
@@ -199,7 +199,7 @@ class _Bar(NamedTuple):
 
 
 def svg(rows: Iterable[Row], epoch: int = 0) -> str:
-    """Draw the newest epoch of a timeline, or its last two minutes, as SVG of bounded size.
+    """Draw the newest epoch of a timeline, at most its last two minutes, as SVG of bounded size.
 
     Args:
         rows: The rows of a `report.timeline.Timeline`.
@@ -243,7 +243,7 @@ def svg(rows: Iterable[Row], epoch: int = 0) -> str:
 
 
 def _bands(rows: Iterable[Row], area: _Area) -> dict[_Band, list[_Bar]]:
-    """The visible blocks, from left to right."""
+    """Return the visible blocks of each band as bars, from left to right."""
     bands: dict[_Band, list[_Bar]] = collections.defaultdict(list)
     for row in rows:
         top = area.tops.get(row.lane)
@@ -256,7 +256,7 @@ def _bands(rows: Iterable[Row], area: _Area) -> dict[_Band, list[_Bar]]:
 
 
 def _joined(bars: Iterable[_Bar], size: float) -> Iterator[_Bar]:
-    """Merge neighbours until they are `size` pixels wide. Each kind keeps its share of the width."""
+    """Merge neighbors until they are `size` pixels wide. Each kind keeps its share of the width."""
     group: list[_Bar] = []
     for bar in bars:
         if group and (group[-1].right - group[0].left >= size or bar.left - group[-1].right > size):

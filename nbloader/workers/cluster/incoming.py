@@ -1,6 +1,6 @@
 """Batches that arrive from nodes: their bytes are copied once, as they arrive, into segments of the notebook's process.
 
-    BatchBegin -> IncomingBatches.begin() -> write() for each piece -> finish() -> SegmentPayload
+    BatchBegin -> IncomingBatches.begin() -> IncomingBatch.write() for each piece -> finish() -> ReceivedPayload
 
 The segments belong to an `ArenaWriter` without workers. Only the notebook owns them. It lends each segment with its
 batch, and reuses the segment when no array of the batch is in use any more. Like the segments of local workers, they
@@ -66,12 +66,12 @@ class ReceivedPayload(SegmentPayload):
 
 
 class IncomingBatch:
-    """A batch of which a part has arrived.
+    """A partially received batch.
 
     Args:
-        begin: The beginning of the batch.
+        begin: The report with which the batch begins.
         sent: When the node sent the beginning, by the node's clock, ns.
-        block: The memory for the batch, if it has any; None to ignore the bytes that follow.
+        block: The memory for the bytes that follow; None if no bytes follow, or to ignore them.
         batches: The segments that the memory comes from.
     """
 
@@ -110,11 +110,11 @@ class IncomingBatch:
         Args:
             source: The worker.
             node: Name of the worker's node.
-            clock: The clock of the worker's node.
+            clock: The offset of the clock of the worker's node.
             received: The current time, `time.perf_counter_ns()`.
         """
         begin, header = self.begin, self.header
-        # The clock offset is only accurate to about 0.1 ms: make sure that no batch is received before it is collated.
+        # The clock offset is accurate to only about 0.1 ms: ensure that no batch seems received before it was collated.
         shift = min(-clock.offset, received - header.collate_end)
         here = header._replace(
             segment=NO_SEGMENT if self._block is None else self._block.number,
@@ -134,6 +134,6 @@ class IncomingBatch:
 
 
 def bytes_to_follow(begin: BatchBegin) -> int:
-    """Return the number of bytes of a batch that are not part of its beginning."""
+    """Return the number of bytes of a batch that follow its `BatchBegin`."""
     header = unpack_header(begin.header)
     return 0 if header.segment == NO_SEGMENT else header.nbytes
