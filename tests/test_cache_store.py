@@ -183,7 +183,7 @@ def test_lack_of_memory_loses_nothing(create, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("nbloader.cache.memory_store._write_all", full)
+        patched.setattr("nbloader.cache.memory_store.write_all", full)
         with pytest.raises(OSError, match="No space left"):
             store.put(key_of(1), encode(1), MS)
     assert store.counters().nbytes == 0

@@ -533,7 +533,7 @@ def test_without_shared_memory_functions_compute(monkeypatch):
     def refuse(*_args):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("nbloader.cache.memory_store._punch", refuse)
+    monkeypatch.setattr("nbloader.cache.memory_store.punch", refuse)
     f = nbloader.cached(lambda x: x + 1)
     with pytest.warns(RuntimeWarning, match="samples are not cached in memory: .*Function not implemented"):
         assert f(1) == 2

@@ -212,7 +212,7 @@ def test_a_changed_byte_is_noticed_or_without_effect(run, path, data):
         (b"", "it is empty"),
         (b"\x89PNG\r\n", r"begins with b'\\x89PNG"),
         (gzip.compress(b"hello"), "damaged, or not a recording"),
-        (gzip.compress(b'{"a": 1}\n'), "its first line is not that of a recording"),
+        (gzip.compress(b'{"a": 1}\n'), "its first line is not a recording header"),
         (gzip.compress(b"[" * 100_000), "damaged, or not a recording"),
         (gzip.compress(b'{"recording":{"format":"nbloader recording","version":2,"nbloader":"9"}}'), "nbloader 9, in"),
         (gzip.compress(b'{"recording":{"format":"nbloader recording","version":1}}'), "Header without nbloader"),
@@ -230,7 +230,7 @@ def test_what_is_not_a_recording_is_refused_with_a_reason(tmp_path, content, tex
     [
         ([message(0)], "the first message, and no other, must be full"),
         ([message(0, "full"), message(1, "full")], "must be full"),
-        ([message(5, "full"), message(4)], "not in the order of time"),
+        ([message(5, "full"), message(4)], "not in chronological order"),
         ([("show", {"kind": "full", "now": "<", "payloads": {}, "news": {}})], "a message is malformed"),
         ([("show", {"kind": "full", "now": 0, "payloads": {}, "news": {"a": 3}})], "not a list"),
         ([("event", ["WorkerDied", {"time": "soon"}])], "WorkerDied without"),
@@ -253,7 +253,7 @@ def test_a_file_that_would_fill_the_memory_is_refused(path, monkeypatch):
         read(path)
     monkeypatch.setattr("nbloader.recording.file.LARGEST_FILE", 1000)
     path.write_bytes(b"\x1f\x8b" * 600)
-    with pytest.raises(RecordingError, match="it is something else"):
+    with pytest.raises(RecordingError, match="so this is not one"):
         read(path)
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from same import assert_same
 from test_collate import carry, carry_in
 
-from nbloader.batch.serialize import REPLACED_FILE_NAME, ArrayToBeTensor, dump, dump_object, pickled_copy
+from nbloader.batch.pickling import REPLACED_FILE_NAME, dump, pickled_copy
+from nbloader.batch.serialize import ArrayToBeTensor, dump_object
 
 pytestmark = pytest.mark.unit
 

@@ -336,7 +336,7 @@ def merge(parts: Sequence[Any]) -> Any:
         return node.make([merge(column) for column in node.columns(parts)])
     container = container_of(first)
     if container is None:
-        raise TypeError(f"chunks that hold {type(first).__name__} cannot be joined to one batch: leave chunk_size out")
+        raise TypeError(f"chunks that hold {type(first).__name__} cannot be joined into one batch: omit chunk_size")
     return container.make([merge(column) for column in container.columns(parts)])
 
 

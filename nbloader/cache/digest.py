@@ -49,7 +49,7 @@ import numpy as np
 
 from nbloader._util.code_places import is_installed
 from nbloader._util.signals import raised_by_handler
-from nbloader.batch.serialize import SPAWNED_MAIN
+from nbloader.batch.pickling import SPAWNED_MAIN
 from nbloader.shm.shared_objects import SharedMapping, SharedSequence
 
 SIZE = 16

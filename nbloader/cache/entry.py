@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbloader.batch.serialize import dump
+from nbloader.batch.pickling import dump
 
 OUT_OF_BAND = 4096
 """Minimum size of an array, in bytes, for its memory to be stored outside the pickle."""

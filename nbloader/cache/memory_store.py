@@ -25,10 +25,8 @@ on its row.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
-import functools
 import mmap
 import os
 import struct
@@ -43,6 +41,7 @@ import numpy as np
 from nbloader._util.descriptors import close_all, open_into
 from nbloader._util.system import available_memory
 from nbloader.cache.entry import Entry, allocate
+from nbloader.cache.file_io import punch, read_into, write_all
 from nbloader.cache.policy import MARGIN, victims, worth
 from nbloader.shm.segment import new_file
 
@@ -70,8 +69,6 @@ CLOCK_EVERY = 64
 """Accesses after which a process recounts the accesses of all processes."""
 MAX_REUSES = 1 << 16
 """Maximum number of uses, per process, over which the distance between two uses of an entry is averaged."""
-IOV = 512
-"""Maximum number of buffers per system call."""
 CONFIG_AT = 1024
 """Offset in the header of the options that all processes use."""
 
@@ -93,7 +90,6 @@ _CONFIG_HEAD = struct.Struct("<IH")
 """Checksum of the options, and their size in bytes."""
 _FLOCK = struct.Struct("@hhqqi4x")
 _EPOCH_BITS = 20
-_KEEP_SIZE_PUNCH_HOLE = 0x03
 
 
 class Counters(NamedTuple):
@@ -132,7 +128,7 @@ class MemoryStore:
         self._files = files  # index, data, and the index once more, for locks
         weakref.finalize(self, close_all, files).atexit = False
         if not hasattr(fcntl, "F_OFD_SETLK"):
-            raise OSError(errno.ENOSYS, "this system has no locks of open files")
+            raise OSError(errno.ENOSYS, "this system does not support open file description locks")
         self.index_fd, self.data_fd = files
         self._map = mmap.mmap(self.index_fd, os.fstat(self.index_fd).st_size)
         self._open_for_locks()
@@ -173,7 +169,7 @@ class MemoryStore:
             index, data = files
             os.ftruncate(index, SLOTS_AT + slots * SLOT_SIZE)
             os.pwrite(index, struct.pack("<3Q", MAGIC, slots, limit), 0)
-            _punch(data, 0, PAGE)  # fails here if the file system does not support holes
+            punch(data, 0, PAGE)  # fails here if the file system does not support holes
             return cls(files)
         except BaseException:  # includes interrupts
             close_all(files)
@@ -233,7 +229,7 @@ class MemoryStore:
             return None
         meta = head[_STAMP.size :]
         buffers = allocate(meta)
-        whole = _read_into(self.data_fd, buffers, offset + len(head), size - len(head))
+        whole = read_into(self.data_fd, buffers, offset + len(head), size - len(head))
         return Found(meta, buffers, cost) if whole and self._is_still(position, record) else None
 
     def _is_still(self, position: int, record: bytes) -> bool:
@@ -356,7 +352,7 @@ class MemoryStore:
         try:
             record = self._map[position : position + _FIELDS]
             _key, offset, _size, generation, *_rest = _SLOT.unpack_from(record)
-            _write_all(self.data_fd, [_STAMP.pack(generation), entry.meta, *entry.buffers], offset)
+            write_all(self.data_fd, [_STAMP.pack(generation), entry.meta, *entry.buffers], offset)
             self._checks[(position + _CHECK_AT) // 4] = _checksum(record)
         except BaseException:
             with self._locked():
@@ -469,7 +465,7 @@ class MemoryStore:
         offset, nbytes = int(slot["offset"]), _padded(int(slot["size"]))
         self._words[(position + _GENERATION_AT) // 8] = 0
         self._map[position : position + SLOT_SIZE] = bytes(SLOT_SIZE)
-        _punch(self.data_fd, offset, nbytes)
+        punch(self.data_fd, offset, nbytes)
         self._words[_USED] -= nbytes
         self._words[_ENTRIES] -= 1
         self._words[_EVICTIONS] += evict
@@ -508,7 +504,7 @@ class MemoryStore:
         words[_USED], words[_ENTRIES] = int((ends - starts).sum()), len(taken)
         for begin, end in zip([0, *ends.tolist()], [*starts.tolist(), words[_CURSOR]], strict=True):
             if end > begin:
-                _punch(self.data_fd, begin, end - begin)
+                punch(self.data_fd, begin, end - begin)
 
     def _alive(self, owner: int) -> bool:
         """Whether the owner of a slot (a row and its epoch) still runs: it holds the lock on its row."""
@@ -563,53 +559,3 @@ def _padded(size: Any) -> Any:
 
 def _checksum(record: bytes) -> int:
     return zlib.crc32(record[:_CHECK_AT]) or 1
-
-
-def _read_into(fd: int, buffers: list[Any], offset: int, size: int) -> bool:
-    """Read bytes into buffers. Return False if the file has fewer bytes, or the total size of the buffers differs."""
-    views = [memoryview(buffer).cast("B") for buffer in buffers]
-    if sum(view.nbytes for view in views) != size:
-        return False
-    while views:
-        got = os.preadv(fd, views[:IOV], offset)
-        if not got:
-            return False
-        offset += got
-        _advance(views, got)
-    return True
-
-
-def _write_all(fd: int, parts: list[Any], offset: int) -> None:
-    views = [memoryview(part).cast("B") for part in parts if len(part)]
-    while views:
-        written = os.pwritev(fd, views[:IOV], offset)
-        offset += written
-        _advance(views, written)
-
-
-def _advance(views: list[memoryview], count: int) -> None:
-    """Remove the first bytes of a list of buffers."""
-    done = 0
-    while done < len(views) and count >= views[done].nbytes:
-        count -= views[done].nbytes
-        done += 1
-    del views[:done]
-    if count:
-        views[0] = views[0][count:]
-
-
-def _punch(fd: int, offset: int, nbytes: int) -> None:
-    """Free the memory of a part of a memory file.
-
-    Raises:
-        OSError: The file system does not support holes.
-    """
-    if _libc().fallocate(fd, _KEEP_SIZE_PUNCH_HOLE, offset, nbytes):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-@functools.cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    return libc

@@ -14,6 +14,7 @@ import os
 import threading
 import weakref
 from pathlib import Path
+from typing import NamedTuple
 
 from nbloader._util.format import megabytes
 from nbloader._util.validate import natural
@@ -96,29 +97,35 @@ def _remove_user() -> None:
     cache.close()
 
 
-def share() -> tuple[int, ...]:
+class CacheFiles(NamedTuple):
+    """The descriptors of the files of a `MemoryStore`."""
+
+    index_fd: int
+    data_fd: int
+
+
+def share() -> CacheFiles | None:
     """Return the descriptors that a worker needs, which stay open while there is a cache.
 
     Empty if no function is cached, or if there is no shared memory.
     """
     if not (_users or _is_worker):
-        return ()
+        return None
     memory = current().memory
-    return () if memory is None else (memory.index_fd, memory.data_fd)
+    return None if memory is None else CacheFiles(memory.index_fd, memory.data_fd)
 
 
-def install(index: int, data: int) -> None:
+def install(files: CacheFiles) -> None:
     """In a worker: use the cache of the notebook's process.
 
     Args:
-        index: The first descriptor of `share`. The cache owns both descriptors.
-        data: The second descriptor.
+        files: What `share` returned in the notebook's process. The cache owns these descriptors.
     """
     global _cache, _is_worker  # noqa: PLW0603 - one per process
     with _lock:
         _is_worker = True
         try:
-            _cache = SampleCache(MemoryStore([index, data]), CacheOptions())
+            _cache = SampleCache(MemoryStore([*files]), CacheOptions())
         except OSError:
             log.warning("this worker has no cache of samples", exc_info=True)
             _cache = SampleCache(None, CacheOptions())

@@ -281,7 +281,17 @@ class WorkerGroup:
         now, busy_since = _clock(), handle.busy_since()
         since = int(busy_since) if numbers and busy_since < now else 0
         self._publish(
-            ev.WorkerDied(now, handle.worker, handle.pid, exitcode, reason, handle.expected, numbers, tail, since)
+            ev.WorkerDied(
+                now,
+                worker=handle.worker,
+                pid=handle.pid,
+                exitcode=exitcode,
+                reason=reason,
+                expected=handle.expected,
+                batches=numbers,
+                stderr_tail=tail,
+                since=since,
+            )
         )
         slot = self._slots[handle.worker] if handle.worker < len(self._slots) else WorkerSlot()  # the slot was removed
         if not handle.expected:

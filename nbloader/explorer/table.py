@@ -245,7 +245,7 @@ class SampleTable:
             grouped.setdefault(value, []).append(seconds)
         if not grouped:
             raise KeyError(
-                f"no sample that was looked at has a field {by!r}: view.rows() lists them, view.scan() reads more"
+                f"no sample that was read has a field {by!r}: view.rows() lists them, view.scan() reads more"
             )
         return _costs(grouped)
 

@@ -722,7 +722,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         if self._is_iterable:
             raise ReplayError(
                 f"the dataset ({type(self.dataset).__name__}) can only be iterated: a batch depends on all that its "
-                "iterator has yielded before, so it cannot be made again alone. Give the dataset `__getitem__` and "
+                "iterator has yielded before, so it cannot be reproduced alone. Give the dataset `__getitem__` and "
                 "`__len__`, or iterate again from a state_dict()"
             )
         return self._parts.history.order(epoch)

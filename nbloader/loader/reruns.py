@@ -18,11 +18,17 @@ from nbloader.engine.engine import Engine
 class _Origin(NamedTuple):
     """Where a loader was created."""
 
-    cell: tuple[str, ...]
+    cell: str
     """The cell's id, which stays the same when the cell is edited. If there is no id: the file name, which depends on
-    the cell's text, and the line."""
+    the cell's text."""
+    line: int
+    """The line in the file; 0 if the cell has an id."""
     run: int
     """The notebook's execution count."""
+
+    def is_same_cell(self, other: _Origin) -> bool:
+        """Whether both loaders were created by the same cell, or by the same line of it."""
+        return (self.cell, self.line) == (other.cell, other.line)
 
 
 _origins: weakref.WeakKeyDictionary[Engine, _Origin] = weakref.WeakKeyDictionary()
@@ -38,7 +44,7 @@ def supersede_older(engine: Engine) -> None:
     if origin is None:
         return
     for older, its_origin in list(_origins.items()):
-        if its_origin.cell == origin.cell and its_origin.run != origin.run:
+        if its_origin.is_same_cell(origin) and its_origin.run != origin.run:
             older.supersede()
     _origins[engine] = origin
 
@@ -69,7 +75,8 @@ def _current_origin() -> _Origin | None:
         frame = frame.f_back
     if outermost is None:
         return None
-    place: tuple[str, ...] = outermost.f_code.co_filename, str(outermost.f_lineno)
     request: dict[str, Any] = getattr(shell, "get_parent", dict)() or {}  # the front end's request to run this cell
     cell_id = request.get("metadata", {}).get("cellId")
-    return _Origin((cell_id,) if cell_id else place, shell.execution_count)
+    if cell_id:
+        return _Origin(cell_id, 0, shell.execution_count)
+    return _Origin(outermost.f_code.co_filename, outermost.f_lineno, shell.execution_count)

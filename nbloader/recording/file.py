@@ -232,7 +232,7 @@ def read(path: str | os.PathLike[str]) -> Recording:
     size = path.stat().st_size
     if size > LARGEST_FILE:
         raise RecordingError(
-            f"{path} has {megabytes(size)}, and a recording has {megabytes(LARGEST_FILE)} at most: it is something else"
+            f"{path} is {megabytes(size)}; a recording is at most {megabytes(LARGEST_FILE)}, so this is not one"
         )
     data = path.read_bytes()
     if not data.startswith(_GZIP):
@@ -241,7 +241,7 @@ def read(path: str | os.PathLike[str]) -> Recording:
             + (
                 f"it begins with {data[:8]!r}"
                 if data
-                else "it is empty. If its process was killed, that came too early"
+                else "it is empty: its process may have been killed before anything was written"
             )
         )
     try:
@@ -267,7 +267,7 @@ def _members(data: bytes) -> Iterator[bytes]:
             try:
                 parts.append(inflate.decompress(piece, _CHUNK))
             except zlib.error as error:
-                raise ValueError(f"the part that begins at byte {begin:,} has been changed ({error})") from error
+                raise ValueError(f"the part that begins at byte {begin:,} is corrupt ({error})") from error
             at += len(piece) - len(inflate.unconsumed_tail) - len(inflate.unused_data)
             total += len(parts[-1])
             if total > LARGEST_CONTENT:
@@ -277,18 +277,25 @@ def _members(data: bytes) -> Iterator[bytes]:
         yield b"".join(parts)
 
 
-def _entry(line: bytes) -> tuple[str, codec.Json]:
+class _Entry(NamedTuple):
+    """A line of a recording."""
+
+    kind: str
+    value: codec.Json
+
+
+def _entry(line: bytes) -> _Entry:
     entry = json.loads(line, parse_constant=lambda _name: None)
     if not isinstance(entry, dict) or len(entry) != 1:
         raise ValueError("a line is not an object with one key")
     ((key, value),) = entry.items()
-    return key, value
+    return _Entry(key, value)
 
 
-def _recording(name: str, entries: list[tuple[str, codec.Json]]) -> Recording:
-    first = entries[0][1] if entries and entries[0][0] == "recording" else None
+def _recording(name: str, entries: list[_Entry]) -> Recording:
+    first = entries[0].value if entries and entries[0].kind == "recording" else None
     if not isinstance(first, dict) or first.get("format") != FORMAT:
-        raise ValueError("its first line is not that of a recording")
+        raise ValueError("its first line is not a recording header")
     if first.get("version") != VERSION:
         raise RecordingError(
             f"{name} was recorded by nbloader {clean(first.get('nbloader'), 20)}, in version "
@@ -325,5 +332,5 @@ def _message(value: codec.Json, recording: Recording) -> Message:
     if (value["kind"] == "full") != (before is None):
         raise ValueError("the first message, and no other, must be full")
     if before is not None and value["now"] < before:
-        raise ValueError("messages are not in the order of time")
+        raise ValueError("messages are not in chronological order")
     return {key: value[key] for key in keys}

@@ -59,6 +59,15 @@ class Block(NamedTuple):
     """perf_counter ns; 0 while the block lasts."""
 
 
+class RowKey(NamedTuple):
+    """Identifies a row, by attributes of `Row`."""
+
+    lane: Lane
+    run: int
+    batch: int
+    lost: int
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """What one lane did with one batch, or with several that are drawn as one."""
@@ -78,9 +87,9 @@ class Row:
     """When the worker was lost, if that was before the batch was produced, ns; 0 otherwise."""
 
     @property
-    def key(self) -> tuple[Lane, int, int, int]:
+    def key(self) -> RowKey:
         """Identity of the row: a later row with the same key replaces it."""
-        return self.lane, self.run, self.batch, self.lost
+        return RowKey(self.lane, self.run, self.batch, self.lost)
 
     @property
     def begin(self) -> int:
@@ -117,8 +126,8 @@ def _lost(e: WorkerDied) -> Row:
     ended = "restarted" if e.expected else f"lost: it {clean(e.reason)}"
     tip = f"batch {e.batches[0]}\nprocessed for {_ns(e.time - e.since)}, until worker {e.worker} was {ended}"
     others = len(e.batches) - 1
-    queued = f" and {others} that waited behind it" if others else ""
-    tip += f"\nanother worker produces it{queued} again"
+    queued = f", and the {plural(others, 'batch')} queued behind it" if others else ""
+    tip += f"\nanother worker produces it again{queued}"
     return Row(worker_lane(e.worker), -1, e.batches[0], 1, (Block("lost", e.since, e.time),), tip, lost=e.time)
 
 
@@ -128,7 +137,7 @@ class Timeline:
     def __init__(self) -> None:
         self.pauses = Pauses()
         """Pauses of the loader; add a pause before the batches that waited during it."""
-        self._rows: dict[tuple[Lane, int, int, int], Row] = {}  # ordered by arrival
+        self._rows: dict[RowKey, Row] = {}  # ordered by arrival
         self._lanes: collections.Counter[Lane] = collections.Counter()  # number of rows in each lane
         self._seen: collections.deque[tuple[int, int]] = collections.deque(maxlen=256)
         self._waits: collections.deque[int] = collections.deque(maxlen=101)

@@ -282,7 +282,7 @@ def warn_if_no_samples(**sources: Any) -> None:
         if builtin and hasattr(source, "__next__"):
             warn(
                 f"this epoch had no batches: {name} is a {type(source).__name__}, which can be iterated once and is "
-                f"exhausted. Pass a list, or an object whose __iter__ starts anew, as {name}"
+                f"exhausted. Pass a list, or an object whose __iter__ returns a fresh iterator, as {name}"
             )
     dataset = sources["dataset"]
     if length(dataset) == 0:

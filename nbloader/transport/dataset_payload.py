@@ -23,7 +23,7 @@ import pickle
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from nbloader.batch.serialize import dump_to
+from nbloader.batch.pickling import dump_to
 from nbloader.shm.dataset_store import SHARE_FROM, Origin, Store, file_of
 from nbloader.shm.spill_file import SpillFile
 from nbloader.transport.mp_objects import SharingPickler, Spawning

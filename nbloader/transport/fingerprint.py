@@ -16,7 +16,7 @@ from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptor
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from nbloader.batch.serialize import SPAWNED_MAIN, dump
+from nbloader.batch.pickling import SPAWNED_MAIN, dump
 from nbloader.cache.digest import global_names
 from nbloader.shm.dataset_store import SHARE_FROM
 from nbloader.transport.mp_objects import SharingPickler, Spawning

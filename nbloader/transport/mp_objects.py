@@ -23,7 +23,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from nbloader._util.descriptors import close_all, open_into
-from nbloader.batch.serialize import Pickler, is_plain
+from nbloader.batch.pickling import Pickler, is_plain
 from nbloader.shm.dataset_store import SHARE_FROM
 
 log = logging.getLogger(__name__)
@@ -228,8 +228,8 @@ class InheritedState(NamedTuple):
         from nbloader.cache import process_cache  # workers without a cache do without it
 
         cache = process_cache.share()
-        fds = [*spawning.fds, *cache, *([] if fd is None else [fd])]
-        return cls(len(fds), fd is not None, bytes(multiprocessing.current_process().authkey), bool(cache)), fds
+        fds = [*spawning.fds, *(cache or ()), *([] if fd is None else [fd])]
+        return cls(len(fds), fd is not None, bytes(multiprocessing.current_process().authkey), cache is not None), fds
 
     def install(self, fds: list[int]) -> None:
         """In a worker: install the state in this process.
@@ -245,7 +245,7 @@ class InheritedState(NamedTuple):
             from nbloader.cache import process_cache
 
             data, index = fds.pop(), fds.pop()
-            process_cache.install(index, data)
+            process_cache.install(process_cache.CacheFiles(index, data))
         multiprocessing.current_process().authkey = self.authkey
         _received[:] = fds
 

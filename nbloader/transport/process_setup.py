@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbloader._util.signals import raised_by_handler
-from nbloader.batch.serialize import DeviceTensorError, dump_to
+from nbloader.batch.pickling import DeviceTensorError, dump_to
 from nbloader.errors import DatasetTransferError
 from nbloader.transport import fingerprint, forkserver, preload, template
 from nbloader.transport.dataset_payload import SharedPickle

@@ -20,7 +20,7 @@ from nbloader.workers.worker_info import ProcessContext, WorkerContext, WorkerIn
 
 OWN_GENERATORS = (
     "Such batches go to workers in turn, and what a worker draws depends on all the batches that it had before: they "
-    "cannot be made again alone. Draw from `random`, `numpy.random` or torch's global generator in __getitem__, which "
+    "cannot be reproduced alone. Draw from `random`, `numpy.random` or torch's global generator in __getitem__, which "
     "nbloader seeds for each batch"
 )
 """Why a batch cannot be reproduced if the generators are not seeded for each batch."""

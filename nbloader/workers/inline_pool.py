@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 
 from nbloader._util import rng
 from nbloader.batch.chunk_arena import provide_arena
-from nbloader.batch.serialize import pickled_copy
+from nbloader.batch.pickling import pickled_copy
 from nbloader.batch.task import Task
 from nbloader.events.failures import EmptyBatch
 from nbloader.events.stack_samples import StackCount

@@ -71,7 +71,7 @@ class LineSampler:
     def __init__(self, status: SharedStatus, root: CodeType) -> None:
         self._status = status
         self._root = root
-        self._counts: dict[tuple[CodeLine, ...], tuple[int, int]] = {}
+        self._counts: dict[tuple[CodeLine, ...], StackCount] = {}
         self._computing, self._waiting = status.computing, status.waiting
         self.unsent = 0
         """Number of samples since the last message."""
@@ -87,14 +87,14 @@ class LineSampler:
     def _sample(self, _signal: int, frame: FrameType | None) -> None:
         status = self._status
         computing, waiting = status.computing, status.waiting
-        new = computing - self._computing, waiting - self._waiting
+        new_computing, new_waiting = computing - self._computing, waiting - self._waiting
         self._computing, self._waiting = computing, waiting
         stack = user_lines(frame, self._root, status.state)
         if stack is None or (stack not in self._counts and len(self._counts) >= MAX_UNSENT):
             return
-        before = self._counts.get(stack, (0, 0))
-        self._counts[stack] = before[0] + new[0], before[1] + new[1]
-        self.unsent += sum(new)
+        before = self._counts.get(stack) or StackCount(stack, 0, 0)
+        self._counts[stack] = StackCount(stack, before.computing + new_computing, before.waiting + new_waiting)
+        self.unsent += new_computing + new_waiting
 
     def due(self, now: int) -> bool:
         """Whether samples should be sent.
@@ -114,7 +114,7 @@ class LineSampler:
         self._counts = {}
         self._sent += self.unsent
         self.unsent, self._sent_at = 0, now
-        return [StackCount(stack, *count) for stack, count in counts.items()]
+        return list(counts.values())
 
 
 def is_running(pid: int) -> bool:

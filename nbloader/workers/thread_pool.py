@@ -90,7 +90,7 @@ class ThreadKind(WorkerKind):
                 raise DatasetTransferError(
                     f"dataset ({type(dataset).__name__}) cannot be given to worker threads: each of them iterates a "
                     f"copy, and copy.copy(dataset) raises {type(error).__name__}: {error}. Pass an object whose "
-                    "__iter__ starts anew, or use num_workers=0 (with prefetch=2 one thread reads ahead)"
+                    "__iter__ returns a fresh iterator, or use num_workers=0 (with prefetch=2 one thread reads ahead)"
                 ) from error
         return LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
 

@@ -11,7 +11,7 @@ export function create(el, { make, write, button, note, command, unfolded, Pendi
     pending.begin(wanted ? "starting…" : "stopping…", (data) => data.profiling === wanted);
     command("profile", { value: wanted });
   });
-  toggle.title = "Sample the workers from now on while epochs run, without the samples of before; or stop";
+  toggle.title = "Start sampling the workers while epochs run, and drop earlier samples; or stop";
   const pending = new Pending(toggle, "Sample lines");
   const text = make("span", "nbl-label", line);
   const parts = make("div", "nbl-lines", el);
@@ -62,7 +62,7 @@ export function create(el, { make, write, button, note, command, unfolded, Pendi
       profiling = data.profiling;
       note(data.first || (profiling ? "sampling" : "not sampled"));
       if (!unfolded()) return;
-      pending.idle = profiling ? "Stop sampling" : data.rows.length ? "Sample anew" : "Sample lines";
+      pending.idle = profiling ? "Stop sampling" : data.rows.length ? "Sample again" : "Sample lines";
       pending.check(data);
       write(text, data.hint || data.summary);
       parts.hidden = !data.rows.length;

@@ -13,10 +13,10 @@ from nbloader.events.stack_samples import STAGE_FILE, CodeLine
 from nbloader.metrics.hot_lines import HotLine, HotLines
 
 COLUMNS = {
-    "Share": "Share of the workers' time, with the libraries that the line calls",
-    "Computing": "The part of it in which the worker computed, or could have if it had a core",
+    "Share": "Share of the workers' time, including the libraries that the line calls",
+    "Computing": "The part of it in which the worker computed, or would have with a free core",
     "Waiting": "The part of it in which it waited: for a disk, a network, a lock, a sleep",
-    "Line": "A line of your code; of a library where none of yours is on the stack",
+    "Line": "A line of your code, or of a library if none of your code is on the stack",
     "Place": "Cell or file, and function",
 }
 """Headings and their tooltips."""
@@ -27,8 +27,8 @@ BLOCKS, LEVELS = 100, 14
 NARROWEST = 0.01
 """Width of the narrowest block, as a share of the graph."""
 HINT = (
-    "Finds the lines of __getitem__, collate_fn and what they call that take the workers' time. Each busy worker is "
-    "sampled up to 20 times a second, which takes less than 1 % of its time."
+    "Finds the lines of __getitem__, collate_fn and the functions they call on which workers spend their time. Each "
+    "busy worker is sampled up to 20 times a second, which takes less than 1 % of its time."
 )
 NOTHING_YET = "Sampling the workers while an epoch runs: nothing found yet."
 _SOURCE, _PLACE, _LABEL = 100, 80, 60

@@ -124,10 +124,10 @@ class IncomingBatch:
         )
         collated = here.collate_end
         transfer = NodeTransfer(
-            node,
-            min(max(clock.here(self._sent), collated), received),
-            received,
-            self._written + len(begin.extras) + len(begin.memory or b""),
+            node=node,
+            begin=min(max(clock.here(self._sent), collated), received),
+            end=received,
+            nbytes=self._written + len(begin.extras) + len(begin.memory or b""),
         )
         body = pack_header(*here) + begin.extras + (begin.memory or b"")
         return ReceivedPayload(source, body, received, transfer)

@@ -1,0 +1,148 @@
+"""Pickles datasets and functions: cloudpickle, with tensors reduced to their memory, and with protocol 5.
+
+torch's own reduction would copy a tensor's memory into the pickle.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import io
+import pickle
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
+
+import cloudpickle
+import numpy as np
+
+from nbloader.batch.rebuild import in_shared_memory
+from nbloader.shm import memmap
+
+REPLACED_FILE_NAME = "<dynamic-code>"
+"""What cloudpickle 3.1.3 writes in place of the file name of a code object."""
+SPAWNED_MAIN = "__mp_main__"
+"""Module name of the main program in a process spawned by `multiprocessing`. Workers cannot import it."""
+
+
+def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Create a tensor on the memory of a buffer, which must be writable.
+
+    Args:
+        buffer: The memory of the tensor.
+        dtype: For example "torch.float32". `preload.py` finds the word "torch" in the pickle and lets workers import
+            it.
+        shape: The shape of the tensor.
+    """
+    import torch
+
+    kind = getattr(torch, dtype.removeprefix("torch."))
+    if not memoryview(buffer).nbytes:
+        return torch.empty(shape, dtype=kind)
+    tensor: Any = torch.frombuffer(buffer, dtype=kind).view(shape)
+    if isinstance(memoryview(buffer).obj, ctypes.Array):  # a batch in shared memory; a dataset's file is an `mmap`
+        tensor.untyped_storage().is_shared = in_shared_memory
+    return tensor
+
+
+class DeviceTensorError(TypeError):
+    """A tensor on an accelerator cannot be sent between processes."""
+
+
+def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    """Reduce a code object as cloudpickle does, but keep its file name.
+
+    cloudpickle 3.1.3 replaces the name, so that tracebacks and sampled stacks no longer say which cell a line is from.
+    """
+    make, arguments, *rest = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    kept = [code.co_filename if argument == REPLACED_FILE_NAME else argument for argument in arguments]
+    return (make, tuple(kept), *rest)
+
+
+class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Like cloudpickle's pickler, but keeps the file names of functions that are pickled by value."""
+
+    dispatch_table: ClassVar[Any] = collections.ChainMap(
+        {types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
+    )
+
+
+class Pickler(CodePickler):
+    """Like `CodePickler`, but reduces dense tensors to their memory: ten times as fast, without copying buffers."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Reduce a tensor to (memory, dtype, shape)."""
+        if type(obj) is np.ndarray:
+            return NotImplemented  # NumPy's own reduction is right; asking cloudpickle first takes longer
+        if type(obj) is np.memmap:
+            return memmap.reduce(obj) or np.asarray(obj).__reduce_ex__(5)
+        torch = sys.modules.get("torch")
+        if torch is not None and type(obj) is torch.Tensor and is_plain(torch, obj):
+            try:
+                array = obj.numpy()
+            except TypeError:  # bfloat16, float8_...: unknown to NumPy
+                flat = obj.contiguous().view(-1)
+                if flat.stride(0) != 1:  # torch considers a single expanded element contiguous
+                    flat = flat.clone(memory_format=torch.contiguous_format)
+                array = flat.view(torch.uint8).numpy()
+            if not array.flags.c_contiguous:
+                array = np.ascontiguousarray(array)
+            return rebuild_tensor, (pickle.PickleBuffer(array), str(obj.dtype), tuple(obj.shape))
+        if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
+            raise DeviceTensorError(
+                f"a tensor on {obj.device} cannot be sent between processes: workers do not use the accelerator. Let "
+                "the dataset and the collate function hold and return CPU tensors, and give the loader "
+                f"device={str(obj.device)!r}: it uploads batches while the loop works on the previous one."
+            )
+        return super().reducer_override(obj)
+
+
+def is_plain(torch: Any, tensor: Any) -> bool:
+    """Whether a tensor is nothing but its elements in CPU memory, and not a large expanded view of few elements."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_cpu
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+        and (tensor.is_contiguous() or tensor.nbytes <= tensor.untyped_storage().nbytes())  # not expanded
+    )
+
+
+class Writable(Protocol):
+    """A file-like object to which a pickle is written."""
+
+    def write(self, data: bytes, /) -> object:
+        """Append data. Anything other than `bytes` is a buffer that is valid only during the call."""
+
+
+def dump(
+    obj: Any, buffer_callback: Callable[[pickle.PickleBuffer], object] | None, pickler: type[CodePickler] = Pickler
+) -> bytes:
+    """Pickle an object with protocol 5. Classes and functions of the main program are pickled by value.
+
+    Args:
+        obj: What to pickle.
+        buffer_callback: As for `pickle.dumps`.
+        pickler: The pickler class.
+    """
+    with io.BytesIO() as file:
+        dump_to(file, obj, buffer_callback, pickler)
+        return file.getvalue()
+
+
+def dump_to(
+    file: Writable,
+    obj: Any,
+    buffer_callback: Callable[[pickle.PickleBuffer], object] | None,
+    pickler: type[CodePickler] = Pickler,
+) -> None:
+    """Same as `dump`, but write the pickle to a file piece by piece."""
+    spawned_main = sys.modules.get(SPAWNED_MAIN)
+    if spawned_main is not None:
+        cloudpickle.register_pickle_by_value(spawned_main)
+    pickler(file, protocol=5, buffer_callback=buffer_callback).dump(obj)
+
+
+def pickled_copy(obj: Any) -> Any:
+    """Return a copy of an object, made by pickling it. Classes and functions of the main program are copied, too."""
+    return pickle.loads(dump(obj, None, CodePickler))
