@@ -130,7 +130,8 @@ class Environment(NamedTuple):
         for name in present.keys() - self.environ.keys():
             if not name.endswith("_NUM_THREADS"):
                 del os.environ[name]
-        os.environ.update(self.environ.items() - present.items())
+        for name, value in self.environ.items() - present.items():
+            os.environ[name] = value
         if self.settings is not None:
             self.settings.install()
         try:

@@ -63,7 +63,7 @@ _CAPACITY = 1 << 16  # of the pipe
 _BEGIN, _END = "\2", "\3"  # of a response of Python code
 _OF_FAULTHANDLER = "Stack (most recent call first):\n"
 _YEARS = 1_000_000_000  # seconds
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_FRAME = r'(?m)^  File "(.*)", line (\d+) in (.*)$'  # not compiled here: workers import this, and do not need it
 
 
 _awaited: Callable[[], Any] | None = None
@@ -264,7 +264,7 @@ def without_internals(stack: str) -> str:
     skipped = 0
     in_dataset = False
     for line in (*stack.splitlines(keepends=True), ""):
-        frame = _FRAME.match(line)
+        frame = re.match(_FRAME, line)
         file = frame[1] if frame is not None else ""
         ours = file.startswith(PACKAGE)
         if (ours and in_dataset) or (skipped and is_python(file)):
@@ -313,7 +313,7 @@ def _suspended_frames(awaitable: Any) -> list[FrameType]:
 def place(stack: str) -> str:
     """Describe the innermost frame of a stack, in user code if there is any: "data.py, line 3 in __getitem__"."""
     _before, _mark, main = stack.rpartition("Current thread")
-    frames: list[tuple[str, str, str]] = _FRAME.findall(main.partition("\n\n")[0])
+    frames: list[tuple[str, str, str]] = re.findall(_FRAME, main.partition("\n\n")[0])
     if not frames:
         return "an unknown place"
     path, line, name = next((f for f in frames if not is_library(f[0])), frames[0])

@@ -19,7 +19,6 @@ import signal
 from types import CodeType, FrameType
 
 from nbloader._util.code_places import PACKAGE
-from nbloader._util.proc import UNKNOWN, state_of
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
 from nbloader.workers.status import SharedStatus, WorkerState
 
@@ -119,4 +118,6 @@ class LineSampler:
 
 def is_running(pid: int) -> bool:
     """Whether the main thread of a process is running or runnable. Also True if the system does not report this."""
+    from nbloader._util.proc import UNKNOWN, state_of  # workers do not need it
+
     return state_of(f"/proc/{pid}/task/{pid}/stat") in ("R", UNKNOWN)

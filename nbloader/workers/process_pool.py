@@ -352,6 +352,8 @@ class ProcessPool(WorkerPool):
         self._handed: list[int] = []
         """Descriptors of a worker that is being started, to be closed here as soon as the worker has them."""
         self._forker: Forker | None = None
+        self._started_with: Environment | None = None
+        self._started_at = 0.0  # when it was read, monotonic
         self._environment: Environment | None = None
         self._environment_of = -1
         """The iteration at whose beginning `_environment` was read."""
@@ -454,7 +456,7 @@ class ProcessPool(WorkerPool):
         pickled = setup.pickled
         files = pickled.files()
         inherited, handed = InheritedState.of_this_process(pickled.spawning)
-        environment = self._find_environment()
+        environment = self._environment_at_start()
         handle.environment = environment if start.fresh else None
         message = InitMessage(
             start=start, environment=environment, inherited=inherited, files=files._replace(fds=()),
@@ -464,6 +466,17 @@ class ProcessPool(WorkerPool):
             self._send(handle, (Kind.HANDED, b""), fds=tuple(handed[first : first + MAX_FDS]))
         fds = (theirs.status, theirs.stack, *files.fds)
         self._send(handle, (Kind.INIT, pickle.dumps(message, 5)), fds=fds)
+
+    def _environment_at_start(self) -> Environment:
+        """Return the environment for a worker that is started. Reading it takes as long as starting a worker.
+
+        Workers that are started within `SAME_START` of each other get the same one. If it has changed since, they are
+        notified when the next iteration begins.
+        """
+        now = time.monotonic()
+        if self._started_with is None or now - self._started_at > SAME_START:
+            self._started_with, self._started_at = self._find_environment(), now
+        return self._started_with
 
     def _await_dying(self) -> None:
         """Wait until at most `MAX_DYING` killed processes are still exiting: each of them has open descriptors.
@@ -898,3 +911,7 @@ def _report_output(handle: ProcessHandle, fd: int, end: int, messages: list[Work
     if output.name == "stderr":
         handle.stderr.keep(text)
     messages.append(OutputText(handle.uid, output.name, text))
+
+
+SAME_START = 0.05
+"""Seconds between the starts of workers within which they get the same environment."""

@@ -29,13 +29,11 @@ import numpy as np
 
 from nbloader._util import rng
 from nbloader._util.output import flush
-from nbloader.batch.chunk_arena import ChunkSlot, ChunkWriter
 from nbloader.batch.collate import Plan, collate_object, convert, plan_batch
 from nbloader.batch.header import IN_ARENA, MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, PICKLED, pack_header
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.rows import MemoryPlan, Selection
 from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object
-from nbloader.batch.task import ALONE_AFTER
 from nbloader.events.remote_errors import describe
 from nbloader.shm.segment import NO_SEGMENT, Block, SegmentWriter
 from nbloader.transport import stack_probe
@@ -52,6 +50,7 @@ from nbloader.workers.worker_info import ProcessContext
 if TYPE_CHECKING:
     import asyncio
 
+    from nbloader.batch.chunk_arena import ChunkSlot, ChunkWriter
     from nbloader.workers.iterable_fetcher import IterableFetcher
     from nbloader.workers.sample_loop import QueuedBatch, SampleLoop
     from nbloader.workers.thread_rng import TaskContext
@@ -261,7 +260,9 @@ class WorkerLoop:
                 iterations.copy_dataset, dataset, (start.worker, start.num_workers), start.streaming, status, on_error,
                 context=ProcessContext(), report_state=self._report_state, seeded=self._seeded,
             )  # fmt: skip
-        self._chunk_writer = ChunkWriter()
+        self._chunk_writer: ChunkWriter | None = None
+        self._slot_types: tuple[type[ChunkSlot], ...] = ()
+        """`ChunkSlot`, once there are arenas. It is imported then: importing its module delays each start by 1 ms."""
         self._pending = deque(frames)
         """Frames that were received and have not been processed."""
         self._collates = start.batched and collate_fn is None
@@ -375,11 +376,11 @@ class WorkerLoop:
             return
         number = int.from_bytes(body[:8], "little")
         if kind == Kind.SEGMENT:
-            self._chunk_writer.arenas.add(number, self._channel.take_fd())
+            self._chunks.arenas.add(number, self._channel.take_fd())
         elif kind == Kind.LAYOUT:
-            self._chunk_writer.learn(number, bytes(body[8:]))
+            self._chunks.learn(number, bytes(body[8:]))
         elif kind == Kind.DROP:
-            self._chunk_writer.arenas.forget(number)
+            self._chunks.arenas.forget(number)
         elif kind == Kind.DISCARD:
             self._encoder.discard(pickle.loads(body))
         elif kind == Kind.REST:
@@ -390,7 +391,7 @@ class WorkerLoop:
         """Fetch, collate and send a batch or a chunk."""
         status = self._status
         indices, slot = task.indices, None
-        if type(indices) is ChunkSlot:
+        if isinstance(indices, self._slot_types):
             slot, indices = indices, indices.indices
         measured = self._slow or not task.sequence % MEASURE_CPU_EVERY
         cpu_begin = _cpu_clock() if measured else 0
@@ -436,9 +437,18 @@ class WorkerLoop:
         fetcher = self._map_fetcher
         return (fetcher.from_memory(run, indices) if whole and fetcher.in_memory else None) or fetcher.fetch(indices)
 
+    @property
+    def _chunks(self) -> ChunkWriter:
+        """Writes chunks into arenas."""
+        if self._chunk_writer is None:
+            from nbloader.batch.chunk_arena import ChunkSlot, ChunkWriter
+
+            self._chunk_writer, self._slot_types = ChunkWriter(), (ChunkSlot,)
+        return self._chunk_writer
+
     def _write_chunk(self, samples: Any, slot: ChunkSlot) -> EncodedBatch | None:
         """Write a chunk into the arena of its batch. Return None if the chunk does not fit there."""
-        written = self._chunk_writer.write(samples if isinstance(samples, list) else list(samples), slot)
+        written = self._chunks.write(samples if isinstance(samples, list) else list(samples), slot)
         if written is None:
             return None
         return PICKLED, dump_extras(written.extras), written.nbytes, None, IN_ARENA
@@ -517,6 +527,7 @@ class ConcurrentWorkerLoop:
 
     def next_batch(self) -> QueuedBatch | None:
         """See `BatchSource`."""
+        from nbloader.batch.task import ALONE_AFTER
         from nbloader.workers.sample_loop import QueuedBatch
 
         worker = self._worker
@@ -527,7 +538,7 @@ class ConcurrentWorkerLoop:
                 continue
             task = _read_task(body)
             worker._encoder.give_back(task.returned)
-            indices = task.indices.indices if type(task.indices) is ChunkSlot else task.indices
+            indices = task.indices.indices if isinstance(task.indices, worker._slot_types) else task.indices
             return QueuedBatch(task, task.run, task.number, indices, task.seed, task.deaths >= ALONE_AFTER)
         return None
 
