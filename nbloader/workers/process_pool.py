@@ -85,6 +85,8 @@ _TASK, _BATCH = Kind.TASK, Kind.BATCH
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 STATUS_TIMEOUT = 1.0
 """Seconds to wait for the wait status of a worker whose connection has closed."""
+SAME_START = 0.05
+"""Seconds between the starts of workers within which they get the same environment."""
 MAX_DYING = 4
 """Maximum number of killed processes that may still be exiting when another process is started."""
 
@@ -911,7 +913,3 @@ def _report_output(handle: ProcessHandle, fd: int, end: int, messages: list[Work
     if output.name == "stderr":
         handle.stderr.keep(text)
     messages.append(OutputText(handle.uid, output.name, text))
-
-
-SAME_START = 0.05
-"""Seconds between the starts of workers within which they get the same environment."""
