@@ -7,6 +7,7 @@ import collections
 import contextlib
 import contextvars
 import heapq
+import json
 import os
 import selectors
 import signal
@@ -445,9 +446,8 @@ def test_records_say_how_long_a_batch_took_and_which_sample_was_slowest():
     assert slow.slowest_index == 5
     assert slow.fetched - slow.fetch_begin >= slow.slowest_ns > 0
     assert slow.fetched >= records[-1].fetch_begin  # they overlap
-    begins, ends = (
-        [e for e in Trace(records)._chrome() if e["ph"] == phase and e["name"].startswith("fetch")] for phase in "be"
-    )
+    entries = json.loads(Trace(records).to_json())["traceEvents"]
+    begins, ends = ([e for e in entries if e["ph"] == phase and e["name"].startswith("fetch")] for phase in "be")
     assert [e["name"] for e in begins] == [e["name"] for e in ends] == [f"fetch {i}" for i in range(5)]
     assert all(record.fetch_cpu is not None for record in records[:1])
 

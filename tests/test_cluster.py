@@ -509,9 +509,8 @@ def test_a_sample_that_hangs_on_a_node_is_an_error_with_its_stack_or_a_restart(o
             files["flag"].unlink()
             rest.result()
         assert got == list(range(8))
-        assert [event.expected for event in list(loader.events.history) if isinstance(event, ev.WorkerDied)][:1] == [
-            True
-        ]
+        died = wait_for(lambda: [event for event in list(loader.events.history) if isinstance(event, ev.WorkerDied)])
+        assert died[0].expected  # it may be reported after the worker that took its place has produced all batches
 
 
 def test_chunks_of_a_batch_from_several_nodes_are_joined(on_cluster):
