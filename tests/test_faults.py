@@ -182,7 +182,7 @@ def test_the_fork_server_may_be_killed():
                     os.kill(server, signal.SIGKILL)
         assert flat(got) == list(range(100))
         assert servers
-        assert forkserver.pids().isdisjoint(servers)
+        wait_for(lambda: forkserver.pids().isdisjoint(servers))  # a busy machine may take longer than the epoch
         assert flat(loader) == list(range(100))
 
 
